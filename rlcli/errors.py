@@ -17,8 +17,9 @@ RlcliError                 1  a bug in rlcli unless a subclass says otherwise
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class RlcliError(Exception):
@@ -204,3 +205,51 @@ class NumericError(RlcliError):
 class Stopped(RlcliError):
     exit_code = 75
     code = "STOPPED"
+
+
+def as_document(error: RlcliError) -> dict[str, Any]:
+    """An error as JSON, for a program that runs a command."""
+    problems = error.problems if isinstance(error, RecipeError | Errors) else (error,)
+    return {
+        "ok": False,
+        "exit_code": error.exit_code,
+        "error": type(error).__name__,
+        "problems": [
+            {
+                "code": problem.code,
+                "where": problem.where,
+                "what": problem.what,
+                "hint": problem.hint,
+                "excerpt": getattr(problem, "excerpt", None),
+            }
+            for problem in problems
+        ],
+    }
+
+
+def from_document(document: Mapping[str, Any]) -> RlcliError:
+    """The error that `as_document` describes. One whose class is not in this file is of the class
+    here that has its exit code."""
+    problems = [Problem(**problem) for problem in document["problems"]]
+    if document["error"] == RecipeError.__name__:
+        return RecipeError(problems)
+    kind = _BY_EXIT_CODE.get(document["exit_code"], RlcliError)
+    errors = [kind(p.what, where=p.where, hint=p.hint, code=p.code) for p in problems]
+    error = errors[0] if len(errors) == 1 else Errors(errors)
+    error.exit_code = document["exit_code"]
+    return error
+
+
+_BY_EXIT_CODE = {
+    kind.exit_code: kind
+    for kind in (
+        UsageError,
+        DataError,
+        ModelError,
+        ResourceError,
+        WorkerError,
+        HangError,
+        NumericError,
+        Stopped,
+    )
+}

@@ -7,11 +7,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import ATTEMPT, PLACE
+from rlcli.api.key_meaning import ATTEMPT, PLACE, REASONS
 from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.errors import RlcliError, escape_control
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from rlcli.api.model import Model
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,11 @@ class Score:
     `value` is then its score."""
     error: RlcliError | None = None
     """Why it could not be computed; not the response's fault."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the response has this score, if that is out of the ordinary."""
+        return self.limit or self.unscored or (self.error.what if self.error else None)
 
 
 @dataclass(kw_only=True)
@@ -99,7 +106,11 @@ class ScoreErrors:
         return one_each(
             data,
             {"rewards": torch.tensor(values, dtype=torch.float32)},
-            {LIMITED: shares(data, are_limited), ERRORS: shares(data, are_faulty)},
+            {
+                LIMITED: shares(data, are_limited),
+                ERRORS: shares(data, are_faulty),
+                REASONS: by_sample(data, [score.reason for score in scores]),
+            },
         )
 
     def _check_errors(self, places: Sequence[str], scores: Sequence[Score | None]) -> None:
@@ -186,9 +197,13 @@ def described_responses(tokenizer: Any, data: SequenceSample) -> list[dict[str, 
 
 def shares(data: SequenceSample, flags: Sequence[bool]) -> list[float]:
     """The share of each sample's responses that are flagged."""
-    left = iter(flags)
-    groups = data.seqlens["packed_input_ids"]
-    return [sum(next(left) for _ in group) / max(len(group), 1) for group in groups]
+    return [sum(group) / max(len(group), 1) for group in by_sample(data, flags)]
+
+
+def by_sample(data: SequenceSample, values: Sequence[T]) -> list[list[T]]:
+    """Values of responses, in a list for each sample."""
+    rest = iter(values)
+    return [[next(rest) for _ in group] for group in data.seqlens["packed_input_ids"]]
 
 
 def one_each(

@@ -12,14 +12,14 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import register_interface
-from rlcli.api.key_meaning import DROPPED
+from rlcli.api.key_meaning import DROPPED, REASONS
 from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.errors import DataError, escape_control
 
 from .._answers.verdict import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
 from ._math_pool import MathPool
-from ._scores import RightOrWrong, one_each, places_of, shares
+from ._scores import RightOrWrong, by_sample, one_each, places_of, shares
 from ._text import response_texts
 
 if TYPE_CHECKING:
@@ -36,6 +36,15 @@ COUNTED = {
     Verdict.NO_GOLD: "reward_errors",
 }
 """Metrics: shares of responses that count as wrong for a reason other than their value."""
+
+FAILED = {
+    Verdict.WRONG: "wrong answer",
+    Verdict.UNPARSED: "cannot be read as one value",
+    Verdict.TIMEOUT: "comparing it took too long",
+    Verdict.CRASHED: "comparing it ended its process",
+}
+LONGEST_ANSWER = 60
+"""Characters of an answer that are shown."""
 
 
 @dataclass(kw_only=True)
@@ -115,7 +124,8 @@ class MathRewardInterface(RightOrWrong):
             final_answer(text, self.last_number)
             for text in response_texts(model.data_tokenizer, data)
         ]
-        verdicts = self._judge(answers, [golds[sample] for sample in owners])
+        expected = [golds[sample] for sample in owners]
+        verdicts = self._judge(answers, expected)
         _report(places_of(data), answers, verdicts)
         unreadable = {
             sample
@@ -123,7 +133,8 @@ class MathRewardInterface(RightOrWrong):
             if verdict is Verdict.NO_GOLD
         }
         self._refuse_rows(data, golds, sorted(unreadable))
-        rewarded = self._rewarded(data, answers, verdicts)
+        reasons = list(map(_reason, answers, expected, verdicts))
+        rewarded = self._rewarded(data, answers, verdicts, reasons)
         if self.on_error == "drop":
             rewarded.metadata[DROPPED] = [
                 "unreadable_answer" if row in unreadable else None for row in range(data.bs)
@@ -139,16 +150,18 @@ class MathRewardInterface(RightOrWrong):
         return [reward.get(verdict, self.wrong_reward) for verdict in verdicts]
 
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
-        return self._rewarded(
-            data,
-            [None] * len(right),
-            [Verdict.RIGHT if is_right else Verdict.WRONG for is_right in right],
-        )
+        nothing = [None] * len(right)
+        verdicts = [Verdict.RIGHT if is_right else Verdict.WRONG for is_right in right]
+        return self._rewarded(data, nothing, verdicts, nothing)
 
     def _rewarded(
-        self, data: SequenceSample, answers: Sequence[str | None], verdicts: Sequence[Verdict]
+        self,
+        data: SequenceSample,
+        answers: Sequence[str | None],
+        verdicts: Sequence[Verdict],
+        reasons: Sequence[str | None],
     ) -> SequenceSample:
-        """One reward per response, and the counts per sample."""
+        """One reward per response, the reasons for it, and the counts per sample."""
         import torch
 
         from rlcli.ops.evaluation import answer_classes
@@ -164,7 +177,9 @@ class MathRewardInterface(RightOrWrong):
             for kind, name in COUNTED.items()
         }
         return one_each(
-            data, {"rewards": rewards, "solved": solved, "answer_classes": classes}, counted
+            data,
+            {"rewards": rewards, "solved": solved, "answer_classes": classes},
+            counted | {REASONS: by_sample(data, reasons)},
         )
 
     def _judge(self, answers: list[str | None], golds: list[Gold]) -> list[Verdict]:
@@ -213,6 +228,17 @@ def _golds(data: SequenceSample) -> list[Gold]:
             hint = "math_reward needs a dataset whose rows have an answer"
             raise DataError(f"sample {id_} has no answer to compare with", hint=hint, code="F31")
     return [gold_of(str(answer)) for answer in answers]
+
+
+def _reason(answer: str | None, gold: Gold, verdict: Verdict) -> str | None:
+    """Why a response is not right."""
+    if verdict is Verdict.RIGHT:
+        return None
+    if verdict is Verdict.NO_GOLD:
+        return f"the row's own answer cannot be read: {gold.text[:LONGEST_ANSWER]}"
+    if answer is None:
+        return "no answer found"
+    return f"{FAILED[verdict]}: {answer[:LONGEST_ANSWER]}; expected: {gold.text[:LONGEST_ANSWER]}"
 
 
 def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[Hashable]:

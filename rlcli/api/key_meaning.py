@@ -33,6 +33,8 @@ SAMPLED_LOGPROBS = "packed_logprobs"
 """The log-probs with which the tokens of responses were sampled."""
 NOT_ENDED = "seq_no_eos_mask"
 """Which responses were cut off before they ended by themselves."""
+ADVANTAGES = "advantages"
+"""How much better each token of a response was than expected."""
 CHOSEN = "chosen"
 """Which responses are trained on, where a call chooses; without it, all are."""
 
@@ -49,6 +51,9 @@ that generated the oldest part of it and those with which the step begins. Absen
 generated ahead of its step."""
 DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
+REASONS = "reward_reasons"
+"""Metadata of a reward's output: for each sample a list with a short text for each response, why it
+has its reward, or None. People see it next to the response."""
 
 
 def one(_length: int) -> int:
@@ -119,7 +124,7 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     ),
     ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
     ("values dense_rewards", Meaning(full, REALS)),
-    ("advantages returns kl_rewards loss_weights kl_weights", Meaning(minus_one, REALS)),
+    (f"{ADVANTAGES} returns kl_rewards loss_weights kl_weights", Meaning(minus_one, REALS)),
     (REWARDS, Meaning(one, SCORES, shown_as="reward")),
     (SOLVED, Meaning(one, SCORES, shown_as="accuracy")),
     (ANSWER_CLASSES, Meaning(one, NUMBERED)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
-from rlcli.cli.output import print_json, print_table, print_text
+from rlcli.cli.output import print_json, print_table, print_text, wrapped
 from rlcli.cli.plot import print_charts, usual_metrics, write_picture
 from rlcli.observe.run_search import RUNS, find_run, find_runs, folder_of_runs
 from rlcli.observe.series import short
@@ -24,6 +24,8 @@ COLUMNS = (
     ("seconds per step",),
 )
 """The first available result of each list is shown; --json has all."""
+LONGEST_LABEL = 30
+"""Maximum characters of a label that is a column of the table."""
 
 
 def compare(
@@ -78,20 +80,31 @@ def print_groups(groups: Sequence[RunGroup]) -> None:
     measured = {name for results in results_by_group for name in results}
     available = [[name for name in column if name in measured] for column in COLUMNS]
     names = [column[0] for column in available if column]
-    rows = []
-    for group, results in zip(groups, results_by_group, strict=True):
-        steps = max(
-            (int(record["step"]) for records in group.records for record in records), default=0
-        )
-        rows.append(
-            (
-                group.label,
-                str(len(group.runs)),
-                str(steps),
-                *(_text(results.get(name)) for name in names),
-            )
-        )
-    print_table(["", "runs", "steps", *names], rows, numbers=True)
+    measures = [[_text(results.get(name)) for name in names] for results in results_by_group]
+    rows = [
+        (str(len(group.runs)), str(_steps(group)), *measured)
+        for group, measured in zip(groups, measures, strict=True)
+    ]
+    _print_labelled(["runs", "steps", *names], [group.label for group in groups], rows)
+
+
+def _print_labelled(
+    columns: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a row for each label; numbers instead of labels that are long, which follow below."""
+    numbers = [str(number) for number in range(1, len(labels) + 1)]
+    is_numbered = any(len(label) > LONGEST_LABEL for label in labels)
+    heads = numbers if is_numbered else labels
+    table = [(head, *row) for head, row in zip(heads, rows, strict=True)]
+    print_table(["", *columns], table, numbers=True)
+    if is_numbered:
+        for number, label in zip(numbers, labels, strict=True):
+            print_text(wrapped(f"{number}  {label}", rest="   "))
+
+
+def _steps(group: RunGroup) -> int:
+    """The last step of any of its runs."""
+    return max((int(record["step"]) for records in group.records for record in records), default=0)
 
 
 def _text(result: Result | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ ON_RESUME = {
     "forbidden": "A resumed run must keep it.",
 }
 
+WIDTH = 80
 LONGEST = 30
 """Maximum characters of a value as a layer writes it; all of it is in the file and in --json."""
 
@@ -97,8 +99,15 @@ def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved
     ]
     print_text(f"{key}")
     for name, value, origin in rows:
-        print_text(f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip())
+        for line in _row(name, value, origin, widths):
+            print_text(line)
     print_talk(f"one value: rlcli explain {recipe} {leaves[0].key}")
+
+
+def _row(name: str, value: str, origin: str, widths: Sequence[int]) -> list[str]:
+    """A row of three columns; two lines if it would be wider than 80."""
+    line = f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()
+    return [line] if len(line) <= WIDTH else [f"  {name}", f"      {value}  {origin}".rstrip()]
 
 
 def _print_value(
@@ -111,7 +120,7 @@ def _print_value(
     head = f"{explanation.key} = {yaml_word(explanation.value)}{kind}"
     if explanation.removed:
         head = by_label(f"{explanation.key}: removed {explanation.removed}", resolved)
-    print_text(head if len(head) <= 80 else wrapped(head, rest="  "))
+    print_text(head if len(head) <= WIDTH else wrapped(head, rest="  "))
     if explanation.field and explanation.field.doc:
         print_text(wrapped(explanation.field.doc))
     print_text()

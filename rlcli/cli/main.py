@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,7 +31,15 @@ from rlcli.cli.output import (
 )
 from rlcli.cli.supervision import WATCHED, WHOLE_PROCESS, report_verdict, watch_fork
 from rlcli.cli.verbs import LazyVerbs, new_typer
-from rlcli.errors import Errors, Problem, RecipeError, ResourceError, RlcliError, escape_control
+from rlcli.errors import (
+    Errors,
+    Problem,
+    RecipeError,
+    ResourceError,
+    RlcliError,
+    as_document,
+    escape_control,
+)
 from rlcli.garbage import collect_rarely
 from rlcli.launch import lifeline
 
@@ -260,19 +268,11 @@ def _report(error: RlcliError, arguments: list[str]) -> int:
     if _is_debugging(arguments):
         _print_traceback(error)
     if "--json" in arguments and not isinstance(error, OutputFailed):
-        print_json({"ok": False, "exit_code": error.exit_code, "problems": _problems(error)})
+        print_json(as_document(error))
     print_error(error)
     if isinstance(error, RecipeError | Errors) and (line := _closing_line(error, arguments)):
         print_talk(line)
     return error.exit_code
-
-
-def _problems(error: RlcliError) -> list[dict[str, Any]]:
-    problems = error.problems if isinstance(error, RecipeError | Errors) else (error,)
-    return [
-        {"code": problem.code, "where": problem.where, "what": problem.what, "hint": problem.hint}
-        for problem in problems
-    ]
 
 
 def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:

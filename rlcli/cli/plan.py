@@ -50,8 +50,14 @@ def plan(
         bool,
         typer.Option(
             "--graph",
-            help="Show what each call reads and makes, and the calls of a few steps in time.",
+            help="Show what each call reads and makes.",
         ),
+    ] = False,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Show the calls of a few steps in time.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show what each role holds in memory.")
     ] = False,
     strict: Annotated[
         bool,
@@ -96,7 +102,7 @@ def plan(
     else:
         from rlcli.topology.text import plan_lines
 
-        for line in plan_lines(topology_plan, graph):
+        for line in plan_lines(topology_plan, graph, timeline, memory):
             print_text(line)
         for warning in recipe_warnings(resolved):
             print_talk(f"warning: {warning}")

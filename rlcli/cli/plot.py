@@ -110,10 +110,10 @@ def write_picture(charts: Sequence[Chart], file: Path) -> None:
 
     if file.suffix.lower() != ".png":
         raise UsageError(
-            f"{file} is not the name of a picture", hint=f"-o {file.with_suffix('.png')}"
+            "-o needs a file name ending in .png", hint=f"-o {file.with_suffix('.png')}"
         )
     try:
-        replace_file(file, draw_charts(charts, ", ".join(chart.title for chart in charts)))
+        replace_file(file, draw_charts(charts))
     except OSError as error:
         raise not_writable(file, error, "give another --output FILE.png") from None
     print_talk(f"wrote {file}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.output import print_json, print_styled, print_talk, print_text
+from rlcli.cli.units import count
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import RUNS
 from rlcli.observe.series import short
@@ -47,10 +49,12 @@ def samples(
         typer.Option("--grep", metavar="REGEX", help="Only where prompt or response match."),
     ] = None,
     worst: Annotated[
-        int | None, typer.Option("--worst", metavar="N", min=1, help="The lowest rewards.")
+        int | None,
+        typer.Option("--worst", metavar="N", min=1, help="The lowest rewards of all steps."),
     ] = None,
     best: Annotated[
-        int | None, typer.Option("--best", metavar="N", min=1, help="The highest rewards.")
+        int | None,
+        typer.Option("--best", metavar="N", min=1, help="The highest rewards of all steps."),
     ] = None,
     changed: Annotated[
         bool,
@@ -83,8 +87,9 @@ def samples(
         raise UsageError(
             "--worst, --best and --changed exclude each other", hint="keep one of them"
         )
+    is_ranked = worst is not None or best is not None
     selection = SampleSelection(
-        tuple(step or ()), phase.value if phase else None, row, _pattern(grep)
+        tuple(step or ()), phase.value if phase else None, row, _pattern(grep), is_ranked
     )
     recorded = iterate_samples(_file(run, runs))
     if changed:
@@ -98,7 +103,7 @@ def samples(
             _print_pair(number, before, after, full)
     else:
         chosen = select_samples(recorded, selection)
-        if worst is not None or best is not None:
+        if is_ranked:
             limit = worst or best or limit
             chosen = by_reward(chosen, limit, best=best is not None)
         left_out = len(chosen) - limit
@@ -125,18 +130,22 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return re.compile(text) if text is not None else None
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(
-            f"--grep {text!r} is not a regular expression: {error}", hint="escape signs by \\"
+            f"--grep {text!r} is not a regular expression: {error}",
+            hint="escape special characters with \\",
         ) from None
 
 
 def _nothing(selection: SampleSelection) -> str:
-    return "nothing matches" if selection != type(selection)() else "there are no samples yet"
+    is_search = selection.steps or selection.phase or selection.id or selection.pattern
+    return "no samples match" if is_search else "there are no samples yet"
 
 
 def _print_sample(number: int, sample: SampleRecord, full: bool) -> None:
     _print_head(number, sample)
     _print_text("prompt", sample.prompt, full)
     _print_text("response", sample.response, full)
+    if sample.reason is not None:
+        _print_text("why", sample.reason, full)
 
 
 def _print_pair(number: int, before: SampleRecord, after: SampleRecord, full: bool) -> None:
@@ -154,10 +163,23 @@ def _print_head(number: int, sample: SampleRecord) -> None:
     from rlcli.observe.terminal import one_line
 
     reward = f"reward {short(sample.reward)}  " if sample.reward is not None else ""
-    cut = "  cut off at the limit" if sample.finish == "length" else ""
+    measured = "".join(f"{fact}  " for fact in _measures(sample))
     answer = f"  answer {one_line(sample.answer)}" if sample.answer is not None else ""
-    rest = f"step {sample.step}  {sample.phase}  row {one_line(str(sample.id))}{cut}{answer}"
-    print_styled((f"[{number}] ", "dim"), (reward, "bold"), (rest, ""))
+    print_styled(
+        (f"[{number}] ", "dim"),
+        (reward, "bold"),
+        (f"{measured}step {sample.step}  {sample.phase}", ""),
+    )
+    _print_text("row", f"{one_line(str(sample.id))}{answer}", full=False)
+
+
+def _measures(sample: SampleRecord) -> Iterator[str]:
+    if sample.advantage is not None:
+        yield f"advantage {short(sample.advantage)}"
+    if sample.length is not None:
+        yield count(sample.length, "token")
+    if sample.finish == "length":
+        yield "cut off at the limit"
 
 
 def _print_text(label: str, text: str, full: bool) -> None:

@@ -12,9 +12,11 @@ from rlcli.cli.output import print_json, print_talk, print_text, wrapped
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from rlcli.recipe.introspection.readable import Line
     from rlcli.recipe.resolve import Resolved
     from rlcli.registry import Argument, Signature
 
+WIDTH = 80
 KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
 
 METRICS = "metrics"
@@ -222,6 +224,17 @@ def _component_json(signature: Signature) -> dict[str, Any]:
 # -- recipes ---------------------------------------------------------------------------------------
 
 
+def _commented(line: Line, column: int) -> str:
+    """A line with its origin as a comment, which goes below it where both are wider than 80."""
+    comment = f"# {line.origin}"
+    padded = f"{line.text:<{column}}  {comment}"
+    if len(padded) <= WIDTH:
+        return padded
+    indent = len(line.text) - len(line.text.lstrip())
+    beside = f"{line.text}  {comment}"
+    return beside if len(beside) <= WIDTH else f"{line.text}\n{' ' * (indent + 2)}{comment}"
+
+
 def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) -> None:
     from rlcli.recipe.introspection.readable import (
         COLUMN,
@@ -251,7 +264,7 @@ def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) 
         widths = [len(line.text) for line in lines if line.origin is not None]
         column = max((width for width in widths if width <= COLUMN), default=COLUMN)
         for line in lines:
-            print_text(f"{line.text:<{column}}  # {line.origin}" if line.origin else line.text)
+            print_text(_commented(line, column) if line.origin else line.text)
     else:
         print_text(to_yaml(recipe).rstrip("\n"))
     if not every:

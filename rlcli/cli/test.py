@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlcli.cli.arguments import AsJson
 from rlcli.cli.checks import CheckPrinter, SilentPrinter
-from rlcli.cli.output import print_json
+from rlcli.cli.output import print_json, print_table, print_text
+from rlcli.errors import UsageError
+from rlcli.observe.series import short
+
+if TYPE_CHECKING:
+    from rlcli.testing.reward_trial import RewardTrial, TriedRow
+
+SHOWN = 8
+"""Rows whose rewards are printed, spread over the file."""
+LONGEST_CELL = 24
+"""Characters of a response or an answer in the table."""
+DISTINCT = 5
+"""Rewards that are counted one by one."""
 
 
 def test(
@@ -46,12 +60,22 @@ def test(
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="FILE.jsonl", help="For a reward: score these rows instead."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run the conformance tests of a component and its own tests, on the CPU, with tiny models.
 
+    With --data, a reward scores rows of yours: {"prompt": …, "response": …, "answer": …}.
+
     Example: rlcli test dataset arithmetic
     """
+    if data is not None:
+        return _try_reward(kind, name, settings or (), data, as_json)
     from rlcli.testing.results import exit_code
     from rlcli.testing.subjects import subjects
 
@@ -73,3 +97,46 @@ def test(
     else:
         printer.total(tested)
     return code
+
+
+def _try_reward(
+    kind: str, name: str | None, settings: Sequence[str], data: Path, as_json: bool
+) -> int:
+    if kind != "reward" or name is None:
+        raise UsageError("--data is for a reward", hint="rlcli test reward NAME --data FILE.jsonl")
+    from rlcli.testing.reward_trial import try_reward_on
+
+    trial = try_reward_on(name, settings, data)
+    if as_json:
+        rows = [asdict(row) for row in trial.rows]
+        print_json({"rows": rows, "mean": trial.mean, "rewards_per_second": trial.per_second})
+    else:
+        _print_trial(name, trial)
+    return 0
+
+
+def _print_trial(name: str, trial: RewardTrial) -> None:
+    """Print some rows, then figures about all of them."""
+    print_table(["row", "reward", "response", "answer", "why"], map(_cells, _spread(trial.rows)))
+    counts = trial.counts()
+    span = f"from {min(counts):g} to {max(counts):g}"
+    print_text(f"{name}: {len(trial.rows)} rows, mean {short(trial.mean)}, {span}")
+    if len(counts) <= DISTINCT:
+        print_text("  ".join(f"{reward:g}: {times}x" for reward, times in counts.items()))
+    print_text(f"{short(trial.per_second)} rewards per second, once its processes run")
+
+
+def _spread(rows: Sequence[TriedRow]) -> list[TriedRow]:
+    count = min(SHOWN, len(rows))
+    return [rows[number * len(rows) // count] for number in range(count)]
+
+
+def _cells(row: TriedRow) -> tuple[str, ...]:
+    answer, reason = row.answer or "", row.reason or ""
+    return str(row.line), short(row.reward), _cut(row.response), _cut(answer), reason
+
+
+def _cut(text: str) -> str:
+    """A text on one line; of a long one its end, where answers are."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_CELL else f"…{line[1 - LONGEST_CELL :]}"

@@ -17,13 +17,17 @@ from rlcli.files import not_writable
 
 if TYPE_CHECKING:
     from rlcli.api.data import Preview
+    from rlcli.inspect.rows import OpenDataset
     from rlcli.inspect.token_marks import Token
+    from rlcli.inspect.token_page import PageRow
     from rlcli.recipe.resolve import Resolved
 
 
 COLOURS = {(True, False): "32", (True, True): "1;4;32", (False, False): "2", (False, True): "36"}
 """(trained on, special) → terminal code: green; bold and underlined; dim; cyan."""
 FOLLOWS = "1;32"
+ROWS_OF_PAGE = 20
+"""Rows of an HTML page, from the one that was asked for."""
 
 
 def tokens(
@@ -41,7 +45,10 @@ def tokens(
         bool, typer.Option("--ids", help="One line for each token, with its id.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page.")
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write an HTML page of this row and the next ones."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,23 +57,38 @@ def tokens(
     Example: rlcli tokens sft_math --row 17
     """
     from rlcli.inspect.rows import open_dataset
-    from rlcli.inspect.token_marks import tokens_of
 
     resolved = load(recipe, overrides, with_)
     name = _known(resolved, dataset or resolved.recipe.train.dataset)
     opened = open_dataset(resolved, name)
-    preview = opened.preview(_in_range(row, len(opened), name) - 1)
-    sequences = tokens_of(preview, opened.tokenizer.tokenizer)
-    title = f"row {row} of {name} · {_counted(preview, sequences)}"
-    follows = _what_follows(resolved) if preview.trained is None else ""
+    numbers = [_in_range(row, len(opened), name)]
     if html is not None:
-        _write_page(html, title, preview, sequences, follows)
-    elif as_json:
-        print_json(_as_json(name, row, preview, sequences))
+        numbers += range(row + 1, min(row + ROWS_OF_PAGE, len(opened) + 1))
+    rows = [_row_of(resolved, opened, name, number) for number in numbers]
+    if html is not None:
+        _write_page(html, [shown for _, shown in rows])
+        return
+    (preview, shown), *_ = rows
+    if as_json:
+        print_json(_as_json(name, row, preview, shown.sequences))
     elif ids:
-        _print_ids(title, preview, sequences)
+        _print_ids(shown)
     else:
-        _print_marked(title, preview, sequences, follows)
+        _print_marked(shown)
+
+
+def _row_of(
+    resolved: Resolved, opened: OpenDataset, name: str, number: int
+) -> tuple[Preview, PageRow]:
+    """A row, and how it is shown."""
+    from rlcli.inspect.token_marks import tokens_of
+    from rlcli.inspect.token_page import PageRow
+
+    preview = opened.preview(number - 1)
+    sequences = tokens_of(preview, opened.tokenizer.tokenizer)
+    title = f"row {number} of {name} · {_counted(preview, sequences)}"
+    follows = _what_follows(resolved) if preview.trained is None else ""
+    return preview, PageRow(number, title, _facts(preview), sequences, follows)
 
 
 def _known(resolved: Resolved, dataset: str) -> str:
@@ -109,20 +131,18 @@ def _facts(preview: Preview) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _print_marked(
-    title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str
-) -> None:
+def _print_marked(row: PageRow) -> None:
     """Print tokens coloured on a terminal, with marks elsewhere."""
-    coloured = has_colour(sys.stdout)
-    print_text(title)
-    for number, tokens in enumerate(sequences, start=1):
-        if len(sequences) > 1:
-            print_text(f"sequence {number} of {len(sequences)}")
+    coloured, follows = has_colour(sys.stdout), row.follows
+    print_text(row.title)
+    for number, tokens in enumerate(row.sequences, start=1):
+        if len(row.sequences) > 1:
+            print_text(f"sequence {number} of {len(row.sequences)}")
         line = _coloured(tokens) if coloured else _marked(tokens)
         if follows:
             line += _painted(f"▐ {follows} ▌", FOLLOWS) if coloured else f"▐ {follows} ▌"
         write_text(line + "\n")
-    for name, value in _facts(preview):
+    for name, value in row.facts:
         print_text(f"{name:<8}{value}")
     legend = "green is" if coloured else "▐ … ▌ is"
     if not follows:
@@ -150,9 +170,9 @@ def _painted(text: str, codes: str) -> str:
     return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
 
 
-def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]]) -> None:
-    print_text(title)
-    for tokens in sequences:
+def _print_ids(row: PageRow) -> None:
+    print_text(row.title)
+    for tokens in row.sequences:
         print_text(f"{'place':>6}{'id':>8}  trained  text")
         for position, token in enumerate(tokens):
             shown = token.shown.replace("\n", "")
@@ -160,20 +180,19 @@ def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]
                 f"{position:>6}{token.id:>8}  "
                 f"{'yes' if token.trained else '-':<7}  {shown!r}".rstrip()
             )
-    for name, value in _facts(preview):
+    for name, value in row.facts:
         print_text(f"{name:<8}{value}")
 
 
-def _write_page(
-    file: Path, title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str
-) -> None:
+def _write_page(file: Path, rows: Sequence[PageRow]) -> None:
     from rlcli.inspect.token_page import token_page
 
     try:
-        file.write_text(token_page(title, _facts(preview), sequences, follows), encoding="utf-8")
+        file.write_text(token_page(rows), encoding="utf-8")
     except OSError as error:
         raise not_writable(file, error, "give another --html FILE") from None
-    print_text(f"wrote {file}")
+    several = f": rows {rows[0].number} to {rows[-1].number}" if len(rows) > 1 else ""
+    print_text(f"wrote {file}{several}")
 
 
 def _as_json(

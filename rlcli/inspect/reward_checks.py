@@ -3,12 +3,13 @@ whether it scores rows at all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from rlcli import registry
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
-from rlcli.api.data import Preview
+from rlcli.api.data import Preview, SequenceSample
 from rlcli.api.interface import ANSWER_FORMS, ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.errors import RlcliError
@@ -65,38 +66,43 @@ def try_reward(name: str, call: Call, tokenizer: Any, rows: Sequence[Preview]) -
 
 
 def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview]) -> list[float]:
-    import torch
-
-    from rlcli.api.data import SequenceSample
-    from rlcli.api.model import Model
-
-    responses = [
+    answers = [
         tokenizer(str(row.metadata.get("answer", "")), add_special_tokens=False).input_ids
         for row in rows
     ]
-    prompts = [row.sequences[0] for row in rows]
-    tokens = [
-        token
-        for pair in zip(prompts, responses, strict=True)
-        for sequence in pair
-        for token in sequence
-    ]
-    mask = [
-        is_prompt
-        for prompt, response in zip(prompts, responses, strict=True)
-        for is_prompt in (*[True] * len(prompt), *[False] * len(response))
-    ]
+    tokens = [(row.sequences[0], answer) for row, answer in zip(rows, answers, strict=True)]
+    metadata = {key: [row.metadata.get(key) for row in rows] for key in rows[0].metadata}
+    scored = score_tokens(interface, tokenizer, [row.id for row in rows], tokens, metadata)
+    return [float(reward) for reward in scored.data[REWARDS]]
+
+
+def score_tokens(
+    interface: ModelInterface,
+    tokenizer: Any,
+    ids: Sequence[str],
+    tokens: Sequence[tuple[Sequence[int], Sequence[int]]],
+    metadata: Mapping[str, list[Any]],
+) -> SequenceSample:
+    """Have a reward without weights score a batch of one response to each prompt, of which `tokens`
+    are the tokens of both. Raises whatever the reward raises."""
+    import torch
+
+    from rlcli.api.model import Model
+
+    sequences = [[*prompt, *response] for prompt, response in tokens]
+    masks = [[True] * len(prompt) + [False] * len(response) for prompt, response in tokens]
     data = SequenceSample.from_default(
-        ids=[row.id for row in rows],
-        seqlens=[
-            len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)
-        ],
-        data={SEQUENCES: torch.tensor(tokens), PROMPT_MASK: torch.tensor(mask)},
-        metadata={key: [row.metadata.get(key) for row in rows] for key in rows[0].metadata},
+        ids=list(ids),
+        seqlens=[len(sequence) for sequence in sequences],
+        data={
+            SEQUENCES: torch.tensor([*chain.from_iterable(sequences)]),
+            PROMPT_MASK: torch.tensor([*chain.from_iterable(masks)]),
+        },
+        metadata=dict(metadata),
     )
     model = Model("reward", None, tokenizer, torch.device("cpu"))
     scored: Any = interface.inference(model, data, MicroBatchSpec())
-    return [float(reward) for reward in scored.data[REWARDS]]
+    return scored
 
 
 def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:

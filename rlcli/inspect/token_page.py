@@ -1,8 +1,10 @@
-"""A row as one self-contained HTML page: what is trained on is green, ids appear on hover."""
+"""Rows as one self-contained HTML page: what is trained on is green, ids appear on hover, and links
+lead from row to row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from rlcli.errors import escape_control
@@ -11,7 +13,9 @@ from rlcli.inspect.token_marks import Token
 STYLE = """
 body { font: 15px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; }
-h1 { font-size: 1.1rem; } h2 { font-size: 1rem; font-weight: 500; color: #555; }
+h1 { font-size: 1.1rem; } nav { position: sticky; top: 0; background: inherit; }
+section { background: inherit; scroll-margin-top: 1rem; padding-bottom: 2rem; }
+h2 { font-size: 1rem; font-weight: 500; color: #555; }
 pre { font: 14px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
       background: #fafafa; border: 1px solid #ddd; border-radius: 4px; padding: .8rem; }
 pre span { color: #777; } pre span:hover { outline: 1px solid #888; }
@@ -29,30 +33,56 @@ dt { font-weight: 600; float: left; clear: left; width: 6rem; } dd { margin-left
 """
 
 
-def token_page(
-    title: str, facts: Sequence[tuple[str, str]], sequences: Sequence[Sequence[Token]], follows: str
-) -> str:
-    """The page. `facts`: (name, value) pairs for the top; `follows`: shown after a prompt that
-    awaits a response."""
-    title, follows = _safe(title), _safe(follows)
-    listed = "".join(f"<dt>{_safe(name)}</dt><dd>{_safe(value)}</dd>" for name, value in facts)
-    parts = []
-    for number, tokens in enumerate(sequences, start=1):
-        if len(sequences) > 1:
-            parts.append(f"<h2>sequence {number} of {len(sequences)}</h2>")
-        body = "".join(_span(token) for token in tokens)
-        tail = f'<span class="follows">{follows}</span>' if follows else ""
-        parts.append(f"<pre>{body}{tail}</pre>")
+@dataclass(frozen=True)
+class PageRow:
+    """A row on the page."""
+
+    number: int
+    title: str
+    facts: Sequence[tuple[str, str]]
+    """Names and values that are shown above its tokens."""
+    sequences: Sequence[Sequence[Token]]
+    follows: str = ""
+    """Shown after a prompt that awaits a response."""
+
+
+def token_page(rows: Sequence[PageRow]) -> str:
+    """The page of these rows."""
+    title = _safe(rows[0].title)
+    sections = "\n".join(_section(rows, index) for index in range(len(rows)))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width">'
-        f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<dl>{listed}</dl>\n"
-        + "\n".join(parts)
-        + (
-            "\n<p>Green is trained on, the rest is masked; blue tokens have a job of their "
-            "own.</p></body></html>\n"
-        )
+        f"<style>{STYLE}</style></head>\n<body>\n{sections}\n"
+        "<p>Green: trained on. Grey: masked. Blue: special tokens.</p></body></html>\n"
     )
+
+
+def _section(rows: Sequence[PageRow], index: int) -> str:
+    row = rows[index]
+    listed = "".join(f"<dt>{_safe(name)}</dt><dd>{_safe(value)}</dd>" for name, value in row.facts)
+    follows = f'<span class="follows">{_safe(row.follows)}</span>' if row.follows else ""
+    parts = []
+    for number, tokens in enumerate(row.sequences, start=1):
+        if len(row.sequences) > 1:
+            parts.append(f"<h2>sequence {number} of {len(row.sequences)}</h2>")
+        parts.append(f"<pre>{''.join(map(_span, tokens))}{follows}</pre>")
+    return (
+        f'<section id="row{row.number}"><nav>{_links(rows, index)}</nav>'
+        f"<h1>{_safe(row.title)}</h1>\n<dl>{listed}</dl>\n" + "\n".join(parts) + "</section>"
+    )
+
+
+def _links(rows: Sequence[PageRow], index: int) -> str:
+    """Links to the row before and the row after."""
+    links = []
+    if index > 0:
+        before = rows[index - 1].number
+        links.append(f'<a href="#row{before}">← row {before}</a>')
+    if index + 1 < len(rows):
+        after = rows[index + 1].number
+        links.append(f'<a href="#row{after}">row {after} →</a>')
+    return " · ".join(links)
 
 
 def _safe(text: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from rlcli.topology import Topology
 
 BY_HAND = "launch.by_hand=true"
+WIDTH = 80
+WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
+"""A word of a shell command, with its quotes."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +102,32 @@ def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
         first, last = command.ranks[0], command.ranks[-1]
         ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
         where = "" if command.node is None else f"node {command.node}: "
-        lines += [f"# {where}{ranks}; {command.about}", command.command, ""]
+        lines += [*_comment(f"{where}{ranks}; {command.about}"), *_shell_lines(command.command), ""]
     if len(commands) > 1 and interface == LOOPBACK:
-        lines += [
-            (
-                "# launch.interface is lo, so all nodes are on one machine; name "
-                "that which connects yours"
-            ),
-            "",
-        ]
-    return lines[:-1]
+        lines += _comment(
+            "launch.interface is lo, so all nodes are on one machine; name that which connects "
+            "yours"
+        )
+    return lines if lines[-1] else lines[:-1]
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="#   ")
+
+
+def _shell_lines(command: str) -> list[str]:
+    """A command in lines that end with a backslash, broken between its words only. A line break
+    within quotes leaves it as it is."""
+    if "\n" in command:
+        return [command]
+    lines = [""]
+    for word in WORD.findall(command):
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 def place_of(name: str, folder: Path) -> str:

@@ -20,6 +20,7 @@ from rlcli.errors import (
     NoWholeCheckpoint,
     ResourceError,
     RlcliError,
+    Stopped,
     WorkerError,
 )
 from rlcli.failpoints import check_failpoints
@@ -259,7 +260,7 @@ def drive(
         lifeline.report(begun=True)
 
     is_job = recipe.launch.type == "slurm"  # nobody is watching its terminal
-    with _status_of_failures(run, lambda: has_begun or is_job):
+    with _status_of_failures(recipe, run, lambda: has_begun or is_job):
         warm_start, restarts = title != STEP, recipe.launch.max_restarts
         lifeline.report(
             run=str(run.path), begun=has_begun, warm_start=warm_start, max_restarts=restarts
@@ -292,7 +293,6 @@ def _attempt(
     """Start a run's workers and master and let them run to the end;
     `begin(step)` is called once they are ready."""
     from rlcli.checkpoint.completion import RunIdentity
-    from rlcli.observe.plot import plot_curves
     from rlcli.runtime.master import MasterWorker
     from rlcli.runtime.record import open_outputs
     from rlcli.topology import plan_topology
@@ -315,8 +315,7 @@ def _attempt(
     code = 0 if master.steps_done == master.steps else stop.exit_code
     run.write_status("stopped" if code else "done", master.steps_done, master.steps, code)
     outcome = outcome_of(recipe, run, time.monotonic() - began)
-    if recipe.log.plot:
-        plot_curves(outcome.records, run.curve, recipe.name)
+    _draw_curves(recipe, run)
     return Finished(outcome, code, master.steps_done, master.steps, done)
 
 
@@ -341,8 +340,11 @@ def write_starts(run: RunDirectory, recipe: Recipe) -> None:
 
 
 @contextmanager
-def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Write failures to status.json, which is the authority on how a run ended."""
+def _status_of_failures(
+    recipe: Recipe, run: RunDirectory, has_begun: Callable[[], bool]
+) -> Iterator[None]:
+    """Write failures to status.json, which is the authority on how a run ended, and draw the curves
+    up to there."""
     try:
         yield
     except BaseException as error:
@@ -352,7 +354,19 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
         if isinstance(error, KeyboardInterrupt):
             code = 130
         run.write_failure(code, str(error))
+        if isinstance(error, RlcliError) and not isinstance(error, Stopped):
+            _draw_curves(recipe, run)
         raise
+
+
+def _draw_curves(recipe: Recipe, run: RunDirectory) -> None:
+    """Draw the curves of a run that has ended, however it ended."""
+    from rlcli.observe.metrics import read_metrics
+    from rlcli.observe.plot import plot_curves
+
+    if recipe.log.plot and run.metrics.exists():
+        title = f"{recipe.name}/{run.path.name}"
+        plot_curves(_read_or_warn(read_metrics, run.metrics), run.curve, title)
 
 
 @contextmanager

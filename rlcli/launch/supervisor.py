@@ -51,6 +51,9 @@ LEAVES_WITHIN = 30.0
 GONE_WITHIN = 10.0
 """Seconds for a killed child to be gone."""
 STACKS_FILE = Path("logs", "stacks.log")
+PARENT = "RLCLI_PARENT"
+"""Environment variable with the id of a program that started this command: the run stops when that
+program is gone, as it would when its terminal closes."""
 
 
 @dataclass
@@ -106,8 +109,9 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
     """
     others = adopt_orphans()
     command, restarts = sys.argv[1:], 0
+    parent = int(os.environ.pop(PARENT, 0)) or None
     while True:
-        with tempfile.TemporaryFile() as stacks, _Child(command, stacks) as child:
+        with tempfile.TemporaryFile() as stacks, _Child(command, stacks, parent) as child:
             try:
                 return _see_through(child, others)
             except (WorkerError, HangError) as error:
@@ -141,8 +145,9 @@ def _see_through(child: _Child, others: Sequence[psutil.Process]) -> int:
 class _Child:
     """The process that does the work, seen from outside."""
 
-    def __init__(self, command: Sequence[str], stacks: IO[bytes]):
-        """Start `rlcli <command>` the way that this process was started."""
+    def __init__(self, command: Sequence[str], stacks: IO[bytes], parent: int | None):
+        """Start `rlcli <command>` the way that this process was started; it stops when `parent`,
+        unless that is None, is not the parent of this process any more."""
         self.facts = Facts()
         self.memory = 0
         """Peak memory that was observed, in bytes."""
@@ -150,6 +155,7 @@ class _Child:
         self.signals: list[int] = []
         """The STOP_SIGNALS that we received."""
         self._stacks = stacks
+        self._parent = parent
         self._to_pass_on: list[tuple[float, int]] = []
         self._heard = b""
         self._pauses = OwnPauses()
@@ -177,6 +183,7 @@ class _Child:
         """Wait until it has ended. Returns True if it had to be ended because a call passed its
         deadline."""
         while self.process.poll() is None:
+            self._heed_end_of_parent()
             self._pass_on_signals()
             select.select(self._listened_to, [], [], PASS_ON_AFTER if self._to_pass_on else TICK)
             self._listen()
@@ -208,6 +215,11 @@ class _Child:
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
         self._to_pass_on.append((time.monotonic() + PASS_ON_AFTER, number))
+
+    def _heed_end_of_parent(self) -> None:
+        if self._parent not in (None, os.getppid()):
+            self._parent = None
+            self._note_signal(signal.SIGTERM, None)
 
     def _pass_on_signals(self) -> None:
         now = time.monotonic()

@@ -3,15 +3,15 @@ spread shown as a band."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.observe.charts import Chart, ChartLine
-from rlcli.observe.plot import DPI, ROW_HEIGHT, WIDTH, smooth
+from rlcli.observe.plot import draw_panels, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#1f4e79", "#c8553d", "#3c7d4f", "#8a5aa8", "#b8860b", "#4a4a4a", "#d17aa0", "#2a9d9d")
 NOISY = 24
@@ -22,46 +22,26 @@ MOST_LABELS = 12
 """Number of lines above which the legend would hide them."""
 
 
-def draw_charts(charts: Sequence[Chart], title: str) -> bytes:
-    """PNG bytes. A line has one colour in all panels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    columns = min(2, len(charts))
-    rows = (len(charts) + columns - 1) // columns
+def draw_charts(charts: Sequence[Chart]) -> bytes:
+    """PNG bytes. A line has one colour in all panels; a single one is named in the title."""
     labels = list(dict.fromkeys(line.label for chart in charts for line in chart.lines))
-    height = ROW_HEIGHT * rows + LABEL_HEIGHT * min(len(labels), MOST_LABELS)
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
-    figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold", parse_math=False)
-    axes = figure.subplots(rows, columns, squeeze=False)
     colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
-    for position, axis in enumerate(axes.flat):
-        if position < len(charts):
-            _draw(axis, charts[position], colours)
-        else:
-            axis.set_axis_off()
-    if len(labels) > 1 or charts[0].lines[0].spread:
-        _legend(figure, axes, colours)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
+    has_legend = len(labels) > 1 or charts[0].lines[0].spread is not None
 
+    def draw(number: int, axis: Axes) -> tuple[float, float]:
+        lines = charts[number].lines
+        for line in lines:
+            _draw_line(axis, line, colours[line.label])
+        return min(min(line.steps) for line in lines), max(max(line.steps) for line in lines)
 
-def _draw(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
-    from matplotlib.ticker import MaxNLocator
+    def finish(figure: Figure) -> None:
+        if has_legend:
+            _legend(figure, colours)
 
-    axis.set_title(chart.title, loc="left", fontsize=10, parse_math=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.tick_params(labelsize=8, color="#888888")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_xlabel("step", fontsize=9)
-    for line in chart.lines:
-        _draw_line(axis, line, colours[line.label])
+    titles = [chart.title for chart in charts]
+    title = ", ".join(titles) if has_legend else labels[0]
+    height = LABEL_HEIGHT * min(len(labels), MOST_LABELS) if has_legend else 0.0
+    return draw_panels(titles, title, draw, height, finish)
 
 
 def _draw_line(axis: Axes, line: ChartLine, colour: str) -> None:
@@ -82,7 +62,7 @@ def _draw_line(axis: Axes, line: ChartLine, colour: str) -> None:
     )
 
 
-def _legend(figure, axes, colours: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+def _legend(figure: Figure, colours: dict[str, str]) -> None:
     """Draw the legend below all panels. Labels come from files and are not parsed as
     mathematics."""
     from matplotlib.lines import Line2D

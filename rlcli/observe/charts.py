@@ -11,6 +11,7 @@ from rlcli.errors import UsageError
 from rlcli.observe.series import NAMES, find_key, number, series
 from rlcli.spelling import did_you_mean
 
+EVALUATED_ACCURACY = "eval/accuracy"
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -36,22 +37,25 @@ class Chart:
 def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
     """One line for each run that has the metric, as `metric_key` finds it.
     Raises UsageError if none has it."""
-    lines = []
+    lines, drawn = [], metric
     for label, records in runs.items():
         key = metric_key(metric, _keys(records))
         steps, values = series(records, key) if key is not None else ([], [])
         if values:
             lines.append(ChartLine(label, steps, values))
+            drawn = EVALUATED_ACCURACY if key == EVALUATED_ACCURACY else metric
     if not lines:
         raise _unknown(metric, runs)
-    return Chart(metric, lines)
+    return Chart(drawn, lines)
 
 
 def metric_key(metric: str, keys: Sequence[str]) -> str | None:
     """The key that a metric refers to: a whole key, a curve (`reward`, `kl`), or the first key with
-    that ending (`grad_norm`)."""
+    that ending (`grad_norm`). `accuracy` is that of the evaluations, if there were any."""
     if metric in keys:
         return metric
+    if metric == "accuracy" and EVALUATED_ACCURACY in keys:
+        return EVALUATED_ACCURACY
     if metric in NAMES and (key := find_key(keys, metric)) is not None:
         return key
     return next((key for key in keys if key.endswith(f"/{metric}")), None)

@@ -14,6 +14,10 @@ from rlcli.observe.progress import EVALUATED, Progress
 from rlcli.observe.series import clock_time, short
 from rlcli.observe.terminal import PatientStream, one_line, short_path
 
+EVENTS = "RLCLI_EVENTS"
+"""Environment variable with the descriptor of a pipe in which another program wants the events of
+the display, which it shows itself."""
+
 
 class Display(Protocol):
     """Receives events from the master. Leaving its context, also by an error,
@@ -62,8 +66,12 @@ class Display(Protocol):
 
 
 def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
-    """The live display if the stream (default stderr) is a terminal that can redraw,
-    else plain lines."""
+    """The live display if the stream (default stderr) is a terminal that can redraw, else plain
+    lines; for a program that has started this command, what it asks for."""
+    if stream is None and (pipe := os.environ.pop(EVENTS, None)) is not None:
+        from rlcli.observe.events import EventDisplay
+
+        return EventDisplay(int(pipe))
     stream = stream or sys.stderr
     if (
         quiet

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -27,6 +27,13 @@ WIDEST = 100
 """Maximum width of the display, in columns."""
 
 
+class Drawing(Protocol):
+    """Draws `LiveDisplay.picture` again and again."""
+
+    def stop(self) -> None:
+        """Draw it for the last time."""
+
+
 class LiveDisplay:
     """Implements `Display`. Rich's thread redraws it twice a second, also during a step."""
 
@@ -37,7 +44,7 @@ class LiveDisplay:
         self._lock = threading.RLock()
         self._progress: Progress | None = None
         self._phase = ""
-        self._live: Live | None = None
+        self._live: Drawing | None = None
 
     def start(
         self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step"
@@ -47,15 +54,19 @@ class LiveDisplay:
         self._console.print(Text.assemble("run  ", (one_line(run_name), "bold"), location))
         self._progress = Progress(one_line(title), steps, self._clock)
         self._phase = "starting"
-        self._live = Live(
+        self._live = self._start_drawing()
+        atexit.register(self.stop)
+
+    def _start_drawing(self) -> Drawing:
+        live = Live(
             get_renderable=self.picture,
             console=self._console,
             refresh_per_second=2,
             redirect_stdout=sys.stdout.isatty(),  # results that go to a pipe must stay there
             redirect_stderr=True,
         )
-        self._live.start()
-        atexit.register(self.stop)
+        live.start()
+        return live
 
     def take_up(self, progress: Progress) -> None:
         with self._lock:
@@ -82,13 +93,13 @@ class LiveDisplay:
         self._console.print(Text.assemble(("warning: ", "yellow"), escape_control(text)))
 
     def finish(self, summary: str | None = None) -> None:
-        with self._lock:
-            self._phase = ""
         self.stop()
         if summary:
             self.note(summary)
 
     def stop(self) -> None:
+        with self._lock:
+            self._phase = ""
         live, self._live = self._live, None
         if live is not None:
             atexit.unregister(self.stop)

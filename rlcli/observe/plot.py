@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from rlcli.observe.series import curve, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 
@@ -109,56 +110,98 @@ HEADINGS = {
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Centred moving mean over about a twelfth of the run,
-    with the window truncated at both ends."""
+    """Centred moving mean over about a twelfth of the run. The window shrinks towards both ends,
+    where the line thus begins and ends on a value."""
     reach = max(1, len(values) // 24)
     result = []
     for index in range(len(values)):
-        window = values[max(0, index - reach) : index + reach + 1]
+        near = min(reach, index, len(values) - 1 - index)
+        window = values[index - near : index + near + 1]
         result.append(sum(window) / len(window))
     return result
 
 
-def _draw(panels: Sequence[Panel], title: str) -> bytes:
-    """PNG bytes. Uses its own Figure: pyplot would keep it and might look for a screen."""
+def draw_panels(
+    titles: Sequence[str],
+    title: str,
+    draw: Callable[[int, Axes], tuple[float, float]],
+    more_height: float = 0.0,
+    finish: Callable[[Figure], None] | None = None,
+) -> bytes:
+    """A figure with a panel for each of `titles`, as PNG bytes. `draw(number, axis)` fills a panel
+    and returns its first and last step; `finish` adds what is around the panels, for which there
+    are `more_height` inches.
+
+    It is a Figure of its own: pyplot would keep it and might look for a screen. No text is parsed
+    as mathematics, because names come from files.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    columns = min(2, len(panels))
-    rows = (len(panels) + columns - 1) // columns
-    figure = Figure(figsize=(WIDTH, ROW_HEIGHT * rows), dpi=DPI, facecolor="white")
+    columns = min(2, len(titles))
+    rows = (len(titles) + columns - 1) // columns
+    size = (WIDTH, ROW_HEIGHT * rows + more_height)
+    figure = Figure(figsize=size, dpi=DPI, facecolor="white")
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold", parse_math=False)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    first, last = (
-        min(min(panel.steps) for panel in panels),
-        max(max(panel.steps) for panel in panels),
-    )
-    margin = max(1.0, (last - first) * 0.03)
-    for position, axis in enumerate(axes.flat):
-        if position < len(panels):
-            _draw_panel(axis, panels[position], is_lowest=position + columns >= len(panels))
-            axis.set_xlim(first - margin, last + margin)
-        else:
-            axis.set_axis_off()
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    spans = []
+    for number, (axis, heading) in enumerate(zip(axes, titles, strict=False)):
+        _style(axis, heading)
+        spans.append(draw(number, axis))
+    first, last = min(first for first, _ in spans), max(last for _, last in spans)
+    for axis in axes[: len(titles)]:
+        _set_steps(axis, first, last)
+    for axis in axes[len(titles) :]:
+        axis.set_axis_off()
+    if finish is not None:
+        finish(figure)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
 
 
-def _draw_panel(axis: Axes, panel: Panel, is_lowest: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_title(panel.title, loc="left", fontsize=10)
+def _style(axis: Axes, title: str) -> None:
+    axis.set_title(title, loc="left", fontsize=10, parse_math=False)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.tick_params(labelsize=8, color="#888888")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if is_lowest:
-        axis.set_xlabel("step", fontsize=9)
+    axis.set_xlabel("step", fontsize=9)
+
+
+def _set_steps(axis: Axes, first: float, last: float) -> None:
+    """Have the axis of steps begin and end with the data, and name both ends."""
+    margin = (last - first) * 0.02 or 0.5
+    axis.set_xlim(first - margin, last + margin)
+    axis.set_xticks(step_ticks(first, last))
+
+
+def step_ticks(first: float, last: float) -> list[float]:
+    """The steps to name on an axis: both ends, and round ones that are not close to them."""
+    from matplotlib.ticker import MaxNLocator
+
+    if first == last:
+        return [first]
+    between = MaxNLocator(nbins=6, integer=True).tick_values(first, last)
+    room = (last - first) * 0.08
+    round_ones = (float(tick) for tick in between if first + room < tick < last - room)
+    return [first, *round_ones, last]
+
+
+def _draw(panels: Sequence[Panel], title: str) -> bytes:
+    """PNG bytes."""
+
+    def draw(number: int, axis: Axes) -> tuple[float, float]:
+        _draw_panel(axis, panels[number])
+        return min(panels[number].steps), max(panels[number].steps)
+
+    return draw_panels([panel.title for panel in panels], title, draw)
+
+
+def _draw_panel(axis: Axes, panel: Panel) -> None:
     if panel.points:
         axis.plot(
             panel.steps,

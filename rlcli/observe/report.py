@@ -3,12 +3,12 @@ the commands to type next."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlcli.api.run_folder import is_run
 from rlcli.errors import escape_control
+from rlcli.files import known_object
 from rlcli.observe.samples import SampleRecord
 from rlcli.observe.series import clock_time, curve, find_key, series, short
 from rlcli.observe.terminal import one_line, open_console, short_path, speaks_unicode
@@ -29,6 +31,10 @@ EDGE = 5
 """Steps at either end that a training curve is averaged over;
 a single step is too noisy to quote."""
 LONGEST_TEXT = 300
+
+ACTOR = "actor"
+GRADED = {"eval/accuracy", "eval/reward"}
+"""Results of evaluations in which responses were generated."""
 
 LABELS = {
     "reward": "reward in training",
@@ -50,8 +56,6 @@ class RunOutcome:
     """Role → folder of its saved model."""
     samples: Sequence[tuple[SampleRecord, SampleRecord]] = ()
     """Answers to one prompt before and after training; the first two pairs are shown."""
-    next_commands: Sequence[str] | None = None
-    """None: the usual ones."""
 
 
 @dataclass(frozen=True)
@@ -98,25 +102,51 @@ def print_report(outcome: RunOutcome, console: Console | None = None) -> None:
         _print_sample(console, before, after)
     for role, path in outcome.models.items():
         _print_verbatim(console, f"model {one_line(role)}: {short_path(path)}")
-    commands = usual_commands(outcome) if outcome.next_commands is None else outcome.next_commands
-    if commands:
+    if (outcome.run_dir / "curve.png").is_file():
+        _print_verbatim(console, f"curves: {short_path(outcome.run_dir / 'curve.png')}")
+    if commands := next_commands(outcome):
         console.print("\nnext:")
         for command in commands:
             _print_verbatim(console, f"  {command}")
 
 
-def usual_commands(outcome: RunOutcome) -> list[str]:
-    """Commands to view the samples, draw the curves, and run the trained model without rlcli."""
-    run = Path(short_path(outcome.run_dir))
-    samples = outcome.run_dir / "samples.jsonl"
-    has_samples = samples.is_file() and samples.stat().st_size > 0
-    commands = [f"less {shlex.quote(str(run / 'samples.jsonl'))}"] if has_samples else []
-    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if has_screen and (outcome.run_dir / "curve.png").exists():
-        commands.insert(0, f"xdg-open {shlex.quote(str(run / 'curve.png'))}")
-    if (outcome.run_dir / "tensorboard").exists() and shutil.which("tensorboard"):
-        commands.append(f"tensorboard --logdir {shlex.quote(str(run / 'tensorboard'))}")
-    return commands
+def next_commands(outcome: RunOutcome) -> list[str]:
+    """What to do with the run: view its samples and curves, try its model, compare it with other
+    runs of its recipe."""
+    run = shlex.quote(short_path(outcome.run_dir))
+    keys = {key for record in outcome.records for key in record}
+    actor = outcome.models.get(ACTOR)
+    fitting = {
+        f"rlcli samples {run} --changed": bool(outcome.samples),
+        f"rlcli samples {run} --worst 3": not outcome.samples and _has_samples(outcome.run_dir),
+        f"rlcli plot {run}": bool(keys),
+        f"rlcli eval {run}": actor is not None and bool(keys & GRADED),
+        f"rlcli chat {run}": actor is not None and _has_chat_template(actor),
+        f"rlcli compare {shlex.quote(short_path(outcome.run_dir.parent))}": _has_siblings(outcome),
+        f"tensorboard --logdir {run}/tensorboard": _has_events(outcome.run_dir),
+    }
+    return [command for command, fits in fitting.items() if fits]
+
+
+def _has_samples(run: Path) -> bool:
+    file = run / "samples.jsonl"
+    return file.is_file() and file.stat().st_size > 0
+
+
+def _has_events(run: Path) -> bool:
+    return (run / "tensorboard").exists() and shutil.which("tensorboard") is not None
+
+
+def _has_chat_template(model: Path) -> bool:
+    described = known_object(model / "tokenizer_config.json")
+    return "chat_template" in described or (model / "chat_template.jinja").is_file()
+
+
+def _has_siblings(outcome: RunOutcome) -> bool:
+    """Whether there are other runs of the recipe, in the folder of their common name."""
+    folder = outcome.run_dir.parent
+    runs = (entry for entry in folder.iterdir() if is_run(entry))
+    return folder.name == outcome.recipe and next(islice(runs, 1, None), None) is not None
 
 
 def _telling(key: str) -> tuple[int, str]:

@@ -36,6 +36,12 @@ class SampleRecord:
     """stop: the response ended by itself; length: it was truncated. None if unknown."""
     logprob: float | None = None
     """Sum of the log-probs with which its tokens were sampled, in nats."""
+    length: int | None = None
+    """Tokens of the response."""
+    advantage: float | None = None
+    """Mean over the tokens of the response; None if none was computed."""
+    reason: str | None = None
+    """Why it has its reward, as far as the reward says."""
 
 
 class SampleWriter:
@@ -46,7 +52,7 @@ class SampleWriter:
 
     def write(self, sample: SampleRecord) -> None:
         fields: dict[str, Any] = {key: plain_number(value) for key, value in asdict(sample).items()}
-        for name in ("reward", "logprob"):
+        for name in NUMBERS:
             fields[name] = None if is_nonfinite(fields[name]) else fields[name]
         self.lines.write(fields)
 
@@ -61,7 +67,7 @@ class SampleWriter:
 
 
 TEXTS = ("prompt", "response", "phase")
-NUMBERS = ("reward", "logprob")
+NUMBERS = ("reward", "logprob", "advantage", "length")
 
 
 def iterate_samples(path: Path) -> Iterator[SampleRecord]:
@@ -78,6 +84,7 @@ def iterate_samples(path: Path) -> Iterator[SampleRecord]:
             and numbers
             and isinstance(record.step, int)
             and isinstance(record.answer, str | None)
+            and isinstance(record.reason, str | None)
         ):
             raise _not_a_sample(path, "a field has the wrong type")
         yield record
@@ -103,6 +110,8 @@ class SampleSelection:
     id: str | None = None
     pattern: re.Pattern[str] | None = None
     """Pattern that the prompt or the response contains."""
+    every_step: bool = False
+    """Search all steps, also for nothing in particular."""
 
     def matches(self, sample: SampleRecord) -> bool:
         """Whether a sample matches in everything but the step."""
@@ -117,24 +126,31 @@ def select_samples(
     samples: Iterable[SampleRecord], selection: SampleSelection
 ) -> list[SampleRecord]:
     """The selected samples, in order."""
-    looks_for = selection.id is not None or selection.pattern is not None
+    is_search = selection.id is not None or selection.pattern is not None
+    is_last_step_only = not (selection.steps or is_search or selection.every_step)
     selected: list[SampleRecord] = []
     for sample in samples:
         if not selection.matches(sample) or (
             selection.steps and sample.step not in selection.steps
         ):
             continue
-        if not selection.steps and not looks_for and selected and sample.step != selected[-1].step:
+        if is_last_step_only and selected and sample.step != selected[-1].step:
             selected.clear()
         selected.append(sample)
     return selected
 
 
 def by_reward(samples: Iterable[SampleRecord], count: int, *, best: bool) -> list[SampleRecord]:
-    """The best or the worst samples that have a reward; equal ones in their original order."""
-    rewarded = [(sample.reward, sample) for sample in samples if sample.reward is not None]
-    rewarded.sort(key=lambda pair: -pair[0] if best else pair[0])
-    return [sample for _, sample in rewarded[:count]]
+    """The best or the worst samples that have a reward; of equal ones those of the latest step
+    first."""
+    sign = -1 if best else 1
+    rewarded = [
+        (sign * sample.reward, -sample.step, sample)
+        for sample in samples
+        if sample.reward is not None
+    ]
+    rewarded.sort(key=lambda ranked: ranked[:2])
+    return [sample for *_, sample in rewarded[:count]]
 
 
 def changed_between(

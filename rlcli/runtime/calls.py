@@ -95,6 +95,8 @@ class Calls:
         self._arrivals: list[Arrival] = []
         """What is being transferred."""
         self._names: dict[str, str] = {}
+        self._reasons: dict[str, list[str | None]] = {}
+        """Sample → why its responses have their rewards."""
         """Sample → its dataset's name for it."""
 
     # -- a call, in the order in which these are used ----------------------------------------------
@@ -164,6 +166,8 @@ class Calls:
         if call.mfc.model_name not in self._pooled:
             self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
         self._take_in_batches(answers)
+        for answer in answers.values():
+            self._reasons |= answer.get("reasons", {})
         return Answered.of(
             call.mfc, call.placement, answers, self._updates.get(call.mfc.model_name, 0)
         )
@@ -254,12 +258,14 @@ class Calls:
                     of_rank = requests.setdefault(min(holders), {"aspects": {}})["aspects"]
                     of_rank.setdefault(id_, []).append(name)
         answering = self._ranks.ask("describe", requests) if requests else None
-        return _lines_of(self.names(ids), answering)
+        reasons = {id_: self._reasons[id_] for id_ in ids if id_ in self._reasons}
+        return _lines_of(self.names(ids), reasons, answering)
 
     def forget(self, ids: Sequence[str]) -> None:
         """Release samples, here and on the workers."""
         for id_ in ids:
             self._names.pop(id_, None)
+            self._reasons.pop(id_, None)
         by_rank = self.buffer.forget(ids)
         if by_rank:
             self._ranks.tell("clear", {rank: {"ids": of_rank} for rank, of_rank in by_rank.items()})
@@ -292,22 +298,34 @@ def _metadata_in_batch(
     return {PLACE: places} if ages is None else {PLACE: places, AGE: ages}
 
 
-async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | None) -> list[Fields]:
+async def _lines_of(
+    names: Mapping[str, str],
+    reasons: Mapping[str, list[str | None]],
+    answering: Awaitable[Answers] | None,
+) -> list[Fields]:
     """A line for each response, of which ranks describe different aspects; one that is not
-    described for every response of a sample is None. `names`:
-    sample → its dataset's name for it."""
+    described for every response of a sample is None. `names`: sample → its dataset's name for it;
+    `reasons`: sample → why each of its responses has its reward."""
     described: dict[str, dict[str, list[Any]]] = {id_: {} for id_ in names}
     for answer in (await answering).values() if answering is not None else ():
         for id_, aspects in answer.items():
             described[id_] |= aspects
-    return [line for id_, aspects in described.items() for line in _lines(names[id_], aspects)]
+    return [
+        line
+        for id_, aspects in described.items()
+        for line in _lines(names[id_], aspects, reasons.get(id_, ()))
+    ]
 
 
-def _lines(name: str, aspects: Mapping[str, Sequence[Any]]) -> Iterator[Fields]:
-    """The lines of a sample. `aspects` → a value for each response."""
+def _lines(
+    name: str, aspects: Mapping[str, Sequence[Any]], reasons: Sequence[str | None]
+) -> Iterator[Fields]:
+    """The lines of a sample. `aspects` → a value for each response; `reasons` of their rewards, if
+    there are any."""
     texts = aspects.get(TEXT, [])
     complete = {aspect for aspect, values in aspects.items() if len(values) == len(texts)}
+    others = ASPECTS.keys() - {TEXT}
     for number, text in enumerate(texts):
-        others = ASPECTS.keys() - {TEXT}
         values = {key: aspects[key][number] if key in complete else None for key in others}
-        yield {"id": name, "number": number, **text, **values}
+        reason = reasons[number] if reasons else None
+        yield {"id": name, "number": number, **text, **values, "reason": reason}

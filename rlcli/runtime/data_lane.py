@@ -19,7 +19,14 @@ import torch
 import torch.distributed as dist
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
+from rlcli.api.key_meaning import (
+    ADVANTAGES,
+    NOT_ENDED,
+    PROMPT_MASK,
+    REWARDS,
+    SAMPLED_LOGPROBS,
+    SEQUENCES,
+)
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.messages import Fields, Request
 
@@ -149,11 +156,28 @@ def _finishes(sample: SequenceSample, tokenizer: Any) -> list[str]:
 
 def _logprobs(sample: SequenceSample, tokenizer: Any) -> list[float]:
     """The log-prob of each response: the sum over its tokens."""
-    per_action = sample.data[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
+    return [float(logprobs.sum()) for logprobs in _of_responses(sample, SAMPLED_LOGPROBS)]
+
+
+def _lengths(sample: SequenceSample, tokenizer: Any) -> list[int]:
     masks = sample.data[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
+    return [int((~mask).sum()) for mask in masks]
+
+
+def _advantages(sample: SequenceSample, tokenizer: Any) -> list[float | None]:
+    """The advantage of each response: the mean over its tokens, None if it has none."""
     return [
-        float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)
+        float(advantages.mean()) if len(advantages) else None
+        for advantages in _of_responses(sample, ADVANTAGES)
     ]
+
+
+def _of_responses(sample: SequenceSample, key: str) -> list[torch.Tensor]:
+    """The values that a key with one for each token but the first has for the tokens of each
+    response, in double precision."""
+    values = sample.data[key].double().split(sample.flat_seqlens(key))
+    masks = sample.data[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
+    return [of_tokens[~mask[1:]] for of_tokens, mask in zip(values, masks, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -172,5 +196,7 @@ ASPECTS: Mapping[str, Aspect] = {
     "reward": Aspect((REWARDS,), _rewards),
     "finish": Aspect((NOT_ENDED,), _finishes),
     "logprob": Aspect((SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES), _logprobs),
+    "length": Aspect((SEQUENCES, PROMPT_MASK), _lengths),
+    "advantage": Aspect((ADVANTAGES, PROMPT_MASK, SEQUENCES), _advantages),
 }
 """What is shown of responses. Each aspect is described by a rank that has its keys."""

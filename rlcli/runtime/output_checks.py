@@ -27,6 +27,7 @@ from rlcli.api.key_meaning import (
     MEANINGS,
     NOT_ENDED,
     PROMPT_MASK,
+    REASONS,
     REWARDS,
     SEQUENCES,
     SOLVED,
@@ -172,6 +173,21 @@ def read_sums(metadata: Mapping[str, Sequence[Any]]) -> dict[str, Moments]:
 
 def _is_sum(value: Any) -> bool:
     return type(value) is tuple and [type(number) for number in value] == [float, int]
+
+
+def read_reasons(output: SequenceSample, origin: Origin) -> dict[str, list[str | None]]:
+    """Sample → why its responses have their rewards, if the call says so."""
+    if REASONS not in output.metadata or REWARDS not in output.seqlens:
+        return {}
+    of_samples = output.metadata[REASONS]
+    for reasons, responses in zip(of_samples, output.seqlens[REWARDS], strict=True):
+        is_list = isinstance(reasons, list) and len(reasons) == len(responses)
+        if not is_list or not all(isinstance(reason, str | None) for reason in reasons):
+            raise origin.malformed(
+                f"returned {REASONS} that are not a list for each sample, of a text or None for "
+                "each response"
+            )
+    return dict(zip(map(str, output.ids), of_samples, strict=True))
 
 
 def read_drops(output: SequenceSample, reasons: Sequence[str], origin: Origin) -> dict[str, str]:

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load, save
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import DROPPED
+from rlcli.api.key_meaning import DROPPED, REASONS
 from rlcli.api.model import call_interface
 from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
@@ -287,9 +287,8 @@ class PoolWorker:
         )
         origin = origin_of_call(self._recipe, mfc, interface, has_model=False, describe=describe)
         output, counts, _ = read_output(mfc, data, returned, origin, self._model.device)
-        output.metadata = {
-            name: values for name, values in output.metadata.items() if name in (*counts, DROPPED)
-        }
+        sent = (*counts, DROPPED, REASONS)
+        output.metadata = {name: values for name, values in output.metadata.items() if name in sent}
         return packed(output)
 
 

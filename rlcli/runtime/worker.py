@@ -40,6 +40,7 @@ from rlcli.runtime.output_checks import (
     Moments,
     output_names,
     read_output,
+    read_reasons,
     read_stats,
     read_sums,
     scores_of,
@@ -69,7 +70,14 @@ from rlcli.runtime.saving import (
 from rlcli.runtime.weight_flow import WeightCopies, copy_hook
 from rlcli.topology import Topology
 
-NO_OUTPUT: Fields = {"batch": None, "stats": {}, "scores": {}, "counts": {}, "dropped": {}}
+NO_OUTPUT: Fields = {
+    "batch": None,
+    "stats": {},
+    "scores": {},
+    "counts": {},
+    "dropped": {},
+    "reasons": {},
+}
 """What a call has to report if it is of another kind: a description of its outputs, its statistics,
 moments of the scores in its outputs and of the numbers that it counted, and the samples that it
 drops, each with the reason."""
@@ -265,6 +273,7 @@ class ModelWorker:
                 hint="correct the WRITES of its class, or the call's outputs",
                 code="R71",
             )
+        reasons = read_reasons(output, origin)
         sums, output.metadata = read_sums(output.metadata), {}
         output.remap_keys_(names)
         self.samples.add(output)
@@ -274,6 +283,7 @@ class ModelWorker:
             "scores": {name: Moments.of(numbers) for name, numbers in scores.items()} | sums,
             "counts": counts,
             "dropped": dropped,
+            "reasons": reasons,
         }
 
     def _origin(self, mfc: MFCDef) -> Origin:

@@ -72,7 +72,7 @@ FOLDERS = {
 FIRST_STEP = {
     "dataset": "say in _read() which fields of a row you need",
     "interface": "write your loss into _loss()",
-    "reward": "write your rule into _score()",
+    "reward": "write your rule into score()",
     "estimator": "write your estimator into estimate()",
     "backend": "give your engine what it lacks",
     "recipe": "put in what differs",

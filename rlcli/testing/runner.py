@@ -59,7 +59,7 @@ def run_checks(
         suites = {
             _suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)
         }
-        values = {subject: _values(subject) for subject in sound}
+        values = {subject: values_of(subject) for subject in sound}
         checks = ChecksPlugin(suites, values, watcher, options.keyword, options.check_seconds)
         own_tests = sorted(
             {str(path) for subject in sound if (path := subject.own_tests) is not None}
@@ -118,7 +118,7 @@ def _suite(subject: Subject, number: int, folder: Path) -> Path:
     return path
 
 
-def _values(subject: Subject) -> Any:
+def values_of(subject: Subject) -> Any:
     """The values from the command line: a recipe's overrides as text,
     a component's arguments parsed."""
     if subject.kind == "recipe":

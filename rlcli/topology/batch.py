@@ -53,21 +53,24 @@ class BatchArithmetic:
             )
         length = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
         lines = [f"{length} of {rows}"]
-        lines += [self._updates(role, *share) for role, share in self.sequences_per_rank.items()]
-        lines.append(f"micro-batches of at most {self.max_tokens_per_microbatch} tokens")
+        updates = {
+            role: self._updates(self.minibatches.get(role, 1), *share)
+            for role, share in self.sequences_per_rank.items()
+        }
+        for text in dict.fromkeys(updates.values()):
+            roles = ", ".join(role for role, of_role in updates.items() if of_role == text)
+            lines.append(f"{roles}: {text}")
         return lines
 
-    def _updates(self, role: str, least: int, most: int) -> str:
+    def _updates(self, count: int, least: int, most: int) -> str:
         """What a role trains on in a step: in all, on each rank, and in each of its updates."""
         share = f"{least}" if least == most else f"{least} to {most}"
-        step = f"{role}: {self.sequences} sequences ({share} per rank)"
-        count = self.minibatches.get(role, 1)
+        step = f"{self.sequences} sequences ({share} per rank)"
         if count == 1:
             return f"{step} in 1 update"
-        return (
-            f"{step} in {count} updates of {_quotient(self.sequences, count)} (about "
-            f"{-(-most // count)} per rank)"
-        )
+        about = "" if most % count == 0 and least == most else "about "
+        updates = f"{count} updates of {_quotient(self.sequences, count)}"
+        return f"{step} in {updates} ({about}{-(-most // count)} per rank)"
 
 
 def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:

@@ -28,9 +28,11 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 UNITS = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"))
 
 
-def plan_lines(plan: Plan, graph: bool = False) -> Iterator[str]:
-    """The whole plan: topology, graph, batch, memory, disk; with `graph`, also what each call reads
-    and makes, and a few steps in time."""
+def plan_lines(
+    plan: Plan, graph: bool = False, timeline: bool = False, memory: bool = False
+) -> Iterator[str]:
+    """The plan on one screen: topology, graph, batch, memory, disk. With `graph`, what each call
+    reads and makes; with `timeline`, a few steps in time; with `memory`, what each role holds."""
     topology, recipe = plan.topology, plan.recipe
     cluster = f"{_count(topology.nodes, 'node')} x {_count(topology.devices_per_node, 'device')}"
     yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
@@ -46,27 +48,31 @@ def plan_lines(plan: Plan, graph: bool = False) -> Iterator[str]:
     yield from _weights(plan)
     yield ""
     yield from (_graph(plan) if graph else _order(plan))
+    yield from (_timetable(plan) if timeline else ())
+    yield from _overlaps(Timetable(plan.recipe, topology))
     yield ""
-    yield "step"
-    for line in (*topology.batch.lines(), *_micro_batch_lines(plan)):
+    first, *others = (*topology.batch.lines(), *_micro_batch_lines(plan))
+    yield f"step: {first}"
+    for line in others:
         yield from _wrapped(line, first="  ", rest="    ")
     yield ""
-    yield from _memory(plan)
+    yield from _memory(plan, memory)
     yield from _storage(plan)
+    hidden = {"--graph": graph, "--timeline": timeline, "--memory": memory}
+    if folded := [option for option, is_shown in hidden.items() if not is_shown]:
+        yield f"in detail: {' '.join(folded)}"
 
 
 def _order(plan: Plan) -> Iterator[str]:
-    """The calls of each graph in one line, and which of them overlap."""
+    """The calls of each graph in one line."""
     for path, calls, dataset in graphs_of(plan.recipe):
         if calls and dataset is not None:
             order = " → ".join(", ".join(stage) for stage in stages(calls))
             yield from _wrapped(f"{_title(path)}: {order}", rest="  ")
-    yield from _overlaps(Timetable(plan.recipe, plan.topology))
-    yield "  --graph adds what each call reads and makes"
 
 
 def _graph(plan: Plan) -> Iterator[str]:
-    """Each graph as a table with the keys of its calls, and a few steps in time."""
+    """Each graph as a table with the keys of its calls."""
     unread: list[str] = []
     for path, calls, dataset in graphs_of(plan.recipe):
         if calls and dataset is not None:
@@ -74,10 +80,9 @@ def _graph(plan: Plan) -> Iterator[str]:
             yield _title(path)
             yield from _calls(plan.resolved, calls, path)
             unread += [key for key in producers(calls) if key not in _read(calls)]
-    yield "  keys as the interfaces declare them, but for those with a place"
+    yield "  keys are as the interfaces declare them, except where a file:line is shown"
     if unread:
-        yield "  (key): read by no other call, so it stays where it is made"
-    yield from _timetable(plan)
+        yield "  (key): not read by any other call"
 
 
 def _title(path: Path) -> str:
@@ -163,24 +168,21 @@ def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterato
 
 
 def _timetable(plan: Plan) -> Iterator[str]:
-    """A few steps in time, if some calls have separate devices."""
+    """A few steps in time."""
     table = Timetable(plan.recipe, plan.topology)
-    if not table.is_apart:
-        return
     width = max(len(name) for name in table.calls)
     places = {name: _place(of) for name, of in table.places.items()}
     widest = max(len("ranks"), *map(len, places.values()))
     turns = table.turns()
     yield ""
-    yield "time: a column is a turn, a figure the step that a call works on"
+    yield "timeline: one column per turn; digits are step numbers"
     for name in sorted(
         table.calls,
         key=lambda name: min((isinstance(lane, str), lane) for lane in table.places[name]),
     ):
         cells = " ".join("·" if step is None else str(step % 10) for step in turns[name])
         yield f"  {places[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
-    yield "  as if to generate took four turns, a training step two, other calls one"
-    yield from _overlaps(table)
+    yield "  assuming 4 turns to generate, 2 to train, 1 for other calls"
 
 
 def _overlaps(table: Timetable) -> Iterator[str]:
@@ -224,16 +226,18 @@ def _micro_batch_lines(plan: Plan) -> Iterator[str]:
         )
     else:
         yield f"sequences {bound} {lengths.sequence} tokens"
-    for name, call in plan.recipe.graph.items():
-        if call.call == "train_step":
-            tokens, count = micro_batches_of(plan.recipe, plan.topology, call)
-            yield (
-                f"{name}: {_count(count, 'micro-batch', 'es')} of up to {tokens} "
-                "tokens per update and rank"
-            )
+    training = {name: call for name, call in plan.recipe.graph.items() if call.call == "train_step"}
+    sizes = {
+        name: micro_batches_of(plan.recipe, plan.topology, call) for name, call in training.items()
+    }
+    for tokens, count in dict.fromkeys(sizes.values()):
+        names = ", ".join(name for name, of_call in sizes.items() if of_call == (tokens, count))
+        batches = _count(count, "micro-batch", "es")
+        yield f"{names}: {batches} of ≤ {tokens} tokens per update and rank"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
+def _memory(plan: Plan, with_roles: bool) -> Iterator[str]:
+    """Peaks of calls, and what each role holds all the time."""
     memory = plan.memory
     for why in dict.fromkeys(memory.unknown.values()):
         roles = ", ".join(role for role, reason in memory.unknown.items() if reason == why)
@@ -243,12 +247,12 @@ def _memory(plan: Plan) -> Iterator[str]:
     without = " without those roles" if memory.unknown else ""
     unit, name = (GIB, "GiB") if memory.highest >= GIB else (GIB >> 10, "MiB")
     yield f"memory of a device{without}, in {name}, once the optimizer has made a step"
-    held_rows = [_role(role, unit) for role in memory.roles]
-    held_rows += [_server(servers, unit) for servers in memory.servers if servers.on_devices]
-    yield from aligned(
-        ["held", "weights", "optimizer", "buffers", "in all"], held_rows, right=range(1, 5)
-    )
-    yield ""
+    if with_roles:
+        held_rows = [_role(role, unit) for role in memory.roles]
+        held_rows += [_server(servers, unit) for servers in memory.servers if servers.on_devices]
+        head = ["held", "weights", "optimizer", "buffers", "in all"]
+        yield from aligned(head, held_rows, right=range(1, 5))
+        yield ""
     verdicts = ["verdict"] if plan.device_bytes else []
     rows = [
         [*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])]
@@ -264,7 +268,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield from _wrapped(f"{role}: {remark}", "  ", "    ")
     yield from _about_servers(plan)
     if plan.device_bytes:
-        spare = f", {size(plan.reserved)} of it left to CUDA itself" if plan.reserved else ""
+        spare = f", {size(plan.reserved)} of it reserved for CUDA" if plan.reserved else ""
         yield f"  a device has {size(plan.device_bytes)}{spare}"
         for calls, keys in _same_advice(plan):
             yield from _advice(calls, keys)

@@ -51,10 +51,10 @@ def test_a_plan_shows_layout_graph_batch_and_memory(rlcli):
         "runs after sft_math",
         "actor   ■■",
         "graph: actor_gen → reward_inf, ref_inf, critic_inf → advantages → actor_train,",
-        "actor: 256 sequences (128 per rank) in 4 updates of 64 (about 32 per rank)",
+        "actor, critic: 256 sequences (128 per rank) in 4 updates of 64 (32 per rank)",
         "64 prompts x 4 responses = 256 sequences",
         "at most 40 + 64 = 104 tokens",
-        "actor_train: 1 micro-batch of up to 3328 tokens",
+        "actor_train, critic_train: 1 micro-batch of ≤ 3328 tokens per update and rank",
         "peak of       held  grads  gathered  activ.",
         "within about 15 %",
         "disk: checkpoints of",
@@ -69,7 +69,27 @@ def test_keys_of_calls_are_shown_only_with_graph(rlcli):
     assert "reads  packed_prompts" in long
     assert "actor_gen     actor.generate" in long
     assert "packed_prompts" not in short
-    assert len(short.splitlines()) <= 50 < len(long.splitlines())
+    assert len(short.splitlines()) < len(long.splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ppo_math", "--device-memory", "80"],
+        ["ppo_gsm8k", "--with", "gpu8", "--device-memory", "80"],
+        ["grpo_math", "--nodes", "4", "--devices", "8"],
+        ["sft_math"],
+    ],
+    ids=" ".join,
+)
+def test_a_plan_fits_a_screen_and_names_what_it_leaves_out(rlcli, arguments):
+    _, out, _ = rlcli("plan", *arguments)
+    assert len(out.splitlines()) <= 40
+    assert out.splitlines()[-1] == "in detail: --graph --timeline --memory"
+    _, out, _ = rlcli("plan", *arguments, "--memory", "--timeline")
+    assert "held " in out
+    assert "timeline: one column per turn" in out
+    assert out.splitlines()[-1] == "in detail: --graph"
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,8 @@ def sampled(rlcli):
         (["--id", "a"], ["1a", "2a"]),
         (["--grep", "so [0-9]"], ["2a"]),
         (["--grep", r"2\+1", "--step", "2"], ["2b"]),
-        (["--worst", "2"], ["2c", "2b"]),
+        (["--worst", "2"], ["2c", "1a"]),
+        (["--worst", "2", "--step", "2"], ["2c", "2b"]),
         (["--best", "1", "--step", "1"], ["1b"]),
         (["--limit", "1"], ["2a"]),
     ],
@@ -266,10 +267,18 @@ def test_samples_are_escaped_and_shortened(sampled):
     assert "    step 1    3  [reward 0]\n    step 2    \\x1b[2J2\n" in sampled("--changed")[1]
 
 
+def test_a_sample_is_shown_with_its_length_its_advantage_and_why_it_has_its_reward(sampled):
+    told = SAMPLES[0] | {"length": 12, "advantage": -1.25, "reason": "wrong answer: 5\x1b[2J"}
+    Path("runs/ppo_math/one/samples.jsonl").write_text(json.dumps(told) + "\n")
+    head, *rest = sampled()[1].splitlines()
+    assert "advantage -1.25  12 tokens  step 1  eval" in head
+    assert rest[-1] == "    why       wrong answer: 5\\x1b[2J"
+
+
 def test_invalid_options_and_missing_samples_are_reported(sampled):
     for options in (["--grep", "("], ["--worst", "1", "--best", "1"], ["--worst", "0"]):
         assert sampled(*options)[0] == 2
-    assert "nothing matches" in sampled("--grep", "no such thing")[2]
+    assert "no samples match" in sampled("--grep", "no such thing")[2]
     Path("runs/ppo_math/one/samples.jsonl").write_text(
         '{"step": 1, "id": 1, "prompt": 5, "response": "x"}\n'
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlcli.api.data import Preview
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.inspect.token_marks import Token, tokens_of
-from rlcli.inspect.token_page import token_page
+from rlcli.inspect.token_page import PageRow, token_page
 from rlcli.registry import load
 
 RECIPE = """\
@@ -120,10 +120,11 @@ def test_mistakes(rlcli, arguments, says):
 class _Reader(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.tags, self.text, self.addresses = [], "", []
+        self.tags, self.text, self.addresses, self.names = [], "", [], []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
+        self.names += [value for name, value in attrs if name == "id"]
         self.addresses += [value for name, value in attrs if name in ("src", "href")]
 
     def handle_data(self, data):
@@ -143,10 +144,19 @@ def test_the_page_is_self_contained_and_escaped(rlcli, tmp_path):
     assert "http" not in page
 
 
+def test_links_lead_from_row_to_row(rlcli, tmp_path):
+    code, out, _ = rlcli("tokens", "mine.yaml", "--html", "page.html")
+    assert (code, out) == (0, "wrote page.html: rows 1 to 2\n")
+    reader = _Reader()
+    reader.feed((tmp_path / "page.html").read_text())
+    assert reader.addresses == ["#row2", "#row1"]
+    assert reader.names == ["row1", "row2"]
+    assert "row 2 →row 1 of train" in reader.text
+
+
 def test_a_page_of_a_prompt_mentions_the_response():
-    page = token_page(
-        "t", [("id", "<x>")], [[Token(1, "a\n", False, False)]], "the response follows"
-    )
+    sequences = [[Token(1, "a\n", False, False)]]
+    page = token_page([PageRow(0, "t", [("id", "<x>")], sequences, "the response follows")])
     assert "<dd>&lt;x&gt;</dd>" in page
     assert 'title="1, masked">a⏎' in page
     assert "the response follows</span>" in page
@@ -162,8 +172,7 @@ def test_texts_of_tokens_add_up_to_the_decoded_text(text, cut):
 
 
 def test_control_characters_are_escaped_in_a_page():
-    page = token_page(
-        "t\x1b[2J", [("id\u202e", "x\x00")], [[Token(1, "a\x1b\u202e", False, False)]], "\x07"
-    )
+    tokens, facts = [Token(1, "a\x1b\u202e", False, False)], [("id\u202e", "x\x00")]
+    page = token_page([PageRow(0, "t\x1b[2J", facts, [tokens], "\x07")])
     assert not set("\x1b\x00\x07\u202e") & set(page)
     assert "\\u202e" in page

@@ -50,6 +50,16 @@ def test_a_run_writes_the_files_and_metrics_of_the_readme(run):
     assert escape_control(run.out) == run.out
 
 
+def test_samples_have_lengths_advantages_and_reasons_and_the_next_commands_are_named(run):
+    for line in (run.folder / "samples.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        assert sample["length"] <= 6
+        has_advantage = sample["phase"] == "train" and sample["length"] > 0
+        assert (sample["advantage"] is not None) == has_advantage
+        assert (sample["reason"] is None) == (sample["reward"] == 1)
+    assert "  rlcli plot run\n" in run.out
+
+
 def test_the_saved_actor_gives_the_same_answers_in_transformers(run):
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 

@@ -67,6 +67,12 @@ def run(interface, data=None):
     return interface.inference(model, batch() if data is None else data, SPEC)
 
 
+def counted(output):
+    """For each sample the shares of responses that hit a limit, and that could not be scored."""
+    assert output.metadata.keys() == {"reward_limits", "reward_errors", "reward_reasons"}
+    return output.metadata["reward_limits"], output.metadata["reward_errors"]
+
+
 def texts(data):
     """(prompt, response) of each sequence, without special tokens, as the tokenizer has them."""
     decode = DigitTokenizer().decode
@@ -100,7 +106,7 @@ def test_the_function_receives_prompt_response_and_row(reward):
     assert output.data["rewards"].tolist() == expected
     assert output.data["rewards"].dtype == torch.float32
     assert output.seqlens["rewards"] == [[1, 1], [1], [1, 1]]
-    assert output.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 0, 0]}
+    assert counted(output) == ([0, 0, 0], [0, 0, 0])
 
 
 def test_the_function_receives_only_the_parameters_it_names(reward):
@@ -144,6 +150,15 @@ def test_an_exception_ends_the_run_and_is_reported(reward, tmp_path, body, messa
     assert caught.value.where.startswith(f"{tmp_path}/my_reward.py:2") or "returned" in message
 
 
+def test_a_response_that_cannot_be_scored_is_said_why(reward):
+    body = "return 1 / (not row['bad'])"
+    data = batch(bad=[False, True, False])
+    output = run(reward(body, max_error_fraction=0.2), data)
+    first, (reason,), last = output.metadata["reward_reasons"]
+    assert "ZeroDivisionError" in reason
+    assert (first, last) == ([None, None], [None, None])
+
+
 def test_a_small_share_of_exceptions_is_counted_and_reported(reward, caplog):
     data = batch(bad=[False, True, False])
     with caplog.at_level(logging.WARNING):
@@ -151,7 +166,7 @@ def test_a_small_share_of_exceptions_is_counted_and_reported(reward, caplog):
             reward("return 1 / (not row['bad'])", error_reward=-3.0, max_error_fraction=0.2), data
         )
     assert output.data["rewards"].tolist() == [1.0, 1.0, -3.0, 1.0, 1.0]
-    assert output.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 1, 0]}
+    assert counted(output) == ([0, 0, 0], [0, 1, 0])
     assert "1 of 5 scores could not be computed; first, sample s1: " in caplog.text
     assert "ZeroDivisionError: division by zero" in caplog.text
     assert "line 2, in score" in caplog.text
@@ -222,7 +237,7 @@ def test_processor_time_is_a_limit_of_the_response(reward, caplog):
     with caplog.at_level(logging.WARNING):
         output = run(reward(body, cpu_s=0.3, limit_reward=-1.0), batch(slow=[False, True, False]))
     assert output.data["rewards"].tolist() == [1.0, 1.0, -1.0, 1.0, 1.0]
-    assert output.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
+    assert counted(output) == ([0, 1, 0], [0, 0, 0])
     assert (
         "1 of 5 responses hit a limit; first, sample s1: score of my_reward.py used up 0.3 s of"
         in caplog.text
@@ -236,7 +251,7 @@ def test_memory_is_a_limit_of_the_response(reward, caplog):
             batch(bytes=[1, 1 << 30, 1]),
         )
     assert output.data["rewards"].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
-    assert output.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
+    assert counted(output) == ([0, 1, 0], [0, 0, 0])
     assert "used up 0.5 GiB of memory" in caplog.text
 
 

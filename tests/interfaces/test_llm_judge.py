@@ -128,6 +128,7 @@ def test_a_judge_receives_the_question_and_its_score_is_the_reward(server, monke
         "reward_limits": [0, 0],
         "reward_errors": [0, 0],
         "reward_unscored": [0, 0],
+        "reward_reasons": [[None], [None]],
     }
     body = next(body for body in server.asked if judged(body) == "four")
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("judge", 0.5, 77)

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -88,6 +89,10 @@ def test_rewards_are_ordered_by_sample_and_response():
         "reward_timeouts": [0, 0],
         "reward_crashes": [0, 0],
         "reward_errors": [0, 0],
+        "reward_reasons": [
+            [None, "wrong answer: 5; expected: 4"],
+            ["no answer found", None],
+        ],
     }
     assert not interface.pool._workers, "numbers need no processes"
 
@@ -229,7 +234,12 @@ def test_responses_that_crash_or_time_out_are_wrong_and_counted(tmp_path, monkey
         "reward_timeouts": [0.0, 0.25],
         "reward_crashes": [0.5, 0.25],
         "reward_errors": [0.0, 0.0],
+        "reward_reasons": ANY,
     }
+    unparsed, *others = (reason for of_row in out.metadata["reward_reasons"] for reason in of_row)
+    assert unparsed is None
+    assert "comparing it ended its process: x+2; expected: x" in others
+    assert "comparing it took too long: y; expected: y+x" in others
     assert (
         "1 of 6 responses count as wrong because comparing their answers took too long; first, "
         "sample q1, response 1 of 4: y" in caplog.text

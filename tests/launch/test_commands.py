@@ -1,6 +1,8 @@
 """The commands that `rlcli plan --commands` prints."""
 
+import re
 import shlex
+import subprocess
 import sys
 import time
 
@@ -45,10 +47,16 @@ def test_paths_with_shell_characters_are_quoted(tmp_path):
     assert str(folder) in shlex.split(second.command)
 
 
+def in_one_line(lines):
+    return re.sub(r" \\\n +", " ", "\n".join(lines))
+
+
 def test_one_node_has_one_command():
     (only,) = commands()
     assert "launch.by_hand" not in only.command
-    assert len(command_lines([only], "lo")) == 2
+    comment, *command = command_lines([only], "lo")
+    assert comment == "# node 0: rank 0; the master too; all there is"
+    assert in_one_line(command) == only.command
 
 
 def test_a_slurm_job_has_one_command_that_submits_it(tmp_path):
@@ -62,9 +70,9 @@ def test_a_slurm_job_has_one_command_that_submits_it(tmp_path):
         "cluster.nodes=2",
         "cluster.devices_per_node=8",
     ]
-    comment, command = command_lines([only], "eth0")
+    comment, *command = command_lines([only], "eth0")
     assert comment == "# ranks 0-15; submits one job, which starts them on 2 nodes"
-    assert command == only.command
+    assert in_one_line(command) == only.command
 
 
 def test_a_comment_explains_each_command():
@@ -74,8 +82,22 @@ def test_a_comment_explains_each_command():
         "# node 1: rank 1",
         "# node 2: rank 2",
     ]
-    assert "name that which connects yours" in lines[-1]
-    assert all(line.startswith(("#", "cd ", "env ", sys.executable)) for line in lines if line)
+    assert "name that which connects yours" in " ".join(lines[-2:]).replace("#   ", "")
+    begun = ("#", "cd ", "env ", sys.executable, "    ")
+    assert all(line.startswith(begun) for line in lines if line)
+
+
+def test_a_printed_command_is_broken_between_words_at_80_columns(tmp_path):
+    folder = tmp_path / "two  words"
+    (only,) = commands("seed=7", "log.tensorboard=false", "train.steps=123", run_dir=folder)
+    _, *lines = command_lines([only], "lo")
+    assert len(lines) > 2
+    wide = [line for line in lines if len(line) > 80]
+    assert all(str(folder) in line or sys.executable in line for line in wide)
+    typed = "\n".join(lines).partition(" && ")[2]
+    shell = ["bash", "-c", f"printf '%s\\n' {typed}"]
+    printed = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == shlex.split(only.command.partition(" && ")[2])
 
 
 def test_commands_for_2048_nodes_take_less_than_two_seconds():

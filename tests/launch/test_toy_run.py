@@ -357,9 +357,10 @@ def test_a_rank_that_cannot_start_says_why(train, project, monkeypatch):
 def test_nonfinite_updates_in_a_row_end_the_run_before_anything_is_saved(train, project):
     set_toy(project, poison=True)
     with pytest.raises(NumericError, match="actor/grad_norm is not finite, for 2 steps") as raised:
-        train("train.max_nonfinite_streak=2")
+        train("train.max_nonfinite_streak=2", "log.plot=true")
     assert raised.value.exit_code == 9
     folder = project / "run"
+    assert (folder / "curve.png").is_file()
     assert not (folder / "models").exists()
     assert [record["step"] for record in numbers(folder)] == [0, 1, 2]
     (first, second) = json.loads((folder / "crash/nonfinite.json").read_text())

@@ -3,13 +3,14 @@
 import io
 import math
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rlcli.observe.plot import choose_panels, plot_curves, smooth
+from rlcli.observe.plot import choose_panels, plot_curves, smooth, step_ticks
 from rlcli.observe.report import RunOutcome, before_and_after, print_report
 from rlcli.observe.samples import SampleRecord
 from rlcli.observe.series import clock_time, curve, find_key, short, sparkline
@@ -144,6 +145,20 @@ def test_smoothed_values_stay_between_minimum_and_maximum(values):
     smoothed = smooth(values)
     assert len(smoothed) == len(values)
     assert min(values) - 1e-6 <= min(smoothed) <= max(smoothed) <= max(values) + 1e-6
+    assert (smoothed[0], smoothed[-1]) == (values[0], values[-1])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "ticks"),
+    [
+        (0, 30, [0, 5, 10, 15, 20, 25, 30]),
+        (0, 41, [0, 8, 16, 24, 32, 41]),
+        (7, 7, [7]),
+        (1, 3, [1, 2, 3]),
+    ],
+)
+def test_the_steps_of_a_plot_are_named_from_the_first_to_the_last(first, last, ticks):
+    assert step_ticks(first, last) == ticks
 
 
 def test_before_and_after_compare_the_first_and_last_steps():
@@ -210,11 +225,54 @@ def test_report_on_a_terminal_fits_80_columns(outcome):
     )
 
 
-def test_report_goes_to_stdout_and_lists_the_given_commands(tmp_path, capsys):
-    print_report(RunOutcome(recipe="x", run_dir=tmp_path, records=[], next_commands=["rlcli ls"]))
+def test_report_goes_to_stdout(tmp_path, capsys):
+    print_report(RunOutcome(recipe="x", run_dir=tmp_path, records=[]))
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[-1] == "  rlcli ls"
+    assert captured.out.splitlines() == ["", "x: 0 steps"]
     assert captured.err == ""
+
+
+def commands_after(outcome):
+    lines = report(outcome).partition("next:\n")[2].splitlines()
+    return [line.strip() for line in lines]
+
+
+@pytest.fixture
+def trained(outcome, tmp_path, monkeypatch):
+    """The outcome of a run with an actor, in the folder of its recipe."""
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    run = tmp_path / "ppo_math" / "second"
+    (run / "models/actor").mkdir(parents=True)
+    return replace(outcome, run_dir=run, models={"actor": run / "models/actor"})
+
+
+def add_a_second_run(run):
+    for folder in (run, run.parent / "first"):
+        folder.mkdir(exist_ok=True)
+        (folder / "status.json").touch()
+
+
+def test_report_names_the_commands_that_fit_the_run(trained):
+    run = trained.run_dir
+    usual = [f"rlcli samples {run} --changed", f"rlcli plot {run}", f"rlcli eval {run}"]
+    assert commands_after(trained) == usual
+    (run / "models/actor/chat_template.jinja").touch()
+    add_a_second_run(run)
+    chat, compare = f"rlcli chat {run}", f"rlcli compare {run.parent}"
+    assert commands_after(trained) == [*usual, chat, compare]
+
+
+def test_report_of_a_run_without_an_actor_names_other_commands(trained):
+    run = trained.run_dir
+    (run / "samples.jsonl").write_text("{}\n")
+    critic = replace(trained, models={"critic": run / "models/critic"}, samples=[], records=SFT)
+    assert commands_after(critic) == [f"rlcli samples {run} --worst 3", f"rlcli plot {run}"]
+
+
+def test_report_names_the_picture_of_the_curves(trained):
+    assert "curves:" not in report(trained)
+    (trained.run_dir / "curve.png").touch()
+    assert f"curves: {trained.run_dir}/curve.png\n" in report(trained)
 
 
 def test_report_is_not_truncated_on_a_narrow_terminal(tmp_path):

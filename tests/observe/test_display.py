@@ -207,6 +207,16 @@ def test_picture_shows_progress_metrics_and_the_current_call(clock):
     assert "now: actor_gen" in picture
 
 
+def test_the_last_picture_shows_no_current_call(clock):
+    stream = io.StringIO()
+    display = LiveDisplay(open_console(stream, force_terminal=True, width=80), clock)
+    with display:
+        display.start("ppo_math", "runs/x", 1)
+        display.step(rl_record(1))
+        display.phase("saving critic")
+    assert "now:" not in "".join(render(display))
+
+
 def test_the_picture_starts_over_for_each_run_of_a_chain(clock):
     display = LiveDisplay(open_console(io.StringIO(), force_terminal=True, width=80), clock)
     display.start("sft_math", "runs/a", 300, "warm start sft_math")

@@ -18,6 +18,7 @@ from rlcli.runtime.output_checks import (
     checked_output,
     checked_row,
     read_counts,
+    read_reasons,
     read_stats,
     read_sums,
     versions,
@@ -373,6 +374,24 @@ def test_sums_in_metadata_are_pairs_of_a_sum_and_a_count():
     assert read_sums(metadata) == {"shaped_reward": Moments(total=1.0, squares=0.0, size=3)}
     assert read_counts(metadata, MINE).keys() == {"counts"}
     assert math.isnan(read_sums({"nobody": [(0.0, 0)]})["nobody"].mean)
+
+
+def with_reasons(reasons):
+    scored = output(rewards=torch.ones(3))
+    scored.metadata = {"reward_reasons": reasons, "errors": [0, 1]}
+    return scored
+
+
+def test_reasons_of_rewards_are_read_for_each_sample():
+    reasons = [["no answer found", None], [None]]
+    assert read_reasons(with_reasons(reasons), MINE) == {"a": reasons[0], "b": reasons[1]}
+    assert read_reasons(output(rewards=torch.ones(3)), MINE) == {}
+
+
+@pytest.mark.parametrize("reasons", [[["a"], [None]], ["a", "b"], [[1, None], [None]]], ids=str)
+def test_reasons_that_are_not_a_text_or_none_for_each_response_are_refused(reasons):
+    with pytest.raises(ProjectError, match="reward_reasons that are not a list for each sample"):
+        read_reasons(with_reasons(reasons), MINE)
 
 
 def test_sums_of_ranks_add_up_to_the_mean_over_all():

@@ -45,12 +45,12 @@ def test_calls_of_one_step_overlap_on_separate_devices():
     assert table.overlaps(0) == {"reward_inf": ["ref_inf"], "ref_inf": ["critic_inf"]}
 
 
-def test_on_one_device_nothing_overlaps_and_nothing_is_drawn():
+def test_on_one_device_nothing_overlaps():
     planned = plan(profiles=())
     table = Timetable(planned.recipe, planned.topology)
     assert not table.is_apart
     assert table.overlaps(1) == table.overlaps(0) == {}
-    assert not any(line.startswith("time:") for line in plan_lines(planned, graph=True))
+    assert not any("overlaps" in line for line in plan_lines(planned, timeline=True))
 
 
 def test_the_picture_has_the_order_of_a_synchronous_run():
@@ -114,8 +114,8 @@ def test_generation_in_the_picture_is_as_far_ahead_as_allowed(staleness):
 
 def test_the_plan_shows_overlaps_in_80_columns_and_in_json():
     planned = plan(*APART)
-    lines = list(plan_lines(planned, graph=True))
-    start = next(number for number, line in enumerate(lines) if line.startswith("time:"))
+    lines = list(plan_lines(planned, timeline=True))
+    start = next(number for number, line in enumerate(lines) if line.startswith("timeline:"))
     assert lines[start + 8].split()[:12] == ["1", "actor_gen", *"11112222", "·", "·"]
     assert max(map(len, lines)) <= 80
     assert "  actor_gen overlaps with reward_inf, ref_inf, critic_inf, actor_inf," in lines

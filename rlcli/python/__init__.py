@@ -1,0 +1,1 @@
+"""What `import rlcli` offers to scripts and notebooks: see docs/python.md."""

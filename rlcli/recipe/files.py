@@ -18,13 +18,11 @@ from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.tree import Mapping, Mark, dotted, nearest
 from rlcli.recipe.parsing.tree import Path as TreePath
 from rlcli.recipe.schema import Call, Recipe
-from rlcli.recipe.suggest import close_to
+from rlcli.spelling import nearest_name
 
 BUILTIN = "builtin:"
 HUB = "hf:"
 """Prefix of the path of a Hub dataset; Hub models are written as owner/name only."""
-NEAR_FILE = 0.75
-"""How similar the name of a file must be to the one that does not exist, to be proposed."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -207,7 +205,7 @@ def _likely_data(tree_path: TreePath, text: str) -> str | None:
         neighbours = []
     except (ValueError, RuntimeError):  # no possible path, no such home
         return None
-    near = close_to(file.name, neighbours, cutoff=NEAR_FILE)
+    near = nearest_name(file.name, neighbours)
     if near is not None:
         return f"did you mean {file.with_name(near)}?"
     if _HUB_ID.fullmatch(text) and not file.parent.is_dir():

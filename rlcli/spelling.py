@@ -10,31 +10,33 @@ A_SLIP = 0.85
 """Words at least this similar count as a typo of each other, even if the word has a meaning
 elsewhere."""
 SIMILAR = 0.7
-A_LITTLE_SIMILAR = 0.6
+HARDLY_SIMILAR = 0.6
 """Enough for words whose first half is the same."""
 SHORT = 4
 """Up to this many letters, similar letters alone say little: ppo is not dpo."""
 
 
 def nearest_name(word: str, names: Iterable[str]) -> str | None:
-    """The name that a word begins, that it is a typo of, or that it continues; else the most
-    similar one, or one that it is a part of; None if none is near."""
+    """The name that a word begins, that it is a typo of, or that it continues; else one that
+    it is a part of, or the most similar one; None if none is near."""
     candidates = list(names)
-    same = _same(word, candidates)
+    same, plain, typo = _same(word, candidates), _plain(word), misspelt(word, candidates)
     if same is not None:
         return same
-    plain = _plain(word)
     begun = [name for name in candidates if len(plain) > 1 and _plain(name).startswith(plain)]
     continued = [name for name in candidates if _continues(plain, _plain(name))]
     partly = [name for name in candidates if len(plain) > 2 and plain in _plain(name).split("_")]
-    similar = difflib.get_close_matches(word, candidates, n=5, cutoff=SIMILAR)
-    less = difflib.get_close_matches(word, candidates, n=5, cutoff=A_LITTLE_SIMILAR)
-    similar += [name for name in less if _begin_alike(plain, _plain(name))]
-    swapped = [name for name in candidates if sorted(name) == sorted(word)]
-    slips = [name for name in (*swapped, *similar) if _is_slip(plain, _plain(name))]
-    typo = misspelt(word, candidates)
     typos = [typo] if typo is not None else []
-    return next(iter((*begun, *typos, *continued, *slips, *partly)), None)
+    return next(iter((*begun, *typos, *continued, *partly, *_slips(word, candidates))), None)
+
+
+def _slips(word: str, names: list[str]) -> list[str]:
+    """The names of which a word may be a misspelling, the most similar first."""
+    swapped = [name for name in names if sorted(name) == sorted(word)]
+    similar = difflib.get_close_matches(word, names, n=5, cutoff=SIMILAR)
+    hardly = difflib.get_close_matches(word, names, n=5, cutoff=HARDLY_SIMILAR)
+    similar += [name for name in hardly if _begin_alike(_plain(word), _plain(name))]
+    return [name for name in (*swapped, *similar) if _is_slip(_plain(word), _plain(name))]
 
 
 def misspelt(word: str, names: Iterable[str]) -> str | None:

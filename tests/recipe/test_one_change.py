@@ -14,17 +14,27 @@ from rlcli.errors import Problem, RecipeError
 from rlcli.recipe.parsing.layers import profile_names
 from rlcli.recipe.resolve import load_recipe
 
+ENGINES = [
+    f"ppo_math models.{role}.backend={engine}"
+    for role in ("actor", "critic", "ref")
+    for engine in ("fsdp", "deepspeed", "megatron", "inference", "sglang", "vllm", "null")
+]
+OTHER_RECIPES = [
+    f"{recipe} models.actor.backend={engine}"
+    for recipe in ("sft_math", "grpo_math", "dpo_arithmetic", "best_of_n_math")
+    for engine in ("megatron", "inference", "sglang")
+]
+MESHES = [f"ppo_math models.actor.mesh.{size}=2" for size in ("dp", "tp", "pp", "cp", "ep")]
+PROFILES = [
+    f"{recipe} --with {profile}"
+    for recipe in ("ppo_math", "grpo_math", "dpo_arithmetic", "sft_math")
+    for profile in ("async", "async_grpo", "dapo", "gpu8", "sglang")
+]
 CHANGES = [
-    *(
-        f"ppo_math models.{role}.backend={engine}"
-        for role in ("actor", "critic", "ref")
-        for engine in ("fsdp", "deepspeed", "megatron", "inference", "sglang", "vllm", "null")
-    ),
-    *(
-        f"{recipe} models.actor.backend={engine}"
-        for recipe in ("sft_math", "grpo_math", "dpo_arithmetic", "best_of_n_math")
-        for engine in ("megatron", "inference", "sglang")
-    ),
+    *ENGINES,
+    *OTHER_RECIPES,
+    *MESHES,
+    *PROFILES,
     "rlhf_arithmetic models.reward.backend=null",
     "ppo_math models.reward.backend=fsdp",
     "rm_arithmetic models.actor.backend=inference",
@@ -53,7 +63,6 @@ CHANGES = [
     "sft_math models.actor.scratch.model_type=mixtral",
     "ppo_math launch=ray",
     "ppo_math launch=slurm",
-    *(f"ppo_math models.actor.mesh.{dimension}=2" for dimension in ("dp", "tp", "pp", "cp", "ep")),
     "ppo_math cluster.devices_per_node=8",
     "ppo_math models.ref=null",
     "ppo_math graph.ref_inf=null",
@@ -62,11 +71,6 @@ CHANGES = [
     "ppo_math train.eval.dataset=null",
     "distill_math models.teacher=null",
     "sft_math models.actor.backend.args.lora=8",
-    *(
-        f"{recipe} --with {profile}"
-        for recipe in ("ppo_math", "grpo_math", "dpo_arithmetic", "sft_math")
-        for profile in ("async", "async_grpo", "dapo", "gpu8", "sglang", "grpo")
-    ),
 ]
 
 
@@ -189,9 +193,9 @@ def test_a_profile_of_another_algorithm_is_refused_with_one_that_fits(
 
 
 def test_a_profile_may_bring_a_base_or_a_block_of_its_own(tmp_path: Path):
-    own = tmp_path / "own.yaml"
-    own.write_text(
+    layer = tmp_path / "own.yaml"
+    layer.write_text(
         'judge: {timeout_s: 3.0}\ngraph: {reward_inf: {interface: {args: "${judge}"}}}\n'
     )
-    assert problems("ppo_math", "--with", str(own)) == []
+    assert problems("ppo_math", "--with", str(layer)) == []
     assert {"async", "async_grpo"} <= profile_names().keys()

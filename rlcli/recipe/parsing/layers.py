@@ -114,8 +114,6 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
         if name in files:
             return files[name]
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
-    if f"base/{name}" in recipe_names():
-        hint = f"{name} is no profile: a recipe is made of it by extends: base/{name}"
     problems.add(
         "R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint
     )

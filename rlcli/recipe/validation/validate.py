@@ -221,15 +221,20 @@ class _Checker:
                 and full_path[:-1] not in self.unresolved.lacking
             ):
                 sections.setdefault(path[:-1], []).append(str(path[-1]))
-        for section, (first, *others) in sections.items():
-            message = f"{dotted((*self.prefix, *section, first))} is required"
-            if others:
-                message += f", and {', '.join(others)} next to it"
-            mark, same = nearest(tree, (*section, first)).mark, f"lacks {first} {others}"
-            is_data = self.prefix[:1] == ("datasets",) and first == "path"
-            hint = self.names_beside(tree, section)
-            hint = "give it by --data, or write it in the recipe" if is_data else hint
-            self.add("R39", message, section, mark, hint=hint, same=same)
+        for section, names in sections.items():
+            self.note_lacking(section, names, tree)
+
+    def note_lacking(self, section: Path, names: Sequence[str], tree: Mapping) -> None:
+        """Report the required keys that a section lacks."""
+        first, *others = names
+        message = f"{dotted((*self.prefix, *section, first))} is required"
+        if others:
+            message += f", and {', '.join(others)} next to it"
+        mark, same = nearest(tree, (*section, first)).mark, f"lacks {first} {others}"
+        is_data = self.prefix[:1] == ("datasets",) and first == "path"
+        hint = self.names_beside(tree, section)
+        hint = "give it by --data, or write it in the recipe" if is_data else hint
+        self.add("R39", message, section, mark, hint=hint, same=same)
 
     def names_beside(self, tree: Mapping, path: Path) -> str | None:
         """The hint about a role, a dataset or a call that only the command line knows: it was

@@ -59,7 +59,7 @@ WORDS = {
         "micro_train_batch_size n_samples_per_prompt num_episodes overlong_buffer_len "
         "overlong_penalty_factor policy_loss_type pretrain prompt_data prompt_max_len "
         "remote_rm_url reward_clip_range reward_pretrain ring_attn_size rollout_batch_size "
-        "save_path save_steps train_batch_size use_kl_loss use_tensorboard use_wandb value_clip"
+        "save_path save_steps train_batch_size use_kl_loss use_tensorboard value_clip"
     ),
     "axolotl": (
         "adam_beta1 adam_beta2 adam_epsilon base_model bf16 chat_template cosine_min_lr_ratio "
@@ -67,7 +67,7 @@ WORDS = {
         "learning_rate log_completions lr_scheduler max_steps micro_batch_size num_epochs "
         "num_generations optimizer output_dir reward_funcs rl save_steps save_strategy "
         "save_total_limit saves_per_epoch sequence_len tokenizer_config use_tensorboard "
-        "val_set_size wandb_project warmup_ratio warmup_steps weight_decay"
+        "val_set_size warmup_ratio warmup_steps weight_decay"
     ),
 }
 """Framework → words that it uses, as in the tables: the last part of its key, or its last parts."""

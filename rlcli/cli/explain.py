@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +74,8 @@ def _explain_code(code: str, as_json: bool) -> None:
     lines = files("rlcli.cli").joinpath("codes.txt").read_text(encoding="utf-8").splitlines()
     meanings = dict(line.split(" ", 1) for line in lines)
     if code not in meanings:
+        if re.fullmatch("[A-Z][0-9]+", code):
+            raise UsageError(f"no error has the code {code}", hint="for example rlcli explain R42")
         raise UsageError(
             "rlcli explain needs RECIPE and KEY, or the code of an error", hint="rlcli explain R42"
         )

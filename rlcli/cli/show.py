@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,9 +72,27 @@ def show(
     if homes and len(words) == 1 and not of_recipe:
         _show_components(homes, as_json)
         return
-    if len(words) == 1 and not of_recipe and _show_section(words[0], as_json):
-        return
+    if len(words) == 1 and not of_recipe:
+        if _show_section(words[0], as_json):
+            return
+        _check_name(words[0])
     _show_recipe(load(words[0], words[1:], with_), origins, every, as_json)
+
+
+def _check_name(name: str) -> None:
+    """Raises UsageError for a name of other tools that no recipe here has, with what it is here."""
+    from rlcli.recipe.parsing.layers import recipe_names
+    from rlcli.recipe.synonyms import absent
+    from rlcli.registry.listing import called_elsewhere
+
+    if name in recipe_names() or Path(name).exists():
+        return
+    if advice := absent(name):
+        raise UsageError(f"there is no {name} here", hint=advice)
+    for kind in KINDS.values():
+        if component := called_elsewhere(kind, name):
+            hint = f"rlcli show {component}"
+            raise UsageError(f"nothing is named {name!r} here", hint=hint)
 
 
 def _show_metrics(texts: Sequence[str], as_json: bool) -> None:

@@ -3,6 +3,7 @@ against the signatures in their source."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from collections.abc import Collection as ReadCollection
 from collections.abc import Mapping as ReadMapping
@@ -133,7 +134,12 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
             unresolved.values.add((*path, "type"))
             continue
         if not isinstance(args, Mapping):
-            problems.add("R37", f"args must be a mapping, found {kind_of(args)}", args.mark)
+            problems.add(
+                "R37",
+                f"args must be a mapping, found {kind_of(args)}",
+                args.mark,
+                hint=_missing_space(args),
+            )
             result = unresolved.drop_from(cast(Mapping, result), (*path, "args"))
             continue
         if not args.entries and not any(argument.required for argument in signature.arguments):
@@ -163,6 +169,14 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
     return cast(Mapping, result)
+
+
+def _missing_space(node: Node) -> str | None:
+    """The hint for a text that was meant as a key and its value."""
+    text = node.value if isinstance(node, Scalar) else None
+    if not isinstance(text, str) or not (written := re.fullmatch(r"([A-Za-z_]\w*):(\S+)", text)):
+        return None
+    return f"write {written[1]}: {written[2]}, with a space after the colon"
 
 
 def _readable_signature(kind: str, name: Scalar, problems: Problems) -> registry.Signature | None:

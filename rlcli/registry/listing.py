@@ -108,18 +108,18 @@ def _unknown(kind: str, name: str, files: list[str]) -> UnknownComponent:
         return UnknownComponent(f"{name!r} cannot name {article} {singular}: {rule}", hint=listed)
     if instead := COMPONENTS.get((kind, name)):
         return UnknownComponent(f"no {singular} is named {name!r}", hint=instead)
-    meant = _called_elsewhere(kind, module_name(name), files)
+    meant = called_elsewhere(kind, module_name(name))
     guess = f"; rlcli has {meant!r} instead" if meant else ""
     if not meant and (near := nearest_name(module_name(name), files)):
         guess = f"; did you mean {near!r}?"
     return UnknownComponent(f"no {singular} is named {name!r}{guess}", hint=listed)
 
 
-def _called_elsewhere(kind: str, name: str, files: list[str]) -> str | None:
+def called_elsewhere(kind: str, name: str) -> str | None:
     """The component that declares that others call it so, or offer this in its place."""
     from rlcli.registry.signature import signature
 
-    for candidate in files:
+    for candidate in _files(kind):
         try:
             words = signature(kind, candidate).constants.get("ELSEWHERE", "")
         except ProjectError:

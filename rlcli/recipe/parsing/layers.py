@@ -91,6 +91,7 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     name = text.removesuffix(".yaml").removeprefix("recipes/")
     if name in names and not name.startswith(PROFILES):
         return names[name]
+    name = name.removesuffix(".yml")
     profile, listed = name.removeprefix(PROFILES), whole_recipe_names()
     hint = did_you_mean(name, listed, f"available: {', '.join(listed)}" if listed else None)
     if profile in profile_names():

@@ -62,7 +62,6 @@ LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
     ({"dp": 2}, {}),
     ({"tp": 2}, {}),
     ({"pp": 2}, {}),
-    ({"cp": 2}, RING),
     ({"dp": 2, "tp": 2}, {}),
     ({"pp": 2, "tp": 2}, {}),
     ({"cp": 2, "tp": 2}, ULYSSES),

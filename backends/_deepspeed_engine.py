@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.engine_loop import TrainLoop
 from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import EngineState, GivesParameters, Model, ModelOutput, PipelinableEngine
 
 from ._engine import TransformersEngine
 from ._put_away import PutAway, copied_to_host, copy_into
 from ._recomputation import RecomputedLayers
+from ._routers import RoutedTraining, Routers
 from ._zero import configuration, import_deepspeed, own_group, surroundings
 from ._zero_stages import divide_parameters, make_stage
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
+class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
     """A transformers model with AdamW under ZeRO."""
 
     def __init__(self, model: Model, settings: DeepSpeed):
         self.settings = settings
         super().__init__(model, settings.dtype, settings.kv_cache_tokens)
+        self.routers = Routers.of(self.lm, self.role, settings)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         with self._surroundings():
             self._zero = make_stage(self._library, self.packed, settings, self._config, self._group)

@@ -141,3 +141,15 @@ class ContextParallelism:
 @dataclass(frozen=True, kw_only=True)
 class TransformersTraining(TransformersSettings, TrainingSettings):
     """A transformers model that also trains."""
+
+    LIMITS: ClassVar[Limits] = {"router_aux_loss_coef": {"ge": 0}, "router_z_loss_coef": {"ge": 0}}
+
+    router_aux_loss_coef: float | None = None
+    """Coefficient of the loss that balances the experts of a mixture (Switch Transformers), taken
+    over all tokens of an update. null: no such loss, whatever config.json says, as in transformers
+    unless it is asked for router logits; 0 only measures. If a rank has several micro-batches,
+    the load of all but the first is counted in forward passes of their own, a third more work."""
+
+    router_z_loss_coef: float | None = None
+    """Coefficient of the loss that keeps the logits of routers small (ST-MoE's z-loss). null: no
+    such loss; 0 only measures."""

@@ -21,13 +21,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from rlcli.api.engine import Hook
-from rlcli.api.engine_loop import TrainLoop
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine, register_backend
 
 from ._engine import TransformersEngine
 from ._recomputation import RecomputedLayers
+from ._routers import RoutedTraining, Routers
 from ._settings import ContextParallelism, TransformersTraining
 from ._sharding import forget_gradients, shard, sharding_mesh
 
@@ -60,13 +60,14 @@ class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
         return model
 
 
-class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
+class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
     """A transformers model with AdamW, sharded when its mesh has more than one data- or
     context-parallel rank."""
 
     def __init__(self, model: Model, settings: FSDP):
         self.settings = settings
         super().__init__(model, settings.dtype, settings.kv_cache_tokens, settings.context_parallel)
+        self.routers = Routers.of(self.lm, self.role, settings)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._is_in_step = False
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]

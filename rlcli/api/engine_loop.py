@@ -52,15 +52,21 @@ class TrainLoop(ForwardLoop, TrainEngine):
     ) -> list[Stats]:
         collected: list[Stats] = []
         for number, micro_batch in enumerate(micro_batches, start=1):
-            sample = micro_batch.sample
-            if micro_batch.is_idle:
-                loss = self.forward_micro_batch(sample, _zero)
-                collected.append({})
-            else:
-                loss, sums = read_loss(self.forward_micro_batch(sample, _for(sample, loss_fn)))
-                collected.append(sums)
-            self.backward(loss / divisor.to(loss.dtype), is_last=number == len(micro_batches))
+            loss, sums = self.loss_of(micro_batch, loss_fn, divisor)
+            collected.append(sums)
+            self.backward(loss, is_last=number == len(micro_batches))
         return collected
+
+    def loss_of(
+        self, micro_batch: MicroBatch, loss_fn: LossFn, divisor: torch.Tensor
+    ) -> tuple[torch.Tensor, Stats]:
+        """What the backward pass of a micro-batch begins with, a scalar, and the stats of its
+        loss."""
+        sample = micro_batch.sample
+        if micro_batch.is_idle:
+            return self.forward_micro_batch(sample, _zero), {}
+        loss, sums = read_loss(self.forward_micro_batch(sample, _for(sample, loss_fn)))
+        return loss / divisor.to(loss.dtype), sums
 
 
 def _for(sample: SequenceSample, hook: Hook[T]) -> Callable[[ModelOutput], T]:

@@ -117,6 +117,19 @@ ENGINE_METRICS: Metrics = {
         "optimizer steps that left the weights as they were: their gradient "
         "was not finite, or the loss was early_stop's to stop",
     ),
+    "<role>/router_aux_loss": (
+        "loss",
+        "load-balancing loss of the routers, without its coefficient; experts per token "
+        "if all experts are used alike",
+    ),
+    "<role>/router_z_loss": ("loss", "z-loss of the routers, without its coefficient"),
+    "<role>/router_entropy": ("nats per token", "entropy of the routers' choice of an expert"),
+    "<role>/router_load_max": (
+        "ratio",
+        "tokens of the busiest expert of any layer, divided by the mean of its layer",
+    ),
+    "<role>/router_load_min": ("ratio", "the same for the expert with the fewest tokens"),
+    "<role>/router_dropped": ("share", "choices of experts that were not counted: always 0"),
 }
 """Of calls that train."""
 

@@ -12,6 +12,7 @@ from rlcli.testing.backend.forward import ForwardChecks
 from rlcli.testing.backend.generation import BackendGenerationChecks
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.ranks import RanksChecks
+from rlcli.testing.backend.routers import RouterChecks
 from rlcli.testing.backend.state import StateChecks
 from rlcli.testing.backend.streams import StreamChecks
 from rlcli.testing.backend.training import BackendTrainingChecks
@@ -25,6 +26,7 @@ class BackendContract(  # pytest runs the checks of the last base first
     StreamChecks,
     BackendGenerationChecks,
     OptimizerChecks,
+    RouterChecks,
     BackendTrainingChecks,
     ForwardChecks,
     DeclarationChecks,

@@ -1,0 +1,235 @@
+"""Losses of the routers in a mixture of experts, and how evenly they use their experts.
+
+Let x[l, t, e] be the logit of expert e for token t in layer l, p = softmax over e, and let each
+token choose k of E experts. All N tokens of an optimizer step count, those of prompts too: over all
+micro-batches and data-parallel ranks, without padding, which never reaches a router. With L layers
+that have experts,
+
+    C[l, e] = number of tokens that choose e,   f[l, e] = C[l, e] / N
+    P[l, e] = sum over t of p[l, t, e] / N
+    auxiliary loss = mean over l of  E * sum over e of  f[l, e] * P[l, e]
+    z-loss         = mean over l and t of  logsumexp over e of x[l, t, e], squared
+
+The first is that of Switch Transformers (https://arxiv.org/abs/2101.03961, eq. 4 to 6; k times as
+large for k experts per token, like that of transformers), the second that of ST-MoE
+(https://arxiv.org/abs/2202.08906, eq. 5). Balancing a whole step instead of each micro-batch lets
+experts specialise (https://arxiv.org/abs/2501.11873). transformers' `load_balancing_loss_func` adds
+up the counts of all layers before it multiplies, so that layers can hide each other's imbalance;
+for a single layer it is the same loss.
+
+The z-loss is a sum over tokens, divided by L * N. The auxiliary loss is not, but C has no gradient:
+
+    gradient of the auxiliary loss = E / (L * N**2) * sum over l, e, t of C[l, e] * grad p[l, t, e]
+
+is a sum over tokens once C and N are those of the whole step. They are counted before the first
+backward pass: in the forward pass that the first micro-batch needs anyway, and in additional ones
+without gradients for the others. So gradients are the same for any micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlcli.api.engine import LossFn
+from rlcli.api.engine_loop import TrainLoop
+from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.loss_stats import Stats
+from rlcli.api.micro_batches import MicroBatch
+from rlcli.errors import ModelError
+
+from ._settings import TransformersTraining
+
+
+class Routers:
+    """The routers of a transformers model: what they are trained for, and their logits."""
+
+    def __init__(self, lm: Any, role: str, aux_coef: float, z_coef: float):
+        self.aux_coef = aux_coef
+        self.z_coef = z_coef
+        self._role = role
+        self._logits: list[torch.Tensor] | None = None
+        self._are_logits: bool | None = None
+        modules, self._index = _routers_in(lm, role)
+        self.per_token: int = lm.config.get_text_config().num_experts_per_tok
+        for module in modules:
+            module.register_forward_hook(self._observe)
+
+    @classmethod
+    def of(cls, lm: Any, role: str, settings: TransformersTraining) -> Routers | None:
+        """None if the settings ask for nothing. Raises ModelError for a model without routers that
+        can be balanced."""
+        coefficients = (settings.router_aux_loss_coef, settings.router_z_loss_coef)
+        if coefficients == (None, None):
+            return None
+        aux_coef, z_coef = (coefficient or 0.0 for coefficient in coefficients)
+        return cls(lm, role, aux_coef, z_coef)
+
+    @contextmanager
+    def observed(self) -> Iterator[list[torch.Tensor]]:
+        """The logits of the passes within this context. Layers that are recomputed by a backward
+        pass are outside it."""
+        self._logits = logits = []
+        try:
+            yield logits
+        finally:
+            self._logits = None
+
+    def counts(self, logits: torch.Tensor) -> torch.Tensor:
+        """[L, E] the number of tokens that choose each expert, from logits [L, T, E]."""
+        chosen = logits.softmax(-1).topk(self.per_token, -1).indices.flatten(1)
+        counts = logits.new_zeros((logits.shape[0], logits.shape[2]), dtype=torch.float64)
+        return counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
+
+    def _observe(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._logits is None:
+            return
+        logits = outputs[self._index].flatten(0, -2)
+        if self._are_logits is None:
+            self._are_logits = not _are_probabilities(logits)
+        if not self._are_logits:
+            raise ModelError(
+                f"the routers of role {self._role} do not return logits",
+                hint="install a newer version of transformers",
+            )
+        self._logits.append(logits)
+
+
+def _routers_in(lm: Any, role: str) -> tuple[list[nn.Module], int]:
+    """The modules, and the index of the logits among their outputs. Raises ModelError."""
+    config = lm.config.get_text_config()
+    recorder = (getattr(lm.base_model, "_can_record_outputs", None) or {}).get("router_logits")
+    modules: list[nn.Module] = []
+    # the models to whose loss transformers itself can add that of routers
+    if recorder is not None and hasattr(config, "router_aux_loss_coef"):
+        modules = [
+            module
+            for name, module in lm.base_model.named_modules()
+            if isinstance(module, recorder.target_class) and (recorder.layer_name or "") in name
+        ]
+    if not modules:
+        raise ModelError(
+            f"the {config.model_type} of role {role} has no routers that can be balanced",
+            hint=f"leave out router_… in models.{role}.backend.args",
+        )
+    return modules, recorder.index
+
+
+def _are_probabilities(logits: torch.Tensor) -> bool:
+    """Whether a router returns the softmax in place of the logits, as in transformers 5.3."""
+    return bool((logits >= 0).all()) and bool(((logits.sum(-1) - 1).abs() < 1e-2).all())
+
+
+class RoutedStep:
+    """What the routers do in one optimizer step; all tensors are sums over tokens."""
+
+    def __init__(self, routers: Routers, tokens: torch.Tensor):
+        self._routers = routers
+        self._tokens = tokens
+        """Of the step, on all ranks."""
+        self.counted: list[torch.Tensor] = []
+        """[L, E] the tokens that choose each expert, in each micro-batch that was counted ahead."""
+        self.load: torch.Tensor | None = None
+        """[L, E] the same for the whole step, on all ranks."""
+        self.trained: list[torch.Tensor] = []
+        """[L, 2 E + 2] for each micro-batch of this rank that is trained on: tokens that choose
+        each expert, probabilities, squares of logsumexp, entropies."""
+
+    def loss(self, logits: torch.Tensor) -> torch.Tensor:
+        """The contribution of a micro-batch, given its logits [L, T, E], to the router losses of
+        the step; a scalar."""
+        probabilities = logits.softmax(-1)
+        squares = logits.logsumexp(-1, keepdim=True).square().sum(1)
+        with torch.no_grad():
+            entropies = torch.special.entr(probabilities).sum((1, 2))[:, None]
+            counts = self._routers.counts(logits)
+            sums = (counts, probabilities.sum(1), squares, entropies)
+            self.trained.append(torch.cat([quantity.double() for quantity in sums], -1))
+        total = self._routers.z_coef * squares.mean(0).sum() / self._tokens
+        if self.load is not None:
+            factors = self._routers.aux_coef * _balance_factors(self.load, self._tokens)
+            total = total + (factors.to(probabilities.dtype) * probabilities.sum(1)).sum()
+        return total.to(logits.dtype)
+
+    def stats(self, sums: torch.Tensor) -> Stats:
+        """What is reported of a step, from the sums over its micro-batches on all ranks: values of
+        the whole step, the same on every rank that reports any."""
+        experts = (sums.shape[-1] - 2) // 2
+        counts, probabilities, squares, entropies = sums.split([experts, experts, 1, 1], -1)
+        shares = counts / counts.mean(-1, keepdim=True)
+        choices = self._routers.per_token * self._tokens * len(sums)
+        values = {
+            "router_aux_loss": (_balance_factors(counts, self._tokens) * probabilities).sum(),
+            "router_z_loss": squares.mean() / self._tokens,
+            "router_entropy": entropies.mean() / self._tokens,
+            "router_load_max": shares.max(),
+            "router_load_min": shares.min(),
+            "router_dropped": 1 - counts.sum() / choices,
+        }
+        return {name: (value, torch.ones(())) for name, value in values.items()}
+
+
+def _balance_factors(load: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[L, E] the derivatives of the auxiliary loss by the probabilities of any token."""
+    layers, experts = load.shape
+    return load * experts / (layers * tokens.square())
+
+
+class RoutedTraining(TrainLoop):
+    """Training of a transformers model, with the losses of its routers if it has `routers`."""
+
+    routers: Routers | None = None
+    _routed: RoutedStep
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
+    ) -> list[Stats]:
+        if self.routers is None:
+            return super().forward_backward_batch(micro_batches, loss_fn, divisor)
+        tokens = torch.tensor(sum(map(_length, micro_batches)), dtype=torch.float64)
+        step = RoutedStep(self.routers, self.all_reduce(tokens.to(self.device)))
+        if self.routers.aux_coef:
+            with torch.no_grad():
+                for micro_batch in micro_batches[1:]:
+                    step.counted.append(self.routers.counts(self._logits_of(micro_batch)))
+        self._routed = step
+        stats = super().forward_backward_batch(micro_batches, loss_fn, divisor)
+        sums = self.all_reduce(torch.stack(step.trained).sum(0))
+        has_work = any(not micro_batch.is_idle for micro_batch in micro_batches)
+        return [*stats, step.stats(sums)] if has_work else stats
+
+    def loss_of(
+        self, micro_batch: MicroBatch, loss_fn: LossFn, divisor: torch.Tensor
+    ) -> tuple[torch.Tensor, Stats]:
+        if self.routers is None:
+            return super().loss_of(micro_batch, loss_fn, divisor)
+        with self.routers.observed() as observed:
+            loss, stats = super().loss_of(micro_batch, loss_fn, divisor)
+        step, logits = self._routed, _stacked(observed, micro_batch)
+        if self.routers.aux_coef and step.load is None:
+            counts = [self.routers.counts(logits), *step.counted]
+            step.load = self.all_reduce(torch.stack(counts).sum(0))
+        return loss + step.loss(logits), stats
+
+    def _logits_of(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """[L, T, E] from a forward pass of its own, without the head."""
+        assert self.routers is not None
+        with self.routers.observed() as observed:
+            self.forward_micro_batch(micro_batch.sample, lambda output: None)
+        return _stacked(observed, micro_batch)
+
+
+def _length(micro_batch: MicroBatch) -> int:
+    """Tokens that count."""
+    lengths = () if micro_batch.is_idle else micro_batch.sample.flat_seqlens(SEQUENCES)
+    return sum(lengths)
+
+
+def _stacked(observed: Sequence[torch.Tensor], micro_batch: MicroBatch) -> torch.Tensor:
+    """The layers' logits in float32; an idle micro-batch has none that count."""
+    logits = torch.stack([layer.float() for layer in observed])
+    return logits[:, :0] if micro_batch.is_idle else logits

@@ -1,0 +1,199 @@
+"""Losses of routers: with them, too, a step equals that of a plain loop,
+however its batch is cut and spread over ranks."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.errors import ModelError
+from rlcli.testing.backend.base import (
+    OBJECTIVES,
+    SETTINGS,
+    BackendChecks,
+    batch,
+    source_of,
+    weights_apart,
+)
+from rlcli.testing.backend.plain import Loss, PlainTraining, sequences
+from rlcli.testing.contract import Violation
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
+from rlcli.testing.tiny_models import tiny_model
+
+LOSSES = {"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.02}
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+SHARES = (4, 7, 5)
+"""Sequences of the first of two ranks at each step; at the second, the other has none."""
+
+
+class RouterChecks(BackendChecks):
+    """For backends with the setting `router_aux_loss_coef`."""
+
+    def test_router_losses_train_like_a_plain_loop(self) -> None:
+        """losses of routers: steps of a plain loop, any micro-batches"""
+        self._require_setting()
+        for family in FAMILIES:
+            for head in OBJECTIVES:
+                self._require_exact(RoutedLife(self, family, head).deviations(), "one rank")
+
+    def test_recomputed_routers_count_once(self) -> None:
+        """losses of routers are the same with recomputed activations"""
+        self._require_setting()
+        life = RoutedLife(self, FAMILIES[0], "lm", {"gradient_checkpointing": True})
+        self._require_exact(life.deviations(), "one rank that recomputes activations")
+
+    def test_ranks_share_router_losses(self) -> None:
+        """ranks, uneven shares: losses of routers are those of all"""
+        self._require_setting()
+        skip_without_forks()
+        life = RoutedLife(self, FAMILIES[0], "lm")
+        for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
+            self._require_exact(deviations, f"rank {rank} of dp 2")
+
+    def test_router_losses_are_added_only_where_they_are_set(self) -> None:
+        """without coefficients nothing is added or measured"""
+        self._require_setting()
+        engine = self.trained_engine(FAMILIES[0], **SETTINGS)
+        plain = PlainTraining(tiny_model(FAMILIES[0]), self.optimizer_settings(**SETTINGS))
+        objective = OBJECTIVES["lm"]
+        expected = plain.step([batch()], objective.plain, self.rates()[0])
+        stats = engine.train_batch(batch(), objective.loss, objective.weight, version_steps=0)
+        self._require_exact({"grad_norm": _error(stats, expected, "grad_norm")}, "one rank")
+        if measured := sorted(name for name in stats if name.startswith("router")):
+            cause = "leave out what nobody has asked for"
+            raise Violation(f"{', '.join(measured)} without a coefficient", cause, _of(engine))
+
+    def test_a_model_without_routers_is_refused(self) -> None:
+        """a coefficient for a model without routers is refused"""
+        self._require_setting()
+        with pytest.raises(ModelError, match="no routers that can be balanced"):
+            self.trained_engine("llama", router_aux_loss_coef=0.1)
+
+    def _require_setting(self) -> None:
+        if not self.trains():
+            pytest.skip("does not train")
+        if not hasattr(self.backend(), "router_aux_loss_coef"):
+            pytest.skip("has no setting router_aux_loss_coef")
+
+    def _require_exact(self, deviations: dict[str, float], who: str) -> None:
+        for quantity, apart in deviations.items():
+            if not apart <= self.tolerance:
+                cause = (
+                    "the load of experts is that of all tokens of a step, on all ranks and in "
+                    "all micro-batches; each counts once"
+                )
+                finding = f"{quantity} of {who} is off by {apart:.2g} with losses of routers"
+                raise Violation(finding, cause, _of(self.trained_engine()))
+
+
+@dataclass(frozen=True)
+class RoutedLife:
+    """A few training steps with losses of routers, alone or as one of two ranks."""
+
+    checks: BackendChecks
+    family: str
+    head: str
+    settings: Any = None
+
+    def deviations(self, rank: int | None = None) -> dict[str, float]:
+        """The largest relative error of each number, compared with a plain loop."""
+        with self.checks.at_device():
+            return self._deviations(rank)
+
+    def _deviations(self, rank: int | None) -> dict[str, float]:
+        mesh = None if rank is None else mesh_of_ranks(dp=2)
+        settings = SETTINGS | LOSSES | (self.settings or {})
+        engine = self.checks.trained_engine(self.family, head=self.head, mesh=mesh, **settings)
+        objective = OBJECTIVES[self.head]
+        plain = PlainTraining(
+            tiny_model(self.family, head=self.head), self.checks.optimizer_settings(**SETTINGS)
+        )
+        worst: dict[str, float] = {}
+        for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
+            reference = Reference(batch(step))
+            expected = plain.step([batch(step)], reference.added_to(objective.plain), rate)
+            share = batch(step) if rank is None else _share(step, rank)
+            cuts = MicroBatchSpec(n_mbs=3 - step)
+            stats = engine.train_batch(
+                share, objective.loss, objective.weight, "global", cuts, step
+            )
+            aux, z = stats.get("router_aux_loss", 0.0), stats.get("router_z_loss", 0.0)
+            whole = stats["loss"] + LOSSES["router_aux_loss_coef"] * aux
+            actual = stats | {"loss": whole + LOSSES["router_z_loss_coef"] * z}
+            for name in expected | reference.metrics:
+                error = _error(actual, expected | reference.metrics, name)
+                worst[name] = max(worst.get(name, 0.0), error)
+        weights = self.checks.weights(engine)
+        return worst | {"weights": weights_apart(weights, plain.weights(), None)}
+
+
+class Reference:
+    """The losses and measures of the routers of a plain model on a whole batch, from transformers'
+    own function, layer by layer."""
+
+    def __init__(self, sample: SequenceSample):
+        self.metrics: dict[str, float] = {}
+        """Known once the losses have been computed."""
+        self._sample = sample
+
+    def added_to(self, loss: Loss) -> Loss:
+        def added(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tensor, float]:
+            summed, weight = loss(lm, sample)
+            return summed + weight * self._losses(lm), weight
+
+        return added
+
+    def _losses(self, lm: Any) -> torch.Tensor:
+        config, outputs = lm.config, []
+        for tokens in sequences(self._sample):
+            outputs.append(
+                lm.base_model(
+                    input_ids=tokens[None], use_cache=False, output_router_logits=True
+                ).router_logits
+            )
+        layers = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+        balance: Any = vars(inspect.getmodule(type(lm.base_model)))["load_balancing_loss_func"]
+        experts, per_token = layers[0].shape[-1], config.num_experts_per_tok
+        aux = torch.stack([balance((layer,), experts, per_token) for layer in layers]).mean()
+        z = torch.stack([layer.logsumexp(-1).square().mean() for layer in layers]).mean()
+        self._measure(torch.stack(layers).detach(), per_token, aux.detach(), z.detach())
+        coefficients = LOSSES["router_aux_loss_coef"], LOSSES["router_z_loss_coef"]
+        return coefficients[0] * aux + coefficients[1] * z
+
+    def _measure(
+        self, logits: torch.Tensor, per_token: int, aux: torch.Tensor, z: torch.Tensor
+    ) -> None:
+        chosen = logits.topk(per_token, -1).indices
+        loads = nn.functional.one_hot(chosen, logits.shape[-1]).sum((1, 2)).double()
+        shares = loads / loads.mean(-1, keepdim=True)
+        entropy = torch.distributions.Categorical(logits=logits).entropy().mean()
+        self.metrics = {
+            "router_aux_loss": float(aux),
+            "router_z_loss": float(z),
+            "router_entropy": float(entropy),
+            "router_load_max": float(shares.max()),
+            "router_load_min": float(shares.min()),
+            "router_dropped": 0.0,
+        }
+
+
+def _share(step: int, rank: int) -> SequenceSample:
+    """A rank's sequences of a step."""
+    whole, cut = batch(step), SHARES[step]
+    return whole.select_indices(range(cut) if rank == 0 else range(cut, whole.bs))
+
+
+def _error(actual: dict[str, float], expected: dict[str, float], name: str) -> float:
+    """Relative, where the number is not small."""
+    return abs(actual.get(name, float("nan")) - expected[name]) / max(abs(expected[name]), 0.1)
+
+
+def _of(engine: Any) -> str:
+    return source_of(engine, "loss_of", "forward_backward_batch")

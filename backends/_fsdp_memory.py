@@ -72,7 +72,7 @@ class FSDPMemory(TrainingMemory):
         """Gathered parameters under FSDP: embedding, head and norms,
         and those of `blocks` blocks."""
         largest = max(
-            self.width * (layer.attention + layer.mlp) + 4 * layer.experts
+            self.width * (layer.attention + layer.mlp + layer.shared) + 4 * layer.experts
             for layer in self.sizes.layers
         )
         return self.outside_blocks + blocks * largest if self.is_sharded else 0

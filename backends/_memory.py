@@ -244,6 +244,7 @@ def part_of(sizes: Architecture, ranks: int) -> Architecture:
             attention=layer.attention // ranks,
             mlp=layer.mlp // ranks,
             experts=layer.experts // ranks,
+            shared=layer.shared // ranks,
         )
         for layer in sizes.layers
     )
@@ -274,7 +275,16 @@ def saved_by_layer(sizes: Architecture, layer: TransformerBlock, width: int) -> 
         mlp = experts * (8 * hidden + 16 * sizes.mlp + 44) + 4 * layer.mlp // hidden
     else:
         mlp = 4 * width * _dense_width(sizes, layer)
-    return norms + inputs + attention + mlp
+    return norms + inputs + attention + mlp + _saved_by_shared_expert(sizes, layer, width)
+
+
+def _saved_by_shared_expert(sizes: Architecture, layer: TransformerBlock, width: int) -> int:
+    """The same for an expert that all tokens share: a gated MLP whose output is scaled."""
+    if not layer.shared:
+        return 0
+    narrow_inputs = 0 if width == 4 else 3 * width * sizes.hidden
+    inner = 4 * width * (layer.shared // (3 * sizes.hidden))
+    return narrow_inputs + inner + width * (sizes.hidden + 1)
 
 
 def _dense_width(sizes: Architecture, layer: TransformerBlock) -> int:

@@ -14,12 +14,14 @@ class TransformerBlock:
     mlp: int
     """Matrices and biases of the dense MLP, or of the router if there are experts."""
     experts: int
-    """Weights of all experts."""
+    """Weights of all experts that tokens choose."""
     norms: int
+    shared: int = 0
+    """Matrices of an expert that all tokens share, with its router."""
 
     @property
     def parameters(self) -> int:
-        return self.attention + self.mlp + self.experts + self.norms
+        return self.attention + self.mlp + self.experts + self.norms + self.shared
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Architecture:
     @property
     def cast(self) -> int:
         """Weights in the blocks' matrix products that autocast copies to a lower precision."""
-        return sum(layer.attention + layer.mlp for layer in self.layers)
+        return sum(layer.attention + layer.mlp + layer.shared for layer in self.layers)
 
     def parameters(self, head: str = "lm") -> int:
         """Number of parameters, with the language-model head or ("value") with one that gives a

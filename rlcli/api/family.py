@@ -22,6 +22,8 @@ both from 0.
     layers.{i}.mlp.down.weight|bias                  [hidden, mlp]
     layers.{i}.mlp.router.weight                     [experts, hidden]
     layers.{i}.mlp.experts.{e}.gate|up|down.weight   as gate, up, down, with the width of an expert
+    layers.{i}.mlp.shared_expert.gate|up|down.weight likewise, with the width of the shared expert
+    layers.{i}.mlp.shared_expert.router.weight       [1, hidden]
     head.norm.weight|bias                            [hidden]
     head.output.weight                               [vocabulary, hidden]; absent where tied
     head.value.weight|bias                           [1, hidden]
@@ -66,6 +68,9 @@ class Experts:
     """Whether the weights of the chosen experts are scaled to sum to 1."""
     layers: tuple[int, ...]
     """Blocks that have experts; the others have an ordinary MLP."""
+    shared: int = 0
+    """Width of an expert that every token uses in addition, scaled by the sigmoid of a router of
+    its own; 0: there is none."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class _Family:
     qk_norm: bool = False
     experts: str | None = None
     """The key with the number of experts."""
+    shared: str | None = None
+    """The key with the width of an expert that all tokens share."""
 
 
 def _defaults(
@@ -93,6 +95,28 @@ _FAMILIES: dict[str, _Family] = {
         ),
         qk_norm=True,
         experts="num_experts",
+    ),
+    "qwen2_moe": _Family(
+        _defaults(
+            2048,
+            5632,
+            24,
+            16,
+            16,
+            151936,
+            32768,
+            moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632,
+            num_experts=60,
+            num_experts_per_tok=4,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            qkv_bias=True,
+        ),
+        qkv_bias="qkv_bias",
+        output_bias=False,
+        experts="num_experts",
+        shared="shared_expert_intermediate_size",
     ),
     "gemma": _Family(
         _defaults(3072, 24576, 28, 16, 16, 256000, 8192, head_dim=256, tie_word_embeddings=True)
@@ -178,16 +202,18 @@ def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> Transfor
     attention += (queries + 2 * keys) * _has(family.qkv_bias, settings) + hidden * _has(
         family.output_bias, settings
     )
-    mlp, experts = 0, 0
+    mlp, experts, shared = 0, 0, 0
     if family.experts and _is_sparse(settings, index):
         count = _size(settings, family.experts)
         width = _size(settings, "moe_intermediate_size", _size(settings, "intermediate_size"))
         mlp, experts = count * hidden, count * 3 * hidden * width
+        if family.shared:
+            shared = 3 * hidden * _size(settings, family.shared) + hidden
     else:
         width = _size(settings, "intermediate_size")
         mlp = 3 * hidden * width + (2 * width + hidden) * _has(family.mlp_bias, settings)
     return TransformerBlock(
-        attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm
+        attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm, shared
     )
 
 

@@ -17,7 +17,7 @@ from rlcli.testing.tiny_models import tiny_config
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2",
-            "qwen3", "mixtral", "qwen3_moe", "olmoe")  # fmt: skip
+            "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")  # fmt: skip
 
 
 def random_model(family):

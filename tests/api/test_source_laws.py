@@ -19,7 +19,7 @@ from rlcli.testing.tiny_models import tiny_config, tiny_model
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2",
-            "qwen3", "mixtral", "qwen3_moe", "olmoe")  # fmt: skip
+            "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")  # fmt: skip
 SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
         "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,

@@ -46,6 +46,12 @@ FAMILIES = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
     },
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+    },
     "gpt2": {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
 }
 

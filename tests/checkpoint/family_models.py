@@ -36,6 +36,13 @@ MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
+SHARED = {
+    **GQA,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 GPT2 = {
     "vocab_size": 97,
     "n_embd": 32,
@@ -71,6 +78,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-tied": ("mixtral",
                      {**GQA, "num_local_experts": 3, "tie_word_embeddings": True,
                       "sliding_window": 7}),
+    "qwen2_moe": ("qwen2_moe", {**SHARED, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen2_moe-tied-windows": ("qwen2_moe", {**SHARED, "tie_word_embeddings": True,
+                               "use_sliding_window": True, "sliding_window": 5,
+                               "max_window_layers": 2, "qkv_bias": False}),
     "qwen3_moe": ("qwen3_moe", {**MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "qwen3_moe-tied": ("qwen3_moe", {**MOE, "decoder_sparse_step": 2, "tie_word_embeddings": True}),
 }  # fmt: skip

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from rlcli.api.family import HFFamily, register_hf_family
 from rlcli.api.parameters import Layout, Link
@@ -14,7 +15,17 @@ from rlcli.testing.family import FamilyContract
 
 from . import family_models
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "mixtral", "qwen3_moe")
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma",
+    "gpt2",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -74,6 +85,15 @@ def test_mistral_has_its_default_window_unless_it_is_null():
     family, hf = family_of("mistral"), {"model_type": "mistral", **family_models.GQA}
     assert family.config_from_hf(hf).windows == (4096,) * 3
     assert family.config_from_hf({**hf, "sliding_window": None}).windows == ()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_moe"])
+def test_windows_of_a_file_without_layer_types_are_those_of_transformers(name):
+    settings = {**family_models.GQA, "use_sliding_window": True, "sliding_window": 5,
+                "num_hidden_layers": 5, "max_window_layers": 3}  # fmt: skip
+    kinds = AutoConfig.for_model(name, **settings).layer_types
+    config = family_of(name).config_from_hf({"model_type": name, **settings})
+    assert config.windows == tuple(5 if kind == "sliding_attention" else None for kind in kinds)
 
 
 def test_wrong_shapes_are_refused():

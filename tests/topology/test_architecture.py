@@ -38,6 +38,10 @@ SETTINGS = [
       "head_dim": 16}),
     ("qwen3_moe",
      {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "mlp_only_layers": [0, 2]}),
+    ("qwen2_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24,
+                   "shared_expert_intermediate_size": 40}),
+    ("qwen2_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "qkv_bias": False,
+                   "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]}),
     ("gemma", DENSE),
     ("gemma", {**DENSE, "head_dim": 16, "tie_word_embeddings": False}),
     ("gemma2", DENSE),
@@ -79,7 +83,7 @@ def test_every_parameter_is_counted(model_type, settings, tmp_path):
 @pytest.mark.parametrize("model_type", sorted({name for name, _ in SETTINGS}))
 def test_missing_settings_have_the_defaults_of_transformers(model_type):
     with_few_layers = {"num_hidden_layers": 1} | (
-        {"num_experts": 2} if model_type == "qwen3_moe" else {}
+        {"num_experts": 2} if model_type.endswith("_moe") else {}
     )
     expected = real_parameters(make_config(model_type, with_few_layers), "lm")
     assert read_architecture({"model_type": model_type, **with_few_layers}).parameters() == expected

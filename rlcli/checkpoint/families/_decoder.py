@@ -163,26 +163,28 @@ class Decoder(HFFamily):
     def block_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
         theirs, ours = f"model.layers.{index}", f"layers.{index}"
         yield Link(f"{theirs}.input_layernorm.weight", (f"{ours}.attention.norm.weight",))
-        yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", QKV, config.qkv_bias)
-        yield from _linear(
+        yield from linear_links(f"{theirs}.self_attn.", f"{ours}.attention.", QKV, config.qkv_bias)
+        yield from linear_links(
             f"{theirs}.self_attn.", f"{ours}.attention.", {"o_proj": "output"}, config.output_bias
         )
         if config.qk_norm:
-            yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", QK_NORM, bias=False)
+            yield from linear_links(
+                f"{theirs}.self_attn.", f"{ours}.attention.", QK_NORM, bias=False
+            )
         yield Link(f"{theirs}.post_attention_layernorm.weight", (f"{ours}.mlp.norm.weight",))
         yield from self.mlp_links(config, index, form)
 
     def mlp_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
-        yield from _linear(
+        yield from linear_links(
             f"model.layers.{index}.mlp.", f"layers.{index}.mlp.", MLP, config.mlp_bias
         )
 
     def head_links(self, config: ModelConfig) -> Iterator[Link]:
         yield Link("model.norm.weight", ("head.norm.weight",))
         if config.value_head:
-            yield from _linear("", "head.", {"score": "value"}, bias=True)
+            yield from linear_links("", "head.", {"score": "value"}, bias=True)
         else:
-            yield from _linear("", "head.", {"lm_head": "output"}, bias=False)
+            yield from linear_links("", "head.", {"lm_head": "output"}, bias=False)
 
 
 QKV = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
@@ -204,7 +206,7 @@ def expert_links(
     yield Link(f"{theirs if form == 'file' else module}.gate.weight", (f"{ours}.router.weight",))
     if form == "file":
         for expert in range(count):
-            yield from _linear(
+            yield from linear_links(
                 f"{theirs}.experts.{expert}.", f"{ours}.experts.{expert}.", names, bias=False
             )
         return
@@ -221,7 +223,8 @@ def expert_links(
     )
 
 
-def _linear(theirs: str, ours: str, names: Mapping[str, str], bias: bool) -> Iterator[Link]:
+def linear_links(theirs: str, ours: str, names: Mapping[str, str], bias: bool) -> Iterator[Link]:
+    """Matrices, and biases if there are any; `names` maps the last part of their names to ours."""
     for their_name, our_name in names.items():
         for kind in ("weight", "bias") if bias else ("weight",):
             yield Link(f"{theirs}{their_name}.{kind}", (f"{ours}{our_name}.{kind}",))

@@ -25,8 +25,13 @@ class WindowedDecoder(Decoder):
         window, count = size_in(settings, "sliding_window"), size_in(settings, "num_hidden_layers")
         if kinds := settings.get("layer_types"):
             return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-        first = settings["max_window_layers"]
-        return tuple(window if index >= first else None for index in range(count))
+        return tuple(
+            window if self.has_window_at(settings, index) else None for index in range(count)
+        )
+
+    def has_window_at(self, settings: Mapping[str, Any], index: int) -> bool:
+        """Whether block `index` has a window in a configuration without `layer_types`."""
+        return bool(index >= settings["max_window_layers"])
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
         kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]

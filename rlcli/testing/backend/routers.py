@@ -4,7 +4,8 @@ however its batch is cut and spread over ranks."""
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.model import TrainEngine
 from rlcli.errors import ModelError
 from rlcli.testing.backend.base import (
     OBJECTIVES,
@@ -100,7 +102,7 @@ class RoutedLife:
     checks: BackendChecks
     family: str
     head: str
-    settings: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def deviations(self, rank: int | None = None) -> dict[str, float]:
         """The largest relative error of each number, compared with a plain loop."""
@@ -108,35 +110,45 @@ class RoutedLife:
             return self._deviations(rank)
 
     def _deviations(self, rank: int | None) -> dict[str, float]:
-        mesh = None if rank is None else mesh_of_ranks(dp=2)
-        settings = SETTINGS | LOSSES | (self.settings or {})
-        engine = self.checks.trained_engine(self.family, head=self.head, mesh=mesh, **settings)
-        objective = OBJECTIVES[self.head]
+        engine = self._engine(rank)
         plain = PlainTraining(
             tiny_model(self.family, head=self.head), self.checks.optimizer_settings(**SETTINGS)
         )
         worst: dict[str, float] = {}
         for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
-            reference = Reference(batch(step))
-            expected = plain.step([batch(step)], reference.added_to(objective.plain), rate)
-            share = batch(step) if rank is None else _share(step, rank)
-            cuts = MicroBatchSpec(n_mbs=3 - step)
-            stats = engine.train_batch(
-                share, objective.loss, objective.weight, "global", cuts, step
-            )
-            aux, z = stats.get("router_aux_loss", 0.0), stats.get("router_z_loss", 0.0)
-            whole = stats["loss"] + LOSSES["router_aux_loss_coef"] * aux
-            actual = stats | {"loss": whole + LOSSES["router_z_loss_coef"] * z}
-            for name in expected | reference.metrics:
-                error = _error(actual, expected | reference.metrics, name)
-                worst[name] = max(worst.get(name, 0.0), error)
+            actual = self._train(engine, step, rank)
+            expected = self._expected(plain, step, rate)
+            for name in expected:
+                worst[name] = max(worst.get(name, 0.0), _error(actual, expected, name))
         weights = self.checks.weights(engine)
-        return worst | {"weights": weights_apart(weights, plain.weights(), None)}
+        return worst | {"weights": weights_apart(weights, plain.weights())}
+
+    def _engine(self, rank: int | None) -> TrainEngine:
+        mesh = None if rank is None else mesh_of_ranks(dp=2)
+        settings = SETTINGS | LOSSES | dict(self.settings)
+        return self.checks.trained_engine(self.family, head=self.head, mesh=mesh, **settings)
+
+    def _train(self, engine: TrainEngine, step: int, rank: int | None) -> Mapping[str, float]:
+        """The stats of a step; `loss` includes those of the routers."""
+        share = batch(step) if rank is None else _share(step, rank)
+        objective, cuts = OBJECTIVES[self.head], MicroBatchSpec(n_mbs=3 - step)
+        stats = engine.train_batch(share, objective.loss, objective.weight, "global", cuts, step)
+        added = sum(
+            coefficient * stats.get(name.removesuffix("_coef"), 0.0)
+            for name, coefficient in LOSSES.items()
+        )
+        return stats | {"loss": stats["loss"] + added}
+
+    def _expected(self, plain: PlainTraining, step: int, rate: float) -> Mapping[str, float]:
+        """The same of a plain loop over all sequences."""
+        reference = RouterReference(batch(step))
+        loss = reference.added_to(OBJECTIVES[self.head].plain)
+        return plain.step([batch(step)], loss, rate) | reference.metrics
 
 
-class Reference:
-    """The losses and measures of the routers of a plain model on a whole batch, from transformers'
-    own function, layer by layer."""
+class RouterReference:
+    """The losses and measures of a plain model's routers for a batch, with transformers' own
+    function, layer by layer."""
 
     def __init__(self, sample: SequenceSample):
         self.metrics: dict[str, float] = {}
@@ -144,6 +156,8 @@ class Reference:
         self._sample = sample
 
     def added_to(self, loss: Loss) -> Loss:
+        """The loss function with the losses of the routers, times their coefficients."""
+
         def added(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tensor, float]:
             summed, weight = loss(lm, sample)
             return summed + weight * self._losses(lm), weight
@@ -151,46 +165,48 @@ class Reference:
         return added
 
     def _losses(self, lm: Any) -> torch.Tensor:
-        config, outputs = lm.config, []
-        for tokens in sequences(self._sample):
-            outputs.append(
-                lm.base_model(
-                    input_ids=tokens[None], use_cache=False, output_router_logits=True
-                ).router_logits
-            )
-        layers = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+        layers = self._logits(lm)
+        experts, per_token = layers[0].shape[-1], lm.config.num_experts_per_tok
         balance: Any = vars(inspect.getmodule(type(lm.base_model)))["load_balancing_loss_func"]
-        experts, per_token = layers[0].shape[-1], config.num_experts_per_tok
         aux = torch.stack([balance((layer,), experts, per_token) for layer in layers]).mean()
         z = torch.stack([layer.logsumexp(-1).square().mean() for layer in layers]).mean()
-        self._measure(torch.stack(layers).detach(), per_token, aux.detach(), z.detach())
-        coefficients = LOSSES["router_aux_loss_coef"], LOSSES["router_z_loss_coef"]
-        return coefficients[0] * aux + coefficients[1] * z
-
-    def _measure(
-        self, logits: torch.Tensor, per_token: int, aux: torch.Tensor, z: torch.Tensor
-    ) -> None:
-        chosen = logits.topk(per_token, -1).indices
-        loads = nn.functional.one_hot(chosen, logits.shape[-1]).sum((1, 2)).double()
-        shares = loads / loads.mean(-1, keepdim=True)
-        entropy = torch.distributions.Categorical(logits=logits).entropy().mean()
         self.metrics = {
-            "router_aux_loss": float(aux),
-            "router_z_loss": float(z),
-            "router_entropy": float(entropy),
-            "router_load_max": float(shares.max()),
-            "router_load_min": float(shares.min()),
-            "router_dropped": 0.0,
+            "router_aux_loss": aux.item(),
+            "router_z_loss": z.item(),
+            **_measures(torch.stack(layers).detach(), per_token),
         }
+        return LOSSES["router_aux_loss_coef"] * aux + LOSSES["router_z_loss_coef"] * z
+
+    def _logits(self, lm: Any) -> list[torch.Tensor]:
+        """[T, E] of each layer with experts, from passes over one sequence at a time."""
+        settings = {"use_cache": False, "output_router_logits": True}
+        outputs = [
+            lm.base_model(input_ids=tokens[None], **settings).router_logits
+            for tokens in sequences(self._sample)
+        ]
+        return [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+
+
+def _measures(logits: torch.Tensor, per_token: int) -> dict[str, float]:
+    """From the logits [L, T, E] of all layers."""
+    chosen = logits.topk(per_token, -1).indices
+    loads = nn.functional.one_hot(chosen, logits.shape[-1]).sum((1, 2)).double()
+    relative = loads / loads.mean(-1, keepdim=True)
+    return {
+        "router_entropy": float(torch.distributions.Categorical(logits=logits).entropy().mean()),
+        "router_load_max": float(relative.max()),
+        "router_load_min": float(relative.min()),
+        "router_dropped": 0.0,
+    }
 
 
 def _share(step: int, rank: int) -> SequenceSample:
     """A rank's sequences of a step."""
-    whole, cut = batch(step), SHARES[step]
-    return whole.select_indices(range(cut) if rank == 0 else range(cut, whole.bs))
+    sample, cut = batch(step), SHARES[step]
+    return sample.select_indices(range(cut) if rank == 0 else range(cut, sample.bs))
 
 
-def _error(actual: dict[str, float], expected: dict[str, float], name: str) -> float:
+def _error(actual: Mapping[str, float], expected: Mapping[str, float], name: str) -> float:
     """Relative, where the number is not small."""
     return abs(actual.get(name, float("nan")) - expected[name]) / max(abs(expected[name]), 0.1)
 

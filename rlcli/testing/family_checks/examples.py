@@ -22,6 +22,7 @@ from rlcli.testing.contract import Violation, place_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
     "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 64, "num_local_experts": 4, "num_experts": 4,
     "num_experts_per_tok": 2, "sliding_window": 6, "max_window_layers": 1, "bos_token_id": 1,

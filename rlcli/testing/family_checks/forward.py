@@ -110,7 +110,12 @@ def _mixture(config: ModelConfig, block: Weights, hidden: torch.Tensor) -> torch
         [_mlp(config, block, f"mlp.experts.{e}", hidden) for e in range(config.experts.count)], -2
     )
     picked = every.gather(-2, chosen[..., None].expand(*chosen.shape, hidden.shape[-1]))
-    return (picked * weights[..., None]).sum(-2)
+    mixed = (picked * weights[..., None]).sum(-2)
+    if not config.experts.shared:
+        return mixed
+    shared = "mlp.shared_expert"
+    scale = _linear(block, f"{shared}.router", hidden).sigmoid()
+    return mixed + scale * _mlp(config, block, shared, hidden)
 
 
 def _mlp(config: ModelConfig, block: Weights, name: str, hidden: torch.Tensor) -> torch.Tensor:

@@ -226,6 +226,9 @@ def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...] | None:
             (r"layers\.\d+\.mlp\.router", {"weight": (experts.count, hidden)}),
             (r"layers\.\d+\.mlp\.experts\.\d+\.(gate|up)", _linear(experts.width, hidden)),
             (r"layers\.\d+\.mlp\.experts\.\d+\.down", _linear(hidden, experts.width)),
+            (r"layers\.\d+\.mlp\.shared_expert\.(gate|up)", _linear(experts.shared, hidden)),
+            (r"layers\.\d+\.mlp\.shared_expert\.down", _linear(hidden, experts.shared)),
+            (r"layers\.\d+\.mlp\.shared_expert\.router", {"weight": (1, hidden)}),
         ]
     stem, _, kind = name.rpartition(".")
     shapes: dict[str, Any] = next(

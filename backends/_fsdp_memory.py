@@ -1,6 +1,8 @@
-"""The memory of `fsdp` over dp, tp and cp ranks. No torch here: `rlcli plan` imports this file."""
+"""The memory of `fsdp` over dp, tp, cp and ep ranks. No torch here: `rlcli plan` imports it."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from rlcli.api.memory import Kept, Parts, PlacedRole
 
@@ -11,6 +13,8 @@ class FSDPMemory(TrainingMemory):
     """Parameters, gradients and optimizer state of one rank;
     the others' parameters while they are gathered."""
 
+    dimensions: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp", "ep")
+
     def __init__(self, role: PlacedRole):
         super().__init__(role)
         self.keeps_casts = role.mesh["tp"] == 1  # casts of parts of parameters are not kept
@@ -18,6 +22,8 @@ class FSDPMemory(TrainingMemory):
         self.is_sharded = ranks > 1
         self.shards = min(role.arguments.get("shard_size") or ranks, ranks)
         """Data- and context-parallel ranks that share one copy of the model."""
+        self.expert_ranks = role.mesh.get("ep", 1)
+        """Data-parallel ranks among which the experts are divided."""
         self.defers = self.is_sharded and bool(role.arguments.get("defer_reduction"))
 
     @property
@@ -34,6 +40,31 @@ class FSDPMemory(TrainingMemory):
     def resident(self) -> Kept:
         weights = 4 * self.parameters // self.shards
         return Kept(weights, optimizer=8 * self.parameters // self.shards if self.trains else 0)
+
+    def remarks(self) -> list[str]:
+        if self.expert_ranks == 1:
+            return super().remarks()
+        count = self.sizes.experts // self.expert_ranks
+        kib = self._exchanged_per_token() / 1024
+        remark = (
+            f"each rank computes {count} of {self.sizes.experts} experts; in an update, a token "
+            f"takes about {kib:,.0f} KiB from rank to rank and back, all-to-all"
+        )
+        return [*super().remarks(), remark]
+
+    def _exchanged_per_token(self) -> int:
+        """Bytes that leave a rank for each of its tokens in an update, if all experts get equally
+        many: hidden states there and back, in the forward pass, its recomputation, and the backward
+        pass."""
+        sparse = sum(layer.experts > 0 for layer in self.sizes.layers)
+        passes = 3 if self.checkpointing else 2
+        rows = 2 * passes * sparse * self.sizes.experts_per_token
+        return 4 * self.sizes.hidden * rows * (self.expert_ranks - 1) // self.expert_ranks
+
+    def backward_of_block(self) -> int:
+        is_divided = self.expert_ranks > 1  # rows and gradients that are sent or have arrived
+        in_transit = 8 * self.sizes.hidden * self.sizes.experts_per_token if is_divided else 0
+        return super().backward_of_block() + in_transit
 
     # -- update ------------------------------------------------------------------------------------
 
@@ -72,7 +103,8 @@ class FSDPMemory(TrainingMemory):
         """Gathered parameters under FSDP: embedding, head and norms,
         and those of `blocks` blocks."""
         largest = max(
-            self.width * (layer.attention + layer.mlp + layer.shared) + 4 * layer.experts
+            self.width * (layer.attention + layer.mlp + layer.shared)
+            + 4 * layer.experts // self.expert_ranks
             for layer in self.sizes.layers
         )
         return self.outside_blocks + blocks * largest if self.is_sharded else 0

@@ -120,8 +120,9 @@ def _routers_in(lm: Any, role: str) -> tuple[list[nn.Module], int]:
 
 
 def _are_probabilities(logits: torch.Tensor) -> bool:
-    """Whether a router returns the softmax in place of the logits, as in transformers 5.3."""
-    return bool((logits >= 0).all()) and bool(((logits.sum(-1) - 1).abs() < 1e-2).all())
+    """Whether a router returns its softmax, in float32, in place of logits, as in transformers
+    5.3."""
+    return bool((logits >= 0).all()) and bool(((logits.sum(-1) - 1).abs() < 1e-5).all())
 
 
 class RoutedStep:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from transformers.pytorch_utils import Conv1D
 
 from rlcli.errors import ModelError
 
+from ._tensor_parallel import local
 from ._transformers import PackedModel
 
 
@@ -33,18 +36,38 @@ def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
         raise ModelError(message, hint="choose a divisor, or leave it out")
     names = ("dp_replicate", "dp_shard", "tp")
     ranks_by_axis = mesh.mesh.view(ranks // shard_size, shard_size, mesh["tp"].size())
+    return _mesh_of(ranks_by_axis, mesh.device_type, names)["dp_replicate", "dp_shard"]
+
+
+def expert_mesh(mesh: Any, expert_ranks: int) -> Any:
+    """The data-parallel ranks of a role's mesh as (ranks with the same experts, ranks that share a
+    copy of all experts), the latter neighbours. Every rank of the role calls it."""
+    ranks_by_axis = mesh.mesh.view(-1, expert_ranks)
+    return _mesh_of(ranks_by_axis, mesh.device_type, ("dp_experts", "ep"))
+
+
+def _mesh_of(ranks_by_axis: torch.Tensor, device_type: str, names: tuple[str, ...]) -> DeviceMesh:
+    """A mesh with groups of its own, made by the ranks in it alone."""
     coordinates = (ranks_by_axis == dist.get_rank()).nonzero()[0].tolist()
     groups = []
-    for axis in range(3):
+    for axis in range(ranks_by_axis.dim()):
         index: list[Any] = [*coordinates]
         index[axis] = slice(None)
         groups.append(
             dist.new_group(ranks_by_axis[tuple(index)].tolist(), use_local_synchronization=True)
         )
-    device_mesh = DeviceMesh.from_group(
-        groups, mesh.device_type, ranks_by_axis, mesh_dim_names=names
-    )
-    return device_mesh["dp_replicate", "dp_shard"]
+    return DeviceMesh.from_group(groups, device_type, ranks_by_axis, mesh_dim_names=names)
+
+
+def shard_experts(stacks: Iterable[nn.Module], mesh: Any) -> None:
+    """Shard stacks of experts over the ranks that hold the same ones: whole experts if each rank
+    gets equally many, else each expert."""
+    for stack in stacks:
+        fully_shard(stack, mesh=mesh, shard_placement_fn=partial(_shard_of, mesh.size()))
+
+
+def _shard_of(ranks: int, parameter: nn.Parameter) -> Shard:
+    return Shard(0) if local(parameter).shape[0] % ranks == 0 else Shard(1)
 
 
 def shard(packed: PackedModel, mesh: Any) -> None:
@@ -70,6 +93,30 @@ def shard(packed: PackedModel, mesh: Any) -> None:
             # not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """Scale gradients down to a norm, that over all ranks and parameters, which may be sharded over
+    different meshes; returns the norm before."""
+    by_mesh = list(grouped_by_mesh(parameters))
+    norms = [
+        nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in by_mesh
+    ]
+    whole_norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = whole_norms[0]
+    if len(whole_norms) > 1:
+        total = torch.linalg.vector_norm(torch.stack(whole_norms))
+    for group in by_mesh:
+        nn.utils.clip_grads_with_norm_(group, max_norm, total)
+    return float(total)
+
+
+def grouped_by_mesh(parameters: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
+    """Operations on many tensors at once need them to be sharded over the same ranks."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return groups.values()
 
 
 def forget_gradients(packed: Any) -> None:

@@ -3,9 +3,10 @@ role's ranks.
 
 Data-parallel ranks gather one block at a time (`_sharding`), tensor-parallel ranks keep their heads
 and columns (`_tensor_parallel`); with both, each gathers from the ranks that have the same columns.
-Context-parallel ranks share the tokens of a micro-batch (`_context_parallel`), and the parameters,
-as data-parallel ones do. On one rank, the model is not sharded. Parameters and optimizer state are
-float32, matrix products run in `dtype`.
+With ep, tokens travel to the ranks that have their experts (`_expert_parallel`). Context-parallel
+ranks share the tokens of a micro-batch (`_context_parallel`), and the parameters, as data-parallel
+ones do. On one rank, the model is not sharded. Parameters and optimizer state are float32, matrix
+products run in `dtype`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,27 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import torch
-from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from rlcli.api.engine import Hook
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine, register_backend
+from rlcli.errors import ModelError
 
-from ._engine import TransformersEngine
+from ._engine import TransformersEngine, dimension
 from ._recomputation import RecomputedLayers
 from ._routers import RoutedTraining, Routers
 from ._settings import ContextParallelism, TransformersTraining
-from ._sharding import forget_gradients, shard, sharding_mesh
+from ._sharding import (
+    clip_gradients,
+    expert_mesh,
+    forget_gradients,
+    grouped_by_mesh,
+    shard,
+    shard_experts,
+    sharding_mesh,
+)
 
 T = TypeVar("T")
 
@@ -40,7 +49,7 @@ class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
     """Trains a transformers model on one rank or many."""
 
     ELSEWHERE: ClassVar[str] = "ddp zero accelerate torchtitan automodel"
-    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp", "ep")
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
     LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}
     ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}
@@ -71,16 +80,36 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._is_in_step = False
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            settings.groups(self.parameters), **settings.adamw(), fused=True
-        )
+        groups = [
+            group
+            for parameters in grouped_by_mesh(self.parameters)
+            for group in settings.groups(parameters)
+        ]
+        self.optimizer = torch.optim.AdamW(groups, **settings.adamw(), fused=True)
 
     def _lay_out(self, model: Model) -> None:
         self._recomputed = (
             RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
         )
-        if self.is_sharded:
-            shard(self.packed, sharding_mesh(self._mesh, self.settings.shard_size, self.role))
+        self._refuse_what_cp_lacks(model)
+        if not self.is_sharded:
+            return
+        if model.expert_ranks > 1:
+            from ._expert_parallel import distribute_experts
+
+            experts = expert_mesh(self._mesh, model.expert_ranks)
+            stacks = distribute_experts(self.lm, experts["ep"], self.role)
+            shard_experts(stacks, experts["dp_experts"])
+        shard(self.packed, sharding_mesh(self._mesh, self.settings.shard_size, self.role))
+
+    def _refuse_what_cp_lacks(self, model: Model) -> None:
+        """Raises ModelError where ranks would route parts of sequences."""
+        coefficients = (self.settings.router_aux_loss_coef, self.settings.router_z_loss_coef)
+        is_plain = model.expert_ranks == 1 and coefficients == (None, None)
+        if is_plain or dimension(self._mesh, "cp") is None:
+            return
+        message = f"role {self.role} has cp; with cp there is neither ep nor a loss of routers"
+        raise ModelError(message, hint=f"set models.{self.role}.mesh.cp=1, and more of dp")
 
     @property
     def is_sharded(self) -> bool:
@@ -120,8 +149,7 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         return rate
 
     def optimizer_step(self) -> float:
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
-        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        value = clip_gradients(self.parameters, self.settings.max_grad_norm)
         if math.isfinite(value):
             self._move_optimizer(self._device)
             self.optimizer.step()

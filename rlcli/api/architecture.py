@@ -50,6 +50,8 @@ class Architecture:
     """0 in a dense model."""
     layers: tuple[TransformerBlock, ...]
     final_norm: int
+    experts: int = 0
+    """Number of experts in a block that has some, without one that all tokens share."""
     stored_width: int = 4
     """Bytes per number of its weights, by the dtype in its configuration."""
 

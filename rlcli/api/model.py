@@ -120,6 +120,8 @@ class Model:
     """dtype of the model that `save_to_hf` writes; None: that of the source."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
+    expert_ranks: int = 1
+    """Neighbouring data-parallel ranks that share one copy of the experts (the mesh's ep)."""
     server_folders: tuple[Path, ...] = ()
     """Folders of the servers that the run starts for this rank, each with an agent (see
     `rlcli.server_slot`). A server over several nodes has one for each of them, in order."""

@@ -39,10 +39,12 @@ def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
 
 def faults_beyond_roles(resolved: Resolved) -> Iterator[RlcliError]:
     """What is wrong with the models of a recipe apart from each role's own files: together they are
-    too large, ranks cannot share their heads, or an interface loads a model that is not whole."""
+    too large, ranks cannot share their heads or experts, or an interface loads a model that is not
+    whole."""
     yield from _too_large(resolved)
     yield from _undivided_heads(resolved)
     yield from _heads_beyond_ulysses(resolved)
+    yield from _undivided_experts(resolved)
     graphs = (
         (("graph",), resolved.recipe.graph),
         (("train", "eval", "graph"), resolved.recipe.train.eval.graph),
@@ -235,3 +237,21 @@ def _heads_beyond_ulysses(resolved: Resolved) -> Iterator[ModelError]:
             )
             hint = f"{'.'.join(key)}=ring, or a size of cp that divides them"
             yield ModelError(message, where=str(resolved.origin(key)), hint=hint, code="R49")
+
+
+def _undivided_experts(resolved: Resolved) -> Iterator[ModelError]:
+    """Expert-parallel ranks hold the same number of experts each."""
+    from rlcli.api.architecture import Architecture
+    from rlcli.topology.configs import architecture_of
+
+    for role, section in resolved.recipe.models.items():
+        ranks = section.mesh.ep
+        sizes = architecture_of(resolved, role) if ranks > 1 and section.has_weights else ""
+        if not isinstance(sizes, Architecture) or (sizes.experts and sizes.experts % ranks == 0):
+            continue
+        where = str(resolved.origin(("models", role, "mesh", "ep")))
+        fitting = [n for n in range(1, sizes.experts + 1) if sizes.experts % n == 0]
+        hint = f"use a divisor: {', '.join(map(str, fitting))}" if fitting else "leave out ep"
+        experts = f"models.{role} has {sizes.experts or 'no'} experts"
+        message = f"{experts}, which cannot be divided among {ranks} expert-parallel ranks"
+        yield ModelError(message, where=where, hint=hint, code="R49")

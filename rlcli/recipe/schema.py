@@ -49,7 +49,8 @@ class MeshSection(Section):
     cp: Positive = 1
     """Context-parallel size (one sequence over several devices)."""
     ep: Positive = 1
-    """Expert-parallel size."""
+    """Expert-parallel size: neighbouring data-parallel ranks that divide the experts of a mixture;
+    divides dp x cp."""
 
 
 class Rollout(Section):

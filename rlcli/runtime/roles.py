@@ -97,6 +97,7 @@ def build_roles(
     for name in topology.roles_on(rank):
         model, backend = describe_role(recipe, name, device)
         model.device_mesh = meshes.get(name)
+        model.expert_ranks = topology.placement(name).mesh.ep
         if run_dir is not None:
             model.server_folders = server_folders(recipe, topology, name, rank, run_dir)
         built[name] = backend.initialize(model, spec), backend

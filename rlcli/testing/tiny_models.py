@@ -33,7 +33,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"num_key_value_heads": 2, "logits_scaling": 3.0, "attention_multiplier": 0.2,
                 "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
     "olmo2": {"num_key_value_heads": 2},
-    "mixtral": {"num_key_value_heads": 2, "intermediate_size": 24, "num_local_experts": 3},
+    "mixtral": {"num_key_value_heads": 2, "intermediate_size": 24, "num_local_experts": 4},
     "qwen2_moe": {"num_key_value_heads": 2, "intermediate_size": 48, "moe_intermediate_size": 24,
                   "num_experts": 3, "num_experts_per_tok": 2, "decoder_sparse_step": 2,
                   "shared_expert_intermediate_size": 40},

@@ -181,6 +181,7 @@ def _sizes(config: Mapping[str, Any]) -> Architecture:
         experts_per_token=_size(settings, "num_experts_per_tok") if family.experts else 0,
         layers=layers,
         final_norm=hidden,
+        experts=_size(settings, family.experts) if family.experts else 0,
     )
 
 

@@ -2,7 +2,6 @@
 files written by each rank."""
 
 import gc
-import math
 import subprocess
 import sys
 import weakref
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from rlcli.api.config import MicroBatchSpec
+from rlcli.api.model_source import local_part
 from rlcli.backends._generation import BatchDecoder
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
@@ -28,6 +28,7 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate
+from rlcli.testing.backend.lifecycle import ranks_in
 from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.pretend_cuda import pretend_cuda
@@ -149,9 +150,11 @@ def deviations_from_plain_loop(family, layout, settings, steps=2, **changes):
     def work(rank):
         mesh = mesh_of_ranks(**layout)
         lm = tiny_model(family, **changes)
-        engine = TestContract().engine(lm=lm, mesh=mesh, **(SETTINGS | settings))
+        engine = TestContract().engine(
+            lm=lm, mesh=mesh, expert_ranks=layout.get("ep", 1), **(SETTINGS | settings)
+        )
         replicas = layout.get("dp", 1)
-        replica = rank * replicas // math.prod(layout.values())
+        replica = rank * replicas // ranks_in(layout)
         cuts = {1: (0, 7), 2: (0, 5, 7), 4: (0, 1, 4, 4, 7)}[replicas]
         share = range(cuts[replica], cuts[replica + 1])
         stats = [
@@ -182,7 +185,7 @@ def deviations_from_plain_loop(family, layout, settings, steps=2, **changes):
             "answers": answers == greedy_answers(plain.lm.float(), prompts(), NEW_TOKENS),
         }
 
-    return run_on_ranks(math.prod(layout.values()), work, timeout=120)
+    return run_on_ranks(ranks_in(layout), work, timeout=120)
 
 
 def assert_like_plain_loop(ranks):
@@ -332,7 +335,7 @@ def test_models_that_cannot_be_context_parallel_are_refused(
             TestContract().engine(lm=lm, mesh=mesh_of_ranks(**layout), **settings)
         return {"hint": caught.value.hint}
 
-    ranks = run_on_ranks(math.prod(layout.values()), work)
+    ranks = run_on_ranks(ranks_in(layout), work)
     assert all(hint in result["hint"] for result in ranks)
 
 
@@ -365,6 +368,63 @@ print([name for name in sys.modules if name.rpartition(".")[2] in names])
 )
 def test_layouts_train_like_a_plain_loop(layout, settings):
     assert_like_plain_loop(deviations_from_plain_loop("llama", layout, settings, steps=3))
+
+
+@pytest.mark.parametrize(
+    ("experts", "settings"),
+    [
+        (2, {"gradient_checkpointing": True}),  # two ranks hold the same one, and halve it
+        (4, {"shard_size": 2, "defer_reduction": True}),
+    ],
+)
+def test_ranks_that_divide_experts_train_like_a_plain_loop(experts, settings):
+    layout = {"dp": 4, "ep": 2}
+    changes = {"num_local_experts": experts}
+    assert_like_plain_loop(deviations_from_plain_loop("mixtral", layout, settings, **changes))
+
+
+def test_experts_are_held_by_their_ranks_alone():
+    def work(rank):
+        layout = {"dp": 2, "ep": 2}
+        engine = TestContract().engine("mixtral", mesh=mesh_of_ranks(**layout), expert_ranks=2)
+        experts = engine.lm.model.layers[0].mlp.experts
+        parts = {name: local_part(p) for name, p in experts.named_parameters()}
+        return {
+            name: [values.shape[0], region[0].start] for name, (values, region) in parts.items()
+        }
+
+    for rank, parts in enumerate(run_on_ranks(2, work)):
+        assert parts == {"gate_up_proj": [2, 2 * rank], "down_proj": [2, 2 * rank]}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "finding"),
+    [
+        ("mixtral", {"num_local_experts": 3}, "the 3 experts of role actor cannot be divided"),
+        ("llama", {}, "the llama of role actor has no experts to divide"),
+    ],
+)
+def test_experts_that_cannot_be_divided_are_refused(family, changes, finding):
+    def work(rank):
+        with pytest.raises(ModelError, match=finding):
+            TestContract().engine(
+                lm=tiny_model(family, **changes), mesh=mesh_of_ranks(dp=2, ep=2), expert_ranks=2
+            )
+        return {}
+
+    run_on_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"expert_ranks": 2}, {"router_aux_loss_coef": 0.1}, {"router_z_loss_coef": 0}]
+)
+def test_mixtures_of_context_parallel_ranks_have_neither_ep_nor_losses_of_routers(changes):
+    def work(rank):
+        with pytest.raises(ModelError, match="with cp there is neither ep nor a loss of routers"):
+            TestContract().engine("mixtral", mesh=mesh_of_ranks(cp=2), **changes)
+        return {}
+
+    run_on_ranks(2, work)
 
 
 def test_gradients_are_reduced_once_per_step_or_per_micro_batch(monkeypatch):

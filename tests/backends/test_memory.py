@@ -366,6 +366,31 @@ def test_a_plan_says_what_context_parallel_ranks_send():
     assert memory("fsdp", QWEN, longest=4096).remarks() == []
 
 
+MIXTURE = {"model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+           "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
+           "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1000}  # fmt: skip
+
+
+def mixture(ep: int, **arguments):
+    return memory("fsdp", MIXTURE, "lm", ("train_step",), dp=4, ep=ep, **arguments)
+
+
+def test_experts_over_ranks_are_gathered_in_part_and_exchange_tokens():
+    """What is kept does not change: experts are sharded over all ranks either way."""
+    undivided, divided = mixture(ep=1), mixture(ep=4)
+    assert divided.resident() == undivided.resident()
+    experts = 4 * 8 * 3 * 512 * 1024
+    gathered = undivided.gathered_in_block() - divided.gathered_in_block()
+    assert gathered == 2 * experts * 3 // 4  # two blocks at once
+    assert list(undivided.remarks()) == []
+    (remark,) = divided.remarks()
+    assert remark.startswith("each rank computes 2 of 8 experts")
+    # 4 layers, 2 experts, there and back, in 2 passes, 3 of 4 to other ranks, 512 numbers
+    assert f"takes about {4 * 2 * 2 * 2 * 3 * 512 // 1024:,} KiB" in remark
+    (recomputed,) = mixture(ep=4, gradient_checkpointing=True).remarks()
+    assert f"takes about {4 * 2 * 2 * 3 * 3 * 512 // 1024:,} KiB" in recomputed
+
+
 def test_replicas_and_deferred_reductions_need_more_memory():
     sharded, hybrid = qwen(dp=8), qwen(dp=8, shard_size=2)
     assert (

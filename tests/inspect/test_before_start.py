@@ -457,6 +457,35 @@ def test_heads_that_ulysses_cannot_divide_are_refused(project):
     assert faults_before_start(*wide) == []
 
 
+@pytest.mark.parametrize(
+    ("sizes", "finding", "hint"),
+    [
+        (
+            {"model_type": "mixtral", "num_local_experts": 6},
+            "has 6 experts",
+            "use a divisor: 1, 2, 3, 6",
+        ),
+        ({"model_type": "llama"}, "has no experts", "leave out ep"),
+    ],
+)
+def test_experts_not_divisible_among_expert_parallel_ranks_are_refused(
+    project, sizes, finding, hint
+):
+    (project / "model" / "config.json").write_text(json.dumps({**SIZES, **sizes}))
+    (project / "rows.jsonl").write_text(4 * ROW)
+    (project / "mine.yaml").write_text(
+        RECIPE.replace("path: model,", "path: model, mesh: {ep: 4},")
+    )
+    devices = ("launch=local", "cluster.devices_per_node=4", "train.prompts_per_step=4")
+    (fault,) = faults_before_start(*devices)
+    assert fault.code == "R49"
+    assert fault.what == (
+        f"models.actor {finding}, which cannot be divided among 4 expert-parallel ranks"
+    )
+    assert fault.where.endswith("mine.yaml:2:42")
+    assert fault.hint == hint
+
+
 def test_components_of_warm_starts_are_built_before_the_first_run():
     """Also those of a warm start, whose arguments are valid alone but not together."""
     valid, contradictory = (

@@ -85,10 +85,9 @@ def test_a_mistake_in_one_role_does_not_hide_too_few_prompts_for_another():
     [
         ("deepspeed", "cp", "it knows dp; cp works with backend.type=fsdp or inference"),
         ("megatron", "cp", "it knows dp, tp, pp; cp works with backend.type=fsdp or inference"),
-        ("deepspeed", "ep", "it knows dp"),
-        ("fsdp", "ep", "it knows dp, tp, cp"),
-        ("inference", "ep", "it knows dp, tp, cp"),
-        ("megatron", "ep", "it knows dp, tp, pp"),
+        ("deepspeed", "ep", "it knows dp; ep works with backend.type=fsdp"),
+        ("inference", "ep", "it knows dp, tp, cp; ep works with backend.type=fsdp"),
+        ("megatron", "ep", "it knows dp, tp, pp; ep works with backend.type=fsdp"),
     ],
 )
 def test_a_dimension_that_an_engine_does_not_know_is_refused(backend, dimension, hint):

@@ -28,6 +28,7 @@ from rlcli.testing.backend.plain import (
     AdamW,
     Loss,
     acting,
+    exact,
     plain_answer_loss,
     plain_value_loss,
     value_targets,
@@ -114,6 +115,7 @@ class BackendChecks(Contract):
         seed: int = 0,
         lm: nn.Module | None = None,
         mesh: Any = None,
+        expert_ranks: int = 1,
         tokenizer: Any = None,
         **settings: Any,
     ) -> Any:
@@ -130,6 +132,7 @@ class BackendChecks(Contract):
             source=HeldSource(module),
             family=family_of(module.config.model_type),
             device_mesh=mesh,
+            expert_ranks=expert_ranks,
             server_folders=self.server_folders,
         )
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
@@ -193,7 +196,7 @@ class BackendChecks(Contract):
         """
         if getattr(self.backend(**SETTINGS), "eps", 0.0) > 1e-4:
             return None
-        plain = (lm if lm is not None else tiny_model(self.families[0])).double()
+        plain = exact(lm if lm is not None else tiny_model(self.families[0]))
         loss(plain, batch())[0].backward()
         sizes = {name: p.grad.abs() for name, p in plain.named_parameters() if p.grad is not None}
         least = NOISE * max(float(size.max()) for size in sizes.values())

@@ -13,7 +13,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import ForwardEngine, ModelOutput
 from rlcli.testing.backend.base import BackendChecks, batch, distance, require_close, source_of
-from rlcli.testing.backend.plain import TEMPERATURE, logits_of, scores_of
+from rlcli.testing.backend.plain import TEMPERATURE, exact, logits_of, scores_of
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
 
@@ -35,7 +35,7 @@ class ForwardChecks(BackendChecks):
         for family in self.families:
             engine, plain, sample = (
                 self.scoring_engine(family),
-                tiny_model(family).double(),
+                exact(tiny_model(family)),
                 batch(),
             )
             for temperature in (1.0, TEMPERATURE):
@@ -51,7 +51,7 @@ class ForwardChecks(BackendChecks):
     def test_logits_are_those_of_each_sequence_alone(self) -> None:
         """logits: each sequence as if alone"""
         for family in self.families:
-            engine, plain = self.scoring_engine(family), tiny_model(family).double()
+            engine, plain = self.scoring_engine(family), exact(tiny_model(family))
             with torch.no_grad():
                 expected = torch.cat(logits_of(plain, batch()))
             where = source_of(engine, "forward_micro_batch", "forward_batch")
@@ -69,7 +69,7 @@ class ForwardChecks(BackendChecks):
         for family in self.families:
             engine, plain = (
                 self.scoring_engine(family, head="value"),
-                tiny_model(family, head="value").double(),
+                exact(tiny_model(family, head="value")),
             )
             with torch.no_grad():
                 expected = torch.cat(logits_of(plain, batch()))[:, 0]

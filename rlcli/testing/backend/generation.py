@@ -27,7 +27,7 @@ from rlcli.testing.backend.base import (
     source_of,
 )
 from rlcli.testing.backend.forward import scores
-from rlcli.testing.backend.plain import greedy_answers, scores_of, sequences
+from rlcli.testing.backend.plain import exact, greedy_answers, scores_of, sequences
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
@@ -43,7 +43,7 @@ class BackendGenerationChecks(BackendChecks):
     def test_greedy_answers_are_those_of_transformers(self) -> None:
         """greedy: transformers' answers, token for token"""
         for family in self.families:
-            expected = greedy_answers(tiny_model(family).double(), prompts(), NEW_TOKENS)
+            expected = greedy_answers(exact(tiny_model(family)), prompts(), NEW_TOKENS)
             for slots in (1, 2, 5):
                 engine = self.generating_engine(family)
                 actual = generate(engine, greedy=True, max_concurrent_responses=slots)

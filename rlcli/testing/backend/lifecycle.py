@@ -4,7 +4,6 @@ its results go to the parent."""
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.api.weight_blocks import WeightBlock
+from rlcli.recipe.mesh import Mesh
 from rlcli.testing.backend.base import (
     LENGTHS,
     OBJECTIVES,
@@ -30,7 +30,6 @@ from rlcli.testing.backend.base import (
     batch,
     distance,
     export,
-    exported,
     meet,
     offers,
     prompts,
@@ -38,7 +37,7 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate, loaded
-from rlcli.testing.backend.plain import greedy_answers, logits_of, scores_of
+from rlcli.testing.backend.plain import exact, greedy_answers, logits_of, scores_of
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.ranks import mesh_of_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -52,8 +51,8 @@ FEW_TOKENS = ((1, 0), (1, 1))
 """(prompt, response) of each sequence; in micro-batches of one sequence each, a rank that shares
 tokens with another has one, or none."""
 SHARES = (4, 5, WHOLE, 4)
-"""Sequences of the first of two replicas at each step: the other gets fewer; then some of zero
-weight; then none."""
+"""Sequences of the first replica at each step: the others get fewer; then some of zero weight; then
+none."""
 SCOPES = ("global", "global", "global", "dp")
 IN_TWO = MicroBatchSpec(n_mbs=2)
 LATER = len(SHARES)
@@ -107,7 +106,10 @@ class Life:
                 ]
             del before
         export(engine, self.home / EXPORT)
-        report["exported"] = weights_apart(exported(self.home / EXPORT), self._weights(engine))
+        lm = loaded(self.home / EXPORT)
+        written = {name: parameter.detach() for name, parameter in lm.named_parameters()}
+        report["exported"] = weights_apart(written, self._weights(engine))
+        del lm, written
         report["answers"]["after training"] = self._answers(engine, self.home / EXPORT)
         if offers(engine, "offload"):
             engine.offload()
@@ -167,16 +169,17 @@ class Life:
         return {name: local_part(tensor).clone().cpu() for name, tensor in moments}
 
     def _engine(self, mesh: Any = None, **changes: Any) -> Any:
-        settings = {**SETTINGS, **self.settings, **changes}
-        return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **settings)
+        return self.checks.engine(
+            mesh=mesh or mesh_of_ranks(**self.layout),
+            expert_ranks=self.layout.get("ep", 1),
+            **{**SETTINGS, **self.settings, **changes},
+        )
 
     def _share(self, sample: SequenceSample, cut: int) -> SequenceSample:
         """Data-parallel ranks get different samples, others the same."""
         replicas = self.layout.get("dp", 1)
-        if replicas == 1:
-            return sample
-        is_first = self.rank < math.prod(self.layout.values()) // replicas
-        return sample.select_indices(range(cut) if is_first else range(cut, sample.bs))
+        replica = self.rank * replicas // ranks_in(self.layout)
+        return share_of(sample, cut, replica, replicas)
 
     def _trained(self, engine: TrainEngine, head: str) -> list[dict[str, float]]:
         """The stats of each step; the weights after them are in a file."""
@@ -201,7 +204,7 @@ class Life:
     def _spoiled(self) -> Objective:
         """With a loss that is not finite on one rank."""
         # a rank of the last stage, which computes losses
-        last = math.prod(self.layout.values()) - 1
+        last = ranks_in(self.layout) - 1
 
         def loss(output: Any, sample: SequenceSample) -> Any:
             summed, stats = answer_loss(output, sample)
@@ -212,7 +215,7 @@ class Life:
     def _forward(self, engine: ForwardEngine, head: str) -> float:
         """Error of log-probs or values: with uneven shares, then with everything on one rank, then
         with fewer tokens than ranks that share them."""
-        plain, worst = tiny_model(self.checks.families[0], head=head).double(), 0.0
+        plain, worst = exact(tiny_model(self.checks.families[0], head=head)), 0.0
         read = {"lm": _log_probs, "value": _values}[head]
         few = batch(lengths=FEW_TOKENS)
         for sample, cut in ((batch(), 5), (batch(), WHOLE), (few, len(FEW_TOKENS))):
@@ -275,6 +278,21 @@ class Life:
         if self.before is not None:
             others[OF_OTHERS] = self.before
         return {which: self.go_on(source, mesh) for which, source in others.items()}
+
+
+def ranks_in(layout: Mapping[str, int]) -> int:
+    """The number of ranks; expert-parallel ones are data-parallel ones."""
+    return Mesh(**layout).size
+
+
+def share_of(sample: SequenceSample, cut: int, replica: int, replicas: int) -> SequenceSample:
+    """The first `cut` samples are the first replica's; the other replicas take turns with the rest,
+    the last one first."""
+    if replicas == 1:
+        return sample
+    if replica == 0:
+        return sample.select_indices(range(cut))
+    return sample.select_indices(range(cut + replicas - 1 - replica, sample.bs, replicas - 1))
 
 
 def held_bytes() -> int:

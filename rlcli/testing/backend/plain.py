@@ -58,12 +58,17 @@ class AdamW:
         return kind(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, foreach=False)
 
 
+def exact(lm: Any) -> nn.Module:
+    """The model in float64, in which torch has no grouped products for experts."""
+    lm.set_experts_implementation("eager")
+    return lm.double()
+
+
 class PlainTraining:
     """A training loop over an unmodified model."""
 
-    def __init__(self, lm: Any, settings: AdamW):
-        lm.set_experts_implementation("eager")  # torch has no grouped products in float64
-        self.lm: nn.Module = lm.double()
+    def __init__(self, lm: nn.Module, settings: AdamW):
+        self.lm = exact(lm)
         self.settings = settings
         self.optimizer = settings.optimizer(self.lm)
 
@@ -75,7 +80,7 @@ class PlainTraining:
         total = torch.zeros((), dtype=torch.float64)
         for share in shares:
             summed, weight = loss(self.lm, share)
-            total = total + summed / weight / len(shares)
+            total = total + summed / max(weight, 1.0) / len(shares)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.lm.parameters(), self.settings.max_grad_norm)
         for group in self.optimizer.param_groups:

@@ -3,8 +3,11 @@ however unevenly."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,10 +36,11 @@ from rlcli.testing.backend.lifecycle import (
     OWN,
     SCOPES,
     SHARES,
-    WHOLE,
     Life,
     RankReport,
     layout_name,
+    ranks_in,
+    share_of,
     weights_file,
 )
 from rlcli.testing.backend.plain import PlainTraining
@@ -69,8 +73,13 @@ LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
     ({"cp": 4}, ULYSSES),  # more ranks than key heads
 )
 """Meshes to try, if the backend knows their dimensions, and settings of such a backend, of which it
-takes those that it has. Expert-parallel ranks are data-parallel ones: no mesh has a dimension
-ep."""
+takes those that it has."""
+WITH_EXPERTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+    ({"dp": 2, "ep": 2}, {}),
+    ({"dp": 4, "ep": 2}, {}),
+)
+"""The same for a model with experts."""
+EXPERTS = ("mixtral",)
 LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
 
 OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
@@ -92,6 +101,8 @@ class RanksChecks(BackendChecks):
         skip_without_forks()
         return cls().live(tmp_path_factory.mktemp("ranks"))
 
+    layouts: ClassVar[Sequence[tuple[dict[str, int], dict[str, Any]]]] = LAYOUTS
+
     def live(self, folder: Path) -> Lives:
         """First a single rank, then the ranks of each layout."""
         with self.at_device():
@@ -102,7 +113,7 @@ class RanksChecks(BackendChecks):
             lives.reports[ALONE] = [alone.live()]
             before: Life | None = None
             for layout, settings in self._layouts():
-                size = math.prod(layout.values())
+                size = ranks_in(layout)
                 ranks = [Life(self, layout, folder, rank, before, settings) for rank in range(size)]
 
                 def live(rank: int, ranks: list[Life] = ranks) -> Any:
@@ -118,9 +129,9 @@ class RanksChecks(BackendChecks):
         return lives
 
     def _layouts(self) -> list[tuple[dict[str, int], dict[str, Any]]]:
-        """Those of `LAYOUTS` that the backend supports, each once."""
+        """Those of `layouts` that the backend supports, each once."""
         backend, supported = self.backend(), []
-        for degrees, settings in LAYOUTS:
+        for degrees, settings in self.layouts:
             accepted = {name: value for name, value in settings.items() if hasattr(backend, name)}
             layout = degrees, accepted
             if set(degrees) <= set(self.dimensions()) and layout not in supported:
@@ -157,13 +168,21 @@ class RanksChecks(BackendChecks):
         if lives.error is not None:
             raise lives.error
 
-    def test_experts_lie_apart(self) -> None:
-        """ranks: experts are distributed (ep)"""
-        pytest.skip(
-            "not tried: ep, the tiny models have no experts"
-            if "ep" in self.dimensions()
-            else "knows no ep"
-        )
+    def test_ranks_that_divide_experts_pass_the_checks_of_ranks(self, tmp_path: Path) -> None:
+        """ranks that divide experts (ep) pass the checks of ranks"""
+        if "ep" not in self.dimensions():
+            pytest.skip("knows no ep")
+        skip_without_forks()
+        changes = {"families": EXPERTS, "layouts": WITH_EXPERTS}
+        checks = copy.copy(self)
+        checks.__class__ = type("WithExperts", (type(self),), changes)
+        lives = checks.live(tmp_path)
+        checks.test_ranks_get_through(lives)
+        available = {"lives": lives, "reports": lives.reports}
+        for name, check in vars(RanksChecks).items():
+            taken = inspect.signature(check).parameters if name.startswith("test_") else {}
+            if "reports" in taken:
+                check(checks, **{key: available[key] for key in available if key in taken})
 
     def test_ranks_share_a_forward_pass(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: log-probs and values of uneven shares, of none too"""
@@ -436,11 +455,11 @@ class RanksChecks(BackendChecks):
 
 def _shares(step: int, layout: str) -> list[SequenceSample]:
     """The batches averaged in a step: the whole batch, or each replica's part."""
-    if SCOPES[step] == "global" or "dp 2" not in layout:
+    match = re.search(r"dp (\d+)", layout)
+    replicas = int(match[1]) if match else 1
+    if SCOPES[step] == "global" or replicas == 1:
         return [batch(step)]
-    return [
-        batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))
-    ]
+    return [share_of(batch(step), SHARES[step], replica, replicas) for replica in range(replicas)]
 
 
 def _missed(actual: Weights, first: Weights, expected: Weights, certain: Weights | None) -> float:

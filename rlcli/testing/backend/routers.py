@@ -55,9 +55,10 @@ class RouterChecks(BackendChecks):
         """ranks, uneven shares: losses of routers are those of all"""
         self._require_setting()
         skip_without_forks()
-        life = RoutedLife(self, FAMILIES[0], "lm")
-        for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
-            self._require_exact(deviations, f"rank {rank} of dp 2")
+        for expert_ranks in (1, 2) if "ep" in self.dimensions() else (1,):
+            life = RoutedLife(self, FAMILIES[0], "lm", expert_ranks=expert_ranks)
+            for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
+                self._require_exact(deviations, f"rank {rank} of dp 2 ep {expert_ranks}")
 
     def test_router_losses_are_added_only_where_they_are_set(self) -> None:
         """without coefficients nothing is added or measured"""
@@ -103,6 +104,7 @@ class RoutedLife:
     family: str
     head: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    expert_ranks: int = 1
 
     def deviations(self, rank: int | None = None) -> dict[str, float]:
         """The largest relative error of each number, compared with a plain loop."""
@@ -126,7 +128,8 @@ class RoutedLife:
     def _engine(self, rank: int | None) -> TrainEngine:
         mesh = None if rank is None else mesh_of_ranks(dp=2)
         settings = SETTINGS | LOSSES | dict(self.settings)
-        return self.checks.trained_engine(self.family, head=self.head, mesh=mesh, **settings)
+        settings |= {"head": self.head, "mesh": mesh, "expert_ranks": self.expert_ranks}
+        return self.checks.trained_engine(self.family, **settings)
 
     def _train(self, engine: TrainEngine, step: int, rank: int | None) -> Mapping[str, float]:
         """The stats of a step; `loss` includes those of the routers."""

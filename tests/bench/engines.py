@@ -176,7 +176,7 @@ def main() -> int:
     options = parser.parse_args()
     layouts = tuple(layout for layout in LAYOUTS if options.backend in (None, layout.backend))
     if not options.json:
-        print(f"{'':36}" + "".join(f"{name:>12}" for name in LIMITS))
+        print(f"{'':44}" + "".join(f"{name:>12}" for name in LIMITS))
     rows, failed = [], False
     for layout, apart in measured(layouts):
         over = [name for name, value in apart.items() if not value <= LIMITS[name]]
@@ -185,7 +185,7 @@ def main() -> int:
         if not options.json:
             cells = (f"{apart[name]:12.1e}" if name in apart else f"{'-':>12}" for name in LIMITS)
             print(
-                f"{layout.title:36}"
+                f"{layout.title:44}"
                 + "".join(cells)
                 + ("  above the limit: " + ", ".join(over) if over else "")
             )

@@ -20,7 +20,7 @@ def check_megatron(settings: Any) -> None:
     """The arguments of `megatron`."""
     for name in ("packed_sequences", "sequence_parallel"):
         if getattr(settings, name):
-            raise ValueError(f"{name} is not offered yet; leave it out")
+            raise ValueError(f"{name} is not supported yet; leave it out")
 
 
 def check_servers(settings: Any) -> None:

@@ -60,7 +60,7 @@ def check_model(server: Server, expected: Expected) -> None:
     info = _server_info(server)
     model = _ask(server, lambda at: at.get("/model_info", server.patience))
     if not isinstance(model, dict):
-        raise server.endpoint.hostile("says nothing about its model")
+        raise server.endpoint.hostile("does not describe its model")
     _check_processes(server, expected, info.get("tp_size"))
     _check_settings(server, model.get("preferred_sampling_params"))
     if not info.get("skip_tokenizer_init") and callable(expected.tokenizer):
@@ -104,7 +104,7 @@ def _server_info(server: Server) -> dict[str, Any]:
     """The settings that it was started with. Raises WorkerError."""
     info = _ask(server, lambda at: at.get("/server_info", server.patience))
     if not isinstance(info, dict):
-        raise server.endpoint.hostile("says nothing about itself")
+        raise server.endpoint.hostile("does not describe itself")
     return info
 
 
@@ -115,7 +115,7 @@ def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
     except ServerRefused as problem:
         if problem.status in (401, 403):
             hint = "api_key_env names the variable that has its key"
-            raise WorkerError(f"{server.name} wants another key", hint=hint, code="F91") from None
+            raise WorkerError(f"{server.name} rejects the API key", hint=hint, code="F91") from None
         raise server.endpoint.hostile(f"refuses a question about its model: {problem}") from None
     except (ServerGone, ServerLate) as problem:
         raise server.failure(f"could not be asked about its model: {problem}") from None
@@ -199,7 +199,7 @@ def _refusal(server: Server, expected: Expected, id_: int) -> str | None:
 
 def _another(server: Server, expected: Expected, difference: str) -> RlcliError:
     hint = "start it with the role's model, or name another server"
-    message = f"{server.name} is of another model than role {expected.role}: {difference}"
+    message = f"{server.name} has another model than role {expected.role}: {difference}"
     return ModelError(message, hint=hint, code="F32")
 
 

@@ -137,7 +137,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
             answer = read_answer(raw, body, sampling, server.endpoint.hostile)
             if answer.is_aborted and not stop.is_set():
                 raise WorkerError(
-                    f"{server.name} ended a response on somebody else's request", code="F90"
+                    f"{server.name} ended a response at another client's request", code="F90"
                 )
             response.add(answer, partial(self._number_of, server=server))
             response.is_aborted = answer.is_aborted

@@ -173,7 +173,7 @@ class Servers:
             except ServerLate as problem:
                 if server.answers("/health_generate"):
                     raise HangError(
-                        f"{server.name} lives, but gave {problem}", code="F91"
+                        f"{server.name} is alive, but gave {problem}", code="F91"
                     ) from None
                 failed = problem
             finally:
@@ -216,7 +216,7 @@ class Servers:
             lives = not server.has_died and server.answers("/ready") and self._has_present(server)
             if lives and breaks + 1 == 2 * TRIES:
                 raise server.failure(
-                    f"lives, but has not answered one request {2 * TRIES} times: {problem}"
+                    f"is alive, but has not answered one request {2 * TRIES} times: {problem}"
                 )
             if lives and breaks + 1 != TRIES:
                 return True

@@ -295,7 +295,7 @@ class _Head(_Part):
     def install(self) -> None:
         def forward(*args: Any, **kwargs: Any) -> Any:
             raise ModelError(
-                "logits are not offered where tensor parallelism shards the vocabulary"
+                "logits are not available where tensor parallelism shards the vocabulary"
             )
 
         self.module.forward = forward

@@ -95,7 +95,7 @@ def _attention(
             raise _cannot_be_packed(type(module).__name__, reason)
     if packing is None:
         raise _cannot_be_packed(
-            type(module).__name__, "no way to learn which tokens belong together"
+            type(module).__name__, "no way to know which tokens belong together"
         )
     scoring = Scoring(scaling, window if sliding_window is None else sliding_window, softcap)
     return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scoring), None
@@ -155,7 +155,7 @@ class PackedOutput:
         head = self._head()
         if head.shard is not None:
             raise ModelError(
-                "logits are not offered where tensor parallelism shards the vocabulary",
+                "logits are not available where tensor parallelism shards the vocabulary",
                 hint="use output.logprobs and output.entropy, or set the role's mesh.tp=1",
             )
         return self._packing.gathered(head.logits(self._hidden, self._dtype))

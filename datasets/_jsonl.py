@@ -250,9 +250,9 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
         hint = NOT_TEXT if error.pos == 0 else None
         return BadRow(f"not JSON: {error.msg} at column {error.colno}", hint=hint)
     except RecursionError:
-        return BadRow("not JSON that can be read: nested too deeply", "F82")
+        return BadRow("not valid JSON: nested too deeply", "F82")
     except ValueError as error:
-        return BadRow(f"not JSON that can be read: {error}", "F82")
+        return BadRow(f"not valid JSON: {error}", "F82")
 
 
 def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:

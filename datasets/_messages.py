@@ -140,9 +140,7 @@ def _message(written: Any, subject: str) -> Message:
         fields["role"] = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
         fields["content"] = fields.pop("value", None)
     if not isinstance(fields.get("role"), str):
-        raise BadRow(
-            f"{subject} does not say whose it is: it has no role; its fields are {sorted(written)}"
-        )
+        raise BadRow(f"{subject} has no role; its fields are {sorted(written)}")
     if fields["role"] not in ROLES:
         raise _unknown_role(fields["role"], subject)
     fields["content"] = _text_of(fields.get("content"), subject)

@@ -132,8 +132,7 @@ class HuggingFace(TextRows):
         if hint is None and nested and len(columns) == len(nested):
             hint = f"if {nested[0]!r} is a list of rows, write that list to the file"
         hint = hint or (
-            "say which hold what, args.columns={prompt: …, answer: …}, and kind if that is not "
-            "enough"
+            "name them, args.columns={prompt: …, answer: …}, and kind if that is not enough"
         )
         message = f"the columns of {self.path} are {', '.join(columns) or 'none'}"
         if self.kind != "auto":

@@ -138,7 +138,7 @@ class Mixture:
         if len(set(keys.values())) > 1:
             shown = "; ".join(f"{name}: {', '.join(held_keys)}" for name, held_keys in keys.items())
             raise ValueError(
-                f"rows of these datasets hold different keys and make no batch together: {shown}"
+                f"rows of these datasets have different keys, so they cannot share a batch: {shown}"
             )
 
 

@@ -75,7 +75,7 @@ class ReferenceInterface(ModelInterface):
             message = f"{self.store} has no log-probs of {len(missing)} of {len(rows)} sequences"
             raise DataError(
                 message,
-                hint="give the reference its weights back: they are then computed and stored",
+                hint="give the reference weights again: log-probs are then computed and stored",
             )
         if model.module is not None:  # even if nothing is missing here: other ranks may wait
             without_logprobs = one_per_sequence(data.select(["packed_input_ids"])).select_indices(

@@ -46,7 +46,7 @@ def read_regular(path: Path | str, most: int) -> bytes:
     if max(size, len(content)) > most:
         raise OSError(
             errno.EFBIG,
-            f"{size / 2**20:,.0f} MiB, more than the {most / 2**20:,.0f} MiB it may have",
+            f"{size / 2**20:,.0f} MiB, more than the {most / 2**20:,.0f} MiB allowed",
             str(path),
         )
     return content
@@ -64,7 +64,7 @@ def read_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
     try:
         value = json.loads(read_regular(path, most))
     except RecursionError:
-        raise ValueError("not JSON that anybody writes: it is nested too deeply") from None
+        raise ValueError("not valid JSON: nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value

@@ -74,7 +74,9 @@ class ChatEndpoint:
         if key and not (key.isascii() and key.isprintable()):
             raise ValueError("the key has characters that no key has, such as the end of a line")
         if key and parts.scheme == "http" and not _is_loopback(parts.hostname):
-            raise ValueError(f"url is {url!r}; a key is sent by https only, except to this machine")
+            raise ValueError(
+                f"url is {url!r}; a key is only sent over https, except to this machine"
+            )
         self._connect: Callable[..., http.client.HTTPConnection] = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
@@ -97,7 +99,7 @@ class ChatEndpoint:
         end, pause, last = (
             time.monotonic() + patience.deadline_s,
             patience.pause_s,
-            EndpointError("it was not asked"),
+            EndpointError("it was not queried"),
         )
         for number in range(patience.tries):
             if number:

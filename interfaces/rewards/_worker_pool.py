@@ -44,9 +44,9 @@ class End(StrEnum):
     """Why a task has no reply."""
 
     CPU = "it used up its processor time"
-    HUNG = "it neither answered nor used the processor"
+    HUNG = "it neither answered nor used processor time"
     DIED = "its process ended"
-    GARBLED = "something else than its reply came from it"
+    GARBLED = "it sent something other than its reply"
     LATE = "there was no time left for it"
 
 
@@ -260,7 +260,7 @@ class WorkerPool:
             if used - worker.cpu_seen >= BUSY_SHARE * self.quiet_s:
                 worker.cpu_seen, worker.deadline = used, time.monotonic() + self.quiet_s
                 return None
-        self._bury(worker, "it said nothing for too long")
+        self._bury(worker, "it did not answer in time")
         return Outcome(end=End.HUNG)
 
     def _bury(self, worker: _Worker, why: str) -> None:

@@ -156,8 +156,8 @@ class HFRewardInterface(ModelInterface):
         if limit <= special:
             raise ModelError(
                 (
-                    f"{self.path} cannot score any text: {limit} tokens are the most it may be "
-                    f"given, of which {special} are special tokens"
+                    f"{self.path} cannot score any text: it takes at most {limit} tokens, of "
+                    f"which {special} are special tokens"
                 ),
                 hint="raise max_length",
             )

@@ -72,13 +72,13 @@ class GenerationHyperparameters:
 
     def __post_init__(self) -> None:
         if not 1 <= self.responses_per_prompt <= MAX_RESPONSES:
-            allowed = f"it must lie between 1 and {MAX_RESPONSES}"
+            allowed = f"it must be between 1 and {MAX_RESPONSES}"
             raise ValueError(f"responses_per_prompt is {self.responses_per_prompt}; {allowed}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise ValueError(
-                f"min_new_tokens is {self.min_new_tokens}; it must lie between 0 and max_new_tokens"
+                f"min_new_tokens is {self.min_new_tokens}; it must be between 0 and max_new_tokens"
             )
         if not self.temperature > 0:
             raise ValueError(
@@ -86,7 +86,7 @@ class GenerationHyperparameters:
                 "greedy: true for argmax)"
             )
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1]")
+            raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}; it must be 0 (off) or a number of tokens")
         if self.max_concurrent_responses < 1:

@@ -100,5 +100,5 @@ class DatasetUtility:
     def __post_init__(self) -> None:
         if not 0 <= self.dp_rank < self.world_size:
             raise ValueError(
-                f"dp_rank is {self.dp_rank}; it must lie between 0 and {self.world_size - 1}"
+                f"dp_rank is {self.dp_rank}; it must be between 0 and {self.world_size - 1}"
             )

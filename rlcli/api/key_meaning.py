@@ -68,7 +68,7 @@ def minus_one(length: int) -> int:
     return max(length - 1, 0)
 
 
-_PER = {one: "one per sequence", full: "one per token", minus_one: "one per token but the first"}
+_PER = {one: "one per sequence", full: "one per token", minus_one: "one per token except the first"}
 
 
 @dataclass(frozen=True)

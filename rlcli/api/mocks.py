@@ -53,7 +53,7 @@ def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> Sequen
     for key in keys:
         meaning = MEANINGS.get(key)
         if meaning is None or meaning.numbers not in (LOGPROBS, REALS, SCORES, FLAGS, NUMBERED):
-            raise NotImplementedError(f"nobody knows what a mock of {key} would hold")
+            raise NotImplementedError(f"no mock data is defined for {key}")
         seqlens[key] = [[meaning.rows(length) for length in lengths] for lengths in tokens]
         drawn = uniform(model, data, seqlens[key], key)
         if meaning.numbers is LOGPROBS:

@@ -128,7 +128,7 @@ class _Plan:
                     (new, _in_dtype(new, tensor, self._dtype)) for new, tensor in files.items()
                 )
         if waiting:
-            raise AssertionError(f"{min(waiting)} waits for weights that have not come")
+            raise AssertionError(f"{min(waiting)} needs weights that were not given")
 
 
 def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:

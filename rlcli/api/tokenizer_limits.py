@@ -34,7 +34,7 @@ def check_tokenizer(folder: Path, source: str) -> None:
     fault = _fault(str(file), status.st_mtime_ns, status.st_size)
     if fault is not None:
         hint = (
-            "its rules for replacing or splitting text make it explode; take the "
+            "its rules for replacing or splitting text take too long; take the "
             "tokenizer of another source"
         )
         raise ModelError(

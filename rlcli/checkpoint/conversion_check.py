@@ -23,7 +23,7 @@ from rlcli.errors import ModelError, NumericError
 PROMPTS, LENGTH = 8, 16
 """Probe prompts, and tokens in each: arbitrary ones, since any difference must show."""
 
-UNCHECKED = "--no-verify converts without looking"
+UNCHECKED = "--no-verify skips this check"
 
 ALIGNMENT = 64
 """Bytes: where torch's own allocator starts a tensor on a CPU."""
@@ -69,7 +69,7 @@ def check_conversion(conversion: Conversion, folder: Path) -> ConversionReport:
     )
     if odd:
         raise ModelError(
-            f"{len(odd)} parameters are not what they were, first {odd[0]}; nothing was kept"
+            f"{len(odd)} parameters differ from the source, first {odd[0]}; nothing was kept"
         )
     if before.tied != after.tied:
         raise ModelError(

@@ -250,7 +250,7 @@ def _family(
     try:
         config = family.config_from_hf(hf)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise ModelError(f"config.json makes no sense: {type(error).__name__}: {error}") from error
+        raise ModelError(f"config.json is not valid: {type(error).__name__}: {error}") from error
     _refuse_absurd(config, len(tensors))
     odd = strangers(tensors, family, config)
     if any("lora_" in name for name in odd):
@@ -274,7 +274,7 @@ def _refuse_absurd(config: ModelConfig, tensors: int) -> None:
         experts = f" of {config.experts.count} experts" if config.experts is not None else ""
         raise ModelError(
             (
-                f"config.json speaks of {config.layers} layers{experts}, the folder "
+                f"config.json describes {config.layers} layers{experts}, the folder "
                 f"holds {tensors} tensors"
             ),
             hint="the folder may be incomplete, or its config.json of another model",

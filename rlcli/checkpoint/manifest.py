@@ -89,11 +89,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         fields = json.loads(content, parse_constant=_refuse)
         _refuse_newer(fields, checkpoint)
         if content != _closed(content.rpartition(SEAL)[0]):
-            raise ValueError("it is not what was written")
+            raise ValueError("it has changed since it was written")
         return _manifest(fields)
     except FileNotFoundError:
         raise ModelError(
-            "it has no manifest: its save never ended", where=str(checkpoint), code="F20"
+            "it has no manifest: its save did not finish", where=str(checkpoint), code="F20"
         ) from None
     except (
         OSError,

@@ -14,7 +14,7 @@ from rlcli.files import known_object
 MODELS = "models"
 USUAL = "actor"
 """The default role if none is given."""
-OTHER = "another checkpoint of the run may be whole: --step"
+OTHER = "another checkpoint of the run may be intact: --step"
 
 
 @dataclass(frozen=True)

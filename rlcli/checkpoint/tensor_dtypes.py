@@ -41,7 +41,7 @@ def cast(raw: Raw, dtype: str, target: str, name: str) -> Raw:
         converted = _from_float32(values.astype(np.float32, copy=False), target)
     if not is_finite(converted, target) and is_finite(raw, dtype):
         raise ModelError(
-            f"{name} holds {np.abs(values).max():.4g}, which is too large for the type asked for",
+            f"{name} holds {np.abs(values).max():.4g}, which is too large for the requested type",
             hint="--dtype bfloat16 has the range of float32",
         )
     return converted

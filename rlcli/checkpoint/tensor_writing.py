@@ -116,7 +116,7 @@ class TensorWriter:
         try:
             if kind is None:
                 if self._missing:
-                    raise AssertionError(f"nobody wrote {min(self._missing)}")
+                    raise AssertionError(f"nothing was written for {min(self._missing)}")
                 for descriptor in self._descriptors.values():
                     os.fsync(descriptor)
         finally:

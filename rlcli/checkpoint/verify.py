@@ -212,7 +212,7 @@ def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None
                 )
             if read and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
                 return ModelError(
-                    "its content is not what was written", where=str(path), code="F18"
+                    "its content has changed since it was written", where=str(path), code="F18"
                 )
     except OSError as error:
         link = error.errno == errno.ELOOP

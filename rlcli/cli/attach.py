@@ -1,4 +1,4 @@
-"""`rlcli attach`: the live view of a run that is running elsewhere."""
+"""`rlcli attach`: a live view of a run that is running elsewhere."""
 
 from __future__ import annotations
 

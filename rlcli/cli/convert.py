@@ -61,7 +61,7 @@ def convert(
     ] = 1,
     role: RoleName = None,
     step: StepNumber = None,
-    dtype: Annotated[Type, typer.Option("--dtype", help="Type of the numbers.")] = Type.KEEP,
+    dtype: Annotated[Type, typer.Option("--dtype", help="Data type of the weights.")] = Type.KEEP,
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", metavar="SIZE", help="Largest file, such as 500MB.")
     ] = "5GB",
@@ -71,7 +71,7 @@ def convert(
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify/--no-verify", help="Load both models and compare all there is to compare."
+            "--verify/--no-verify", help="Load both models; compare names, shapes and logits."
         ),
     ] = True,
     dry_run: DryRun = False,
@@ -146,7 +146,9 @@ def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Pat
         return source
     if from_hf is not None and to is not None and to_hf is None:
         if source is not None:
-            raise UsageError(f"what is {source}? --from-hf names the folder to read", hint=example)
+            raise UsageError(
+                f"unexpected argument {source}: --from-hf names the folder to read", hint=example
+            )
         return from_hf
     raise UsageError("rlcli convert needs either --to-hf, or --from-hf and --to", hint=example)
 
@@ -179,7 +181,7 @@ def _checked(
     plan: Conversion, source: RoleFolder, result: ConversionReport | None
 ) -> Iterator[str]:
     if result is None:
-        yield "checking nothing, as --no-verify says"
+        yield "not checked (--no-verify)"
         return
     tied = "tied" if result.tied else "untied"
     shapes = f"{result.tensors}/{len(plan.outputs)}"

@@ -77,7 +77,7 @@ def _prompts(typed: Sequence[str] | None, file: Path | None) -> list[str]:
     elif not prompts:
         if sys.stdin.isatty():
             raise UsageError(
-                "what is the model to answer?",
+                "no prompt given",
                 hint="--prompt TEXT, --file FILE, or pipe a text into it",
             )
         prompts = [_read(Path("-"))]

@@ -49,10 +49,10 @@ def tell_submitted(job_id: str, folder: Path, runs: Sequence[Path], as_json: boo
     subject = "job" if len(runs) == 1 else f"an array of {len(runs)} jobs,"
     print_text(f"submitted {subject} {job_id} -> {name}")
     if len(runs) == 1:
-        print_text(f"  rlcli status {name}     whether it waits, and how far it is")
+        print_text(f"  rlcli status {name}     whether it is queued, and how far it is")
         print_text(f"  rlcli logs -f {name}    what it writes")
-        print_text(f"  rlcli attach {name}     the live view")
+        print_text(f"  rlcli attach {name}     a live view")
     else:
-        print_text(f"  rlcli status --runs {name}    how its runs stand")
+        print_text(f"  rlcli status --runs {name}    the state of its runs")
         print_text(f"  rlcli compare {name}    their results")
     return 0

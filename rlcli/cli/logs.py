@@ -81,7 +81,7 @@ def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str,
         available = ", ".join(files)
         raise ResourceError(
             f"{overview.folder} has no log of rank {rank}",
-            hint=f"it has those of {available}",
+            hint=f"it has logs of {available}",
             code="F72",
         )
     raise ResourceError(

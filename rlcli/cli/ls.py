@@ -27,7 +27,7 @@ class ListedKind(StrEnum):
 
 TITLES = {
     "families": "families (models that rlcli convert knows)",
-    "profiles": "profiles (--with NAME lays one over a recipe)",
+    "profiles": "profiles (--with NAME applies one to a recipe)",
 }
 
 

@@ -49,9 +49,9 @@ VERBS = {
         "resume": "Resume an interrupted run",
     },
     "Runs": {
-        "status": "Show how runs stand: state, step, reward, machine",
+        "status": "List runs: state, step, reward, machine",
         "logs": "Print what the processes of a run have written",
-        "attach": "Show a run live that is running elsewhere",
+        "attach": "Follow a running run live",
         "stop": "Stop a run, with a checkpoint",
         "samples": "Show prompts, responses and rewards of a run",
         "compare": "Compare the results of runs, over their seeds",

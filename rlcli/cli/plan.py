@@ -50,7 +50,7 @@ def plan(
         bool,
         typer.Option(
             "--graph",
-            help="Show what each call reads and makes.",
+            help="Show what each call reads and writes.",
         ),
     ] = False,
     timeline: Annotated[

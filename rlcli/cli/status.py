@@ -226,7 +226,7 @@ def _allocations(overview: Overview) -> str:
     from rlcli.launch.slurm.allocations import read_allocations
 
     count = len(read_allocations(overview.folder))
-    return f", begun {count} times" if count > 1 else ""
+    return f", started {count} times" if count > 1 else ""
 
 
 def _machine(overview: Overview) -> str:

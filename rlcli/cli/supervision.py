@@ -124,9 +124,7 @@ def _exit_code(code: int, verdict: int) -> int:
         if code < 0
         else f"ended with exit code {code}"
     )
-    hint = (
-        "a component may have called os._exit" if code >= 0 else "its last output may show in what"
-    )
+    hint = "a component may have called os._exit" if code >= 0 else "its last output may show where"
     raise WorkerError(f"the command {how}, before its work was done", hint=hint, code="F01")
 
 

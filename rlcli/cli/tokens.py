@@ -27,7 +27,7 @@ COLOURS = {(True, False): "32", (True, True): "1;4;32", (False, False): "2", (Fa
 """(trained on, special) → terminal code: green; bold and underlined; dim; cyan."""
 FOLLOWS = "1;32"
 ROWS_OF_PAGE = 20
-"""Rows of an HTML page, from the one that was asked for."""
+"""Rows of an HTML page, from the one that was requested."""
 
 
 def tokens(

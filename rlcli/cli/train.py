@@ -128,7 +128,7 @@ def _submit(
 def _refuse_dry_run(dry_run: bool) -> None:
     if dry_run:
         hint = "rlcli plan shows what a run will do, rlcli check tries its data"
-        raise UsageError("--dry-run is for jobs, and launch is not slurm", hint=hint)
+        raise UsageError("--dry-run needs launch=slurm", hint=hint)
 
 
 def _sweep(

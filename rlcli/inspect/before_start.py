@@ -68,7 +68,7 @@ def _look_at_rows(
 
     findings = list(quick_checks(resolved, datasets))
     raise_all(
-        as_error(finding, "--no-check trains all the same")
+        as_error(finding, "--no-check trains anyway")
         for finding in findings
         if finding.level == "FAIL"
     )

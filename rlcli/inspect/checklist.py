@@ -141,9 +141,7 @@ def _check_components(resolved: Resolved) -> Iterator[Finding]:
     faults = [error for run in (*chain(resolved), resolved) for error in component_faults(run)]
     yield from (failure("arguments", error) for error in faults)
     if not faults:
-        yield Finding(
-            level="ok", about="arguments", says="every interface and backend accepts its own"
-        )
+        yield Finding(level="ok", about="arguments", says="accepted by every interface and backend")
 
 
 # -- models ----------------------------------------------------------------------------------------

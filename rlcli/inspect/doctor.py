@@ -216,7 +216,7 @@ def _check_extras(
 def _check_gpus(gpus: Sequence[Gpu]) -> Finding:
     if not gpus:
         return Finding(
-            level="skip", about="GPUs", says="none that nvidia-smi knows of; recipes run on the CPU"
+            level="skip", about="GPUs", says="none found by nvidia-smi; recipes run on the CPU"
         )
     names = {gpu.name for gpu in gpus}
     least = min(gpu.free_gib for gpu in gpus)
@@ -246,9 +246,7 @@ def _check_memory() -> Finding:
     try:
         import psutil
     except ImportError:
-        return Finding(
-            level="skip", about="memory", says="psutil, which would tell, is not installed"
-        )
+        return Finding(level="skip", about="memory", says="unknown: psutil is not installed")
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     limit = _first_numbers(Path("/sys/fs/cgroup/memory.max"))
@@ -261,7 +259,7 @@ def _check_memory() -> Finding:
             level="warn",
             about="memory",
             says=says,
-            fix="end what else uses it; a small model takes 2 GiB",
+            fix="close other programs; a small model takes 2 GiB",
         )
     return Finding(level="ok", about="memory", says=says)
 

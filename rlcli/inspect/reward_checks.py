@@ -118,7 +118,7 @@ def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
             exit_code=4,
             details=[location(row) for row in without[:3]],
             says=(
-                f"{len(without)} of {len(rows)} rows looked at have no answer to "
+                f"{len(without)} of {len(rows)} checked rows have no answer to "
                 "compare a response with"
             ),
             fix=(

@@ -46,9 +46,9 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
     if len(looked_at) < len(opened):
         number = len(looked_at)
         says += (
-            f", the first {number} looked at"
+            f"; checked the first {number}"
             if opened.is_drawn
-            else f", {number} looked at, spread evenly"
+            else f"; checked {number}, spread evenly"
         )
     bad = opened.survey.bad_rows if opened.survey else ()
     if not bad:
@@ -58,7 +58,7 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
         about=opened.name,
         says=f"{says}; {count(len(bad), 'bad row')} skipped",
         details=[*_some(bad), *opened.notes],
-        fix="mend them, or leave bad_rows: skip",
+        fix="fix them, or leave bad_rows: skip",
         code="F31",
     )
 
@@ -75,8 +75,8 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
     about = f"{name} loss mask"
     nothing = [row for row, flags in masks if not any(flags)]
     if nothing:
-        says = f"{len(nothing)} of {len(masks)} rows looked at train on 0 tokens"
-        fix = "give the rows an answer, or mend the dataset's mask; rlcli tokens shows a row"
+        says = f"{len(nothing)} of {len(masks)} checked rows train on 0 tokens"
+        fix = "give the rows an answer, or fix the dataset's mask; rlcli tokens shows a row"
         if len(nothing) == len(masks):
             return Finding(
                 level="FAIL",
@@ -120,8 +120,7 @@ def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLi
     ]
     if doubled:
         says = (
-            f"{len(doubled)} of {len(rows)} rows looked at begin with "
-            f"{_token(tokenizer, bos)} twice"
+            f"{len(doubled)} of {len(rows)} checked rows begin with {_token(tokenizer, bos)} twice"
         )
         fix = (
             "the template and the tokenizer both write it: take it out of the "
@@ -145,7 +144,7 @@ def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLi
     )
     if adds_bos and without:
         says = (
-            f"{len(without)} of {len(rows)} rows looked at lack {_token(tokenizer, bos)}, "
+            f"{len(without)} of {len(rows)} checked rows lack {_token(tokenizer, bos)}, "
             "which the tokenizer adds"
         )
         fix = "write {{ bos_token }} into the chat template, unless the model was trained without"
@@ -168,9 +167,9 @@ def _check_stops(
         ]
         if closed:
             says = (
-                f"{len(closed)} of {len(rows)} prompts looked at end with the end-of-sequence token"
+                f"{len(closed)} of {len(rows)} checked prompts end with the end-of-sequence token"
             )
-            fix = "a response cannot follow the end: mend the template's generation prompt"
+            fix = "a response cannot follow the end: fix the template's generation prompt"
             return Finding(
                 level="FAIL",
                 about=about,
@@ -184,7 +183,7 @@ def _check_stops(
     endless = [row for row in answered if not _ends_with_trained(row, limits.stop_ids)]
     if endless:
         says = (
-            f"{len(endless)} of {len(answered)} rows looked at do not train the stop "
+            f"{len(endless)} of {len(answered)} checked rows do not train the stop "
             f"token {stops} at their end"
         )
         details = ["a model that never sees it there does not learn to stop", *_places(endless)]
@@ -336,7 +335,7 @@ def check_leak(
         f"{grouped(len(leaked))} of {count(len(prompts), 'prompt')} of {held_out.name} "
         f"are in {train.name} too"
     )
-    fix = f"take them out of {train.name}; an evaluation on them flatters"
+    fix = f"take them out of {train.name}; evaluating on them overstates accuracy"
     return Finding(level="warn", about=about, says=says, details=_some(leaked), fix=fix, code="F79")
 
 

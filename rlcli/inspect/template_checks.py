@@ -35,7 +35,7 @@ def check_template(
             level="FAIL",
             about=about,
             says=f"the chat template cannot render an answer: {error}",
-            fix="mend the chat template",
+            fix="fix the chat template",
             code="F32",
             exit_code=5,
         )
@@ -79,7 +79,7 @@ def _not_a_prefix(
         about=about,
         says=(
             f"the prompt is not a prefix of the prompt with its answer in {broken} of "
-            f"{looked_at} rows looked at"
+            f"{looked_at} checked rows"
         ),
         details=[
             f"{location(row)}: after {shortened(prompt[:shared][-30:], 40)!r}",
@@ -87,8 +87,8 @@ def _not_a_prefix(
             f"  with answer   {shortened(answered[shared:], 60)!r}",
         ],
         fix=(
-            "a finished turn reads otherwise than what the model is asked to write: "
-            "mend the chat template"
+            "the template renders a finished turn differently from the generation prompt: "
+            "fix the chat template"
         ),
         code="F32",
     )
@@ -124,7 +124,7 @@ def _check_end(
             f"the template ends an answer with {shortened(ending, 30)}, but responses "
             f"stop at {stops} alone"
         ),
-        details=["a chat model would write on behind its answer"],
+        details=["a chat model would continue after its answer"],
         fix=f"set generation.stop_token_ids=[{first}]",
         code="F32",
     )

@@ -93,7 +93,7 @@ def check_exam(resolved: Resolved) -> None:
     if without:
         raise DataError(
             (
-                f"{len(without)} of {len(rows)} rows looked at have no answer, which "
+                f"{len(without)} of {len(rows)} checked rows have no answer, which "
                 f"{call.interface.type} compares responses with; first, {without[0].id}"
             ),
             where=without[0].where,

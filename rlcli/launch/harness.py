@@ -24,7 +24,7 @@ def run_tasks(source: str, tasks: Sequence[str], limit: int | None) -> dict[str,
     try:
         return _results(source, requested, limit)
     except ImportError as error:  # it imports what a task needs on demand
-        raise ResourceError(f"lm-eval is not whole: {error}", hint=INSTALL) from error
+        raise ResourceError(f"lm-eval is incomplete: {error}", hint=INSTALL) from error
 
 
 def _results(source: str, tasks: list[str | dict[str, Any]], limit: int | None) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def last_checkpoint(
         return Start(checkpoint.path, RunState.read(checkpoint.path))
     code, committed = "F21", last_committed(run)
     if rejected:
-        code, message = next(iter(rejected.values())).code, "no checkpoint is whole"
+        code, message = next(iter(rejected.values())).code, "no checkpoint is intact"
     elif committed is not None:
         message = f"step {committed} was committed, but there is no checkpoint now"
     elif run.record.is_lost:

@@ -99,5 +99,5 @@ def explain_kill(code: int, out_of_memory: bool | None, used: int, run_dir: Path
                 f"{percent} % ({where})"
             )
         else:
-            facts.append("the memory plan is about the devices' memory, and not the host's")
+            facts.append("the memory plan covers device memory, not host memory")
     return f"; {'; '.join(facts)}" if facts else ""

@@ -176,7 +176,7 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
     if last_committed(run) is None and not run.metrics.exists():
         message = f"{run.path} holds no run yet: it ended before it had written down its recipe"
         raise ResourceError(message, hint="remove the folder and start the run again", code="F72")
-    message = "it is missing, and the run goes by it"
+    message = "it is missing, and the run needs it"
     hint = (
         f"put it back; {run.recipe} has what it was made of, and the "
         "checkpoints are left as they are"
@@ -233,7 +233,7 @@ def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]
         message = "; ".join(f"{c.key}: {_shown(c.before)} → {_shown(c.now)}" for c in altering)
         raise UsageError(
             f"this would change how the rest of the run learns: {message}",
-            hint="add --accept-changes if it is meant",
+            hint="add --accept-changes if you mean it",
             code="F84",
         )
     return accepted
@@ -255,14 +255,16 @@ def _say(
     else:
         ranks = known_object(start.folder / "MANIFEST.json").get("world_size")
         world = now.cluster.nodes * now.cluster.devices_per_node
-        moved = f" (saved on {ranks} ranks, going on with {world})" if ranks != world else ""
+        moved = f" (saved on {ranks} ranks, continuing on {world})" if ranks != world else ""
         display.note(f"resuming after step {start.state.step}{moved}")
         roles = ", ".join(
             f"{role} weights" + (" and optimizer" if role in now.trained_roles else "")
             for role in now.changing_roles
         )
         drawn = start.state.drawn
-        display.note(f"  restored  {roles}, interfaces' state, place {drawn} in the training data")
+        display.note(
+            f"  restored  {roles}, interfaces' state, position {drawn} in the training data"
+        )
     for change in changes:
         display.note(f"  changed   {change.key}: {_shown(change.before)} → {_shown(change.now)}")
 

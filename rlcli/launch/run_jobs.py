@@ -37,7 +37,7 @@ def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
         jobs = look_up(open_ids) if open_ids else {}
         is_known = True
     except SlurmError as error:
-        log.warning("the states of jobs are those of their files: %s", error.what)
+        log.warning("the states of jobs are taken from their files: %s", error.what)
         jobs, is_known = {}, False
     return [
         _joined(run, job_id, jobs.get(job_id), is_known)
@@ -140,7 +140,7 @@ def _cancel(run: Overview, wait: bool) -> bool:
     assert run.job is not None
     cancel(run.job)
     if wait and not _is_over(run, ENDS_WITHIN):
-        message = f"job {run.job} is still there {ENDS_WITHIN:.0f} s after it was cancelled"
+        message = f"job {run.job} is still running {ENDS_WITHIN:.0f} s after it was cancelled"
         raise ResourceError(message, where=str(run.folder), hint=f"scontrol show job {run.job}")
     return True
 

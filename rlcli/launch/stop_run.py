@@ -96,8 +96,10 @@ def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
                 _send(process, signal.SIGKILL)
     end_stragglers(run.folder, say)
     if not wait_for_end(run, holder, LEAVES_WITHIN):
-        message = f"{run.folder}: pid {holder.owner.pid} is not ended even by SIGKILL"
-        raise ResourceError(message, hint="it waits for a disk or a device that does not answer")
+        message = f"{run.folder}: pid {holder.owner.pid} does not end even on SIGKILL"
+        raise ResourceError(
+            message, hint="it is waiting for a disk or device that does not respond"
+        )
 
 
 def end_stragglers(folder: Path, say: Callable[[str], None]) -> None:

@@ -194,7 +194,7 @@ class Local:
         def forward(number: int, frame: object) -> None:
             if self._stopped_by is None:
                 self.say(
-                    f"{signal.Signals(number).name}: the runs under way finish their step, and save"
+                    f"{signal.Signals(number).name}: the active runs finish their step and save"
                 )
             self._stopped_by = number
             for _, process in self._busy.values():

@@ -97,7 +97,7 @@ class World:
             if not missing:
                 raise
             message = (
-                f"the node has not come within {self._deadline:.0f} s (launch.startup_deadline)"
+                f"the node has not joined within {self._deadline:.0f} s (launch.startup_deadline)"
             )
             command = shlex.join(agent_command(self._logs.parent, missing[0]))
             hint = f"start it: {command}" if self._by_hand else f"see the logs in {self._logs}"
@@ -221,7 +221,9 @@ class World:
     def _check_silence(self, patience: float) -> None:
         for (kind, node), seconds in self.transport.silences().items():
             if kind == "node" and seconds > patience and not self._has_finished(node):
-                raise self._node_error(node, f"its agent has not been heard for {seconds:.0f} s")
+                raise self._node_error(
+                    node, f"its agent has not been heard from for {seconds:.0f} s"
+                )
 
     def _first_that_left(self) -> tuple[int, int] | None:
         """(node, rank) of a rank that has exited without being asked to;
@@ -264,7 +266,7 @@ class World:
             message += ": it had no descriptors left (ulimit -n)"
         if is_known or any(TERMINATED in line for line in lines):
             hint = (
-                f"others may have connected to its ports on {self._interface}, or a "
+                f"another program may have connected to its ports on {self._interface}, or a "
                 f"component leaks files; {hint}"
             )
         if any(line.strip() for line in lines):

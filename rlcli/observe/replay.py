@@ -95,7 +95,7 @@ def follow(
         if not run.is_under_way:
             progress.end(run.updated or time.time())
             return run
-        display.phase(f"{run.state}, last heard of {run.age or 0:.0f} s ago")
+        display.phase(f"{run.state}, last update {run.age or 0:.0f} s ago")
         time.sleep(LOOK_SECONDS)
 
 

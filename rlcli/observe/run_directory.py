@@ -182,7 +182,7 @@ class RunDirectory:
         """A path in this folder. Raises UsageError S7 if it would be outside, links followed."""
         root, target = self.path.resolve(), (self.path / relative).resolve()
         if target == root or root not in target.parents:
-            raise UsageError(f"{str(relative)!r} does not lie inside {self.path}", code="S7")
+            raise UsageError(f"{str(relative)!r} is not inside {self.path}", code="S7")
         return target
 
     def write_text(self, relative: Path | str, text: str) -> Path:

@@ -74,7 +74,7 @@ class RunLock:
                 os.close(descriptor)
                 raise
             log.warning(
-                "%s: no locks on this file system; see to it that no other run uses it", path.parent
+                "%s: no locks on this file system; make sure that no other run uses it", path.parent
             )
         os.ftruncate(descriptor, 0)
         os.pwrite(

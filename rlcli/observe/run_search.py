@@ -45,7 +45,7 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
     matches = matches or [run for run in runs if name in run.relative_to(root).parts[:-1]]
     meant = [run for run in matches if is_meant(run)] if is_meant is not None else []
     if len(meant) > 1:
-        raise _ambiguous(f"{len(meant)} runs of {name} come into question", meant)
+        raise _ambiguous(f"{len(meant)} runs of {name} match", meant)
     # whatever it is; opening it reports the problem
     matches = meant or matches or [folder] * folder.is_dir()
     if not matches:
@@ -68,7 +68,9 @@ def short_name(run: Path, root: Path = RUNS) -> str:
 
 def _ambiguous(message: str, runs: Sequence[Path]) -> ResourceError:
     return ResourceError(
-        message, hint=f"say which: {', '.join(str(run) for run in runs[:LISTED])}", code="F72"
+        message,
+        hint=f"name one of them: {', '.join(str(run) for run in runs[:LISTED])}",
+        code="F72",
     )
 
 

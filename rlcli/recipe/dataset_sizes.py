@@ -58,7 +58,7 @@ def _check_streams(recipe: Recipe, streams: set[str]) -> None:
     if train.dataset in streams and every is not None:
         wrong["checkpoint.every_epochs"] = "set checkpoint.every_steps instead"
     if train.eval.dataset in streams:
-        wrong["train.eval.dataset"] = "evaluate on a dataset that knows its rows"
+        wrong["train.eval.dataset"] = "evaluate on a dataset whose number of rows is known"
     for where, hint in wrong.items():
-        message = "the dataset is a stream, which does not know how many rows it has"
+        message = "the dataset is a stream, whose number of rows is unknown"
         raise UsageError(message, where=where, hint=hint, code="R49")

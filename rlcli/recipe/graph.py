@@ -144,7 +144,7 @@ def graph_problems(
     for name, call in calls.items():
         for key in call.inputs:
             if dataset_keys is not None and key not in made_by and key not in dataset_keys:
-                fault = f"{name} reads {key}, which no call produces and the dataset does not bring"
+                fault = f"{name} reads {key}, which neither a call nor the dataset provides"
                 problems.append(GraphProblem(fault, name, key, is_unmade=True))
     try:
         graphlib.TopologicalSorter(waits_for(calls)).prepare()

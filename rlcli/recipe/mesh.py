@@ -74,7 +74,7 @@ def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
         last = int(match[2] or match[1])
         if last >= world:
             message = (
-                f"{role} is to use rank {last}, but the cluster has {world} "
+                f"{role} uses rank {last}, but the cluster has {world} "
                 f"device{'s' if world > 1 else ''}"
             )
             raise DevicesError(

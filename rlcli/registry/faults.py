@@ -73,7 +73,7 @@ def _words(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as second:
-        return f"its text cannot be made ({type(second).__name__})"
+        return f"its text is unavailable ({type(second).__name__})"
 
 
 class Line(NamedTuple):

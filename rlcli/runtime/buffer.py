@@ -162,7 +162,7 @@ class Buffer:
             traits = {entry.traits for entry in entries}
             if len(traits) > 1:
                 kinds = sorted(map(str, traits))
-                raise ValueError(f"samples that were made in unlike ways: {key}: {kinds}")
+                raise ValueError(f"samples that were made with different settings: {key}: {kinds}")
             seqlens[key] = [entry.lengths.tolist() for entry in entries]
             ((dtypes[key], shapes[key]),) = traits
         return SequenceSample(ids=list(ids), seqlens=seqlens, dtypes=dtypes, trailing_shapes=shapes)

@@ -111,7 +111,7 @@ class Start:
         if before is not None and before != now:
             raise DataError(
                 (
-                    f"dataset {name} is not what it was at step {self.state.step}: {before[:12]} "
+                    f"dataset {name} has changed since step {self.state.step}: {before[:12]} "
                     f"then, {str(now)[:12]} now"
                 ),
                 hint="put the old data back, or start a new run from models/",

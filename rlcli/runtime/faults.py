@@ -69,7 +69,7 @@ class CallOrigin:
             ),
             where=self.where,
             hint=(
-                "look at this sample; if its model has just been trained, its weights may have "
+                "check this sample; if its model has just been trained, its weights may have "
                 "diverged: go back to a checkpoint and lower the learning rate"
             ),
             code=CODE,

@@ -94,7 +94,8 @@ class Failure:
         if (gloo := _error_of_gloo(error)) is not None:
             message = f"tensors could not be exchanged with another rank: {gloo}"
             hint = (
-                "if no rank has ended, others may have connected to their ports on launch.interface"
+                "if no rank has ended, another program may have connected to their ports on "
+                "launch.interface"
             )
             return Failure(errors.WorkerError.__name__, message, LOST_PEER, where, hint, trace)
         if isinstance(error, RlcliError):

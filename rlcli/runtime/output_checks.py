@@ -354,11 +354,11 @@ def _check_ids(ids: Sequence[Hashable], asked: Sequence[Hashable], origin: Origi
     if missing:
         problems.append(f"nothing for sample {origin.describe(missing[0])}{_more(missing)}")
     if strange:
-        problems.append(f"something for {strange[0]!r:.60}{_more(strange)}, not asked for")
+        problems.append(f"something for {strange[0]!r:.60}{_more(strange)}, not requested")
     if not problems:
         pairs = zip(ids, asked, strict=True)
         returned, expected = next((left, right) for left, right in pairs if left != right)
-        where = f"{returned} where sample {origin.describe(expected)} was asked for"
+        where = f"{returned} where sample {origin.describe(expected)} was requested"
         problems.append(f"the samples in another order, {where}")
     raise origin.malformed(f"returned {' and '.join(problems)}; return ids=data.ids")
 

@@ -127,7 +127,7 @@ class Pulses:
                 try:
                     answers[socket](identity, frames)
                 except (ProtocolError, LookupError, TypeError, ValueError) as error:
-                    log.warning("a heartbeat or a question to the store was thrown away: %s", error)
+                    log.warning("a heartbeat or a request to the store was discarded: %s", error)
 
     def _hear(self, identity: bytes, frames: list[bytes]) -> None:
         beat = unpack(frames, self._token, Report)
@@ -218,7 +218,7 @@ class Pulse:
                 heard = time.monotonic()
                 self._answered += 1
             if self._control.is_remote and time.monotonic() - heard > LOST_AFTER:
-                self._lost(f"the master has not been heard for {LOST_AFTER:.0f} s")
+                self._lost(f"the master has not been heard from for {LOST_AFTER:.0f} s")
         for connection in (socket, *watched, *self._new_monitors()):
             connection.close(linger=0)
 
@@ -259,7 +259,7 @@ class Pulse:
         try:
             answer = unpack(frames, self._control.token, Request)
         except ProtocolError as error:
-            log.warning("an answer to a heartbeat was thrown away: %s", error)
+            log.warning("an answer to a heartbeat was discarded: %s", error)
             return False
         if answer.op == END:
             self._lost(END)

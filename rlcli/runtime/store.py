@@ -90,7 +90,7 @@ class RunStore(Store):
         while (answer := ask()) is None:
             if time.monotonic() > end:
                 raise DistStoreError(
-                    f"nobody has set {', '.join(keys)} within {timeout.total_seconds():g} s"
+                    f"nothing has set {', '.join(keys)} within {timeout.total_seconds():g} s"
                 )
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

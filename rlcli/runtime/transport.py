@@ -224,7 +224,7 @@ class ZmqMaster:
                 raise ProtocolError(f"there is no rank {message.rank}")
         except ProtocolError as error:
             self.rejected += 1
-            log.warning("a message on the control socket was thrown away: %s", error)
+            log.warning("a message on the control socket was discarded: %s", error)
             return None
         if isinstance(message, Report) and message.name == HELLO:
             self._identities[message.rank, message.value.get("lane", COMPUTE)] = identity
@@ -345,7 +345,7 @@ class ZmqWorker:
                     self._socket.recv_multipart(), self._token, Request, most=self._most
                 )
             except ProtocolError as error:
-                log.warning("a message on the control socket was thrown away: %s", error)
+                log.warning("a message on the control socket was discarded: %s", error)
                 continue
             self._socket.send_multipart(self._frames(_answer(request, self._rank, handle, failure)))
             if request.op == until:

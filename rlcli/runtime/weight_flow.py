@@ -353,7 +353,7 @@ class WeightCopies:
     def check(self, role: str) -> None:
         """Raise WorkerError if a copy to this role has failed."""
         if role in self.torn:
-            message = f"{role} has weights of two versions, for a copy to it failed"
+            message = f"{role} has weights of two versions, because a copy to it failed"
             hint = "resume the run from its last checkpoint"
             raise WorkerError(message, where=f"rank {self._rank}", hint=hint, code="F18")
 

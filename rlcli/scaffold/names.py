@@ -28,12 +28,12 @@ def checked(kind: str, name: str) -> str:
     if not NAME.fullmatch(name):
         rule = "a name is a lower-case letter, then letters, digits, _ or -"
         near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:64]
-        hint = f"{rule}; {near!r} would do" if NAME.fullmatch(near) else rule
+        hint = f"{rule}; for example {near!r}" if NAME.fullmatch(near) else rule
         article = "an" if kind[0] in "aeiou" else "a"
         raise UsageError(f"{name!r} cannot name {article} {kind}", hint=hint, code="R68")
     if keyword.iskeyword(module_name(name)):
         raise UsageError(
-            f"{name!r} is a word of Python, so its file could not be imported",
+            f"{name!r} is a Python keyword, so its file could not be imported",
             hint="choose another name",
             code="R68",
         )

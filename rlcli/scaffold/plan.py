@@ -74,7 +74,7 @@ FIRST_STEP = {
     "interface": "write your loss into _loss()",
     "reward": "write your rule into score()",
     "estimator": "write your estimator into estimate()",
-    "backend": "give your engine what it lacks",
+    "backend": "add what your engine lacks",
     "recipe": "put in what differs",
     "family": "say what differs from Llama",
     "project": "train the small recipe",
@@ -140,7 +140,7 @@ def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
             _refuse_hiding(text, cls, name)
         files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
     tested = FOLDERS.get(kind, f"{kind}s").removesuffix("s")
-    first = FIRST_STEP[kind] if like is None else f"change what is to differ from {like}"
+    first = FIRST_STEP[kind] if like is None else f"change what should differ from {like}"
     return Scaffold(root, tuple(files), first, f"rlcli test {tested} {name}")
 
 

@@ -155,7 +155,7 @@ def weights_text(role: Role) -> str:
     if role.scratch is not None:
         return f"random {role.scratch.get('model_type')}"
     if role.init is not None:
-        return f"those of {role.init}" + (", value head" if role.head == "value" else "")
+        return f"same as {role.init}" + (", value head" if role.head == "value" else "")
     return role.path or "none"
 
 

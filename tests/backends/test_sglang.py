@@ -117,7 +117,7 @@ def test_a_request_that_keeps_failing_ends_the_call_and_names_the_server(attache
     engine, (fake,) = attached()
     fake.fail("/generate", *["reset"] * 1000)
     with pytest.raises(
-        WorkerError, match=r"lives, but has not answered one request 8 times: .*reset"
+        WorkerError, match=r"is alive, but has not answered one request 8 times: .*reset"
     ) as caught:
         generate(engine)
     assert fake.url in str(caught.value)
@@ -300,7 +300,7 @@ def tokenizer(*extra_words):
             "F93",
             "sampling settings of its own: min_p",
         ),
-        (having(key="secret"), WorkerError, "F91", "wants another key"),
+        (having(key="secret"), WorkerError, "F91", "rejects the API key"),
         (lambda fake: fake.fail("/server_info", "garbage"), WorkerError, "F90", "not JSON"),
         (
             lambda fake: fake.fail("/server_info", "refuse"),

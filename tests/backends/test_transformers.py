@@ -93,7 +93,7 @@ UNSUPPORTED = {
     "mpt": ({}, "an attention of its own"),
     "mamba": ({}, "linear_attention"),
     "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64}, "chunked_attention"),
-    "nemotron": ({}, "NemotronAttention has no way to learn which tokens belong together"),
+    "nemotron": ({}, "NemotronAttention has no way to know which tokens belong together"),
 }
 """In a pack, their sequences would attend to each other, or not to everything that they should."""
 

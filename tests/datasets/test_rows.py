@@ -230,7 +230,7 @@ def test_a_json_list_that_is_too_large_is_refused_by_its_size(tmp_path):
     with path.open("wb") as file:
         file.write(b"\xef\xbb\xbf \n [")
         file.truncate(1 << 40)
-    with pytest.raises(DataError, match="1,048,576 MiB, more than the 128 MiB it may have"):
+    with pytest.raises(DataError, match="1,048,576 MiB, more than the 128 MiB allowed"):
         read_rows(str(path), read)
 
 

@@ -208,7 +208,7 @@ LASTING = {
         lambda setup: setup.proxies[0].forget,
         8,
         "F91",
-        "lives, but gave no answer",
+        "is alive, but gave no answer",
     ),
     "all arrives later than it may": (
         lambda setup: lambda: setattr(setup.proxies[0], "delay", 10.0),

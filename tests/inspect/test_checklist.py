@@ -237,7 +237,7 @@ def answered(mask, ids=None):
 def test_a_mask_without_trained_tokens_is_reported():
     finding = check_mask("train", [answered([False, False])] * 2)
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
-    assert finding.says == "2 of 2 rows looked at train on 0 tokens"
+    assert finding.says == "2 of 2 checked rows train on 0 tokens"
     assert check_mask("train", [answered([False, False]), answered([False, True])]).level == "warn"
 
 
@@ -280,7 +280,7 @@ def test_a_prompt_that_ends_with_eos_is_reported(check):
     closed = CHAT.replace("<bot>{% endif %}", "<bot></s>{% endif %}")
     finding = check(PPO, SUMS, template=closed)["train begin/end"]
     assert finding.level == "FAIL"
-    assert "9 of 9 prompts looked at end with the end-of-sequence token" in finding.says
+    assert "9 of 9 checked prompts end with the end-of-sequence token" in finding.says
 
 
 def test_too_few_rows_for_a_step_are_reported(check):
@@ -303,7 +303,7 @@ def test_an_empty_file_is_reported(check):
 def test_a_template_that_writes_bos_twice_is_reported(check):
     finding = check(template="{{ bos_token }}" + CHAT)["train begin/end"]
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
-    assert "9 of 9 rows looked at begin with <s> twice" in finding.says
+    assert "9 of 9 checked rows begin with <s> twice" in finding.says
 
 
 def test_a_prompt_that_is_not_a_prefix_of_its_answer_is_reported(check):
@@ -439,7 +439,7 @@ def test_rows_without_an_answer_are_reported(check):
     recipe = PPO.replace("train: {type: math_prompts", "train: {type: prompt_only")
     finding = check(recipe, [{"prompt": row["question"]} for row in SUMS])["reward_inf reward"]
     assert (finding.level, finding.code) == ("FAIL", "F31")
-    assert "9 of 9 rows looked at have no answer" in finding.says
+    assert "9 of 9 checked rows have no answer" in finding.says
 
 
 def test_shares_have_one_decimal_only_near_0_and_100_percent():

@@ -27,10 +27,10 @@ def unanswered(tmp_path, monkeypatch):
 
 def test_rows_that_no_reward_can_judge_are_refused(unanswered):
     resolved = load_recipe("ppo_math", [unanswered])
-    with pytest.raises(RlcliError, match="50 of 50 rows looked at have no answer") as error:
+    with pytest.raises(RlcliError, match="50 of 50 checked rows have no answer") as error:
         check_before_start(resolved, None, [], warn=print)
     assert (error.value.exit_code, error.value.code) == (4, "F31")
-    assert str(error.value.hint).endswith("--no-check trains all the same")
+    assert str(error.value.hint).endswith("--no-check trains anyway")
     check_before_start(resolved, None, [])
 
 

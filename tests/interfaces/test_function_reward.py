@@ -267,7 +267,7 @@ def test_memory_kept_by_earlier_calls_does_not_count_for_a_response(reward):
 
 def test_a_hang_is_an_error_and_not_a_score(reward):
     begun = time.monotonic()
-    with pytest.raises(WorkerError, match=r"it neither answered nor used the processor in 0.5 s"):
+    with pytest.raises(WorkerError, match=r"it neither answered nor used processor time in 0.5 s"):
         run(
             reward("import time\ntime.sleep(1000 if row['slow'] else 0)\nreturn 1", hang_s=0.5),
             batch(slow=[False, True, True]),

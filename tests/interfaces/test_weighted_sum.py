@@ -128,10 +128,7 @@ def test_a_key_that_no_call_produces_is_refused_with_its_location(tmp_path, monk
         load_recipe("sum.yaml")
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("R71", "sum.yaml:11:13")
-    assert (
-        "sum_inf reads leniant, which no call produces and the dataset does not bring"
-        in problem.what
-    )
+    assert "sum_inf reads leniant, which neither a call nor the dataset provides" in problem.what
     assert problem.hint == "add a call that makes leniant, or change weights"
 
 

@@ -58,7 +58,7 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_refused_and_unchanged(train, 
     model = project / "run/checkpoints/step-000000000002/models/actor"
     flip_a_bit(next(model.glob("*.safetensors")))
     before = files(project / "run")
-    with pytest.raises(ModelError, match="no checkpoint is whole") as raised:
+    with pytest.raises(ModelError, match="no checkpoint is intact") as raised:
         resume("train.steps=5")
     assert raised.value.code == "F18"
     assert files(project / "run") == before

@@ -274,7 +274,7 @@ def test_a_node_that_never_comes_is_named_with_its_command(by_hand, elsewhere):
     first = run.type(0, elsewhere)
     _, errors = first.communicate(timeout=120)
     assert first.returncode == 8
-    assert "node 1: the node has not come within 15 s" in errors
+    assert "node 1: the node has not joined within 15 s" in errors
     assert f"rlcli.launch.node '{run.folder}' 1" in errors
 
 

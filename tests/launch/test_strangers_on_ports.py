@@ -119,7 +119,7 @@ def test_exhausted_descriptors_are_reported_with_their_likely_cause(endless, con
     # two threads that fail at once may leave no other word
     recursively = "terminate called recursively" in errors
     assert recursively or "it had no descriptors left (ulimit -n)" in errors
-    assert "others may have connected to its ports on lo" in errors
+    assert "another program may have connected to its ports on lo" in errors
 
 
 def test_a_group_of_one_process_listens_on_the_loopback(tmp_path):

@@ -115,7 +115,7 @@ PERHAPS = " (out of memory?)" if count_memory_kills() is None else ""
         (
             "no Exception",
             2,
-            ": Speechless: its text cannot be made (ZeroDivisionError)\n  hint: rlcli test",
+            ": Speechless: its text is unavailable (ZeroDivisionError)\n  hint: rlcli test",
         ),
         (
             "write everywhere and end",

@@ -388,7 +388,7 @@ REWARD_FAULTS = {
         "\\(7,\\), expected \\(8,\\)"
     ),
     "two each": "gave rewards of lengths \\[2\\] for sample row-.*one per sequence: \\[1\\]",
-    "other ids": "nothing for sample row-.* and something for 'nobody', not asked for",
+    "other ids": "nothing for sample row-.* and something for 'nobody', not requested",
     "order": "returned the samples in another order",
     "text": "data of 'rewards' is a list, not a tensor",
     "nothing": "gave no tensor for rewards",

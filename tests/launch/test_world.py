@@ -201,7 +201,7 @@ def test_a_silent_agent_is_lost_on_a_single_node_too(tmp_path, exits):
     now = world.transport._listening_since
     world.transport._listening_since = world.transport.pulses.heard["node", 0] = now - 16
     with pytest.raises(
-        WorkerError, match=r"the node is lost.*its agent has not been heard for 1\d s"
+        WorkerError, match=r"the node is lost.*its agent has not been heard from for 1\d s"
     ):
         world._check_alive(LOST_AFTER)
     world.close()
@@ -227,7 +227,7 @@ def test_a_rank_killed_without_descriptors_left_is_explained(world, tmp_path):
         WorkerError, match=r"rank 3 was killed by SIGABRT: it had no descriptors left"
     ) as raised:
         world._check_alive(LOST_AFTER)
-    assert "others may have connected to its ports on lo" in raised.value.hint
+    assert "another program may have connected to its ports on lo" in raised.value.hint
 
 
 def test_the_last_lines_of_a_dead_ranks_log_are_shown(world, tmp_path):
@@ -241,7 +241,7 @@ def test_the_last_lines_of_a_dead_ranks_log_are_shown(world, tmp_path):
 
 def test_a_node_that_does_not_come_is_named_with_its_command(world):
     set_facts(world, 0)
-    with pytest.raises(HangError, match="node 1: the node has not come within 0 s") as raised:
+    with pytest.raises(HangError, match="node 1: the node has not joined within 0 s") as raised:
         world.wait()
     assert "rlcli.launch.node" in raised.value.hint
 

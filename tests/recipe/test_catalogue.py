@@ -120,7 +120,7 @@ CASES = [
     ("R45", TOP + "models: {actor: {scratch: null, path: 'recipe:small'}}\n", "bad.yaml:2:39",
      "recipe:<name"),
     ("R47", TOP + "train: {epochs: 2}\n", "bad.yaml:2:17", "small.yaml:14:10"),
-    ("R47", TOP + "train: {epochs: 2}\n", "bad.yaml:2:17", "train.steps=null takes that one away"),
+    ("R47", TOP + "train: {epochs: 2}\n", "bad.yaml:2:17", "train.steps=null removes that one"),
     ("R47", TOP + "models: {actor: {scratch: null, init: actor}}\n", "bad.yaml:2:39",
      "actor → actor"),
     ("R47", TOP + "models: {actor: {path: owner/name}}\n", "small.yaml:3:5", "bad.yaml:2:24"),

@@ -100,7 +100,7 @@ def test_a_key_that_no_call_produces_is_one_problem_for_all_readers(folder: Path
     (problem,) = caught.value.problems
     assert problem.code == "R71"
     assert problem.what == (
-        "advantages reads proximal_logprobs, which no call produces and the dataset does not bring"
+        "advantages reads proximal_logprobs, which neither a call nor the dataset provides"
     )
     assert problem.hint == "add a call that makes proximal_logprobs, or change use_decoupled_loss"
     assert "type: gae" in (problem.excerpt or "")
@@ -165,7 +165,7 @@ graph:
         ),
         (
             "ref_inf: {input_key_remap: {mask: prompt_mask}}",
-            "ref_inf reads mask, which no call produces and the dataset does not bring",
+            "ref_inf reads mask, which neither a call nor the dataset provides",
             "add a call that makes mask",
         ),
         (

@@ -105,7 +105,7 @@ def test_a_misspelt_input_is_one_problem(folder: Path):
     assert reported == [
         (
             "bad.yaml:2:49",
-            "reward_inf reads prompt_msk, which no call produces and the dataset does not bring",
+            "reward_inf reads prompt_msk, which neither a call nor the dataset provides",
             "did you mean prompt_mask?",
         )
     ]

@@ -376,7 +376,7 @@ def test_a_moving_average_needs_weights_in_float32():
         "graph.actor_train.hooks={copy_to: ref, eta: 0.1}",
         "models.ref.backend.args.dtype=bfloat16",
     ]
-    with pytest.raises(RecipeError, match="would stand still") as caught:
+    with pytest.raises(RecipeError, match="would never move") as caught:
         load_recipe("ppo_math", overrides)
     assert (
         caught.value.problems[0].hint

@@ -241,7 +241,7 @@ def test_a_key_that_only_a_removed_call_produces_is_one_problem(folder: Path):
     assert [problem[1:] for problem in problems("mine.yaml", "train.eval.dataset=null")] == [
         (
             "mine.yaml:3:100",
-            "reward_inf reads values, which no call produces and the dataset does not bring",
+            "reward_inf reads values, which neither a call nor the dataset provides",
             "critic_inf, which made it, is removed at mine.yaml:3:21",
         )
     ]

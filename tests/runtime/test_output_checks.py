@@ -229,7 +229,7 @@ def test_what_was_changed_after_it_was_made_is_read_again(field, value, words):
 def test_samples_that_are_not_those_asked_for():
     made = output(rewards=torch.zeros(3))
     made.ids = ["a", "c"]
-    refused(made, "returned nothing for sample b! and something for 'c', not asked for")
+    refused(made, "returned nothing for sample b! and something for 'c', not requested")
     made.ids = ["b", "a"]
     refused(made, "in another order, b where sample a! was asked for; return ids=data.ids")
     refused(made.select_indices([0]), "returned nothing for sample a!; return ids=data.ids")
@@ -278,7 +278,7 @@ def test_a_key_that_is_not_what_its_name_says(key, tensor, words):
             r"lengths \[1\] for sample a!; .* \[1, 1\] for sequences of \[3, 2\] tokens",
         ),
         ("values", [[2, 3], [4]], "must be one per token"),
-        ("packed_logprobs", LENGTHS, "one per token but the first"),
+        ("packed_logprobs", LENGTHS, "one per token except the first"),
     ],
 )
 def test_lengths_that_a_name_does_not_have(key, lengths, words):

@@ -95,11 +95,11 @@ def test_a_thread_that_waits_does_not_keep_others_waiting(stores):
 
 
 def test_a_name_that_nobody_sets_is_an_error_after_the_time_given(stores):
-    with pytest.raises(DistStoreError, match=r"nobody has set one, two within 0\.1 s"):
+    with pytest.raises(DistStoreError, match=r"nothing has set one, two within 0\.1 s"):
         stores().wait(["one", "two"], timedelta(seconds=0.1))
     store = stores()
     store.set_timeout(timedelta(seconds=0.1))
-    with pytest.raises(DistStoreError, match="nobody has set one"):
+    with pytest.raises(DistStoreError, match="nothing has set one"):
         store.get("one")
 
 

@@ -184,7 +184,7 @@ def test_a_failure_removes_the_files_already_written(project):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("dataset", "My-Data", "'my-data' would do"),
+        ("dataset", "My-Data", "for example 'my-data'"),
         ("dataset", "../evil", "cannot name"),
         ("dataset", "_shared", "cannot name"),
         ("dataset", "", "cannot name"),

@@ -202,7 +202,7 @@ def test_a_run_without_progress_is_requeued_up_to_the_limit(project):
     ]
     assert run.status["exit_code"] == 7
     assert "rank 1 was killed by SIGKILL" in run.status["message"]
-    assert "the job is not put back into the queue again (launch.slurm.requeues is 1)" in run.log
+    assert "the job is not requeued again (launch.slurm.requeues is 1)" in run.log
 
 
 def test_a_stopped_run_is_not_requeued(cluster, project):

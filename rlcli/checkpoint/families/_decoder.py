@@ -132,7 +132,7 @@ class Decoder(HFFamily):
         name = settings["hidden_act"]
         if name not in ACTIVATIONS:
             raise ModelError(
-                f"a {settings.get('model_type')} model with hidden_act {name!r} is not known here"
+                f"a {settings.get('model_type')} model with hidden_act {name!r} is not supported"
             )
         return ACTIVATIONS[name]
 

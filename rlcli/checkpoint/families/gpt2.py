@@ -43,11 +43,11 @@ class GPT2(HFFamily):
         named = {NEWER.get(key, key): value for key, value in hf.items() if value is not None}
         settings: dict[str, Any] = DEFAULTS | named
         if settings.get("add_cross_attention"):
-            raise ModelError("a gpt2 with cross-attention is not a decoder that rlcli knows")
+            raise ModelError("a gpt2 with cross-attention is not supported")
         if settings["activation_function"] not in ACTIVATIONS:
             raise ModelError(
                 "a gpt2 with activation_function "
-                f"{settings['activation_function']!r} is not known here"
+                f"{settings['activation_function']!r} is not supported"
             )
         sizes: dict[str, Any] = {field: size_in(settings, key) for field, key in SIZES.items()}
         return ModelConfig(

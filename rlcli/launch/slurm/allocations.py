@@ -141,16 +141,14 @@ def _put_back(run_dir: Path, code: int, requeues: int) -> None:
     if allocations_without_progress(run_dir) > requeues:
         if code == Stopped.exit_code:
             raise _give_up(run_dir, requeues)
-        log.warning(
-            "the job is not put back into the queue again (launch.slurm.requeues is %d)", requeues
-        )
+        log.warning("the job is not requeued again (launch.slurm.requeues is %d)", requeues)
         return
     try:
         if _of_this_job("State") != "RUNNING":
             return  # Slurm has ended it, and perhaps requeued it; a second requeue would confuse it
         ask_slurm(["scontrol", "requeue", _job_id()])
     except SlurmError as error:
-        log.warning("the job is not put back into the queue: %s", error.what)
+        log.warning("the job is not requeued: %s", error.what)
 
 
 def _was_stopped(run_dir: Path) -> bool:
@@ -164,7 +162,7 @@ def _give_up(run_dir: Path, requeues: int) -> WorkerError:
     step = _committed(run_dir)
     newer = "any checkpoint" if step is None else f"a checkpoint newer than step {step}"
     times = {0: "was not to be", 1: "was once"}.get(requeues, f"was {requeues} times in a row")
-    message = f"the job {times} put back into the queue without {newer}"
+    message = f"the job {times} requeued without {newer}"
     hint = "rlcli logs shows why; launch.slurm.requeues is the limit"
     error = WorkerError(message, where=str(run_dir), hint=hint, code="F68")
     with RunDirectory.reopen(run_dir) as run:

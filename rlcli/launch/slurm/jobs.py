@@ -242,7 +242,7 @@ def _accounted(job_ids: Sequence[str]) -> Iterator[Job]:
 @functools.cache
 def _warn(reason: str) -> None:
     """Once per process, for a live view asks again and again."""
-    log.warning("how older jobs ended is known by the runs' own files alone: %s", reason)
+    log.warning("how older jobs ended is known only from the files of their runs: %s", reason)
 
 
 def _job(job_id: str, state: str, reason: str, starts: str, nodes: str, restarts: str) -> Job:

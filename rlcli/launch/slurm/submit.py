@@ -80,7 +80,7 @@ class Batch:
         )
         job_id, _, cluster = answer.strip().partition(";")
         if not JOB_ID.fullmatch(job_id):
-            raise SlurmError(f"sbatch answers {answer[:200]!r}, and not with the id of a job")
+            raise SlurmError(f"sbatch answered {answer[:200]!r}, and not with the id of a job")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for number, run in enumerate(self.runs):
             id_of_run = job_id if len(self.runs) == 1 else f"{job_id}_{number}"

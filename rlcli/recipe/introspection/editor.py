@@ -155,7 +155,7 @@ def _read(folder: Path, name: Path) -> str | None:
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UsageError(
-            "leads out of the project; it is left as it is", where=str(path), code="S7"
+            "points outside the project; it is left as it is", where=str(path), code="S7"
         )
     try:
         return path.read_bytes().decode()

@@ -45,7 +45,7 @@ _DEFINITIONS: dict[str, Schema] = {
     },
     "removed": {
         "type": "null",
-        "description": "What the layers below say here does not count: an entry is gone, an "
+        "description": "Ignores what the layers below set here: an entry is removed, an "
         "optional key has its default.",
     },
     "replace": {

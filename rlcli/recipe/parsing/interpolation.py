@@ -158,9 +158,7 @@ class _Interpolator:
             self.problems.add("R64", f"circular reference: {circle}", mark)
             return nothing
         if len(self.open) >= MAX_HOPS:
-            self.problems.add(
-                "R65", f"more than {MAX_HOPS} references lead on from one to the next", mark
-            )
+            self.problems.add("R65", f"more than {MAX_HOPS} references in one chain", mark)
             return nothing
         self.open.append(reference)
         target = self.find(reference, mark, depth)
@@ -245,7 +243,7 @@ class _Interpolator:
             self.characters += len(replacement)
             if length > MAX_TEXT or self.characters > MAX_TEXT_IN_ALL:
                 self.problems.add(
-                    "R65", "with its references put in, the text is longer than 64 KiB", node.mark
+                    "R65", "with its references resolved, the text is longer than 64 KiB", node.mark
                 )
                 return nothing
         parts.append(node.value[end:])

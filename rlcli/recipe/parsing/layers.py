@@ -323,7 +323,7 @@ class _Collector:
                     not candidate.resolve().is_relative_to(folder.resolve())
                     and not Path(name).is_absolute()
                 ):
-                    self.refuse("R55", f"extends {name}: {candidate} leads out of {folder}", mark)
+                    self.refuse("R55", f"extends {name}: {candidate} points outside {folder}", mark)
                     return None
                 return candidate, candidate.name if Path(name).is_absolute() else self.label(
                     candidate, folder

@@ -83,7 +83,9 @@ def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
             continue
         if not path or any(isinstance(key, int) for key in path):
             problems.add(
-                "R42", f"{marker} has no meaning here: nothing lies below to merge with", entry.key
+                "R42",
+                f"{marker} has no meaning here: there is nothing below to merge with",
+                entry.key,
             )
         elif marker == REPLACE and not (
             isinstance(entry.node, Scalar) and entry.node.value is True
@@ -91,7 +93,9 @@ def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
             problems.add("R37", f"{REPLACE} can only be true", entry.node.mark)
         elif marker == APPEND and (len(entries) > 1 or not isinstance(entry.node, Listing)):
             problems.add(
-                "R37", f"{APPEND} stands alone and holds a list: {{{APPEND}: [...]}}", entry.key
+                "R37",
+                f"{APPEND} must be the only key and hold a list: {{{APPEND}: [...]}}",
+                entry.key,
             )
             return Scalar(None, node.mark, valid=False)
         else:

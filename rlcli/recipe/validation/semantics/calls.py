@@ -160,7 +160,7 @@ def _linked_wrongly(
     hint = f"did you mean {near}?" if near and near != problem.key else None
     if problem.is_unmade and problem.key:
         hint = removed_maker(notes, path, problem.key) or hint
-        hint = hint or (f"rows of {dataset} bring {', '.join(keys)}" if keys else None)
+        hint = hint or (f"rows of {dataset} have {', '.join(keys)}" if keys else None)
     notes.note(
         "R71",
         problem.fault,
@@ -251,7 +251,7 @@ def _without_weights(notes: Notes, call: Call, path: Path) -> None:
 
 
 def _able(notes: Notes, call: Call, path: Path, backend: str) -> None:
-    """Check that a backend can do what a call asks of it; `_inabilities` reports what it cannot."""
+    """Check that a backend can do what a call requires; `_inabilities` reports what it cannot."""
     able, verb = ABILITIES[call.call]
     answers_by_generating = able == "SCORES" and written_beyond(call) is not None
     needs: list[Path] = [(*path, "call"), (*path, "model")]
@@ -374,7 +374,7 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
         if role is None:
             notes.unknown("role", target, ("models",), hook)
         elif target == call.model or target in recipe.trained_roles:
-            message = f"{target} is trained by itself and cannot follow {call.model}"
+            message = f"{target} is trained itself and cannot follow {call.model}"
             notes.note("R71", message, hook, needs=trained)
         elif not role.has_weights:
             message = f"{target} has no weights and cannot follow {call.model}"
@@ -403,7 +403,7 @@ def _moving_average(notes: Notes, target: str, call: Call, path: Path) -> None:
             eta = f"eta {call.hooks.eta:g}"
             message = (
                 f"{target} holds its weights in {value}, in which an average with "
-                f"{eta} would stand still"
+                f"{eta} would never move"
             )
             hint = f"use {dotted(setting)}=auto, which holds them in float32"
             notes.note("R49", message, setting, hint, needs=[setting, (*path, "hooks", "eta")])

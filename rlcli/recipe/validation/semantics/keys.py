@@ -238,7 +238,7 @@ def check_made(
             (*graph, readers[0], "interface", "type"),
             hint,
             needs,
-            same=f"nobody makes {keys}",
+            same=f"no call produces {keys}",
         )
 
 

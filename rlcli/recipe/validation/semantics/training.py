@@ -38,7 +38,7 @@ def _length(notes: Notes) -> None:
             (key for key in ("steps", "epochs") if notes.mark(("train", key)).file != COMMAND_LINE),
             "epochs",
         )
-        hint = f"train.{lower}=null takes that one away"
+        hint = f"train.{lower}=null removes that one"
         notes.note(
             "R47",
             f"train has both steps and epochs; keep one ({places})",
@@ -109,7 +109,7 @@ def _draws(notes: Notes) -> None:
             "them ahead of training"
         )
         needs: list[Path] = [("graph",), ("train", "max_staleness")]
-        hint = "train.prompts_per_draw=null takes it away"
+        hint = "train.prompts_per_draw=null removes it"
         notes.note("R71", message, ("train", "prompts_per_draw"), hint, needs=needs)
     for name in dropping if ahead else ():
         if name not in ahead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._sglang_devices import devices_of_a_server
+from ._server_devices import devices_of_a_server
 
 
 def check_zero(settings: Any) -> None:
@@ -24,8 +24,8 @@ def check_megatron(settings: Any) -> None:
 
 
 def check_servers(settings: Any) -> None:
-    """The arguments of `sglang`."""
-    from ._sglang_http import Endpoint
+    """The arguments of backends whose responses come from servers."""
+    from ._server_http import Endpoint
 
     devices = devices_of_a_server(vars(settings))
     if devices % settings.nodes:
@@ -38,3 +38,10 @@ def check_servers(settings: Any) -> None:
         )
     for url in settings.urls:
         Endpoint(url.rstrip("/"))
+
+
+def check_vllm(settings: Any) -> None:
+    """The arguments of `vllm`."""
+    check_servers(settings)
+    if settings.nodes > 1:
+        raise ValueError(f"nodes is {settings.nodes}, but a server of vllm is on one node")

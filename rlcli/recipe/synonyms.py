@@ -200,9 +200,7 @@ _ABSENT_WORDS: Mapping[str, str] = {
         "load_in_4bit load_in_8bit quantization quantize bnb_4bit fp8"
     ): "rlcli has no quantised training yet; "
     "models.<role>.backend.args.gradient_checkpointing=true saves memory",
-    (
-        "vllm use_vllm vllm_config vllm_mode enable_vllm"
-    ): "rlcli has no vLLM yet; servers of SGLang generate with --with sglang",
+    ("use_vllm vllm_config vllm_mode enable_vllm"): "servers of vLLM generate with --with vllm",
 }
 ABSENT: Mapping[str, str] = {
     word: advice for words, advice in _ABSENT_WORDS.items() for word in words.split()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Protocol
+from urllib.parse import parse_qsl
 
 MOST_BYTES = 64 << 20
 
@@ -58,7 +59,9 @@ class Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
+        if query:
+            body = {**(body or {}), **dict(parse_qsl(query))}
         self.fake.calls.append((path, body))
         authorization = (
             f"Bearer {self.fake.key}"

@@ -1,13 +1,14 @@
-"""Engines of sglang whose servers are fakes in this process, with a real model in each."""
+"""Engines whose servers are fakes in this process, with a real model in each."""
 
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+from server_kinds import SGLANG
 
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.fake_sglang import FakeSGLang
-from rlcli.testing.fake_sglang_model import TransformersModel
+from rlcli.testing.fake_server import FakeServer
+from rlcli.testing.fake_server_model import TransformersModel
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
 
@@ -15,7 +16,7 @@ from rlcli.testing.tiny_models import tiny_model
 class Attached(BackendContract):
     """Engines whose servers are fakes in this process."""
 
-    name = "sglang"
+    server_kind, name = SGLANG, SGLANG.name
     servers = 1
     update = "process_group"
 
@@ -23,13 +24,13 @@ class Attached(BackendContract):
     def _fakes(self, tmp_path):
         self.tmp_path = tmp_path
         with ExitStack() as self.stack:
-            self.fakes: list[FakeSGLang] = []
+            self.fakes: list[FakeServer] = []
             yield
 
     def engine(self, family=None, **settings):
         lm = settings.get("lm") or tiny_model(family or self.families[0])
         fakes = [
-            self.stack.enter_context(FakeSGLang(TransformersModel(lm.config)))
+            self.stack.enter_context(self.server_kind.fake(TransformersModel(lm.config)))
             for _ in range(self.servers)
         ]
         self.fakes += fakes

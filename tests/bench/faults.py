@@ -38,7 +38,7 @@ import psutil
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "e2e")]
 
-from fake_sglang_path import fake_python_path  # noqa: E402
+from fake_server_path import fake_python_path  # noqa: E402
 from fault_kinds import KINDS, MODES, SILENT, STEPS, Fault  # noqa: E402
 from fill_disk import fill  # noqa: E402
 from run_results import check_accounting, check_staleness, is_free, result  # noqa: E402

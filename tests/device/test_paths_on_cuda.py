@@ -98,13 +98,13 @@ ROOMS = ("backends", "interfaces", "rlcli/api", "rlcli/checkpoint", "rlcli/ops",
 
 NOT_HERE = {
     "rlcli/api/engine.py HoldsWeights.device": "is that of engines without a device",
-    "backends/_sglang_engine.py": "is on the host: servers have the devices",
-    "backends/_sglang_memory.py devices_of_servers": "numbers devices for a plan, and uses none",
+    "backends/_server_engine.py": "is on the host: servers have the devices",
+    "backends/_server_memory.py devices_of_servers": "numbers devices for a plan, and uses none",
     "backends/sglang.py SGLang._environment": (
         "names devices to servers of its own, which no pretend device can run"
     ),
-    "backends/_sglang_response.py": "is on the host",
-    "backends/_sglang_weights.py": "is on the host",
+    "backends/_server_response.py": "is on the host",
+    "backends/_server_weights.py": "is on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",

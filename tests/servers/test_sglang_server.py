@@ -24,7 +24,7 @@ from tokenizers.models import WordLevel
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerFast
 
-from rlcli.backends._sglang_attach import Expected, check_logprobs, check_model
+from rlcli.backends._server_attach import Expected, check_logprobs, check_model
 from rlcli.errors import ModelError, UsageError
 from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract

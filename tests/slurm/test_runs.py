@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_sglang_path import fake_python_path
+from fake_server_path import fake_python_path
 from run_files import numbers
 from toy_project import TINY_PPO
 

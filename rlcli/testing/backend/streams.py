@@ -33,7 +33,7 @@ class StreamChecks(BackendChecks):
         """a stream's greedy answers are those of generate"""
         engine = self.streaming_engine()
         expected = generate(engine, greedy=True).tokens
-        with self.stream(engine, greedy=True, max_new_tokens=12) as stream:
+        with self.stream(engine, greedy=True, temperature=1.0, max_new_tokens=12) as stream:
             numbers = [stream.submit(prompt, seed) for seed, prompt in enumerate(asked())]
             responses = collect_all(stream, len(numbers))
         where = source_of(engine, "open")

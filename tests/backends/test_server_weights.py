@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlcli.backends._sglang_update import _buckets
-from rlcli.backends._sglang_weights import WeightFolder, dtype_of
+from rlcli.backends._server_weights import WeightFolder, dtype_of
+from rlcli.backends._sglang_group import _buckets
 from rlcli.errors import ModelError
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model

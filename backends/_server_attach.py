@@ -8,16 +8,19 @@ import math
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from rlcli.api.peer_json import Size
 from rlcli.errors import ModelError, RlcliError, UsageError, WorkerError
 
-from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
-from ._sglang_protocol import SENT, demand_own, is_logprob, largest_answer
-from ._sglang_server import Server
-from ._sglang_weights import dtype_of
+from ._server_answers import demand_own, is_logprob, largest_answer
+from ._server_dialect import Body, ServerFacts
+from ._server_http import ANSWER, Endpoint, ServerGone, ServerLate, ServerRefused
+from ._server_process import Server
+from ._server_weights import dtype_of
 
 PROBES = (
     "Hello, world! 12 + 34 = 46.\n",
@@ -56,14 +59,12 @@ def check_model(server: Server, expected: Expected) -> None:
     """Raises ModelError for a server of another model, UsageError for another number of processes,
     WorkerError if the server cannot be asked."""
     # an earlier run may have paused it
-    _ask(server, lambda at: at.post("/continue_generation", {}, server.patience))
-    info = _server_info(server)
-    model = _ask(server, lambda at: at.get("/model_info", server.patience))
-    if not isinstance(model, dict):
-        raise server.endpoint.hostile("does not describe its model")
-    _check_processes(server, expected, info.get("tp_size"))
-    _check_settings(server, model.get("preferred_sampling_params"))
-    if not info.get("skip_tokenizer_init") and callable(expected.tokenizer):
+    path, body = server.dialect.resume()
+    _ask(server, lambda endpoint: endpoint.post(path, body, server.patience))
+    facts = _facts(server)
+    _check_processes(server, expected, facts.processes)
+    _check_settings(server, facts)
+    if facts.has_tokenizer and callable(expected.tokenizer):
         _check_tokens(server, expected)
     _check_ids(server, expected)
 
@@ -71,7 +72,7 @@ def check_model(server: Server, expected: Expected) -> None:
 def held_dtype(servers: Sequence[Server], configuration: Any) -> torch.dtype:
     """The dtype in which all servers hold a model with this configuration, as they report it;
     float32 if they differ. Raises WorkerError if one cannot be asked."""
-    dtypes = {dtype_of(_server_info(server), configuration) for server in servers}
+    dtypes = {dtype_of({"dtype": _facts(server).dtype}, configuration) for server in servers}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
@@ -100,12 +101,12 @@ def check_logprobs(server: Server, expected: Expected) -> None:
         )
 
 
-def _server_info(server: Server) -> dict[str, Any]:
-    """The settings that it was started with. Raises WorkerError."""
-    info = _ask(server, lambda at: at.get("/server_info", server.patience))
-    if not isinstance(info, dict):
-        raise server.endpoint.hostile("does not describe itself")
-    return info
+def _facts(server: Server) -> ServerFacts:
+    """Raises WorkerError."""
+    try:
+        return _ask(server, lambda endpoint: server.dialect.facts(endpoint, server.patience))
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError):
+        raise server.endpoint.hostile("does not describe itself") from None
 
 
 def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
@@ -131,21 +132,17 @@ def _check_processes(server: Server, expected: Expected, count: Any) -> None:
         raise UsageError(message, hint=hint, code="R49")
 
 
-def _check_settings(server: Server, preferred: Any) -> None:
+def _check_settings(server: Server, facts: ServerFacts) -> None:
     """The server's preferences apply to every parameter that a request does not set."""
-    others = (
-        sorted(set(preferred) - SENT)
-        if isinstance(preferred, dict)
-        else [str(preferred)]
-        if preferred
-        else []
-    )
-    if others:
+    if facts.own_sampling:
         message = (
             f"{server.name} changes every distribution by sampling settings of its own: "
-            f"{', '.join(others)[:200]}"
+            f"{', '.join(facts.own_sampling)[:200]}"
         )
         raise ModelError(message, hint="start it without --preferred-sampling-params", code="F93")
+    if facts.unsuitable is not None:
+        problem, remedy = facts.unsuitable
+        raise ModelError(f"{server.name} {problem}", hint=remedy, code="F93")
 
 
 def _check_tokens(server: Server, expected: Expected) -> None:
@@ -153,10 +150,15 @@ def _check_tokens(server: Server, expected: Expected) -> None:
         *PROBES,
         *(str(expected.tokenizer.decode([one])) for one in _spread(len(expected.tokenizer))),
     ]
-    body = {"prompt": texts, "add_special_tokens": False}
-    answer = _ask(server, lambda at: at.post("/tokenize", body, server.patience))
-    theirs = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(theirs, list) or len(theirs) != len(texts):
+    answers = [
+        _ask(server, partial(_post, path=path, body=body, seconds=server.patience))
+        for path, body in server.dialect.tokens_request(texts)
+    ]
+    try:
+        theirs = server.dialect.read_tokens(answers)
+    except (KeyError, TypeError, ValueError):
+        theirs = []
+    if len(theirs) != len(texts):
         raise server.endpoint.hostile("does not give the tokens of texts")
     ours = expected.tokenizer(texts, add_special_tokens=False).input_ids
     for text, our_ids, their_ids in zip(texts, ours, theirs, strict=True):
@@ -184,10 +186,9 @@ def _check_ids(server: Server, expected: Expected) -> None:
 
 def _refusal(server: Server, expected: Expected, id_: int) -> str | None:
     """The refusal of a request with an id; None if the server takes it."""
-    parameters = {"max_new_tokens": 1, "temperature": 1.0, "logit_bias": {str(id_): 0.0}}
-    body = {"input_ids": [0], "rid": uuid.uuid4().hex, "sampling_params": parameters}
+    body = server.dialect.bias_body(id_, uuid.uuid4().hex)
     try:
-        server.endpoint.post("/generate", body, expected.seconds)
+        server.endpoint.post(server.dialect.GENERATE, body, expected.seconds)
     except ServerRefused as problem:
         if problem.status == 400:
             return str(problem)
@@ -213,21 +214,22 @@ def _logprobs(
     server: Server, expected: Expected, ids: list[int], temperature: float
 ) -> list[float]:
     """Log-probs of tokens after the text of id 0."""
-    body = {
-        "input_ids": [0],
-        "rid": uuid.uuid4().hex,
-        "return_logprob": True,
-        "token_ids_logprob": ids,
-        "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
-    }
+    id_ = uuid.uuid4().hex
+    body = server.dialect.logprobs_body(ids, temperature, id_)
     answer = _ask(
-        server, lambda at: at.post("/generate", body, expected.seconds, largest_answer(body))
+        server,
+        partial(
+            _post,
+            path=server.dialect.GENERATE,
+            body=body,
+            seconds=expected.seconds,
+            most=largest_answer(1),
+        ),
     )
     try:
-        demand_own(answer["meta_info"], body)
-        (logged,) = answer["meta_info"]["output_token_ids_logprobs"]
-        by_token = {token: logprob for logprob, token, *_ in logged}
-        logprobs = [by_token[one] for one in ids]
+        its_id, by_token = server.dialect.read_logprobs(answer)
+        demand_own(its_id, id_)
+        logprobs = [by_token[token] for token in ids]
     except (KeyError, TypeError, ValueError, IndexError) as problem:
         raise server.endpoint.hostile(
             f"does not give the log-probs of tokens: {problem!r}"
@@ -235,3 +237,7 @@ def _logprobs(
     if not all(is_logprob(one) or one == -math.inf for one in logprobs):
         raise server.endpoint.hostile("gives log-probs that are not numbers up to 0")
     return [float(one) for one in logprobs]
+
+
+def _post(endpoint: Endpoint, *, path: str, body: Body, seconds: float, most: Size = ANSWER) -> Any:
+    return endpoint.post(path, body, seconds, most)

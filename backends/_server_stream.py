@@ -11,8 +11,8 @@ import torch
 
 from rlcli.api.model import FinishedResponse, ResponseStream
 
-from ._sglang_pool import Servers
-from ._sglang_response import Response
+from ._server_pool import Servers
+from ._server_response import Response
 
 
 class ServerStream(ResponseStream):

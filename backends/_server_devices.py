@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+MULTIPLIERS = ("pp-size", "dp-size", "pipeline-parallel-size", "data-parallel-size")
+"""Options of SGLang and of vLLM that multiply the devices of a server."""
 
 
 def devices_of_a_server(args: Mapping[str, Any]) -> int:
@@ -15,7 +17,7 @@ def devices_of_a_server(args: Mapping[str, Any]) -> int:
     options = {
         str(name).replace("_", "-"): value for name, value in (args.get("options") or {}).items()
     }
-    sizes = (args.get("tp"), options.get("pp-size"), options.get("dp-size"))
+    sizes = (args.get("tp"), *(options.get(name) for name in MULTIPLIERS))
     return math.prod(size for size in sizes if type(size) is int and size > 0)
 
 

@@ -1,4 +1,4 @@
-"""sglang servers started by a run: processes that agents start, and restart when they die."""
+"""Servers started by a run: processes that agents start, and restart when they die."""
 
 import re
 import sys
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_sglang_path import fake_python_path
+from fake_server_path import fake_python_path
+from server_kinds import KINDS, SGLANG
 
-from rlcli.backends._sglang_http import Endpoint, ServerRefused
-from rlcli.backends._sglang_server import Launch
+from rlcli.backends._server_http import Endpoint, ServerRefused
+from rlcli.backends._server_process import Launch
 from rlcli.errors import WorkerError
 from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
@@ -30,8 +31,16 @@ def members_of_nodes():
     return []
 
 
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request):
+    return request.param
+
+
+only_sglang = pytest.mark.parametrize("kind", [SGLANG], ids=str, indirect=True)
+
+
 @pytest.fixture
-def start_engine(tmp_path, members_of_nodes):
+def start_engine(tmp_path, kind, members_of_nodes):
     """Builds an engine whose `count` servers are processes that the backend starts."""
     path = fake_python_path(tmp_path)
     with ExitStack() as stack:
@@ -50,7 +59,7 @@ def start_engine(tmp_path, members_of_nodes):
                 for index in range(len(group.nodes))
             )
             checks.name, checks.args = (
-                "sglang",
+                kind.name,
                 {
                     **QUICK,
                     "python": sys.executable,
@@ -103,6 +112,7 @@ def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start
     assert [server.lives for server in servers_of(engine)] == [2, 1]
 
 
+@only_sglang
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(
     start_engine, members_of_nodes, node
@@ -129,6 +139,7 @@ def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(
     ]
 
 
+@only_sglang
 def test_the_process_of_a_server_that_ended_first_is_named(start_engine, tmp_path):
     """The first process would wait for it for ever."""
     package = tmp_path / "broken" / "sglang"
@@ -164,7 +175,9 @@ def test_a_server_whose_agent_is_killed_is_restarted(start_engine):
     assert [server.lives for server in servers_of(engine)] == [2]
 
 
-def test_the_key_of_a_server_is_only_in_a_private_file_until_it_starts(start_engine, monkeypatch):
+def test_the_key_of_a_server_is_only_in_a_private_file_until_it_starts(
+    start_engine, kind, monkeypatch
+):
     modes, forget = [], Launch.forget_settings
 
     def look(launch):
@@ -184,15 +197,17 @@ def test_the_key_of_a_server_is_only_in_a_private_file_until_it_starts(start_eng
     assert modes == [0o600]
     assert re.fullmatch("[0-9a-f]{64}", server.endpoint.key)
     with pytest.raises(ServerRefused, match="401"):
-        Endpoint(server.endpoint.url).get("/model_info", 5)
+        Endpoint(server.endpoint.url).get(kind.label, 5)
 
 
+@only_sglang
 def test_the_error_for_a_failed_start_quotes_the_output_of_the_server(start_engine):
     with pytest.raises(WorkerError, match="No module named 'sglang'") as caught:
         start_engine(environment={"PYTHONPATH": "/nothing"})
     assert caught.value.code == "F91"
 
 
+@only_sglang
 def test_an_agent_that_cannot_run_fails_the_start_at_once(start_engine, monkeypatch, tmp_path):
     """Without waiting for the start deadline of the server."""
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ import torch
 
 from rlcli.api.model import FinishedResponse, Segment
 
-from ._sglang_protocol import Answer, Sampling
+from ._server_answers import Answer, Sampling
 
 
 @dataclass

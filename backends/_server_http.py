@@ -59,6 +59,8 @@ class Endpoint:
 
     url: str
     key: str | None = None
+    hint: str | None = None
+    """Follows an error about an answer that a server of this kind does not give."""
 
     def __post_init__(self) -> None:
         try:
@@ -82,7 +84,7 @@ class Endpoint:
     def post(self, path: str, body: Mapping[str, Any], seconds: float, most: Size = ANSWER) -> Any:
         """The answer, decoded from JSON; None if it is empty.
 
-        Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no SGLang
+        Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no such
         server gives.
         """
         return self._ask("POST", path, json.dumps(body).encode(), seconds, most)
@@ -147,10 +149,8 @@ class Endpoint:
         return text.replace(self.key, "<redacted>") if self.key else text
 
     def hostile(self, message: str) -> RlcliError:
-        """An error about an answer that no SGLang server gives."""
-        return WorkerError(
-            f"the server at {self.url} {message}", hint="is it SGLang 0.5.21 or later?", code="F90"
-        )
+        """An error about an answer that no server of this kind gives."""
+        return WorkerError(f"the server at {self.url} {message}", hint=self.hint, code="F90")
 
 
 def _keep_alive(connected: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""sglang: failing servers, attaching to servers, their weights and their memory."""
+"""Clients of servers: failing servers, attaching to servers, their weights and their memory."""
 
 import json
 import shutil
@@ -12,21 +12,24 @@ import pytest
 import torch
 from attached_engines import follow
 from safetensors import safe_open
+from server_kinds import KINDS, SGLANG, VLLM
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rlcli.api.config import ModelBackendAbstraction
 from rlcli.api.model import make_backend
-from rlcli.backends._sglang_attach import Expected, check_model
-from rlcli.backends._sglang_http import Endpoint
-from rlcli.backends._sglang_server import Server
+from rlcli.backends._server_attach import Expected, check_model
+from rlcli.backends._server_http import Endpoint
+from rlcli.backends._server_process import Server
 from rlcli.backends.sglang import SGLang
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import HangError, ModelError, UsageError, WorkerError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.fake_sglang import FakeSGLang, HashModel
+from rlcli.testing.fake_server import HashModel
 from rlcli.testing.tiny_models import tiny_model
+
+only_sglang = pytest.mark.parametrize("kind", [SGLANG], ids=str, indirect=True)
 
 # -- servers that fail -----------------------------------------------------------------------------
 
@@ -38,8 +41,13 @@ QUICK = {
 }
 
 
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request):
+    return request.param
+
+
 @pytest.fixture
-def attached(tmp_path):
+def attached(tmp_path, kind):
     """Builds an engine with `count` fake servers in this process;
     `prepare` changes the last of them."""
     with ExitStack() as stack:
@@ -47,13 +55,13 @@ def attached(tmp_path):
 
         def make(count=1, prepare=lambda fake: None, tokenizer=None, **args):
             fakes = [
-                stack.enter_context(FakeSGLang(HashModel(lm.config.vocab_size)))
+                stack.enter_context(kind.fake(HashModel(lm.config.vocab_size)))
                 for _ in range(count)
             ]
             prepare(fakes[-1])
             checks = BackendContract()
             checks.name, checks.args = (
-                "sglang",
+                kind.name,
                 {
                     **QUICK,
                     "urls": [fake.url for fake in fakes],
@@ -74,14 +82,14 @@ def named_servers(error):
     return {word.strip("',;:)") for word in str(error).split() if word.startswith("http://")}
 
 
-def test_requests_are_balanced_over_servers(attached):
+def test_requests_are_balanced_over_servers(attached, kind):
     engine, fakes = attached(2)
     for fake in fakes:
         fake.token_s = 0.005
         fake.calls.clear()
     generate(engine, responses_per_prompt=4)
-    assert sum(fake.count("/generate") for fake in fakes) == 20
-    assert all(fake.count("/generate") >= 6 for fake in fakes)
+    assert sum(fake.count(kind.generate) for fake in fakes) == 20
+    assert all(fake.count(kind.generate) >= 6 for fake in fakes)
 
 
 def test_concurrent_requests_are_limited(attached):
@@ -95,42 +103,42 @@ def test_concurrent_requests_are_limited(attached):
 
 
 @pytest.mark.parametrize("fault", ["reset", "half"])
-def test_a_request_is_retried_after_a_broken_connection(attached, fault):
+def test_a_request_is_retried_after_a_broken_connection(attached, fault, kind):
     engine, (fake,) = attached()
     expected = generate(engine)
-    fake.fail("/generate", fault, fault)
+    fake.fail(kind.generate, fault, fault)
     actual = generate(engine)
     assert [one.tolist() for one in actual.tokens] == [one.tolist() for one in expected.tokens]
-    assert fake.count("/update_weights_from_disk") == 1
+    assert fake.count(kind.load) == 1
 
 
-def test_many_connections_broken_at_once_do_not_mark_a_server_as_dead(attached):
+def test_many_connections_broken_at_once_do_not_mark_a_server_as_dead(attached, kind):
     engine, (fake,) = attached()
     undisturbed = generate(engine, responses_per_prompt=4)
-    fake.fail("/generate", *["reset"] * 10)
+    fake.fail(kind.generate, *["reset"] * 10)
     repeated = generate(engine, responses_per_prompt=4)
     assert [one.tolist() for one in repeated.tokens] == [one.tolist() for one in undisturbed.tokens]
-    assert fake.count("/update_weights_from_disk") == 1
+    assert fake.count(kind.load) == 1
 
 
-def test_a_request_that_keeps_failing_ends_the_call_and_names_the_server(attached):
+def test_a_request_that_keeps_failing_ends_the_call_and_names_the_server(attached, kind):
     engine, (fake,) = attached()
-    fake.fail("/generate", *["reset"] * 1000)
+    fake.fail(kind.generate, *["reset"] * 1000)
     with pytest.raises(
         WorkerError, match=r"is alive, but has not answered one request 8 times: .*reset"
     ) as caught:
         generate(engine)
     assert fake.url in str(caught.value)
-    assert fake.count("/update_weights_from_disk") >= 2, "nothing was tried to mend it"
+    assert fake.count(kind.load) >= 2, "nothing was tried to mend it"
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("garbage", "not JSON"), ("huge", "more than 1,.* bytes"), ("refuse", "refuses a request")],
 )
-def test_an_invalid_answer_ends_the_call_and_names_the_server(attached, fault, message):
+def test_an_invalid_answer_ends_the_call_and_names_the_server(attached, fault, message, kind):
     engine, fakes = attached(2)
-    fakes[1].fail("/generate", *[fault] * 50)
+    fakes[1].fail(kind.generate, *[fault] * 50)
     with pytest.raises((WorkerError, ModelError), match=message) as caught:
         generate(engine)
     assert fakes[1].url in str(caught.value)
@@ -190,21 +198,22 @@ def with_logprobs(answer, score):
     )
 
 
-@pytest.mark.parametrize("kind", INVALID_RESPONSES)
-def test_an_invalid_response_is_refused_and_its_server_named(attached, kind):
+@only_sglang
+@pytest.mark.parametrize("fault", INVALID_RESPONSES)
+def test_an_invalid_response_is_refused_and_its_server_named(attached, fault):
     engine, (fake,) = attached()
-    fake.spoil = INVALID_RESPONSES[kind]
+    fake.spoil = INVALID_RESPONSES[fault]
     with pytest.raises(WorkerError) as caught:
         generate(engine)
-    assert caught.value.code == ("F92" if "somebody else with" in kind else "F90")
+    assert caught.value.code == ("F92" if "somebody else with" in fault else "F90")
     assert named_servers(caught.value) == {fake.url}
 
 
-def test_a_silent_server_is_named_within_the_deadline(attached):
+def test_a_silent_server_is_named_within_the_deadline(attached, kind):
     engine, (fake,) = attached(1, request_deadline_s=0.5)
-    fake.fail("/generate", *["silence"] * 10)
+    fake.fail(kind.generate, *["silence"] * 10)
     began = time.monotonic()
-    with pytest.raises(HangError, match=r"no answer to /generate within 0.5 s") as caught:
+    with pytest.raises(HangError, match=rf"no answer to {kind.generate} within 0.5 s") as caught:
         generate(engine)
     assert time.monotonic() - began < 10
     assert named_servers(caught.value) == {fake.url}
@@ -226,7 +235,7 @@ def test_a_vanished_server_is_noticed_before_the_deadline():
 VANISHES = """
 import socket, subprocess, threading, time
 
-from rlcli.backends import _sglang_http as http
+from rlcli.backends import _server_http as http
 
 http.KEEP_ALIVE.update({"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2})
 http.KEEP_ALIVE["TCP_USER_TIMEOUT"] = 3000
@@ -244,7 +253,7 @@ except http.ServerGone as problem:
 def test_weights_set_by_another_client_are_detected(attached):
     engine, (fake,) = attached()
     fake.label = "theirs"
-    with pytest.raises(WorkerError, match="somebody else"):
+    with pytest.raises(WorkerError, match="another client"):
         generate(engine)
 
 
@@ -294,12 +303,6 @@ def tokenizer(*extra_words):
             "the tokens of 'w0' are [3] there and [2] here",
         ),
         (having(scales=False), ModelError, "F93", "reports log-probs of another distribution"),
-        (
-            having(preferred={"min_p": 0.1, "top_k": 5}),
-            ModelError,
-            "F93",
-            "sampling settings of its own: min_p",
-        ),
         (having(key="secret"), WorkerError, "F91", "rejects the API key"),
         (lambda fake: fake.fail("/server_info", "garbage"), WorkerError, "F90", "not JSON"),
         (
@@ -309,7 +312,7 @@ def tokenizer(*extra_words):
             "refuses a question",
         ),
         (
-            lambda fake: fake.fail("/model_info", "half"),
+            lambda fake: fake.fail("/server_info", "half"),
             WorkerError,
             "F91",
             "could not be asked about its model",
@@ -325,28 +328,61 @@ def test_a_server_of_another_model_is_refused_and_named(attached, prepare, error
     assert len(named_servers(caught.value)) == 1
 
 
-def test_tokenizers_are_compared_before_weights_are_sent(attached):
+@only_sglang
+def test_a_server_with_sampling_settings_of_its_own_is_refused(attached):
+    with pytest.raises(ModelError, match="sampling settings of its own: min_p") as caught:
+        attached(1, having(preferred={"min_p": 0.1, "top_k": 5}))
+    assert caught.value.code == "F93"
+
+
+@pytest.mark.parametrize("kind", [VLLM], ids=str, indirect=True)
+def test_a_server_of_vllm_must_report_log_probs_at_the_temperature(attached):
+    with pytest.raises(ModelError, match="reports raw_logprobs") as caught:
+        attached(1, having(logprobs_mode="raw_logprobs"))
+    assert (caught.value.code, caught.value.hint) == (
+        "F93",
+        "start it with --logprobs-mode processed_logprobs",
+    )
+
+
+@pytest.mark.parametrize("kind", [VLLM], ids=str, indirect=True)
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ({"top_p": 0.9}, "set generation.top_p=1"),
+        ({"top_k": 5}, "set generation.top_k=0"),
+        ({"min_new_tokens": 1}, "set generation.min_new_tokens=0"),
+        ({"greedy": True, "temperature": 0.5}, "set generation.temperature=1"),
+    ],
+)
+def test_vllm_refuses_settings_under_which_its_log_probs_differ(attached, setting, hint):
+    engine, _ = attached()
+    with pytest.raises(ModelError, match="a server of vllm reports other log-probs") as caught:
+        generate(engine, **setting)
+    assert (caught.value.code, caught.value.hint) == ("F93", hint)
+
+
+def test_tokenizers_are_compared_before_weights_are_sent(attached, kind):
     shared_tokenizer = tokenizer()
     _, (fake,) = attached(1, having(tokenizer=shared_tokenizer), shared_tokenizer)
-    ((_, asked),) = [call for call in fake.calls if call[0] == "/tokenize"]
-    assert asked["prompt"][-1] == "w79"
+    asked = [body["prompt"] for path, body in fake.calls if path == "/tokenize"]
+    assert (asked[-1] if kind is VLLM else asked[0][-1]) == "w79"
     order = fake.paths()
-    assert order.index("/tokenize") < order.index("/update_weights_from_disk")
+    assert order.index("/tokenize") < order.index(kind.load)
 
 
-def test_a_server_with_another_number_of_processes_is_refused():
+def test_a_server_with_another_number_of_processes_is_refused(kind):
+    expected = Expected("actor", None, 97, ranks=2, seconds=5.0)
     with (
-        FakeSGLang(HashModel(97)) as fake,
+        kind.fake(HashModel(97)) as fake,
         pytest.raises(UsageError, match="is 1 processes") as caught,
     ):
-        check_model(
-            Server(0, Endpoint(fake.url)), Expected("actor", None, 97, ranks=2, seconds=5.0)
-        )
+        check_model(Server(0, kind.dialect, Endpoint(fake.url)), expected)
     assert (caught.value.code, caught.value.hint) == ("R49", "models.actor.backend.args.tp=1")
 
 
 def test_a_server_left_paused_by_an_earlier_run_is_continued(attached):
-    engine, _ = attached(1, lambda fake: fake.answer("/pause_generation", {"mode": "retract"}))
+    engine, _ = attached(1, lambda fake: fake.pause(aborts=False))
     assert len(generate(engine).tokens) == 5
 
 
@@ -362,9 +398,9 @@ def test_a_server_left_paused_by_an_earlier_run_is_continued(attached):
         "http://h/v1",
     ],
 )
-def test_an_invalid_url_of_a_server_is_refused(url):
+def test_an_invalid_url_of_a_server_is_refused(kind, url):
     with pytest.raises(UsageError, match="must be like http:"):
-        make_backend(ModelBackendAbstraction("sglang", {"urls": [url]}))
+        make_backend(ModelBackendAbstraction(kind.name, {"urls": [url]}))
 
 
 def test_an_unreachable_server_is_named_after_the_start_deadline(attached):
@@ -378,6 +414,7 @@ def test_an_unreachable_server_is_named_after_the_start_deadline(attached):
 # -- updates ---------------------------------------------------------------------------------------
 
 
+@only_sglang
 def test_every_update_flushes_cached_prefixes_and_changes_responses(attached):
     engine, (fake,) = attached()
     before = generate(engine, greedy=True).tokens
@@ -389,21 +426,21 @@ def test_every_update_flushes_cached_prefixes_and_changes_responses(attached):
     )
 
 
-def test_after_a_failed_update_no_server_gets_requests(attached):
+def test_after_a_failed_update_no_server_gets_requests(attached, kind):
     engine, fakes = attached(2)
-    fakes[1].fail("/update_weights_from_disk", "refuse", "refuse")
+    fakes[1].fail(kind.load, "refuse", "refuse")
     with pytest.raises(WorkerError, match="did not take the weights") as caught:
         follow(engine, seed=7)
     assert named_servers(caught.value) == {fakes[1].url}
-    asked = [fake.count("/generate") for fake in fakes]
+    asked = [fake.count(kind.generate) for fake in fakes]
     with pytest.raises(WorkerError, match="did not take the weights"):
         generate(engine)
-    assert [fake.count("/generate") for fake in fakes] == asked
+    assert [fake.count(kind.generate) for fake in fakes] == asked
 
 
-def test_a_failed_update_is_retried_once(attached):
+def test_a_failed_update_is_retried_once(attached, kind):
     engine, fakes = attached(2)
-    fakes[1].fail("/update_weights_from_disk", "reset")
+    fakes[1].fail(kind.load, "reset")
     follow(engine, seed=7)
     assert fakes[0].label == fakes[1].label
     generate(engine)
@@ -420,6 +457,7 @@ def test_servers_that_report_different_weights_are_refused(attached):
 # -- memory ----------------------------------------------------------------------------------------
 
 
+@only_sglang
 def test_memory_is_released_and_resumed_in_order_around_an_update(attached):
     engine, (fake,) = attached()
     generate(engine)

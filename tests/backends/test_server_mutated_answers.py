@@ -5,34 +5,21 @@ import json
 import random
 
 import pytest
+from server_kinds import KINDS
 
 from rlcli.api.peer_json import parsed
-from rlcli.backends._sglang_attach import Expected, check_logprobs, check_model
-from rlcli.backends._sglang_http import ANSWER, Endpoint
-from rlcli.backends._sglang_protocol import Sampling, largest_answer, read_answer, request_body
-from rlcli.backends._sglang_response import Response
-from rlcli.backends._sglang_server import Server
+from rlcli.backends._server_answers import Sampling, largest_answer, read_answer
+from rlcli.backends._server_attach import Expected, check_logprobs, check_model
+from rlcli.backends._server_dialect import ResponseRequest
+from rlcli.backends._server_http import ANSWER, Endpoint
+from rlcli.backends._server_process import Server
+from rlcli.backends._server_response import Response
 from rlcli.errors import ModelError, UsageError, WorkerError
 from rlcli.testing.batches import DigitTokenizer
 
 SAMPLING = Sampling({"temperature": 1.0}, frozenset({1}), tokens=9, ids=11)
-BODY = request_body([2, 3], SAMPLING, 4, seed=1, rid="request")
-TOKENS = [3, 4, 5, 1]
-ANSWERED = {
-    "text": "",
-    "output_ids": TOKENS,
-    "meta_info": {
-        "id": "request",
-        "finish_reason": {"type": "stop", "matched": 1},
-        "weight_version": "run-1",
-        "weight_versions": [
-            {"version": "run-1", "start": 0, "end": 2},
-            {"version": "run-2", "start": 2, "end": 4},
-        ],
-        "output_token_logprobs": [[-0.5, token, None] for token in TOKENS],
-        "output_token_ids_logprobs": [[[-1.0 - token / 10, token, None] for token in range(11)]],
-    },
-}
+REQUEST = ResponseRequest([2, 3], SAMPLING.parameters, 4, seed=1, id="request")
+answered_by = pytest.mark.parametrize("kind", KINDS, ids=str)
 HOSTILE = (
     None,
     True,
@@ -128,19 +115,21 @@ def version_number(label):
     return int(label[-1])
 
 
+@answered_by
 @pytest.mark.parametrize("seed", range(4))
-def test_a_mutated_response_is_accepted_or_refused(seed):
+def test_a_mutated_response_is_accepted_or_refused(kind, seed):
     draw = random.Random(seed)
     endpoint, refused = Endpoint("http://127.0.0.1:1"), []
     for _ in range(1000):
-        answer = mutated(ANSWERED, draw)
+        answer = mutated(kind.answer, draw)
         try:
-            raw = transported(answer, draw, largest_answer(BODY))
+            raw = transported(answer, draw, largest_answer(4))
         except ValueError:
             continue
         try:
+            answer = read_answer(kind.dialect, raw, REQUEST, SAMPLING, endpoint.hostile)
             response = Response(SAMPLING)
-            response.add(read_answer(raw, BODY, SAMPLING, endpoint.hostile), version_number)
+            response.add(answer, version_number)
             response.finished(0)
         except WorkerError as error:
             refused.append(error.code)
@@ -151,25 +140,34 @@ def test_a_mutated_response_is_accepted_or_refused(seed):
 class MutatingEndpoint:
     """An endpoint with the answers of a valid server, one of which is mutated."""
 
-    url = "http://127.0.0.1:1"
+    url, hint = "http://127.0.0.1:1", None
 
-    def __init__(self, draw, target):
-        self.draw, self.target, self.asked = draw, target, 0
+    def __init__(self, kind, draw, target):
+        self.kind, self.draw, self.target, self.asked = kind, draw, target, 0
 
     def get(self, path, seconds):
-        return self._answered(
-            {"/server_info": {"tp_size": 1}, "/model_info": {"weight_version": "run-1"}}[path]
-        )
+        return self._answered(copy.deepcopy(self.kind.facts[path]))
 
     def post(self, path, body, seconds, most=ANSWER):
         if path == "/tokenize":
-            return self._answered(
-                {"tokens": [list(DigitTokenizer()(text).input_ids) for text in body["prompt"]]}
-            )
-        answer = copy.deepcopy(ANSWERED) if path == "/generate" else {}
-        if path == "/generate":
+            return self._answered({"tokens": self._tokens(body["prompt"])})
+        if path != self.kind.generate:
+            return self._answered({})
+        answer = copy.deepcopy(self.kind.answer)
+        if self.kind.name == "sglang":
             answer["meta_info"]["id"] = body["rid"]
+        else:
+            answer["request_id"] = f"generate-tokens-{body['request_id']}"
+            ids = body["sampling_params"].get("logprob_token_ids", ())
+            compared = [{"token_id": id_, "logprob": -1.0 - id_ / 10} for id_ in ids]
+            content = answer["choices"][0]["logprobs"]["content"]
+            answer["choices"][0]["logprobs"]["content"] = [{**content[0], "top_logprobs": compared}]
         return self._answered(answer, most)
+
+    def _tokens(self, prompt):
+        if isinstance(prompt, str):
+            return list(DigitTokenizer()(prompt).input_ids)
+        return [self._tokens(text) for text in prompt]
 
     def _answered(self, answer, most=ANSWER):
         self.asked += 1
@@ -183,25 +181,28 @@ class MutatingEndpoint:
     hostile = Endpoint.hostile
 
 
+@answered_by
 @pytest.mark.parametrize("seed", range(2))
-def test_a_mutated_answer_about_the_model_is_accepted_or_refused(seed):
+def test_a_mutated_answer_about_the_model_is_accepted_or_refused(kind, seed):
     draw = random.Random(seed)
     expected = Expected("actor", DigitTokenizer(), ids=11, ranks=1, seconds=1.0)
+    ends = []
     for _ in range(300):
-        server = Server(0, MutatingEndpoint(draw, target=draw.randrange(8)))
-        server.endpoint.draw = draw
-        for check in (check_model, check_logprobs):
-            try:
-                check(server, expected)
-            except (ModelError, UsageError, WorkerError):
-                break
+        endpoint = MutatingEndpoint(kind, draw, target=draw.randrange(8))
+        server = Server(0, kind.dialect, endpoint)
+        try:
+            check_model(server, expected)
+            check_logprobs(server, expected)
+            ends.append("accepted")
+        except (ModelError, UsageError, WorkerError) as error:
+            ends.append(error.code)
+    assert len(set(ends)) > 2
 
 
 def test_a_large_answer_is_refused_before_it_takes_memory():
-    most = largest_answer(BODY)
+    most = largest_answer(4)
     with pytest.raises(ValueError, match="values"):
         parsed(b"[" + b"{}," * (most.bytes // 4) + b"{}]", most)
     with pytest.raises(ValueError, match="bytes"):
         parsed(b" " * (most.bytes + 1), most)
-    longer = request_body([2], SAMPLING, 4096, seed=1, rid="request")
-    assert 64 * largest_answer(longer).bytes < 400 << 20, "sixty-four answers at once"
+    assert 64 * largest_answer(4096).bytes < 400 << 20, "sixty-four answers at once"

@@ -1,5 +1,4 @@
-"""Updates one server to the weights of a folder: it reads them itself,
-or they are sent to it in a process group."""
+"""Sends the weights of a folder to one SGLang server, in a process group."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ._sglang_http import Endpoint, ServerGone
+from ._server_dialect import WeightUpdate
+from ._server_http import Endpoint, ServerGone
 
 BUCKET_BYTES = 256 << 20
 """Maximum size of tensors that are sent together; a larger tensor is sent alone."""
@@ -26,31 +25,8 @@ WIND_UP_S = 10.0
 """Seconds for our part of a transfer once the server reports that its own part is done."""
 
 
-@dataclass(frozen=True)
-class Update:
-    """New weights for a server."""
-
-    folder: Path
-    label: str
-    """The server's name for them from then on."""
-    flushes: bool
-    """Whether it discards keys and values computed with the old ones.
-    (It refuses to while requests need them.)"""
-
-
-def from_disk(server: Endpoint, update: Update, seconds: float) -> None:
-    """Have the server read the folder, which it must be able to access."""
-    body = {
-        "model_path": str(update.folder),
-        "weight_version": update.label,
-        "flush_cache": update.flushes,
-        "load_format": "auto",  # a server started without weights would not load any
-    }
-    server.post("/update_weights_from_disk", body, seconds)
-
-
 def by_process_group(
-    server: Endpoint, update: Update, ranks: int, address: str, seconds: float
+    server: Endpoint, update: WeightUpdate, ranks: int, address: str, seconds: float
 ) -> None:
     """Send the tensors to the server's `ranks` processes, one after the other.
     They reach us at `address`.
@@ -178,11 +154,3 @@ def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
                 tensors.append(tensor)
                 size += tensor.nbytes
     yield names, tensors
-
-
-def address_towards(host: str) -> str:
-    """The address of this machine from which a host is reached."""
-    family, _, _, _, address = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,18 +22,15 @@ from typing import Any
 
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
-from ._sglang_http import ServerGone, ServerLate, ServerRefused
-from ._sglang_protocol import largest_answer
-from ._sglang_server import TRIES, Server
-from ._sglang_update import Update
+from ._server_answers import largest_answer
+from ._server_dialect import Call, ResponseRequest, WeightUpdate
+from ._server_http import ServerGone, ServerLate, ServerRefused
+from ._server_process import TRIES, Server
 
 LOOK_AGAIN_S = 1.0
 """Seconds between checks whether a request that waits for admission is still wanted."""
 BEHIND = (ServerGone, ServerLate, ServerRefused)
 """Errors that keep a server from taking an update."""
-MEMORY = ("kv_cache", "weights")
-"""Memory that servers release while others train, in this order;
-it is restored in the reverse order."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +47,20 @@ class Servers:
     def __init__(self, servers: Sequence[Server], way: str, deadlines: Deadlines):
         """`way` of updating: disk or process_group."""
         self.servers = servers
+        self.dialect = servers[0].dialect
         self._way = way
         self._deadlines = deadlines
         self._run = uuid.uuid4().hex[:8]
         """Distinguishes our weights from those that others give to a server."""
         self._changed = threading.Condition()
         self._holds = 0
-        self._present: Update | None = None
+        self._present: WeightUpdate | None = None
         self._broken: RlcliError | None = None
         self._released = False
         self._paused: str | None = None
         """How requests in flight are paused."""
+        self.pauses = 0
+        """How often requests in flight have been paused."""
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -84,19 +84,19 @@ class Servers:
         Raises WorkerError if one of them fails; none gets any more requests then.
         """
         with self.hold_requests(drained=self._paused is None):
-            update = Update(folder, self.label(number), flushes=self._paused != "in_place")
+            update = WeightUpdate(folder, self.label(number), flushes=self._paused != "in_place")
             try:
-                self._resume("weights")
+                self._regain("weights")
                 self.each(lambda server: self._bring(server, update))
                 self._check_digests()
-                self._resume("kv_cache")
+                self._regain("kv_cache")
             except RlcliError as error:
                 self._broken = error
                 raise
             self._present = update
             self._released = False
 
-    def _bring(self, server: Server, update: Update) -> None:
+    def _bring(self, server: Server, update: WeightUpdate) -> None:
         """Load weights into a running server; if it fails,
         it is restarted and must take them then."""
         with server.lock:
@@ -109,7 +109,7 @@ class Servers:
                 server.lives += server.lives == 0
                 server.is_ready = True
 
-    def _revive(self, server: Server, life: int, problem: Exception, update: Update) -> None:
+    def _revive(self, server: Server, life: int, problem: Exception, update: WeightUpdate) -> None:
         """Restart a server that failed in one of its lives, with weights,
         unless that has been done already.
 
@@ -152,17 +152,20 @@ class Servers:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def generate(self, body: Mapping[str, Any], stop: threading.Event) -> tuple[Server, Any] | None:
+    def generate(
+        self, request: ResponseRequest, stop: threading.Event
+    ) -> tuple[Server, Any] | None:
         """The least busy server, and its answer; None once `stop` is set.
 
         Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
+        body, most = self.dialect.body(request), largest_answer(request.max_new_tokens)
         breaks = 0
         while (admitted := self._admitted(stop)) is not None:
             server, life = admitted
             try:
                 return server, server.endpoint.post(
-                    "/generate", body, self._deadlines.request, largest_answer(body)
+                    self.dialect.GENERATE, body, self._deadlines.request, most
                 )
             except ServerRefused as problem:
                 raise ModelError(
@@ -171,7 +174,7 @@ class Servers:
             except ServerGone as problem:
                 failed: Exception = problem
             except ServerLate as problem:
-                if server.answers("/health_generate"):
+                if server.is_alive:
                     raise HangError(
                         f"{server.name} is alive, but gave {problem}", code="F91"
                     ) from None
@@ -213,7 +216,7 @@ class Servers:
                 raise self._broken
             if server.lives != life:
                 return False
-            lives = not server.has_died and server.answers("/ready") and self._has_present(server)
+            lives = not server.has_died and server.is_up and self._has_present(server)
             if lives and breaks + 1 == 2 * TRIES:
                 raise server.failure(
                     f"is alive, but has not answered one request {2 * TRIES} times: {problem}"
@@ -243,13 +246,14 @@ class Servers:
         """Pause requests in flight, and admit none. `mode`: retract (keys and values are recomputed
         afterwards) or in_place (they are kept, even if the weights change)."""
         with self.hold_requests(drained=False):
-            self.tell("/pause_generation", {"mode": mode})
+            self.pauses += 1
+            self._tell(self.dialect.pause(mode))
             self._paused = mode
             try:
                 yield
             finally:
                 self._paused = None
-                self.tell("/continue_generation", {})
+                self._tell(self.dialect.resume())
 
     @contextmanager
     def hold_requests(self, drained: bool = True) -> Iterator[None]:
@@ -271,8 +275,9 @@ class Servers:
                 self._holds -= 1
                 self._changed.notify_all()
 
-    def tell(self, path: str, body: Mapping[str, Any]) -> None:
+    def _tell(self, call: Call) -> None:
         """Send the same request to all servers. Raises WorkerError."""
+        path, body = call
 
         def ask(server: Server) -> None:
             try:
@@ -290,23 +295,24 @@ class Servers:
             return
         with self.hold_requests():
             self._released = True
-            for tag in MEMORY:
-                self.tell("/release_memory_occupation", {"tags": [tag]})
+            for call in self.dialect.release():
+                self._tell(call)
 
     def restore(self) -> None:
         """Reload the current weights into servers that have released their memory."""
         if self._released and self._present is not None:
             self.update(self._present.folder, self.number(self._present.label) or 0)
 
-    def _resume(self, tag: str) -> None:
+    def _regain(self, content: str) -> None:
         if self._released:
-            self.tell("/resume_memory_occupation", {"tags": [tag]})
+            self._tell(self.dialect.regain(content))
 
     def abort(self) -> None:
         """Abort all requests in flight, without waiting for servers that do not answer."""
+        path, body = self.dialect.abort()
         for server in self.servers:
             try:
-                server.endpoint.post("/abort_request", {"abort_all": True}, server.patience)
+                server.endpoint.post(path, body, server.patience)
             except (*BEHIND, RlcliError):
                 continue
 

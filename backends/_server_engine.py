@@ -29,18 +29,19 @@ from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError, WorkerError
 
 from ._saving import Ranks, describe, save_model
-from ._sglang_pool import Servers
-from ._sglang_protocol import Sampling, read_answer, request_body
-from ._sglang_response import Response
-from ._sglang_server import Server
-from ._sglang_stream import ServerStream
-from ._sglang_weights import WeightFolder
+from ._server_answers import Sampling, read_answer
+from ._server_dialect import ResponseRequest
+from ._server_pool import Servers
+from ._server_process import Server
+from ._server_response import Response
+from ._server_stream import ServerStream
+from ._server_weights import WeightFolder
 
 CONTINUATIONS = 100
 """How many times the rest of one response is requested again, in addition to once per token."""
 
 
-class SGLangEngine(HoldsWeights, GenerationEngine):
+class ServerEngine(HoldsWeights, GenerationEngine):
     """Generates, and follows another role. Every rank of the role has its own servers."""
 
     def __init__(
@@ -106,7 +107,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
     ) -> ResponseStream:
         self._check_length(longest_prompt + gconfig.max_new_tokens)
-        sampling = Sampling.of(gconfig, tokenizer, *self._ids)
+        sampling = Sampling.of(self._servers.dialect, gconfig, tokenizer, *self._ids)
         self._servers.restore()
         at_once = min(self._most_at_once, gconfig.max_concurrent_responses)
         return ServerStream(
@@ -124,23 +125,29 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         """A whole response, in as many pieces as the server returns."""
         response = Response(sampling)
         for asked in range(limit + CONTINUATIONS):
-            left = limit - len(response.tokens)
-            its_seed = seed if not asked else stable_seed(seed, asked)
-            body = request_body(
-                prompt + response.tokens, sampling, left, its_seed, uuid.uuid4().hex
+            request = ResponseRequest(
+                prompt + response.tokens,
+                sampling.parameters,
+                limit - len(response.tokens),
+                seed if not asked else stable_seed(seed, asked),
+                uuid.uuid4().hex,
             )
-            served = self._servers.generate(body, stop)
+            pauses = self._servers.pauses
+            served = self._servers.generate(request, stop)
             if served is None:  # no longer wanted
                 response.is_aborted = True
                 return response
             server, raw = served
-            answer = read_answer(raw, body, sampling, server.endpoint.hostile)
-            if answer.is_aborted and not stop.is_set():
+            answer = read_answer(
+                self._servers.dialect, raw, request, sampling, server.endpoint.hostile
+            )
+            is_paused = self._servers.dialect.PAUSING_ABORTS and self._servers.pauses > pauses
+            if answer.is_aborted and not stop.is_set() and not is_paused:
                 raise WorkerError(
                     f"{server.name} ended a response at another client's request", code="F90"
                 )
             response.add(answer, partial(self._number_of, server=server))
-            response.is_aborted = answer.is_aborted
+            response.is_aborted = answer.is_aborted and stop.is_set()
             if len(response.tokens) == limit or response.has_ended or response.is_aborted:
                 return response
         message = (
@@ -152,10 +159,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
     def _number_of(self, label: str, server: Server) -> int:
         number = self._servers.number(label)
         if number is None:
-            message = (
-                f"{server.name} sampled with weights that somebody else has "
-                f"given it ({label[:40]!r})"
-            )
+            message = f"{server.name} sampled with weights from another client ({label[:40]!r})"
             raise WorkerError(message, hint="a server belongs to one run", code="F92")
         return number
 

@@ -4,26 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, ServerMemory
 
-from ._sglang_devices import VISIBLE, devices_of_a_server
-
-FRACTION = "mem_fraction_static"
-"""SGLang's option for the share of a device's memory that weights and cache take."""
-USUAL_FRACTION = 0.87
-"""Its value unless it is given: of 80 GiB, SGLang leaves about 10 to its graphs and activations."""
-
+from ._server_devices import VISIBLE, devices_of_a_server
 
 WIDTHS = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 """Bytes per number of the weights that are sent; without a dtype, as the model is stored
-(`_sglang_weights`)."""
+(`_server_weights`)."""
 
 
 class ClientMemory(MemoryModel):
     """The client has weights as files: one parameter at a time is in memory,
-    and all of them for a checkpoint."""
+    and all of them for a checkpoint. Its servers are SGLang's."""
+
+    FRACTION: ClassVar[str] = "mem_fraction_static"
+    """Option for the share of a device's memory that weights and cache take."""
+    USUAL_FRACTION: ClassVar[float] = 0.87
+    """Its value unless it is given: of 80 GiB, SGLang leaves about 10 to its graphs and
+    activations."""
 
     def resident(self) -> Kept:
         return Kept(0)
@@ -40,7 +40,8 @@ class ClientMemory(MemoryModel):
     def savings(self) -> list[list[dict[str, Any]]]:
         """Smaller caches."""
         options = self.role.arguments.get("options") or {}
-        key = next((name for name in options if name.replace("-", "_") == FRACTION), FRACTION)
+        names = (name for name in options if name.replace("-", "_") == self.FRACTION)
+        key = next(names, self.FRACTION)
         shares = (tenths / 10 for tenths in range(8, 1, -1))
         return [[{f"options.{key}": share} for share in shares if share < self._fraction]]
 
@@ -55,13 +56,20 @@ class ClientMemory(MemoryModel):
 
     @property
     def _fraction(self) -> float:
-        """Share of a device's memory; if the option is not a number, SGLang will say so."""
-        fraction = _options(self.role.arguments).get(FRACTION)
-        return fraction if isinstance(fraction, int | float) else USUAL_FRACTION
+        """Share of a device's memory; if the option is not a number, the server will say so."""
+        fraction = _options(self.role.arguments).get(self.FRACTION)
+        return fraction if isinstance(fraction, int | float) else self.USUAL_FRACTION
 
     @property
     def _parameters(self) -> int:
         return self.role.architecture.parameters(self.role.head)
+
+
+class VLLMClientMemory(ClientMemory):
+    """The same with servers of vLLM."""
+
+    FRACTION: ClassVar[str] = "gpu_memory_utilization"
+    USUAL_FRACTION: ClassVar[float] = 0.92
 
 
 def servers_of_a_rank(args: Mapping[str, Any]) -> int:
@@ -94,5 +102,5 @@ def devices_of_servers(args: Mapping[str, Any], device: int) -> tuple[tuple[int,
 
 
 def _options(args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """SGLang's options, by the names of its Python arguments."""
+    """The servers' options, by the names of Python arguments."""
     return {name.replace("-", "_"): value for name, value in (args.get("options") or {}).items()}

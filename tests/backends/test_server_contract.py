@@ -1,5 +1,5 @@
-"""sglang: the contract over a fake server with a real model,
-and the process group that its weights travel in."""
+"""sglang and vllm: the contract over a fake server with a real model,
+and the process group that weights travel in."""
 
 import time
 from contextlib import ExitStack
@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from attached_engines import Attached, follow
+from server_kinds import VLLM
 
 from rlcli.errors import WorkerError
 
@@ -27,6 +28,15 @@ class TestContractOfTwoServers(TestContractFromDisk):
     servers = 2
     families = ("llama",)
     update = "process_group"
+
+
+class TestContractOfVLLM(TestContractFromDisk):
+    server_kind, name = VLLM, VLLM.name
+
+
+class TestContractOfTwoVLLMServers(TestContractOfVLLM):
+    servers = 2
+    families = ("llama",)
 
 
 @pytest.fixture

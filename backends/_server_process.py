@@ -19,8 +19,8 @@ from rlcli.files import replace_file
 from rlcli.processes import ended_how
 from rlcli.server_slot import PORT, ServerSlot
 
-from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
-from ._sglang_update import Update, address_towards, by_process_group, from_disk
+from ._server_dialect import Dialect, WeightUpdate
+from ._server_http import Endpoint, ServerGone, ServerLate, ServerRefused
 
 PROBE_S = 120.0
 """Seconds for a request that takes a server no time, on a busy machine;
@@ -28,6 +28,7 @@ also for an existing server to be ready."""
 LOOK_EVERY_S = 0.25
 LIVES = 4
 """How many times a server of ours is started in a run: once, and again each time it has failed."""
+PATH = "PYTHONPATH"
 TRIES = 4
 """After so many connections that broke under one request its server is restarted, even if it is
 alive, and after twice as many the run ends."""
@@ -37,6 +38,7 @@ alive, and after twice as many the run ends."""
 class Launch:
     """How a server is started."""
 
+    dialect: Dialect
     python: str
     model: Path
     """A folder with its configuration; weights are loaded later."""
@@ -51,39 +53,41 @@ class Launch:
 
     def start(self) -> str:
         """Request a new server. Returns its key."""
-        key = secrets.token_hex(32)  # SGLang would parse one that starts with "-" as an option
-        settings = {  # JSON is YAML; a file, because everybody on the machine can see arguments
-            "model-path": str(self.model),
-            "load-format": "dummy",
-            "skip-tokenizer-init": True,
-            "host": "127.0.0.1",
-            "api-key": key,
-            "tp-size": self.tp,
+        key = secrets.token_hex(32)  # a server would parse one that starts with "-" as an option
+        settings = {
+            **self.dialect.settings(self.model, self.tp, key),
             **{name.replace("_", "-"): value for name, value in self.options.items()},
         }
-        environment = {"HF_HUB_OFFLINE": "1", **self.environment}
+        variables = self._variables()
         if not self.spans_nodes:
-            self._start_process(
-                self.slots[0], settings, {"GLOO_SOCKET_IFNAME": LOOPBACK, **environment}
-            )
+            variables = {"GLOO_SOCKET_IFNAME": LOOPBACK, **variables}
+            self._start_process(self.slots[0], settings, variables)
             return key
-        settings |= {
-            "nnodes": len(self.slots),
-            "dist-init-addr": f"{self.address}:{_free_port(self.address)}",
-        }
-        for number, slot in enumerate(self.slots):
-            self._start_process(slot, {**settings, "node-rank": number}, environment)
+        meeting = f"{self.address}:{_free_port(self.address)}"
+        for node, slot in enumerate(self.slots):
+            over_nodes = self.dialect.settings_over_nodes(len(self.slots), node, meeting)
+            self._start_process(slot, {**settings, **over_nodes}, variables)
         return key
+
+    def _variables(self) -> dict[str, str]:
+        """Those of the dialect, and the user's; a PYTHONPATH of both has the folders of both."""
+        of_dialect = self.dialect.variables()
+        variables = {**of_dialect, **self.environment}
+        paths = [of_dialect.get(PATH), self.environment.get(PATH)]
+        if any(paths):
+            variables[PATH] = os.pathsep.join(filter(None, paths))
+        return variables
 
     def _start_process(
         self, slot: ServerSlot, settings: Mapping[str, Any], environment: Mapping[str, str]
     ) -> None:
+        # JSON is YAML; a file, because everybody on the machine can see arguments
         lines = (f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
         replace_file(_settings_of(slot), "".join(lines).encode())
         command = [
             self.python,
             "-m",
-            "sglang.launch_server",
+            self.dialect.MODULE,
             "--config",
             str(_settings_of(slot)),
             "--port",
@@ -127,6 +131,7 @@ class Server:
     """A server, and what the client knows about it. Hold the lock to change it."""
 
     number: int
+    dialect: Dialect
     endpoint: Endpoint
     launch: Launch | None = None
     """None: it belongs to the user, who starts and ends it."""
@@ -171,12 +176,12 @@ class Server:
             if time.monotonic() >= end:
                 raise self.failure("was not started: there was no answer from what starts it")
             time.sleep(LOOK_EVERY_S)
-        self.endpoint = Endpoint(f"http://127.0.0.1:{port}", key)
+        self.endpoint = Endpoint(f"http://127.0.0.1:{port}", key, self.endpoint.hint)
         self._await(end - time.monotonic())
 
     def _await(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while not self.answers("/ready"):
+        while not self.is_up:
             if self.launch is not None and (ended := self.launch.ended) is not None:
                 self._check_agent(self.launch)
                 raise self.failure(f"ended before it was ready ({ended_how(ended.exit_code or 0)})")
@@ -188,9 +193,17 @@ class Server:
         if (why := launch.given_up) is not None:
             raise self.failure(f"cannot be started any more: {why}")
 
-    def answers(self, path: str) -> bool:
-        """Probe the server: /ready, whether it takes requests; /health_generate, whether it can
-        still write a token."""
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes requests."""
+        return self._answers(self.dialect.READY)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still write a token."""
+        return self._answers(self.dialect.ALIVE)
+
+    def _answers(self, path: str) -> bool:
         try:
             self.endpoint.get(path, self.patience)
         except (ServerGone, ServerLate, ServerRefused):
@@ -209,7 +222,7 @@ class Server:
 
     # -- weights -----------------------------------------------------------------------------------
 
-    def take(self, update: Update, way: str, seconds: float) -> None:
+    def take(self, update: WeightUpdate, way: str, seconds: float) -> None:
         """Load new weights into it, and check that it has them.
 
         Raises ServerGone, ServerLate, ServerRefused,
@@ -217,33 +230,25 @@ class Server:
         """
         self.is_ready = False
         if way == "disk":
-            from_disk(self.endpoint, update, seconds)
+            self.dialect.load(self.endpoint, update, seconds)
         else:
-            by_process_group(self.endpoint, update, self.ranks, self._our_address(), seconds)
+            self.dialect.send(self.endpoint, update, self.ranks, self._our_address(), seconds)
         reported = self.label()
         if reported != update.label:
             message = f"says that it has the weights {reported!r}, after it took {update.label!r}"
             raise self.endpoint.hostile(message)
-        self.digest = self._digest(seconds)
+        self.digest = self.dialect.digest(self.endpoint, seconds)
 
     def _our_address(self) -> str:
         """The address of this machine at which all of the server's processes reach it."""
         if self.launch is not None and self.launch.spans_nodes:
             return self.launch.address
-        return address_towards(self.endpoint.host)
+        return _address_towards(self.endpoint.host)
 
     def label(self) -> str | None:
         """The version of its weights, as it reports it."""
-        info = self.endpoint.get("/model_info", self.patience)
-        reported = info.get("weight_version") if isinstance(info, dict) else None
+        reported = self.dialect.label(self.endpoint, self.patience)
         return reported if isinstance(reported, str) else None
-
-    def _digest(self, seconds: float) -> Any:
-        try:
-            answer = self.endpoint.post("/weights_checker", {"action": "checksum"}, seconds)
-        except ServerRefused:  # an older version
-            return None
-        return answer.get("per_engine_checksum") if isinstance(answer, dict) else None
 
     def stop(self) -> None:
         if self.launch is not None:
@@ -261,17 +266,35 @@ def _free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def attached(urls: Sequence[str], key: str | None, ranks: int, patience: float) -> list[Server]:
+def attached(
+    dialect: Dialect, urls: Sequence[str], key: str | None, ranks: int, patience: float
+) -> list[Server]:
     """Existing servers; `patience`: seconds for a request that takes no time, up to `PROBE_S`."""
     patience = min(PROBE_S, patience)
+    endpoints = [Endpoint(url.rstrip("/"), key, dialect.hint) for url in urls]
     return [
-        Server(number, Endpoint(url.rstrip("/"), key), ranks=ranks, patience=patience)
-        for number, url in enumerate(urls)
+        Server(number, dialect, endpoint, ranks=ranks, patience=patience)
+        for number, endpoint in enumerate(endpoints)
     ]
 
 
 def started_servers(launches: Sequence[Launch]) -> list[Server]:
+    nowhere = "http://127.0.0.1:1"
     return [
-        Server(number, Endpoint("http://127.0.0.1:1"), launch, ranks=launch.tp)
+        Server(
+            number,
+            launch.dialect,
+            Endpoint(nowhere, hint=launch.dialect.hint),
+            launch,
+            ranks=launch.tp,
+        )
         for number, launch in enumerate(launches)
     ]
+
+
+def _address_towards(host: str) -> str:
+    """The address of this machine from which a host is reached."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])

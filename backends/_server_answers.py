@@ -1,0 +1,153 @@
+"""The checks that a server's answer must pass before it is used.
+
+Log-probs are those of the whole distribution at the temperature (`Dialect.sampling_parameters`). If
+a server stops at a token that does not end a response here, or has sampled an id that the tokenizer
+does not have, the rest is requested again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.peer_json import Size
+from rlcli.errors import RlcliError
+
+from ._server_dialect import Body, Dialect, Reply, ResponseRequest
+
+ROUNDING = 1e-3
+"""How far above 0 a log-prob may be."""
+PER_TOKEN = Size(1024, 32)
+"""Size of a token's part of an answer: its id, its log-prob and, from a server that decodes,
+its text."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are sampled, and which ids exist."""
+
+    parameters: Body
+    ends: frozenset[int]
+    """Tokens that end a response."""
+    tokens: int
+    """Ids from here on have no token: the embedding matrix is padded."""
+    ids: int
+    """Rows of the embedding matrix."""
+
+    @classmethod
+    def of(
+        cls,
+        dialect: Dialect,
+        gconfig: GenerationHyperparameters,
+        tokenizer: Any,
+        ids: int,
+        tokens: int,
+    ) -> Sampling:
+        """Raises ModelError for settings under which the server's log-probs differ."""
+        ends = frozenset({tokenizer.eos_token_id, *gconfig.stop_token_ids})
+        return cls(dialect.sampling_parameters(gconfig, sorted(ends)), ends, tokens, ids)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens of an answer that were sampled with the same weights."""
+
+    label: str
+    """The version that the server reports for them."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[int]
+    logprobs: list[float]
+    spans: list[Span]
+    is_aborted: bool
+
+
+def largest_answer(tokens: int) -> Size:
+    """The largest answer to a request for so many tokens."""
+    return Size((1 << 20) + tokens * PER_TOKEN.bytes, 20_000 + tokens * PER_TOKEN.separators)
+
+
+def read_answer(
+    dialect: Dialect,
+    raw: Any,
+    request: ResponseRequest,
+    sampling: Sampling,
+    hostile: Callable[[str], RlcliError],
+) -> Answer:
+    """Parse the answer to a request. Raises the error that `hostile` makes from a description of
+    what is wrong with it."""
+    try:
+        return _checked(dialect.reply(raw), request, sampling)
+    except (KeyError, TypeError, IndexError, AttributeError) as problem:
+        raise hostile(f"gives an answer without what belongs to it: {problem!r}") from None
+    except ValueError as problem:
+        raise hostile(f"gives an answer {problem}") from None
+
+
+def demand_own(id_: Any, request_id: str) -> None:
+    """Check that an answer belongs to the request. Raises ValueError."""
+    if id_ != request_id:
+        raise ValueError("to another request")
+
+
+def is_logprob(value: Any) -> bool:
+    """Whether a value is a finite number up to 0."""
+    return type(value) in (int, float) and -sys.float_info.max <= value <= ROUNDING
+
+
+def _checked(reply: Reply, request: ResponseRequest, sampling: Sampling) -> Answer:
+    demand_own(reply.id, request.id)
+    tokens, finish = reply.tokens, reply.finish
+    if not isinstance(tokens, list) or not all(
+        type(token) is int and 0 <= token < sampling.ids for token in tokens
+    ):
+        raise ValueError(f"with tokens that are no ids below {sampling.ids}")
+    if finish not in ("stop", "length", "abort"):
+        raise ValueError(f"that ended for an unknown reason: {str(finish)[:40]!r}")
+    if (
+        len(tokens) > request.max_new_tokens
+        or (finish == "length" and len(tokens) < request.max_new_tokens)
+        or (finish == "stop" and not tokens)
+    ):
+        raise ValueError(
+            f"of {len(tokens)} tokens that ended by {finish!r}, "
+            f"where {request.max_new_tokens} were requested"
+        )
+    logprobs = _logprobs(reply, tokens)
+    return Answer(tokens, logprobs, _spans(reply.versions, len(tokens)), finish == "abort")
+
+
+def _logprobs(reply: Reply, tokens: list[int]) -> list[float]:
+    logged = list(reply.logged)
+    if [token for token, _ in logged] != tokens:
+        raise ValueError(
+            f"of {len(tokens)} tokens with log-probs of {len(logged)} tokens, or of other ones"
+        )
+    logprobs = [logprob for _, logprob in logged]
+    if not all(map(is_logprob, logprobs)):
+        raise ValueError("with log-probs that are no finite numbers up to 0")
+    return [float(logprob) for logprob in logprobs]
+
+
+def _spans(versions: Any, length: int) -> list[Span]:
+    """The spans by version of the weights."""
+    spans = [Span(span["version"], span["start"], span["end"]) for span in versions]
+    if not all(
+        type(span.label) is str and type(span.start) is type(span.end) is int for span in spans
+    ):
+        raise ValueError("whose versions of weights are not a name with two positions")
+    edges = [0, *(span.end for span in spans)]
+    if length and (
+        edges[:-1] != [span.start for span in spans]
+        or edges[-1] != length
+        or edges != sorted(edges)
+    ):
+        raise ValueError(f"whose versions of weights do not add up to its {length} tokens")
+    return spans if length else []

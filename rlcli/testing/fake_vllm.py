@@ -1,0 +1,135 @@
+"""A server that speaks the part of vLLM's protocol that rlcli uses (`fake_server`).
+
+Run as a script it replaces `vllm.entrypoints.openai.api_server`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.testing.fake_server import FakeServer, HashModel, Sampled, Wish, spans
+from rlcli.testing.faulty_http import Refused
+
+GREEDY = 1e-10
+"""A top_p that leaves only the most likely token."""
+
+
+class FakeVLLM(FakeServer):
+    """`with FakeVLLM(model) as server:` serves at `server.url`."""
+
+    load_format = "dummy"
+    """With which it reads weights: dummy reads none."""
+    logprobs_mode = "processed_logprobs"
+
+    def handlers(self) -> Mapping[str, Callable[[Any], Any]]:
+        return {
+            "/health": lambda _: None,
+            "/inference/v1/generate": self._generate,
+            "/weight_info": lambda _: {"weight_version": self.label},
+            "/server_info": self._server_info,
+            "/tokenize": lambda body: {
+                "tokens": self.tokenizer(body["prompt"], add_special_tokens=False).input_ids
+            },
+            "/collective_rpc": self._call_workers,
+            "/update_weight_version": self._set_version,
+            "/weight_checker": lambda _: {"checksums": self.model.digest()},
+            "/reset_prefix_cache": lambda _: self._reset_prefix_cache(),
+            "/pause": lambda body: self.pause(aborts=body.get("mode", "abort") == "abort"),
+            "/resume": lambda _: self.resume(),
+            "/abort_requests": lambda _: self.abort(),
+            "/sleep": lambda _: self.release({"kv_cache", "weights"}),
+            "/wake_up": lambda body: self.regain({body["tags"]}),
+        }
+
+    def _server_info(self, body: dict[str, Any]) -> Any:
+        if body.get("config_format") != "json":
+            return {"vllm_config": "model='...'"}
+        model = {
+            "dtype": "torch.float32",
+            "logprobs_mode": self.logprobs_mode,
+            "skip_tokenizer_init": self.tokenizer is None,
+            **self.info,
+        }
+        parallel = {"tensor_parallel_size": 1}
+        return {"vllm_config": {"model_config": model, "parallel_config": parallel}}
+
+    def _generate(self, body: dict[str, Any]) -> Any:
+        sampling = body["sampling_params"]
+        self.check_ids(sampling.get("logit_bias", {}))
+        is_greedy = sampling["temperature"] == 0
+        wish = Wish(
+            body["request_id"],
+            tuple(body["token_ids"]),
+            sampling["max_tokens"],
+            sampling.get("seed", 0),
+            1.0 if is_greedy else sampling["temperature"],
+            GREEDY if is_greedy else 1.0,
+            stops=tuple(sampling.get("stop_token_ids", ())),
+            compared=tuple(sampling.get("logprob_token_ids", ())),
+        )
+        return self.respond(wish, lambda sampled: self._answer(wish, sampled))
+
+    def _answer(self, wish: Wish, sampled: Sampled) -> dict[str, Any]:
+        content = [
+            {
+                "token_id": token,
+                "logprob": logprob,
+                "top_logprobs": [
+                    {"token_id": id_, "logprob": logprob_of_id}
+                    for id_, logprob_of_id in zip(wish.compared, compared, strict=True)
+                ],
+            }
+            for token, logprob, compared in zip(
+                sampled.tokens, sampled.logprobs, sampled.compared, strict=True
+            )
+        ]
+        choice = {
+            "index": 0,
+            "finish_reason": sampled.finish,
+            "token_ids": sampled.tokens,
+            "logprobs": {"content": content},
+            "weight_versions": spans(sampled.versions) or None,
+        }
+        return {"request_id": f"generate-tokens-{wish.id}", "choices": [choice]}
+
+    # -- weights -----------------------------------------------------------------------------------
+
+    def _call_workers(self, body: dict[str, Any]) -> Any:
+        arguments = body["kwargs"]
+        match body["method"]:
+            case "update_config":
+                self.load_format = arguments["overrides"]["load_config"]["load_format"]
+            case "reload_weights" if self.load_format == "dummy":
+                raise Refused("Model reloading with `dummy` format")
+            case "reload_weights":
+                self.load(Path(arguments["weights_path"]))
+            case method:
+                raise Refused(f"no method {method}")
+        return {"results": [None]}
+
+    def _set_version(self, body: dict[str, Any]) -> Any:
+        self.label = body["new_version"]
+        return {"success": True, "new_version": self.label}
+
+    def _reset_prefix_cache(self) -> Any:
+        self.flush()
+        return {"success": True}
+
+
+def main() -> None:
+    """Parses `--config FILE --port PORT`, like `vllm.entrypoints.openai.api_server`."""
+    import yaml
+
+    _, file, _, port = sys.argv[1:]
+    settings = yaml.safe_load(Path(file).read_text())
+    config = json.loads(Path(settings["model"], "config.json").read_text())
+    model = HashModel(config["vocab_size"])
+    FakeVLLM(model, int(port), settings["api-key"], settings.get("token-s", 0.0)).serve()
+
+
+if __name__ == "__main__":
+    main()

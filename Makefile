@@ -10,6 +10,8 @@ STAMP := .venv/.stamp
 TEST_STAMP := .venv/.stamp-test
 SGLANG := .venv-sglang
 SGLANG_LIST := tests/servers/requirements.txt
+VLLM := .venv-vllm
+VLLM_LIST := tests/servers/vllm-requirements.txt
 # Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
@@ -33,11 +35,17 @@ test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one;
 test-servers: export OMP_NUM_THREADS = 1
 test-servers: export OMP_WAIT_POLICY = PASSIVE
 test-servers: export RLCLI_SGLANG_PYTHON = $(CURDIR)/$(SGLANG)/bin/python
-test-servers: $(TEST_STAMP) ## run the generation contract against a real SGLang server, on the CPU
+test-servers: export RLCLI_VLLM_PYTHON = $(CURDIR)/$(VLLM)/bin/python
+test-servers: $(TEST_STAMP) ## run the generation contract against real SGLang and vLLM servers, on the CPU
 	@if $(MAKE) --no-print-directory $(SGLANG)/.stamp; then \
-	  $(BIN)/python -m pytest tests/servers $(ARGS); \
+	  $(BIN)/python -m pytest tests/servers/test_sglang_server.py $(ARGS); \
 	else \
-	  echo "!!! SGLang could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER" >&2; \
+	  echo "!!! SGLang could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER OF SGLANG" >&2; \
+	fi
+	@if $(MAKE) --no-print-directory $(VLLM)/.stamp; then \
+	  $(BIN)/python -m pytest tests/servers/test_vllm_server.py $(ARGS); \
+	else \
+	  echo "!!! vLLM could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER OF VLLM" >&2; \
 	fi
 
 # Not part of `make test`: it needs a GPU. Without one it says what was not tested, and succeeds; a GPU that torch cannot
@@ -117,6 +125,16 @@ $(SGLANG)/.stamp: $(SGLANG_LIST)
 	@$(SGLANG)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -r $(SGLANG_LIST)
 	@sed -n 's/^# alone: //p' $(SGLANG_LIST) | \
 	  xargs $(SGLANG)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps
+	@touch $@
+
+# It requires the exact CPU build of torch, and packages that import CUDA builds of others.
+$(VLLM)/.stamp: $(VLLM_LIST)
+	@echo "set-up: vLLM, in an environment of its own (some minutes)"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -r $(VLLM_LIST)
+	@sed -n 's/^# then: //p' $(VLLM_LIST) | \
+	  xargs $(VLLM)/bin/python -m pip install -qq --no-compile --disable-pip-version-check
+	@sed -n 's/^# without: //p' $(VLLM_LIST) | xargs $(VLLM)/bin/python -m pip uninstall -qq -y
 	@touch $@
 
 clean: ## remove what building and checking made (environments and runs stay)

@@ -10,14 +10,13 @@ import hashlib
 import itertools
 import os
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
+from real_servers import follow, own_servers, save_tokenizer, server_process, servers_of
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -26,14 +25,11 @@ from transformers import PreTrainedTokenizerFast
 
 from rlcli.backends._server_attach import Expected, check_logprobs, check_model
 from rlcli.errors import ModelError, UsageError
-from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
-from rlcli.testing.held_source import HeldSource
-from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
-from rlcli.topology.groups import Group, process_folder
+from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 
 PYTHON = os.environ.get("RLCLI_SGLANG_PYTHON")
 ON_CPU = Path(__file__).with_name("on_cpu")
@@ -61,67 +57,27 @@ PADDED_TO = 64
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """(folder, tokenizer) of the tiny model's 97 tokens."""
-    words = {f"w{id_}": id_ for id_ in range(VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")),
-        eos_token=f"w{END}",
-        pad_token="w0",
-    )
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder, tokenizer
+    return folder, save_tokenizer(folder)
+
+
+def sglang_servers(run_dir, count, **options):
+    return own_servers(
+        run_dir,
+        count,
+        "sglang",
+        python=PYTHON,
+        options={**OPTIONS, **options},
+        environment=ENVIRONMENT,
+    )
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory, tokenizer):
     """An engine with two servers of its own."""
-    with own_servers(tmp_path_factory.mktemp("run"), 2, tokenizer_path=str(tokenizer[0])) as engine:
+    folder = tmp_path_factory.mktemp("run")
+    with sglang_servers(folder, 2, tokenizer_path=str(tokenizer[0])) as engine:
         yield engine
-
-
-@contextmanager
-def own_servers(run_dir, count, **options):
-    """An engine that starts `count` servers with these options."""
-    group = Group("server", "server", (0,) * count)
-    members = Members(run_dir, run_environment(1))
-    members.start([group], node=0)
-    checks = BackendContract()
-    checks.name, checks.args = (
-        "sglang",
-        {
-            "python": PYTHON,
-            "servers": count,
-            "options": {**OPTIONS, **options},
-            "environment": ENVIRONMENT,
-            "weights_folder": str(run_dir),
-        },
-    )
-    checks.server_folders = tuple(
-        process_folder(run_dir, "server", group.name, index) for index in range(count)
-    )
-    engine = checks.engine("llama")
-    try:
-        yield engine
-    finally:
-        engine.close()
-        members.stop()
-
-
-def servers_of(engine):
-    return engine._servers.servers
-
-
-def server_process(server):
-    """Its guardian's child; the guardian is its agent's."""
-    folder = str(server.launch.slots[0].folder)
-    (agent,) = (one for one in psutil.Process().children() if one.cmdline()[-1:] == [folder])
-    return agent.children()[0].children()[0]
-
-
-def follow(engine, seed):
-    source = HeldSource(tiny_model("llama", seed=seed))
-    blocks = [(block, source.read(block.name)) for block in engine.weight_blocks()]
-    engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)
 
 
 def weights_in_sglang(lm):
@@ -198,7 +154,7 @@ def digests_of(lm):
 
 
 def test_a_server_in_bfloat16_receives_and_holds_bfloat16(tmp_path, tokenizer):
-    with own_servers(tmp_path, 1, dtype="bfloat16", tokenizer_path=str(tokenizer[0])) as engine:
+    with sglang_servers(tmp_path, 1, dtype="bfloat16", tokenizer_path=str(tokenizer[0])) as engine:
         follow(engine, 5)
         (file,) = engine._weights.folder.glob("*.safetensors")
         with safe_open(file, framework="pt") as stored:

@@ -1,0 +1,149 @@
+"""The contract of generation against vLLM itself, on the CPU: `make test-servers`.
+
+Two servers are started once, as the backend starts its own;
+each check then attaches to one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from real_servers import follow, own_servers, save_tokenizer, server_process, servers_of
+
+from rlcli.backends._server_attach import Expected, check_logprobs, check_model
+from rlcli.backends._server_http import Endpoint, ServerRefused
+from rlcli.errors import ModelError, UsageError
+from rlcli.testing import tiny_models
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import prompts
+from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.plain import greedy_answers
+from rlcli.testing.tiny_models import VOCABULARY, tiny_model
+
+PYTHON = os.environ.get("RLCLI_VLLM_PYTHON")
+pytestmark = [
+    pytest.mark.skipif(PYTHON is None, reason="needs an environment with vLLM: make test-servers"),
+    pytest.mark.timeout(1200),
+]
+
+OPTIONS = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 4096,
+    "enforce_eager": True,
+    "skip_tokenizer_init": False,
+    # a request with a seed that is prefilled in chunks ends the CPU build of 0.32
+    "no_enable_chunked_prefill": True,
+    "no_async_scheduling": True,
+}
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+HEAD_SIZE = 32
+"""The CPU build has no attention for smaller heads."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _wide_heads():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_models._FAMILIES["llama"], "head_dim", HEAD_SIZE)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """(folder, tokenizer) of the tiny model's 97 tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return folder, save_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory, tokenizer):
+    """An engine with two servers of its own."""
+    options = {**OPTIONS, "tokenizer": str(tokenizer[0])}
+    folder = tmp_path_factory.mktemp("run")
+    args = {"python": PYTHON, "options": options, "environment": ENVIRONMENT}
+    with own_servers(folder, 2, "vllm", **args) as engine:
+        yield engine
+
+
+class TestContract(BackendContract):
+    """Engines that are attached to one of two servers in turn: a check has two at most."""
+
+    name = "vllm"
+    families = ("llama",)
+
+    @pytest.fixture(autouse=True)
+    def _attached(self, ours, tmp_path):
+        self.turns = itertools.cycle(servers_of(ours))
+        self.tmp_path = tmp_path
+        yield
+        ours._push()
+
+    def engine(self, family=None, **settings):
+        server = next(self.turns)
+        os.environ["RLCLI_TEST_KEY"] = server.endpoint.key
+        self.args = {
+            "urls": [server.endpoint.url],
+            "api_key_env": "RLCLI_TEST_KEY",
+            "weights_folder": str(self.tmp_path),
+        }
+        return super().engine(family, **settings)
+
+    def test_sampling_follows_the_distribution(self):
+        pytest.skip("4,000 requests")
+
+
+def test_two_servers_hold_the_last_weights_after_several_updates(ours):
+    for seed in (5, 6, 7):
+        follow(ours, seed)
+        expected = greedy_answers(tiny_model("llama", seed=seed).double(), prompts(), 12)
+        assert [tokens.tolist() for tokens in generate(ours, greedy=True).tokens] == expected
+
+
+def test_a_seed_gives_the_same_response_again(ours):
+    first, again = (
+        generate(ours, responses_per_prompt=4, max_new_tokens=20).tokens for _ in range(2)
+    )
+    assert [tokens.tolist() for tokens in again] == [tokens.tolist() for tokens in first]
+    assert len({tuple(tokens.tolist()) for tokens in first[:4]}) == 4
+
+
+def test_a_server_of_another_model_is_refused(ours, tokenizer):
+    server, (_, tokenizer_of_servers) = servers_of(ours)[0], tokenizer
+    right = Expected("actor", tokenizer_of_servers, VOCABULARY, ranks=1, seconds=600.0)
+    check_model(server, right)
+    check_logprobs(server, right)
+    with pytest.raises(ModelError, match="its vocabulary is larger than the 96 ids here"):
+        check_model(server, replace(right, ids=VOCABULARY - 1))
+    with pytest.raises(ModelError, match="its vocabulary is smaller than the 98 ids here"):
+        check_model(server, replace(right, ids=VOCABULARY + 1))
+    with pytest.raises(UsageError, match="is 1 processes"):
+        check_model(server, replace(right, ranks=2))
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/collective_rpc", "/pause?mode=keep", "/update_weight_version"]
+)
+def test_every_request_needs_the_key(ours, path):
+    (url, *_) = [server.endpoint.url for server in servers_of(ours)]
+    for key in (None, "another"):
+        with pytest.raises(ServerRefused, match="401"):
+            Endpoint(url, key).post(path, {}, 30.0)
+
+
+def test_a_server_killed_during_a_rollout_returns_with_the_current_weights(ours):
+    follow(ours, seed=3)
+    expected = [tokens.tolist() for tokens in generate(ours, greedy=True, max_new_tokens=60).tokens]
+    victim = server_process(servers_of(ours)[0])
+    killer = threading.Timer(0.5, victim.kill)
+    killer.start()
+    rollout = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=8)
+    killer.join()
+    assert [tokens.tolist() for tokens in rollout.tokens[::8]] == expected
+    again = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=2)
+    assert [tokens.tolist() for tokens in again.tokens[::2]] == expected
+    assert [server.lives for server in servers_of(ours)] == [2, 1]

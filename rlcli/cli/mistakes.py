@@ -49,6 +49,7 @@ _OPTIONS = {
     "config config_file config_name config_path recipe": (
         "the recipe is the first argument: rlcli train RECIPE"
     ),
+    "vllm use_vllm sglang": "servers generate with --with vllm or --with sglang",
     "cuda": "write cluster.device=cuda",
     "cpu": "write cluster.device=cpu",
     "profile": "write --with PROFILE",

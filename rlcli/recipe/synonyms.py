@@ -100,6 +100,7 @@ _WORDS: Mapping[str, str] = {
     ),
     "models.<role>.scratch": "init_from_scratch from_config",
     "models.<role>.backend": "strategy deepspeed fsdp_config optim optimizer train_backend engine",
+    "models.<role>.rollout": "use_vllm vllm_config vllm_mode enable_vllm vllm",
     "models.<role>.backend.args.lr": (
         "learning_rate lr actor_learning_rate critic_learning_rate peak_lr max_lr"
     ),
@@ -200,7 +201,6 @@ _ABSENT_WORDS: Mapping[str, str] = {
         "load_in_4bit load_in_8bit quantization quantize bnb_4bit fp8"
     ): "rlcli has no quantised training yet; "
     "models.<role>.backend.args.gradient_checkpointing=true saves memory",
-    ("use_vllm vllm_config vllm_mode enable_vllm"): "servers of vLLM generate with --with vllm",
 }
 ABSENT: Mapping[str, str] = {
     word: advice for words, advice in _ABSENT_WORDS.items() for word in words.split()

@@ -100,7 +100,7 @@ def test_an_option_of_another_tool_gets_ours(rlcli, option: tuple[str, ...], hin
 @pytest.mark.parametrize(
     ("kind", "word", "component"),
     [
-        ("backends", "vllm", "sglang"),
+        ("backends", "tgi", "sglang"),
         ("backends", "ddp", "fsdp"),
         ("datasets", "gsm8k", "math_prompts"),
         ("datasets", "packed_rw_pair", "paired"),

@@ -30,7 +30,9 @@ PROBES = (
 )
 """Texts whose tokens are compared."""
 SPREAD = 64
-"""Ids, spread over the vocabulary, whose texts are probes too, and whose log-probs are compared."""
+"""Ids, spread over the vocabulary, whose texts are probes too."""
+SPREAD_OF_LOGPROBS = 16
+"""Ids whose log-probs are compared: vLLM gives those of 20 unless told otherwise."""
 LOWEST = -30.0
 """Log-probs below this are left out: at half the temperature, float32 would round their
 probabilities to 0."""
@@ -83,7 +85,7 @@ def check_logprobs(server: Server, expected: Expected) -> None:
 
     Raises ModelError; WorkerError if the server cannot be asked.
     """
-    ids = _spread(expected.ids)
+    ids = _spread(expected.ids, SPREAD_OF_LOGPROBS)
     as_it_is, halved = (_logprobs(server, expected, ids, temperature) for temperature in (1.0, 0.5))
     clear = [place for place, logprob in enumerate(as_it_is) if logprob > LOWEST]
     if not clear:
@@ -204,9 +206,9 @@ def _another(server: Server, expected: Expected, difference: str) -> RlcliError:
     return ModelError(message, hint=hint, code="F32")
 
 
-def _spread(count: int) -> list[int]:
-    """Numbers below `count`, evenly spread from the first to the last."""
-    several = min(SPREAD, count)
+def _spread(count: int, most: int = SPREAD) -> list[int]:
+    """At most so many numbers below `count`, evenly spread from the first to the last."""
+    several = min(most, count)
     return sorted({place * (count - 1) // max(1, several - 1) for place in range(several)})
 
 

@@ -176,12 +176,14 @@ class VLLMDialect(Dialect):
     def logprobs_body(
         self, ids: Sequence[int], temperature: float, request_id: str
     ) -> dict[str, Any]:
+        # the sampled token takes the place of the last id if it is not one of them
+        spare = [id_ for id_ in range(max(ids)) if id_ not in ids][:1]
         parameters = {
             **UNCHANGED,
             "max_tokens": 1,
             "temperature": temperature,
-            "logprobs": len(ids),
-            "logprob_token_ids": list(ids),
+            "logprobs": len(ids) + len(spare),
+            "logprob_token_ids": [*ids, *spare],
         }
         return _request(request_id, [0], parameters)
 

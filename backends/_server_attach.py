@@ -60,9 +60,8 @@ class Expected:
 def check_model(server: Server, expected: Expected) -> None:
     """Raises ModelError for a server of another model, UsageError for another number of processes,
     WorkerError if the server cannot be asked."""
-    # an earlier run may have paused it
-    path, body = server.dialect.resume()
-    _ask(server, lambda endpoint: endpoint.post(path, body, server.patience))
+    for path, body in server.dialect.recover():
+        _ask(server, partial(_post, path=path, body=body, seconds=server.patience))
     facts = _facts(server)
     _check_processes(server, expected, facts.processes)
     _check_settings(server, facts)

@@ -130,6 +130,10 @@ class Dialect(ABC):
     @abstractmethod
     def resume(self) -> Call: ...
 
+    def recover(self) -> Sequence[Call]:
+        """Has a server that an earlier run left paused take requests again."""
+        return [self.resume()]
+
     @abstractmethod
     def abort(self) -> Call:
         """Abort all requests."""

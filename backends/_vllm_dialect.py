@@ -116,6 +116,9 @@ class VLLMDialect(Dialect):
     def resume(self) -> Call:
         return "/resume", {}
 
+    def recover(self) -> Sequence[Call]:
+        return [("/wake_up", {}), self.resume()]  # or has left asleep
+
     def abort(self) -> Call:
         return "/abort_requests", {}
 

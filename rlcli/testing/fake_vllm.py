@@ -42,7 +42,7 @@ class FakeVLLM(FakeServer):
             "/resume": lambda _: self.resume(),
             "/abort_requests": lambda _: self.abort(),
             "/sleep": lambda _: self.release({"kv_cache", "weights"}),
-            "/wake_up": lambda body: self.regain({body["tags"]}),
+            "/wake_up": self._wake_up,
         }
 
     def _server_info(self, body: dict[str, Any]) -> Any:
@@ -95,6 +95,10 @@ class FakeVLLM(FakeServer):
             "weight_versions": spans(sampled.versions) or None,
         }
         return {"request_id": f"generate-tokens-{wish.id}", "choices": [choice]}
+
+    def _wake_up(self, body: dict[str, Any]) -> None:
+        contents = {body["tags"]} if "tags" in body else {"kv_cache", "weights"} - self.held
+        self.regain(contents)
 
     # -- weights -----------------------------------------------------------------------------------
 

@@ -386,6 +386,12 @@ def test_a_server_left_paused_by_an_earlier_run_is_continued(attached):
     assert len(generate(engine).tokens) == 5
 
 
+@pytest.mark.parametrize("kind", [VLLM], ids=str, indirect=True)
+def test_a_server_left_asleep_by_an_earlier_run_is_woken(attached):
+    engine, _ = attached(1, lambda fake: fake.release({"kv_cache", "weights"}))
+    assert len(generate(engine).tokens) == 5
+
+
 @pytest.mark.parametrize(
     "url",
     [

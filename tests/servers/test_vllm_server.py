@@ -81,6 +81,8 @@ class TestContract(BackendContract):
         self.turns = itertools.cycle(servers_of(ours))
         self.tmp_path = tmp_path
         yield
+        for server in servers_of(ours):
+            server.endpoint.post("/wake_up", {}, 60.0)  # a check may have left it asleep
         ours._push()
 
     def engine(self, family=None, **settings):

@@ -22,6 +22,7 @@ from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
+from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 
 PYTHON = os.environ.get("RLCLI_VLLM_PYTHON")
@@ -97,6 +98,15 @@ class TestContract(BackendContract):
 
     def test_sampling_follows_the_distribution(self):
         pytest.skip("4,000 requests")
+
+    def test_a_pause_changes_no_log_prob(self):
+        """Its responses are so short in time that all pauses may miss them: then it tries again."""
+        for is_last in (False, False, False, False, True):
+            try:
+                return super().test_a_pause_changes_no_log_prob()
+            except Violation as violation:
+                if is_last or "no response has tokens from before and after" not in str(violation):
+                    raise
 
 
 def test_two_servers_hold_the_last_weights_after_several_updates(ours):

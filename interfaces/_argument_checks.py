@@ -1,4 +1,4 @@
-"""Whether the arguments of an estimator of advantages fit together, beyond its `NEEDS`. Each check
+"""Whether the arguments of an interface are possible, beyond its `LIMITS` and `NEEDS`. Each check
 takes an interface, or any object with its arguments as attributes, and raises ValueError. No torch:
 `rlcli check` imports this."""
 
@@ -27,3 +27,10 @@ def check_group_relative(settings: Any) -> None:
 def compares_groups(settings: Any) -> bool:
     """Whether advantages of `group_relative` depend on other responses to the same prompt."""
     return settings.baseline in ("group", "leave_one_out") or settings.scale == "group"
+
+
+def check_reference(settings: Any) -> None:
+    """The arguments of `reference`. Its temperature is that of `generation`, which has a limit of
+    its own: one mistake is one error."""
+    if settings.temperature <= 0:
+        raise ValueError(f"temperature is {settings.temperature}; it must be above 0")

@@ -10,11 +10,12 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits
+from rlcli.api.limits import ArgumentCheck
 from rlcli.api.micro_batches import Cut, one_per_sequence
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.errors import DataError
 
+from ._argument_checks import check_reference
 from ._logprob_store import LogprobStore
 from ._logprobs import as_logprobs, recompute_logprobs
 
@@ -28,7 +29,7 @@ class ReferenceInterface(ModelInterface):
 
     HEAD: ClassVar[Declaration] = {"inference": ("lm unless store",)}
     CUT: ClassVar[Cut] = "sequence"
-    LIMITS: ClassVar[Limits] = {"temperature": {"gt": 0}}
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_reference"
 
     temperature: float = 1.0
     """Logits are divided by this first; use the actor's sampling temperature
@@ -41,6 +42,9 @@ class ReferenceInterface(ModelInterface):
     sequences never recur."""
 
     opened: LogprobStore | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_reference(self)
 
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec

@@ -61,9 +61,7 @@ def plan(
     ] = False,
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="Exit with code 6 unless memory and disk are known to suffice."
-        ),
+        typer.Option("--strict", help="Exit with code 6 unless memory and disk suffice."),
     ] = False,
     commands: Annotated[
         bool, typer.Option("--commands", help="Print the command for each node instead.")

@@ -24,6 +24,9 @@ from rlcli.topology.report import make_plan
 
 LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
 """What a recipe may leave open: where the data are. The dataset's example rows are used instead."""
+MODEL_LEFT_TO_THE_USER = re.compile(r"models\.([\w-]+) has no weights: give one of")
+SOME_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+"""Its sizes are known here; the checks run tiny models of its family."""
 HUB = "hf:"
 """How the path of a dataset on the Hub begins, which is out of reach of a test."""
 
@@ -157,20 +160,8 @@ class RecipeContract(Contract):
 
 
 def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:
-    try:
-        resolved = load_recipe(name, overrides)
-        datasets = resolved.recipe.datasets
-        distant = [
-            name for name in datasets if str(datasets[name].args.get("path")).startswith(HUB)
-        ]
-        if not distant:
-            return resolved
-    except RecipeError as error:
-        lacks = [LEFT_TO_THE_USER.fullmatch(problem.what) for problem in error.problems]
-        if not all(lacks):
-            raise
-        distant = [match[1] for match in lacks if match]
-    files = {dataset: folder / f"{dataset}.jsonl" for dataset in distant}
+    overrides = [*overrides, *_models(name, overrides)]
+    files = {dataset: folder / f"{dataset}.jsonl" for dataset in _datasets(name, overrides)}
     for file in files.values():
         file.touch()
     paths = [f"datasets.{dataset}.args.path={file}" for dataset, file in files.items()]
@@ -178,6 +169,29 @@ def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:
     for dataset, file in files.items():
         write_rows(resolved.recipe.datasets[dataset], file)
     return resolved
+
+
+def _models(name: str, overrides: Sequence[str]) -> list[str]:
+    """Models for the roles whose model the recipe leaves to the user."""
+    try:
+        load_recipe(name, overrides)
+    except RecipeError as error:
+        left = [MODEL_LEFT_TO_THE_USER.match(problem.what) for problem in error.problems]
+        return [f"models.{match[1]}.path={SOME_MODEL}" for match in left if match]
+    return []
+
+
+def _datasets(name: str, overrides: Sequence[str]) -> list[str]:
+    """The datasets whose rows the recipe leaves to the user or takes from the Hub. Raises
+    RecipeError for any other problem."""
+    try:
+        datasets = load_recipe(name, overrides).recipe.datasets
+    except RecipeError as error:
+        left = [LEFT_TO_THE_USER.fullmatch(problem.what) for problem in error.problems]
+        if not all(left):
+            raise
+        return [match[1] for match in left if match]
+    return [name for name in datasets if str(datasets[name].args.get("path")).startswith(HUB)]
 
 
 def _where(resolved: Resolved, key: str) -> str:

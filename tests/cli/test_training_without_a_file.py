@@ -167,7 +167,7 @@ WRONG_COMMANDS = {
     "no data": ("dpo --model MODEL", 2, ["--data"]),
     "no algorithm": ("--model MODEL --data rows.jsonl", 2, ["RECIPE", "rlcli train sft --model"]),
     "a misspelt algorithm": ("grop --model MODEL --data rows.jsonl", 2, ["did you mean grpo"]),
-    "another word for an algorithm": ("rm --model MODEL --data rows.jsonl", 2, ["reward"]),
+    "another word for an algorithm": ("rm --model MODEL --data rows.jsonl", 2, ["rm_arithmetic"]),
     "a misspelt option": ("sft --modle MODEL --data rows.jsonl", 2, ["did you mean --model"]),
     "a misspelt reward": (
         "grpo --model MODEL --data rows.jsonl --reward maths_reward",

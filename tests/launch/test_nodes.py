@@ -208,7 +208,11 @@ class ByHand:
             check=True,
             env={**os.environ, "PYTHONPATH": HOME},
         ).stdout
-        self.commands = [line for line in printed.splitlines() if line and not line.startswith("#")]
+        self.commands = [
+            line
+            for line in printed.replace("\\\n", "").splitlines()
+            if line and not line.startswith("#")
+        ]
 
     def type(self, node, folder, **variables):
         """Start a node in a shell of its own, which works in that folder."""

@@ -130,7 +130,7 @@ def test_an_engine_that_cannot_score_is_refused_for_inference_calls():
     (problem,) = (candidate for candidate in caught.value.problems if candidate.code == "R71")
     assert (
         problem.what
-        == "the backend sglang of models.ref cannot score, which graph.ref_inf requires"
+        == "the backend sglang of models.ref cannot score, which graph.ref_inf asks of it"
     )
     load_recipe(
         "ppo_math", ["models.actor.rollout.backend={type: sglang, args: {urls: ['http://h:1']}}"]

@@ -345,8 +345,8 @@ def test_a_classifier_replaces_the_reward_of_ppo(folder: Path):
     ("override", "word"),
     [
         ("graph.actor_train.hooks.copy_to=reff", "reff"),
-        ("graph.actor_train.hooks.copy_to=actor", "trained by itself"),
-        ("graph.actor_train.hooks.copy_to=critic", "trained by itself"),
+        ("graph.actor_train.hooks.copy_to=actor", "trained itself"),
+        ("graph.actor_train.hooks.copy_to=critic", "trained itself"),
         (
             "graph.critic_train.hooks.copy_to=ref",
             "critic has the head value, but ref, which follows it, has the head lm",

@@ -327,7 +327,7 @@ def calls_of(resolved: Resolved) -> list[dict]:
         ("grpo_math", [], []),
         ("grpo_math", ["grpo.kl_ctl=0.3"], ["dr_grpo"]),
         ("grpo_math", [], ["rloo"]),
-        ("grpo_math", [], ["dapo"]),
+        ("grpo_math", ["grpo.overlong_limit=16"], ["dapo"]),
         ("grpo_math", [], ["gspo"]),
     ],
 )

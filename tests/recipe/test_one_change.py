@@ -130,7 +130,7 @@ def with_overrides(words: list[str], followed: list[str]) -> list[str]:
 def test_built_in_arguments_of_an_engine_vanish_with_it(key: str):
     (problem,) = problems("sft_math", f"{key}=inference")
     assert problem.what == (
-        "the backend inference of models.actor cannot train, which graph.sft_train requires"
+        "the backend inference of models.actor cannot train, which graph.sft_train asks of it"
     )
     backend = load_recipe("sft_math", [f"{key}=deepspeed"]).recipe.models["actor"].backend
     assert backend is not None

@@ -93,7 +93,7 @@ def test_a_rollout_has_the_tokenizer_of_its_role():
             "inference",
         ),
         (["models.actor.rollout.backend.args.dtyp=x"], "R42", "dtyp", "dtype"),
-        (["models.actor.rollout.devices=7"], "R50", "actor_rollout is to use rank 7", None),
+        (["models.actor.rollout.devices=7"], "R50", "actor_rollout uses rank 7", None),
         (["models.actor.rollout.mesh.tp=2"], "R49", "does not fit its 1 device", None),
         (
             ["models.critic.rollout={}"],

@@ -21,7 +21,9 @@ PROFILES = sorted(path.stem for path in (RECIPES / "profiles").glob("*.yaml"))
 EVERY_FILE = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
 ALGORITHMS = dict.fromkeys(("dapo", "dr_grpo", "gspo", "rloo"), "grpo")
 """Profiles that are settings of one algorithm, for the recipes whose names begin with it."""
-OF_SOME = {**ALGORITHMS, "async": "ppo", "async_grpo": "grpo", "judge": "grpo", "sglang": "ppo"}
+OF_SOME = {**ALGORITHMS, "async": "ppo", "async_grpo": "grpo", "judge": "grpo"} | dict.fromkeys(
+    ("sglang", "vllm"), "ppo"
+)
 JUDGE = (
     "models.judge={scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, "
     "num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: builtin:arithmetic}"
@@ -32,6 +34,7 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NEEDED_BY = {
     "judge": (JUDGE,),
     "sglang": ("models.actor.rollout.backend.args.urls=['http://h:1']",),
+    "vllm": ("models.actor.rollout.backend.args.urls=['http://h:1']",),
 }
 """What a user must set for a profile."""
 SETUPS = [

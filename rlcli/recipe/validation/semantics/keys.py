@@ -222,8 +222,8 @@ def check_made(
         readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
         reads = "read" if len(readers) > 1 else "reads"
         message = (
-            f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the "
-            "dataset does not bring"
+            f"{in_words(readers)} {reads} {in_words(keys)}, which neither a call nor the "
+            "dataset provides"
         )
         arguments = {_due_to(key, calls[name]) for key in keys for name in unmade[key]}
         hint = (

@@ -47,7 +47,7 @@ def file(tmp_path):
         ('{"t": "a", "n": NaN}', "F82", "NaN is not a JSON number"),
         ('{"t": "a", "n": -Infinity}', "F82", "-Infinity"),
         ('{"t": "a", "n": 1e999}', "F82", "too large"),
-        ('{"t": "a", "n": ' + "9" * 5000 + "}", "F82", "cannot|not valid JSON be read"),
+        ('{"t": "a", "n": ' + "9" * 5000 + "}", "F82", "cannot|not valid JSON"),
         ('{"t": "\\ud800"}', "F82", "surrogate"),
         ('{"t": "a", "n": ["\\udfff"]}', "F82", "surrogate"),
         ('{"t": ' + "[" * 100_000 + "]" * 100_000 + "}", "F82", "nested too deeply"),

@@ -100,7 +100,10 @@ def remedy(
         located = layout.columns_of(columns, {}).items()
         settings = [argument.format(field=field, column=column) for field, column in located]
         return f"set {', '.join(settings)}, or take type: hf, which finds the columns"
-    nearest = max(_candidates(columns, kinds), key=lambda candidate: candidate.rank)
+    candidates = list(_candidates(columns, kinds))
+    if not candidates:  # a dataset of a project
+        return None
+    nearest = max(candidates, key=lambda candidate: candidate.rank)
     others = [layout for layout in LAYOUTS if layout.fits(columns, {})]
     most = max((len(layout.usual) for layout in others), default=0)
     if others and most >= nearest.present:

@@ -402,7 +402,7 @@ def test_names_select_runs(rlcli, tmp_path):
     code, out, err = rlcli("status", "one")
     assert (code, out) == (6, "")
     assert err.startswith(
-        "error[F72]: 2 runs are called one\n  hint: say which: runs/ppo_math/one, "
+        "error[F72]: 2 runs are called one\n  hint: name one of them: runs/ppo_math/one, "
     )
     assert "did you mean ppo_math/two?" in rlcli("status", "ppo_math/tow")[2]
     assert rlcli("status", "a\0b")[0] == 6

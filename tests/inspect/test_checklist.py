@@ -139,7 +139,7 @@ def test_a_valid_recipe_with_a_reward_passes_all_checks(check):
 
 
 def test_rows_to_check_are_spread_evenly(check):
-    assert check(looked_at=4)["train"].says == "9 rows of prompt_answer, 4 looked at, spread evenly"
+    assert check(looked_at=4)["train"].says == "9 rows of prompt_answer; checked 4, spread evenly"
 
 
 def test_the_first_rows_of_a_generated_dataset_are_checked():
@@ -149,9 +149,7 @@ def test_the_first_rows_of_a_generated_dataset_are_checked():
         opened.preview(number).id for number in range(3)
     ]
     findings = {finding.about: finding for finding in preflight(resolved, 5)}
-    assert (
-        findings["train"].says == "40 000 rows of arithmetic_demonstrations, the first 5 looked at"
-    )
+    assert findings["train"].says == "40 000 rows of arithmetic_demonstrations; checked the first 5"
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -171,8 +171,8 @@ graph:
         (
             "critic_inf: {output_key_remap: {values: old}}",
             (
-                "advantages and critic_train read values, which no call produces and the "
-                "dataset does not bring"
+                "advantages and critic_train read values, which neither a call nor the "
+                "dataset provides"
             ),
             "critic_inf makes it as old: rename it in input_key_remap too",
         ),

@@ -252,8 +252,8 @@ def test_a_removed_call_with_many_readers_is_one_problem():
     assert code == "R71"
     assert message == (
         "reward_inf, ref_inf, critic_inf, advantages, actor_train and critic_train read "
-        "packed_input_ids, prompt_mask, packed_logprobs and seq_no_eos_mask, which no call "
-        "produces and the dataset does not bring"
+        "packed_input_ids, prompt_mask, packed_logprobs and seq_no_eos_mask, which neither a "
+        "call nor the dataset provides"
     )
     assert hint == "actor_gen, which made it, is removed on the command line: keep it"
 

@@ -188,7 +188,7 @@ def test_a_failure_removes_the_files_already_written(project):
         ("dataset", "../evil", "cannot name"),
         ("dataset", "_shared", "cannot name"),
         ("dataset", "", "cannot name"),
-        ("interface", "class", "a word of Python"),
+        ("interface", "class", "a Python keyword"),
         ("reward", "math_reward", "built-in interface"),
         ("dataset", "prompt-answer", "built-in dataset"),
         ("backend", "fsdp", "built-in backend"),

@@ -309,7 +309,7 @@ def test_a_prompt_that_is_not_a_prefix_of_its_answer_is_reported(check):
     finding = check(template=odd)["train template"]
     assert finding.level == "warn"
     assert finding.says.startswith(
-        "the prompt is not a prefix of the prompt with its answer in 9 of 9 rows"
+        "the prompt is not a prefix of the prompt with its answer in 9 of 9 checked rows"
     )
     assert "think:" in finding.details[1]
 

@@ -80,7 +80,8 @@ class Leaking(ENGINE):
         tokens = micro_batch.data["packed_input_ids"]
         packed = self.packed(tokens, (len(tokens),), lambda output: output)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
-        return then(type(packed)(self.lm, packed._hidden, tokens, lengths, torch.float32))
+        layout = self.packed(tokens, lengths, lambda output: output)._packing
+        return then(type(packed)(self.lm, packed._hidden, tokens, layout, torch.float32))
 
 
 class Alone(ENGINE):

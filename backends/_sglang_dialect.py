@@ -150,12 +150,12 @@ class SGLangDialect(Dialect):
         if not isinstance(info, dict) or not isinstance(model, dict):
             raise ValueError
         preferred = model.get("preferred_sampling_params")
-        own = sorted(set(preferred) - SENT) if isinstance(preferred, dict) else [str(preferred)]
+        names = preferred if isinstance(preferred, dict) else [str(preferred)]
         return ServerFacts(
             info.get("tp_size"),
             info.get("dtype"),
             has_tokenizer=not info.get("skip_tokenizer_init"),
-            own_sampling=own if preferred else (),
+            own_sampling=sorted(set(names) - SENT) if preferred else (),
         )
 
     def tokens_request(self, texts: Sequence[str]) -> Sequence[Call]:

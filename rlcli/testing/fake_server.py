@@ -131,7 +131,7 @@ class FakeServer:
         self._lock = threading.Lock()
         self._state = threading.Condition()
         self._paused = False
-        self.held = {"weights", "kv_cache"}
+        self.in_memory = {"weights", "kv_cache"}
         self._running: dict[str, bool] = {}
         """Request → whether it should end now."""
         handler = type("BoundHandler", (Handler,), {"fake": self})
@@ -174,8 +174,8 @@ class FakeServer:
     def respond(self, wish: Wish, answered: Callable[[Sampled], dict[str, Any]]) -> Any:
         """The answer to a request for a response; `answered` writes it in the server's protocol."""
         with self._state:
-            if self.held != {"weights", "kv_cache"}:
-                raise Refused(f"memory is given back; it has {sorted(self.held)}")
+            if self.in_memory != {"weights", "kv_cache"}:
+                raise Refused(f"memory is given back; it has {sorted(self.in_memory)}")
             self._running[wish.id] = False
             self.most_at_once = max(self.most_at_once, len(self._running))
         try:
@@ -223,7 +223,7 @@ class FakeServer:
 
     def load(self, folder: Path) -> None:
         """Raises Refused."""
-        if "weights" not in self.held:
+        if "weights" not in self.in_memory:
             raise Refused("the memory of the weights is given back")
         try:
             with self._lock:
@@ -256,20 +256,20 @@ class FakeServer:
 
     def release(self, contents: set[str]) -> None:
         """Raises Refused while requests are running, and for memory that is not held."""
-        self._move_memory(contents, contents <= self.held, self.held - contents)
+        self._move_memory(contents, contents <= self.in_memory, self.in_memory - contents)
         if "weights" in contents:
             self.label = "lost"
 
     def regain(self, contents: set[str]) -> None:
-        self._move_memory(contents, contents.isdisjoint(self.held), self.held | contents)
+        self._move_memory(contents, contents.isdisjoint(self.in_memory), self.in_memory | contents)
 
-    def _move_memory(self, contents: set[str], is_possible: bool, held: set[str]) -> None:
+    def _move_memory(self, contents: set[str], is_possible: bool, left: set[str]) -> None:
         with self._state:
             if self._running:
                 raise Refused("requests are running")
             if not is_possible:
-                raise Refused(f"{sorted(contents)}, but it has {sorted(self.held)}")
-            self.held = held
+                raise Refused(f"{sorted(contents)}, but it has {sorted(self.in_memory)}")
+            self.in_memory = left
 
 
 def log_softmax(logits: list[float]) -> list[float]:

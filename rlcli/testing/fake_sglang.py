@@ -126,7 +126,7 @@ class FakeSGLang(FakeServer):
     def _distributed(self, body: dict[str, Any]) -> Any:
         if not self._is_open:
             raise Refused("call begin_weight_update first")
-        if "weights" not in self.held:
+        if "weights" not in self.in_memory:
             raise Refused("the memory of the weights is given back")
         self.model.receive(body["group_name"], body["names"], body["dtypes"], body["shapes"])
         return self._updated(body)

@@ -97,7 +97,7 @@ class FakeVLLM(FakeServer):
         return {"request_id": f"generate-tokens-{wish.id}", "choices": [choice]}
 
     def _wake_up(self, body: dict[str, Any]) -> None:
-        contents = {body["tags"]} if "tags" in body else {"kv_cache", "weights"} - self.held
+        contents = {body["tags"]} if "tags" in body else {"kv_cache", "weights"} - self.in_memory
         self.regain(contents)
 
     # -- weights -----------------------------------------------------------------------------------

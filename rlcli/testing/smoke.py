@@ -202,8 +202,10 @@ class _Tokenizers:
 
 
 def write_rows(component: Component, file: Path) -> None:
-    """Write the example rows of the dataset's class, with fields named as in the recipe."""
-    described = registry.signature("datasets", component.type)
+    """Write the example rows of the dataset's class, or of the first kind of rows that it finds
+    columns for, with fields named as in the recipe."""
+    kinds = component.args.get("kind") or component.type
+    described = registry.signature("datasets", kinds if isinstance(kinds, str) else kinds[0])
     names = {
         argument.default: component.args.get(argument.name, argument.default)
         for argument in described.arguments

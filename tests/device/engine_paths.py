@@ -302,9 +302,6 @@ ENGINES = {
     "training": engine_trains,
     "training, recomputed": functools.partial(engine_trains, gradient_checkpointing=True),
     "training, biases": functools.partial(engine_trains, family="gpt2"),
-    "training, router losses": functools.partial(
-        engine_trains, family="mixtral", router_aux_loss_coef=0.01, router_z_loss_coef=0.001
-    ),
     "training, capped scores and windows": functools.partial(engine_trains, family="gemma2"),
     "training, 16 bits": functools.partial(engine_trains, dtype="bfloat16"),
     "training, 16 bits, recomputed": functools.partial(

@@ -104,6 +104,9 @@ NOT_HERE = {
         "names devices to servers of its own, which no pretend device can run"
     ),
     "backends/_expert_parallel.py": "divides experts among several ranks",
+    "backends/_routers.py": (
+        "transformers counts the tokens of experts by an operation that the host lacks"
+    ),
     "backends/_server_response.py": "is on the host",
     "backends/_server_weights.py": "is on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",

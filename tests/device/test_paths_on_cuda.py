@@ -100,7 +100,7 @@ NOT_HERE = {
     "rlcli/api/engine.py HoldsWeights.device": "is that of engines without a device",
     "backends/_server_engine.py": "is on the host: servers have the devices",
     "backends/_server_memory.py devices_of_servers": "numbers devices for a plan, and uses none",
-    "backends/sglang.py SGLang._environment": (
+    "backends/_server_backend.py ServerBackend._environment": (
         "names devices to servers of its own, which no pretend device can run"
     ),
     "backends/_expert_parallel.py": "divides experts among several ranks",

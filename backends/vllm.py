@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from rlcli.api.limits import ArgumentCheck
+from rlcli.api.limits import ArgumentCheck, check_arguments
 from rlcli.api.model import register_backend
 
 from ._argument_checks import check_vllm
@@ -27,7 +27,7 @@ class VLLM(ServerBackend):
     """How servers get new weights: they read `weights_folder`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_arguments(self)
         check_vllm(self)
 
     def _dialect(self) -> Dialect:

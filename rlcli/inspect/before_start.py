@@ -28,7 +28,7 @@ def check_before_start(
     note: Callable[[str], None] | None = None,
 ) -> None:
     """Check the libraries, models, data, folders and disk of a recipe and of those that must run
-    before it; with `warn` also some of their rows. `note` is told how datasets read their rows.
+    before it; with `warn` also some of their rows. `note` gets how datasets read their rows.
     Loads no model and makes no folder. Raises RlcliError with all problems found."""
     from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.libraries import missing_here

@@ -595,7 +595,7 @@ def test_models_that_cannot_be_tensor_parallel_are_refused(changes, reason):
 def test_logits_are_refused_when_the_vocabulary_is_sharded():
     def work(_):
         engine = TestContract().engine(mesh=mesh_of_ranks(tp=2))
-        with pytest.raises(ModelError, match="logits are not offered"):
+        with pytest.raises(ModelError, match="logits are not available"):
             engine.forward(batch())
         return {}
 

@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Ending]] = {
     },
     "agent": {
         "killed": Ending((7,), rf"\[F01\].*{LOST_NODE}was killed by SIGKILL"),
-        "frozen": Ending((7,), rf"\[F01\].*{LOST_NODE}has not been heard for \d+ s"),
+        "frozen": Ending((7,), rf"\[F01\].*{LOST_NODE}has not been heard from for \d+ s"),
     },
     "server": {
         "killed": Ending(
@@ -61,7 +61,7 @@ KINDS: dict[str, dict[str, Ending]] = {
         "EIO": Ending((6,), r"error\[F29\].*checkpoint.*Input/output error"),
     },
     "network": {
-        "stalled": Ending((7,), rf"\[F01\].*{LOST_NODE}has not been heard for \d+ s"),
+        "stalled": Ending((7,), rf"\[F01\].*{LOST_NODE}has not been heard from for \d+ s"),
         "reset": Ending(
             (7,), r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"
         ),

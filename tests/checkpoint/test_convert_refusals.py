@@ -187,7 +187,7 @@ def test_the_check_finds_a_changed_byte(sharded, tmp_path):
         check_conversion(plan, folder)
 
     plan = plan_to_hf(sharded, tmp_path / "out")
-    with pytest.raises(ModelError, match=r"1 parameters are not what they were"):
+    with pytest.raises(ModelError, match=r"1 parameters differ from the source"):
         convert(plan, _ignore_progress, tamper)
     assert not plan.target.exists()
 
@@ -232,7 +232,7 @@ def test_the_check_finds_typical_conversion_errors(fault, copy, tmp_path):
 
     count, change = FAULTS[fault]
     plan = plan_to_hf(copy, tmp_path / "out")
-    with pytest.raises(ModelError, match=f"{count} parameters are not what they were"):
+    with pytest.raises(ModelError, match=f"{count} parameters differ from the source"):
         convert(plan, _ignore_progress, plant)
     assert not plan.target.exists()
 

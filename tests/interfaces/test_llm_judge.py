@@ -382,7 +382,7 @@ def test_the_template_may_use_fields_of_the_row(server):
         ({"url": "localhost:8000"}, "must be like http"),
         ({"url": "ftp://host/v1"}, "must be like http"),
         ({"url": "http://user:password@host/v1"}, "must be like http"),
-        ({"url": "http://judge.example/v1", "api_key_env": "MY_KEY"}, "by https only"),
+        ({"url": "http://judge.example/v1", "api_key_env": "MY_KEY"}, "only sent over https"),
         (
             {"url": "https://judge.example/v1", "api_key_env": "TORN_KEY"},
             "characters that no key has",

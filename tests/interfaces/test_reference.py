@@ -98,7 +98,7 @@ def test_a_role_without_weights_reports_missing_log_probs(batch, tmp_path):
     model.module = None
     with pytest.raises(
         DataError,
-        match=r"has no log-probs of 12 of 16 sequences.*give the reference its weights back",
+        match=r"has no log-probs of 12 of 16 sequences.*give the reference weights again",
     ):
         stored(tmp_path, model, batch)
 
@@ -114,5 +114,5 @@ def test_a_damaged_file_of_the_store_is_reported(batch, tmp_path):
 
 def test_a_temperature_of_0_is_refused():
     """a temperature of 0 is refused"""
-    with pytest.raises(UsageError, match="temperature: Input should be greater than 0"):
+    with pytest.raises(UsageError, match="temperature is 0.0; it must be above 0"):
         make(temperature=0.0)

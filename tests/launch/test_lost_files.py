@@ -177,7 +177,7 @@ def test_a_missing_recipe_is_reported_as_an_empty_run_only_before_training(train
     shutil.rmtree(project / "run")
     train("train.steps=1")
     (project / "run/recipe.resolved.yaml").unlink()
-    with pytest.raises(ResourceError, match="the run goes by it") as caught:
+    with pytest.raises(ResourceError, match="the run needs it") as caught:
         resume()
     assert "put it back" in caught.value.hint
 

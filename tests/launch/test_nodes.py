@@ -163,7 +163,7 @@ def test_a_stopped_agent_is_named_after_three_missed_heartbeats(start):
     assert time.monotonic() - began < LOST_AFTER + 10
     says = (
         r"\[F01\] \S+ \(node 1 of the run\): the node is lost.*its agent has "
-        r"not been heard for \d+ s"
+        r"not been heard from for \d+ s"
     )
     assert re.search(says, errors), errors
     assert run.process.returncode == 7
@@ -302,7 +302,7 @@ def test_a_node_that_has_lost_its_master_ends_by_itself(by_hand, elsewhere):
             "stall",
             (
                 r"\(node 1 of the run\): the node is lost, and with it rank 1: its agent has "
-                r"not been heard for 1\d s"
+                r"not been heard from for 1\d s"
             ),
         ),
         ("reset", r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"),

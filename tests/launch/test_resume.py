@@ -134,7 +134,7 @@ def test_a_run_resumes_on_another_number_of_ranks(train, resume, project, capsys
     train("train.steps=2")
     resume("train.steps=5", *TWO_RANKS)
     assert numbers(project / "run") == numbers(uninterrupted)
-    assert "saved on 1 ranks, going on with 2" in capsys.readouterr().err
+    assert "saved on 1 ranks, continuing on 2" in capsys.readouterr().err
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_over(train, resume, project, capsys):

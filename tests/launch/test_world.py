@@ -78,7 +78,7 @@ def test_the_rank_that_an_agent_reports_as_dead_is_named(world, exits):
             -9,
             True,
             {"device": "cuda", "bytes": 1, "within_percent": 5},
-            "; the memory plan is about the devices'",
+            "; the memory plan covers device memory, not host memory",
         ),
         (-9, True, {"bytes": "much"}, "; it held 1.00 GiB when last seen"),
     ],
@@ -125,7 +125,7 @@ def test_a_silent_agent_is_lost(world):
     world._check_alive(LOST_AFTER)
     world.transport._listening_since = world.transport.pulses.heard["node", 1] = now - 16
     with pytest.raises(
-        WorkerError, match=r"node 1: the node is lost.*has not been heard for 1\d s"
+        WorkerError, match=r"node 1: the node is lost.*has not been heard from for 1\d s"
     ):
         world._check_alive(LOST_AFTER)
     set_facts(world, 1, is_over=True)
@@ -158,7 +158,7 @@ def test_a_missing_node_has_the_name_of_the_scheduler(tmp_path):
     )
     try:
         set_facts(world, 0, host="localhost")
-        with pytest.raises(HangError, match=r"gpu-17 \(node 1 of the run\): the node has not come"):
+        with pytest.raises(HangError, match=r"gpu-17 \(node 1 of the run\): the node has not joined"):
             world.wait()
         assert world.name_of(0) == "gpu-16 (node 0 of the run)"
     finally:

@@ -128,7 +128,7 @@ def test_ranks_that_make_unlike_tensors_are_refused():
     buffer.expect(list("ab"))
     buffer.add(0, described("a"))
     buffer.add(1, described("b", dtype=torch.float32))
-    with pytest.raises(ValueError, match=r"unlike ways: x: .*float32.*int64"):
+    with pytest.raises(ValueError, match=r"different settings: x: .*float32.*int64"):
         buffer.description(["a", "b"], ["x"])
 
 

@@ -231,7 +231,7 @@ def test_samples_that_are_not_those_asked_for():
     made.ids = ["a", "c"]
     refused(made, "returned nothing for sample b! and something for 'c', not requested")
     made.ids = ["b", "a"]
-    refused(made, "in another order, b where sample a! was asked for; return ids=data.ids")
+    refused(made, "in another order, b where sample a! was requested; return ids=data.ids")
     refused(made.select_indices([0]), "returned nothing for sample a!; return ids=data.ids")
 
 

@@ -89,7 +89,7 @@ def test_who_loses_the_master_ends_itself(master):
     master.pulses.close()
     assert not peer.is_lost.wait(1.0)
     assert peer.is_lost.wait(10)
-    assert "has not been heard for 3 s" in peer.why[0]
+    assert "has not been heard from for 3 s" in peer.why[0]
     peer.close()
 
 

@@ -382,7 +382,9 @@ for descriptor in range(3, 64):
     ],
 )  # fmt: skip
 def test_output_to_a_stray_descriptor_is_an_error_of_the_function(reward, noise, end):
-    with pytest.raises(WorkerError, match=r"sent something other than its reply|its process ended") as caught:
+    with pytest.raises(
+        WorkerError, match=r"sent something other than its reply|its process ended"
+    ) as caught:
         run(reward(STRAY.format(noise=noise, end=end)))
     assert caught.value.code == "F52"
 

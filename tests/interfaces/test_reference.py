@@ -114,5 +114,5 @@ def test_a_damaged_file_of_the_store_is_reported(batch, tmp_path):
 
 def test_a_temperature_of_0_is_refused():
     """a temperature of 0 is refused"""
-    with pytest.raises(UsageError, match="temperature is 0.0; it must be above 0"):
+    with pytest.raises(UsageError, match=r"temperature is 0\.0; it must be above 0"):
         make(temperature=0.0)

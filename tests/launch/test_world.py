@@ -158,7 +158,9 @@ def test_a_missing_node_has_the_name_of_the_scheduler(tmp_path):
     )
     try:
         set_facts(world, 0, host="localhost")
-        with pytest.raises(HangError, match=r"gpu-17 \(node 1 of the run\): the node has not joined"):
+        with pytest.raises(
+            HangError, match=r"gpu-17 \(node 1 of the run\): the node has not joined"
+        ):
             world.wait()
         assert world.name_of(0) == "gpu-16 (node 0 of the run)"
     finally:

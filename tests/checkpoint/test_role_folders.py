@@ -98,7 +98,7 @@ def test_folders_without_a_run_are_refused(tmp_path):
 
 def test_a_checkpoint_without_a_manifest_is_refused(run):
     (run / "checkpoints" / "step-000000000010" / "MANIFEST.json").unlink()
-    with pytest.raises(ModelError, match="never ended"):
+    with pytest.raises(ModelError, match="its save did not finish"):
         find_role(run)
 
 

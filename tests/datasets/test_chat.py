@@ -363,7 +363,7 @@ def test_sharegpt_messages_and_content_parts_are_read(build):
     ("message", "says"),
     [
         ("hi", "message 1 is of type str"),
-        ({"content": "hi"}, "message 1 does not say whose it is"),
+        ({"content": "hi"}, "message 1 has no role"),
         ({"role": "user", "content": " "}, "message 1, of the user, is empty"),
         ({"role": "user", "content": [{"type": "image"}]}, "the content of message 1 is not text"),
         ({"role": "user", "content": 7}, "the content of message 1 is not text"),

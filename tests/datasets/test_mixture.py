@@ -145,7 +145,7 @@ def test_invalid_mixtures_are_refused(build, tmp_path):
     }
     util = DatasetUtility(1, 0, 1, byte_tokenizer(), described)
     with pytest.raises(
-        UsageError, match=r"different keys .* a: packed_prompts; b: packed_input_ids, prompt_mask"
+        UsageError, match=r"different keys, .* a: packed_prompts; b: packed_input_ids, prompt_mask"
     ):
         make_dataset(DatasetAbstraction("mixture", {"weights": {"a": 1, "b": 1}}), util)
 

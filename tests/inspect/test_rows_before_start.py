@@ -40,5 +40,5 @@ def test_train_checks_rows_unless_disabled(unanswered, monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             main(["train", "ppo_math", unanswered, "--no-supervisor", *options])
         assert ended.value.code == code
-    assert "reward_inf reward: 50 of 50 rows" in capsys.readouterr().err
+    assert "reward_inf reward: 50 of 50 checked rows" in capsys.readouterr().err
     assert not Path("runs").exists()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import pytest
@@ -230,6 +230,9 @@ class ChecksPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        if call.excinfo is not None and call.excinfo.errisinstance(TimeIsUp):
+            numbered = with_line_numbers(call.excinfo.value)
+            call.excinfo = pytest.ExceptionInfo.from_exception(numbered)
         report = yield
         _, case = self._find(item.nodeid)
         case.seconds += report.duration
@@ -364,6 +367,26 @@ def words_of(item: pytest.Item) -> str:
 def _reason(report: pytest.TestReport) -> str:
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: ")
+
+
+def with_line_numbers(error: BaseException) -> BaseException:
+    """The error; frames of its traceback without a line get the first one of their function.
+
+    The time limit may interrupt an instruction that belongs to no line, and pytest expects one.
+    """
+    entries = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    numbered: TracebackType | None = None
+    for entry in reversed(entries):
+        line: int | None = entry.tb_lineno  # the type says that there always is one
+        first = entry.tb_frame.f_code.co_firstlineno
+        numbered = TracebackType(
+            numbered, entry.tb_frame, entry.tb_lasti, first if line is None else line
+        )
+    return error.with_traceback(numbered)
 
 
 @contextlib.contextmanager

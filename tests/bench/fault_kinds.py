@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import signal
 from dataclasses import dataclass, replace
+from enum import Enum
 
 STEPS = 8
 """Of a run."""
@@ -84,6 +85,26 @@ CAN_RESTART = {("rank", "killed"), ("agent", "killed"), ("supervisor", "its mast
 """Faults after which a run may be configured to restart its workers."""
 
 
+class Pace(Enum):
+    """How long a run takes, so that it still goes on when its fault is noticed."""
+
+    FAST = 0.05, 0.02
+    MODERATE = 0.4, 0.02
+    """A few seconds."""
+    SLOW = 2.5, 0.6
+    """Half a minute."""
+
+    @property
+    def call_seconds(self) -> float:
+        """Of a call of the toy recipe."""
+        return self.value[0]
+
+    @property
+    def token_seconds(self) -> float:
+        """Of a token of a server."""
+        return self.value[1]
+
+
 @dataclass(frozen=True)
 class Fault:
     """The fault that a seed selects."""
@@ -114,6 +135,13 @@ class Fault:
         step, delay = draws.randint(0, last), round(draws.uniform(0, 0.4), 3)
         restarts = draws.randrange(2) if (kind, variant) in CAN_RESTART else 0
         return cls(seed, kind, variant, mode, victim, step, delay, restarts, draws.choice(PLACES))
+
+    @property
+    def pace(self) -> Pace:
+        """Of its run."""
+        if (self.kind, self.variant) in SILENT:
+            return Pace.SLOW
+        return Pace.MODERATE if self.kind in REPLACED else Pace.FAST
 
     def __str__(self) -> str:
         victim = f" {self.victim}" if self.kind in ("rank", "agent", "server") else ""

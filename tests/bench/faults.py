@@ -39,7 +39,7 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "e2e")]
 
 from fake_server_path import fake_python_path  # noqa: E402
-from fault_kinds import KINDS, MODES, SILENT, STEPS, Fault  # noqa: E402
+from fault_kinds import KINDS, MODES, STEPS, Fault, Pace  # noqa: E402
 from fill_disk import fill  # noqa: E402
 from run_results import check_accounting, check_staleness, is_free, result  # noqa: E402
 from toy_project import RECIPE, TINY_PPO, make_project  # noqa: E402
@@ -78,10 +78,10 @@ class Wrong(Exception):
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def settings(mode: str, home: Path, is_slow: bool = False) -> tuple[str, ...]:
-    """The arguments of a run; a slow one takes half a minute."""
+def settings(mode: str, home: Path, pace: Pace = Pace.FAST) -> tuple[str, ...]:
+    """The arguments of a run."""
     if mode != "servers":
-        seconds = f"toy.seconds={2.5 if is_slow else 0.05}"
+        seconds = f"toy.seconds={pace.call_seconds}"
         return (*TOY, *NODES, *QUICK, seconds, f"train.max_staleness={mode.split()[1]}")
     backend = {
         "type": "sglang",
@@ -89,7 +89,7 @@ def settings(mode: str, home: Path, is_slow: bool = False) -> tuple[str, ...]:
             "python": sys.executable,
             "update": "disk",
             "servers": 2,
-            "options": {"token_s": 0.6 if is_slow else 0.02},
+            "options": {"token_s": pace.token_seconds},
             "environment": {"PYTHONPATH": f"{home / 'path'}:{TESTS.parent}"},
         },
     }
@@ -324,8 +324,8 @@ class Bench:
 
     def outcome(self, fault: Fault) -> str:
         """A summary of how the run of a fault has ended. Raises Wrong."""
-        is_slow = (fault.kind, fault.variant) in SILENT
-        arguments, expected = settings(fault.mode, self.home, is_slow), self.undisturbed(fault.mode)
+        arguments = settings(fault.mode, self.home, fault.pace)
+        expected = self.undisturbed(fault.mode)
         with self._folder(fault) as folder_of_runs:
             run, code, happened = run_disturbed(fault, arguments, folder_of_runs / "run")
             if not happened:

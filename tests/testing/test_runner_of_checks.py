@@ -11,11 +11,14 @@ import textwrap
 import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import TracebackType
 
 import pytest
 
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.testing import subjects as of_subjects
+from rlcli.testing.contract import TimeIsUp
+from rlcli.testing.plugin import with_line_numbers
 from rlcli.testing.results import exit_code
 from rlcli.testing.runner import Options, run_checks
 from rlcli.testing.subjects import Subject, SubjectKind, subjects
@@ -394,3 +397,22 @@ def test_every_component_and_recipe_is_a_subject(project):
     )
     with pytest.raises(UsageError, match="names several"):
         subjects("interface", None, ["factor=1"])
+
+
+def test_a_check_interrupted_between_lines_still_has_a_report():
+    """Instructions that Python adds, such as those that clean up, belong to no line."""
+
+    def cleans_up():
+        try:
+            len("")
+        finally:
+            ""
+        return sys._getframe()
+
+    frame = cleans_up()
+    nowhere = next(start for start, _, line in frame.f_code.co_lines() if line is None)
+    traceback = TracebackType(None, frame, nowhere, -1)
+    assert traceback.tb_lineno is None
+    error = with_line_numbers(TimeIsUp("not done after 1 s").with_traceback(traceback))
+    assert pytest.ExceptionInfo.from_exception(error).getrepr()
+    assert error.__traceback__.tb_lineno == frame.f_code.co_firstlineno

@@ -85,7 +85,7 @@ class WeightFolder:
 
     def blocks(self) -> dict[WeightBlock, Callable[[], torch.Tensor]]:
         blocks = {name: WeightBlock.whole(name, shape) for name, shape in self._parameters.items()}
-        return {block: partial(self._read, name) for name, block in blocks.items()}
+        return {block: partial(self._read_stored, name) for name, block in blocks.items()}
 
     def follow(self, source: GivesParameters, eta: float) -> None:
         """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not
@@ -112,10 +112,13 @@ class WeightFolder:
         self._replace((name, weights[name]) for name in self._parameters)
 
     def _read(self, name: str) -> torch.Tensor:
-        """A parameter or buffer; floating-point numbers as float32, which every follower and
-        checkpoint holds."""
-        tensor = self._source.read(name)
+        """A parameter or buffer; floating-point numbers as float32, as checkpoints hold them."""
+        tensor = self._read_stored(name)
         return tensor.float() if tensor.is_floating_point() else tensor
+
+    def _read_stored(self, name: str) -> torch.Tensor:
+        """The same in the dtype of the servers."""
+        return self._source.read(name)
 
     def _replace(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         old = self.folder

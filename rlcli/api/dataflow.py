@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 
@@ -19,6 +20,10 @@ class ModelInterfaceType(StrEnum):
     EVALUATE = "evaluate"
 
 
+Transfer = Literal["full", "delta"]
+"""All elements of the weights, or what changed in them since the last copy."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParamReallocHook:
     """Once the call is done, give `target` the parameters of the call's role.
@@ -29,6 +34,8 @@ class ParamReallocHook:
 
     target: str
     eta: float = 1.0
+    transfer: Transfer = "full"
+    """How the weights travel between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,10 @@ STEP_METRICS: Metrics = {
         "seconds",
         "time until the last rank that follows the call's role had the new weights",
     ),
+    "bytes/<call>.copy_to": (
+        "bytes",
+        "sent between ranks to give the weights of the call's role to the role that follows it",
+    ),
     "time/moves": ("seconds", "time of transfers of tensors between ranks"),
     "time/idle/<roles>": (
         "seconds",

@@ -47,7 +47,7 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
 
 def _hooks(hooks: Hooks) -> tuple[Hook, ...]:
     copy = (
-        (ParamReallocHook(target=hooks.copy_to, eta=hooks.eta),)
+        (ParamReallocHook(target=hooks.copy_to, eta=hooks.eta, transfer=hooks.transfer),)
         if hooks.copy_to is not None
         else ()
     )

@@ -116,7 +116,7 @@ def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
     entries: dict[str, Entry] = {
         "init": Entry(mark, node_of(role, mark)),
         **settings,
-        **rollout.node.entries,
+        **{key: entry for key, entry in rollout.node.entries.items() if key != "transfer"},
     }
     rest = {key: entry for key, entry in section.entries.items() if key != "rollout"}
     key = key_mark(tree, ("models", role)) or mark
@@ -131,6 +131,8 @@ def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
         tree = with_entry(tree, (*path, "model"), follower)
     for path in _calls(recipe, role, "train_step"):
         tree = with_entry(tree, (*path, "hooks", "copy_to"), follower)
+        if transfer := rollout.node.entries.get("transfer"):
+            tree = with_entry(tree, (*path, "hooks", "transfer"), transfer)
     return tree
 
 

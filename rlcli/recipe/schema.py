@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints, create_model, model_validator
 
 from rlcli.api.config import DatasetAbstraction, GenerationHyperparameters
+from rlcli.api.dataflow import Transfer
 from rlcli.recipe.launch_section import LaunchSection
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
@@ -64,6 +65,9 @@ class Rollout(Section):
     devices: str | None = None
     """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their
     own get the rest."""
+    transfer: Transfer = "full"
+    """What travels to it between ranks after a training step: `full`, all weights; `delta`, what
+    changed since the last step, compressed. Both give it the same weights."""
 
 
 WEIGHTS = ("path", "init", "scratch")
@@ -120,6 +124,9 @@ class Hooks(Section):
     eta: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With `copy_to`: target = eta * source + (1 - eta) * target;
     below 1 an exponential moving average."""
+    transfer: Transfer = "full"
+    """With `copy_to`, what travels between ranks: `full`, all elements; `delta`, what changed since
+    the last copy, in the dtype of the target, compressed. Both give the target the same weights."""
     offload: bool = False
     """Keep the weights of the call's role in host memory until its next call, and its optimizer's
     state until its next training step, so that roles can take turns on a device."""

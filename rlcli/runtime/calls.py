@@ -186,10 +186,12 @@ class Calls:
         """Have the ranks of both roles copy the weights."""
         return self._ranks.ask_all("copy_weights", {"after": copy.after}, ranks=copy.ranks)
 
-    def copied(self, copy: WeightCopy, answers: Answers) -> float:
-        """Seconds until the last of the followers had the weights."""
+    def copied(self, copy: WeightCopy, answers: Answers) -> tuple[float, int]:
+        """Seconds until the last of the followers had the weights, and the bytes that all ranks
+        sent."""
         self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
-        return max(float(answers[rank]["seconds"]) for rank in copy.followers)
+        seconds = max(float(answers[rank]["seconds"]) for rank in copy.followers)
+        return seconds, sum(int(answer["bytes"]) for answer in answers.values())
 
     # -- samples -----------------------------------------------------------------------------------
 

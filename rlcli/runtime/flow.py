@@ -207,7 +207,8 @@ class Flow:
         if (copy := self._calls.copy_after(mfc)) is not None:
             async with self._copy_turn(copy, turns.copy):  # of source and follower
                 copying = self._calls.copy(copy)
-            answered = replace(answered, copy_seconds=self._calls.copied(copy, await copying))
+            seconds, sent = self._calls.copied(copy, await copying)
+            answered = replace(answered, copy_seconds=seconds, copy_bytes=sent)
         return answered
 
     def _turns(self, mfc: MFCDef) -> CallTurns:

@@ -64,6 +64,8 @@ class Answered:
     copy_seconds: float = 0.0
     """Seconds until the last rank of the role that follows its role had the new weights;
     0 if none follows."""
+    copy_bytes: int = 0
+    """Bytes that ranks sent each other for that."""
 
     @classmethod
     def of(
@@ -95,6 +97,7 @@ class Answered:
             scores=_sums((self.scores, later.scores)),
             counts=_sums((self.counts, later.counts)),
             copy_seconds=self.copy_seconds + later.copy_seconds,
+            copy_bytes=self.copy_bytes + later.copy_bytes,
         )
 
     def averages(self) -> dict[str, Moments]:
@@ -103,8 +106,12 @@ class Answered:
         return counts | {name: moments for name, moments in self.scores.items() if moments.size}
 
     def reports(self) -> dict[str, float]:
-        """Everything to record about the call."""
+        """Everything to record about the call, except its times."""
         return {name: moments.mean for name, moments in self.averages().items()} | dict(self.stats)
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes between ranks, by name."""
+        return {f"{self.mfc.name}.copy_to": self.copy_bytes} if self.copy_bytes else {}
 
     def times(self) -> dict[str, float]:
         """Seconds of the slowest rank, by name; also of copying its weights."""

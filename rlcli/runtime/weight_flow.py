@@ -12,36 +12,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import cached_property, partial
-from itertools import chain
+from dataclasses import astuple, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from rlcli.api.config import ModelVersion
-from rlcli.api.dataflow import MFCDef, ParamReallocHook
+from rlcli.api.dataflow import MFCDef, ParamReallocHook, Transfer
 from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
 from rlcli.runtime.roles import wait_for_device
+from rlcli.runtime.weight_wire import DeltaWire, Moved, Neighbours, ReadsHeld, WholeWire, Wire
 from rlcli.topology import RolePlacement, Topology
+from rlcli.topology.weight_plan import Bucket, Slice, plan_slices
 
 BUCKET = 2**26
 """Elements of the parameters that move together: 256 MB of float32."""
-DIGEST_ROW = 2**13
-"""Elements that a digest sums at a time."""
-TAIL = 5
-"""Integers after the elements of a message: two of a digest,
-and the three of the source's version."""
-
-Blocks = Mapping[int, Sequence[WeightBlock]]
-"""Rank → the blocks that it holds, in the order in which it reads them."""
-RanksOfBlocks = dict[WeightBlock, list[int]]
-"""Block of a parameter → the ranks that have it."""
+WIRES: Mapping[Transfer, Callable[[torch.device], Wire]] = {"full": WholeWire, "delta": DeltaWire}
+Readers = Mapping[WeightBlock, Callable[[], torch.Tensor]]
+"""Blocks of an engine on this rank, each with what reads it, in the order of reading."""
 
 
 def copy_hook(mfc: MFCDef) -> ParamReallocHook | None:
@@ -49,142 +43,30 @@ def copy_hook(mfc: MFCDef) -> ParamReallocHook | None:
     return next((hook for hook in mfc.post_hooks if isinstance(hook, ParamReallocHook)), None)
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Elements that move from one rank to another, or stay on it."""
-
-    source: int
-    target: int
-    block: WeightBlock
-    """The elements to move."""
-    source_block: WeightBlock
-    """The block of the source that contains them."""
-    target_block: WeightBlock
-    """The block of the target that contains them."""
-
-
-Moved = tuple[Slice, torch.Tensor]
-"""A slice and its elements."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Parameters that move together."""
-
-    names: frozenset[str]
-    slices: tuple[Slice, ...]
-    """Slices that a rank sends, receives or keeps."""
-
-    def blocks_of_target(self, rank: int) -> list[WeightBlock]:
-        """The blocks that the target has on a rank, in the order in which they are taken."""
-        return list(
-            dict.fromkeys(moving.target_block for moving in self.slices if moving.target == rank)
-        )
-
-    @cached_property
-    def pairs(self) -> defaultdict[tuple[int, int], list[Slice]]:
-        """(source, target) → what moves between them, in an order known to both; includes what
-        stays on a rank."""
-        by_pair: defaultdict[tuple[int, int], list[Slice]] = defaultdict(list)
-        for moving in self.slices:
-            by_pair[moving.source, moving.target].append(moving)
-        return by_pair
-
-
-def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[Bucket]:
-    """The buckets of a rank, each of at most `size` elements, or of one parameter that has more. A
-    slice comes from the target's rank if that holds it too, else from the holder that has the least
-    to send. Pure: every rank of both layouts makes the plan for itself,
-    and it is the same on all of them.
-
-    Raises WorkerError if the sources do not have every element of a parameter that is followed.
-    """
-    shapes = {block.name: block.shape for blocks in sources.values() for block in blocks}
-    holders, followers = _by_name(sources), _by_name(targets)
-    if unknown := [name for name in followers if name not in holders]:
-        raise WorkerError(
-            f"the parameter {unknown[0]} is to be followed, but the source has none of that name",
-            code="F18",
-        )
-    load: Counter[int] = Counter()
-    buckets = []
-    for names in _in_buckets(shapes, size):
-        slices = (_slices(holders[name], followers.get(name, {}), load, rank) for name in names)
-        buckets.append(Bucket(frozenset(names), tuple(chain.from_iterable(slices))))
-    return buckets
-
-
-def _by_name(blocks: Blocks) -> dict[str, RanksOfBlocks]:
-    """Parameter → its blocks, each with the ranks that have it."""
-    ranks_of: dict[str, RanksOfBlocks] = {}
-    for rank in sorted(blocks):
-        for block in blocks[rank]:
-            ranks_of.setdefault(block.name, {}).setdefault(block, []).append(rank)
-    return ranks_of
-
-
-def _slices(
-    holders: RanksOfBlocks, followers: RanksOfBlocks, load: Counter[int], rank: int
-) -> Iterator[Slice]:
-    """The slices of a parameter that a rank sends or receives; `load`:
-    numbers that each rank has to send."""
-    for target_block, targets in followers.items():
-        overlaps = [
-            (block, common)
-            for block in holders
-            if (common := target_block.common(block)) is not None
-        ]
-        is_whole = sum(common.numbers for _, common in overlaps) == target_block.numbers
-        if not is_whole or any(block.shape != target_block.shape for block in holders):
-            name, shape = target_block.name, list(target_block.shape)
-            raise WorkerError(
-                f"the source does not hold every number of {name}, of shape {shape}, once",
-                code="F18",
-            )
-        for source_block, common in overlaps:
-            ranks = holders[source_block]
-            for target in targets:
-                source = target
-                if target not in ranks:
-                    source = min(ranks, key=load.__getitem__)
-                    load[source] += common.numbers
-                if rank in (source, target):
-                    yield Slice(source, target, common, source_block, target_block)
-
-
-def _in_buckets(shapes: Mapping[str, Sequence[int]], size: int) -> Iterator[list[str]]:
-    names: list[str] = []
-    numbers = 0
-    for name, shape in shapes.items():
-        count = WeightBlock.whole(name, shape).numbers
-        if names and numbers + count > size:
-            yield names
-            names, numbers = [], 0
-        names.append(name)
-        numbers += count
-    if names:
-        yield names
-
-
 class WeightChannel:
     """A channel from one role to another. Every rank of the run makes every channel,
     in the same order."""
 
-    def __init__(self, source: RolePlacement, target: RolePlacement):
+    def __init__(self, source: RolePlacement, target: RolePlacement, wire: Wire):
         self.members = sorted({*source.ranks, *target.ranks})
         self.group = dist.new_group(self.members) if len(self.members) > 1 else None
         self.plan: list[Bucket] | None = None
         """Made with the first transfer."""
+        self.wire = wire
 
 
 def make_channels(
-    calls: Iterable[MFCDef], topology: Topology
+    calls: Iterable[MFCDef], topology: Topology, device: torch.device
 ) -> dict[tuple[str, str], WeightChannel]:
     """(source, target) → the channel of each copy."""
-    ends = dict.fromkeys(
-        (mfc.model_name, hook.target) for mfc in calls if (hook := copy_hook(mfc)) is not None
-    )
-    return {pair: WeightChannel(*(topology.placement(role) for role in pair)) for pair in ends}
+    hooks = [(mfc.model_name, hook) for mfc in calls if (hook := copy_hook(mfc)) is not None]
+    transfers = {(source, hook.target): hook.transfer for source, hook in hooks}
+    return {
+        (source, target): WeightChannel(
+            topology.placement(source), topology.placement(target), WIRES[transfer](device)
+        )
+        for (source, target), transfer in transfers.items()
+    }
 
 
 class WeightTransfer(GivesParameters):
@@ -207,8 +89,11 @@ class WeightTransfer(GivesParameters):
         self._source = source
         self._target = target
         self._bucket = bucket
-        self.version: ModelVersion | None = source.version if source is not None else None
+
+    @property
+    def version(self) -> ModelVersion | None:
         """The source's version, once the first bucket has arrived."""
+        return self._channel.wire.version if self._source is None else self._source.version
 
     def wait_for_all(self) -> None:
         """Wait until all ranks of both roles have come to the transfer."""
@@ -224,11 +109,8 @@ class WeightTransfer(GivesParameters):
         if self._channel.plan is None:
             self._channel.plan = self._make_plan(list(readers))
         for bucket in self._channel.plan:
-            tensors = {
-                block: read() for block, read in readers.items() if block.name in bucket.names
-            }
             arrived: defaultdict[WeightBlock, list[Moved]] = defaultdict(list)
-            for moved, numbers in self._exchange(bucket, tensors):
+            for moved, numbers in self._exchange(bucket, _read_bucket(readers, bucket)):
                 arrived[moved.target_block].append((moved, numbers))
             for block in bucket.blocks_of_target(self._rank):
                 tensor = torch.empty(block.sizes, device=self._device)
@@ -280,29 +162,34 @@ class WeightTransfer(GivesParameters):
         before it, so it holds one message at a time, however many ranks want the same slices.
         """
         arrived = self._read(bucket.pairs[self._rank, self._rank], tensors)
-        members = self._channel.members
+        members, wire = self._channel.members, self._channel.wire
+        held = self._held(bucket)
+        version = self._source.version if self._source is not None else None
         position = members.index(self._rank)
         for shift in range(1, len(members)):
             target, source = members[(position + shift) % len(members)], members[position - shift]
             leaving = self._read(bucket.pairs[self._rank, target], tensors)
-            arrived += self._swap(leaving, target, bucket.pairs[source, self._rank], source)
+            coming = bucket.pairs[source, self._rank]
+            neighbours = Neighbours(self._channel.group, target, source)
+            arrived += wire.swap(leaving, version, coming, neighbours, held)
+        wire.end_bucket()
         return arrived
 
-    def _swap(
-        self, leaving: Sequence[Moved], target: int, coming: Sequence[Slice], source: int
-    ) -> list[Moved]:
-        """Send slices to one rank and receive others from another, if there are any."""
-        group = self._channel.group
-        numbers = sum(moving.block.numbers for moving in coming)
-        received = torch.empty(numbers + 2 * TAIL, device=self._device)
-        operations = []
-        if leaving:
-            operations.append(dist.P2POp(dist.isend, self._message(leaving), target, group))
-        if coming:
-            operations.append(dist.P2POp(dist.irecv, received, source, group))
-        for work in dist.batch_isend_irecv(operations) if operations else ():
-            work.wait()
-        return self._opened(coming, received) if coming else []
+    def _held(self, bucket: Bucket) -> ReadsHeld:
+        """What the target holds of slices that arrive. An engine that gathers whole parameters has
+        all its ranks read them together, and is not asked."""
+        blocks = self._target.weight_blocks() if self._target is not None else None
+
+        def read(coming: Sequence[Slice]) -> list[Moved] | None:
+            if blocks is None:
+                return None
+            tensors = _read_bucket(blocks, bucket)
+            return [
+                (moving, tensors[moving.target_block][moving.block.within(moving.target_block)])
+                for moving in coming
+            ]
+
+        return read
 
     def _read(
         self, slices: Sequence[Slice], tensors: Mapping[WeightBlock, torch.Tensor]
@@ -311,29 +198,6 @@ class WeightTransfer(GivesParameters):
         return [
             (moving, tensors[moving.source_block][region].to(self._device, torch.float32))
             for moving, region in regions
-        ]
-
-    def _message(self, slices: Sequence[Moved]) -> torch.Tensor:
-        """[n + 10] float32: the elements of all slices, end to end, then the bits of the tail."""
-        assert self._source is not None
-        numbers = torch.cat([tensor.reshape(-1) for _, tensor in slices])
-        tail = torch.tensor(
-            [*_digest(numbers), *astuple(self._source.version)], device=self._device
-        )
-        return torch.cat([numbers, tail.view(torch.float32)])
-
-    def _opened(self, slices: Sequence[Slice], message: torch.Tensor) -> list[Moved]:
-        numbers, tail = message[: -2 * TAIL], message[-2 * TAIL :]
-        *digest, epoch, epoch_step, step = tail.clone().view(torch.int64).tolist()
-        if _digest(numbers) != digest:
-            raise WorkerError(
-                "weights did not arrive as they were sent", where=f"rank {self._rank}", code="F18"
-            )
-        self.version = ModelVersion(epoch, epoch_step, step)
-        parts = numbers.split([moving.block.numbers for moving in slices])
-        return [
-            (moving, part.view(moving.block.sizes))
-            for moving, part in zip(slices, parts, strict=True)
         ]
 
 
@@ -346,7 +210,7 @@ class WeightCopies:
         self.torn: set[str] = set()
         """Roles whose last copy did not complete: they hold weights of two versions until they are
         restored, and are not used."""
-        self._channels = make_channels(calls, topology)
+        self._channels = make_channels(calls, topology, device)
         self._rank = rank
         self._device = device
 
@@ -357,9 +221,9 @@ class WeightCopies:
             hint = "resume the run from its last checkpoint"
             raise WorkerError(message, where=f"rank {self._rank}", hint=hint, code="F18")
 
-    def take_part(self, mfc: MFCDef, models: Mapping[str, Model]) -> float:
+    def take_part(self, mfc: MFCDef, models: Mapping[str, Model]) -> tuple[float, int]:
         """Take part in the copy after a call; `models`: those that this rank has. Returns its
-        seconds since all ranks of source and follower were there."""
+        seconds since all ranks of source and follower were there, and the bytes that it sent."""
         hook = copy_hook(mfc)
         assert hook is not None
         source, follower = models.get(mfc.model_name), models.get(hook.target)
@@ -368,7 +232,7 @@ class WeightCopies:
         transfer = WeightTransfer(channel, self._rank, self._device, source, target)
         wait_for_device(self._device)
         transfer.wait_for_all()
-        began = time.perf_counter()
+        began, sent_before = time.perf_counter(), channel.wire.bytes_sent
         if follower is None:
             transfer.finish()
         else:
@@ -378,10 +242,14 @@ class WeightCopies:
             follower.version = replace(transfer.version)
             self.torn.discard(hook.target)
         wait_for_device(self._device)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, channel.wire.bytes_sent - sent_before
 
 
-def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
+def _read_bucket(readers: Readers, bucket: Bucket) -> dict[WeightBlock, torch.Tensor]:
+    return {block: read() for block, read in readers.items() if block.name in bucket.names}
+
+
+def _readers(engine: HoldsWeights) -> Readers:
     """The blocks of an engine on this rank, to be read in this order. An engine that cannot say
     what its ranks hold gathers whole parameters, one after the other."""
     blocks = engine.weight_blocks()
@@ -396,21 +264,3 @@ def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Te
 
     shapes = [(name, tensor.shape) for name, tensor in engine.whole_parameters()]
     return {WeightBlock.whole(name, shape): partial(read_next, name) for name, shape in shapes}
-
-
-def _digest(flat: torch.Tensor) -> list[int]:
-    """Sum of the bits of [n] float32, and sum of their products with their positions, modulo 2^64:
-    a changed element changes the first, two swapped elements the second.
-    The elements are not copied."""
-    bits = flat.view(torch.int32)
-    rows = len(bits) // DIGEST_ROW
-    table, rest = bits[: rows * DIGEST_ROW].view(rows, DIGEST_ROW), bits[rows * DIGEST_ROW :]
-    of_rows, of_columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
-    placed = _placed(of_rows) * DIGEST_ROW + _placed(of_columns)
-    placed += _placed(rest.long()) + rest.sum() * rows * DIGEST_ROW
-    return [int(of_rows.sum() + rest.sum()), int(placed)]
-
-
-def _placed(sums: torch.Tensor) -> torch.Tensor:
-    """The sum of [n] integers, each times its index."""
-    return (sums * torch.arange(len(sums), device=sums.device)).sum()

@@ -306,12 +306,12 @@ class ModelWorker:
 
     def copy_weights(self, after: str) -> Fields:
         """Take part in the copy after a call: on all ranks of the call's role and of the role that
-        follows it. Returns this rank's seconds since all were there."""
+        follows it. Returns this rank's seconds since all were there, and the bytes that it sent."""
         mfc = self.calls[after]
-        seconds = self._copies.take_part(mfc, self.models)
+        seconds, sent = self._copies.take_part(mfc, self.models)
         if mfc.model_name in self.models:
             self._offload_after(mfc)
-        return {"seconds": seconds}
+        return {"seconds": seconds, "bytes": sent}
 
     def _offload_after(self, mfc: MFCDef) -> None:
         if any(isinstance(hook, OffloadHook) for hook in mfc.post_hooks):

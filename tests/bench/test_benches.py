@@ -197,3 +197,13 @@ def test_next_to_trl_finds_that_less_is_learned(next_to_trl, monkeypatch, ours, 
         )
     monkeypatch.setattr(bench, "examine", lambda task, model: 0.3)
     assert next_to_trl("--only", "learning", "--seeds", "3", "--steps", "4") == code
+
+
+def test_weight_bytes_fails_above_its_limit(tmp_path, monkeypatch, capsys):
+    """At the first rate nearly nothing changes, at the second nearly everything."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    bench = runpy.run_path(str(BENCHES / "weight_bytes.py"))
+    monkeypatch.setitem(bench["main"].__globals__, "LIMITS", {1e-9: 0.3, 1.0: 0.3})
+    assert bench["main"]([str(tmp_path), "--rates", "1e-9", "--steps", "1"]) == 0
+    assert bench["main"]([str(tmp_path), "--rates", "1.0", "--steps", "1"]) == 1
+    assert capsys.readouterr().out.count("| yes |") == 2

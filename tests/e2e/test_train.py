@@ -178,7 +178,13 @@ def test_a_rollout_role_does_not_change_responses_and_metrics(train, tiny_ppo):
         "models.ref.devices=0",
     )
     apart += ("models.actor.rollout.devices=1",)
-    layouts = {"alone": (), "rollout": rollout, "rollout_apart": (*rollout, *apart)}
+    delta = ("models.actor.rollout.transfer=delta",)
+    layouts = {
+        "alone": (),
+        "rollout": rollout,
+        "rollout_apart": (*rollout, *apart),
+        "deltas": (*rollout, *apart, *delta),
+    }
     runs = {
         name: train("ppo_math", *tiny_ppo, *learns, *changes, name=name)
         for name, changes in layouts.items()

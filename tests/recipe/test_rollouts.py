@@ -16,7 +16,8 @@ from rlcli.topology import plan_topology
 
 TWO_DEVICES = ("cluster.devices_per_node=2", "launch=local")
 FOUR_DEVICES = ("cluster.devices_per_node=4", "launch=local")
-APART = "models.actor.rollout.devices=1"
+ROLLOUT = "models.actor.rollout"
+APART = f"{ROLLOUT}.devices=1"
 
 
 def roles(*overrides, profiles=()):
@@ -34,6 +35,23 @@ def test_a_rollout_becomes_a_following_role_that_generates():
     assert recipe.graph["actor_train"].hooks.copy_to == "actor_rollout"
     (trained,) = [mfc for mfc in train_graph(recipe) if mfc.name == "actor_train"]
     assert trained.written_roles == ("actor", "actor_rollout")
+
+
+def test_the_transfer_of_a_rollout_is_that_of_its_copies():
+    recipe = load_recipe("ppo_math", [*TWO_DEVICES, APART, f"{ROLLOUT}.transfer=delta"]).recipe
+    assert recipe.graph["actor_train"].hooks.transfer == "delta"
+
+
+def test_a_delta_for_a_moving_average_is_refused():
+    overrides = [
+        "graph.actor_train.hooks.copy_to=ref",
+        "graph.actor_train.hooks.eta=0.5",
+        "graph.actor_train.hooks.transfer=delta",
+    ]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", overrides)
+    assert "ref mixes weights with eta 0.5, so a delta would not fit" in str(caught.value)
+    assert "graph.actor_train.hooks.transfer=full" in str(caught.value)
 
 
 def test_other_roles_get_the_devices_that_rollouts_leave():

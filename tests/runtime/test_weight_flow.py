@@ -13,10 +13,11 @@ from rlcli.api.config import ModelVersion
 from rlcli.errors import WorkerError
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime import weight_flow
+from rlcli.runtime import weight_flow, weight_wire
 from rlcli.runtime.messages import Request
 from rlcli.runtime.roles import MESH_ORDER
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
+from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train
@@ -39,7 +40,7 @@ def placement(role):
     return RolePlacement(role, ranks, Mesh(**mesh))
 
 
-def engine(role, rank):
+def engine(role, rank, dtype="float32"):
     """Of random weights that differ from role to role. All ranks make all meshes."""
     backend, settings, ranks, degrees = LAYOUTS[role]
     shape = [degrees.get(name, 1) for name in MESH_ORDER]
@@ -57,7 +58,7 @@ def engine(role, rank):
         device = "cuda:0" if backend == "megatron" else "cpu"
 
     wanted = {} if backend == "inference" else SETTINGS
-    return Checks().engine("llama", mesh=mesh, seed=len(role), dtype="float32", **wanted)
+    return Checks().engine("llama", mesh=mesh, seed=len(role), dtype=dtype, **wanted)
 
 
 def fingerprint(engine):
@@ -66,9 +67,13 @@ def fingerprint(engine):
     return {name: tensor.view(torch.int32).sum(dtype=torch.int64).item() for name, tensor in whole}
 
 
+def channel_between(source, target, wire=WholeWire):
+    return WeightChannel(placement(source), placement(target), wire(CPU))
+
+
 def copy(source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
     return transfer_over(
-        WeightChannel(placement(source), placement(target)),
+        channel_between(source, target),
         source,
         target,
         engines,
@@ -183,7 +188,7 @@ def test_every_rank_of_the_source_sends_its_own_part_and_nothing_is_gathered():
             return exchange(operations)
 
         dist.batch_isend_irecv = counted
-        channel = WeightChannel(placement("actor"), placement("rollout"))
+        channel = channel_between("actor", "rollout")
         for one in filter(None, engines.values()):
             one.whole_parameters = lambda: gathered.append(1)
         plans = []
@@ -200,7 +205,7 @@ def test_every_rank_of_the_source_sends_its_own_part_and_nothing_is_gathered():
         }
 
     told = run_on_ranks(4, work)
-    tail = 2 * weight_flow.TAIL
+    tail = 2 * weight_wire.TAIL
     assert [one["sent"] for one in told] == [
         2 * (told[0]["held"] + tail),
         2 * (told[1]["held"] + tail),
@@ -228,6 +233,108 @@ def test_a_bucket_that_was_damaged_on_the_way_is_noticed():
         dist.batch_isend_irecv = damaged
         copy("actor", "rollout", engines, rank)
         return {}
+
+    with pytest.raises(RankError, match=r"rank 3: .*weights did not arrive as they were sent"):
+        run_on_ranks(4, work)
+
+
+def two_copies_of_a_delta(rank, role="sharded", between=lambda engines: None):
+    """Copy the actor twice to a role that holds bfloat16, with a small training step in between;
+    what each copy sent, and the weights after it."""
+    engines = {"actor": engine("actor", rank), role: engine(role, rank, "bfloat16")}
+    channel = channel_between("actor", role, DeltaWire)
+    sent, weights = [], []
+    for step in range(2):
+        before = channel.wire.bytes_sent
+        transfer_over(channel, "actor", role, engines, rank)
+        sent.append(channel.wire.bytes_sent - before)
+        weights.append({name: whole_weights(module) for name, module in engines.items()})
+        if step == 0 and engines["actor"] is not None:
+            move_a_little(engines["actor"])
+        if step == 0:
+            between(engines)
+    return {"sent": sent, "weights": weights}
+
+
+def whole_weights(module):
+    """Name → bits of the weights in bfloat16; None without an engine."""
+    if module is None:
+        return None
+    return {
+        name: tensor.cpu().bfloat16().view(torch.int16).flatten().tolist()
+        for name, tensor in module.whole_parameters()
+    }
+
+
+def move_a_little(module):
+    """Change one weight in a hundred by about a hundredth, as a step does to bfloat16 weights."""
+    for tensor in (read() for read in module.weight_blocks().values()):
+        with torch.no_grad():
+            tensor.flatten()[::100].mul_(1.01)
+
+
+def assert_followed(reports, role):
+    for step in range(2):
+        actor = reports[0]["weights"][step]["actor"]
+        for report in reports:
+            followed = report["weights"][step][role]
+            assert followed is None or followed == actor
+    first, second = (reports[0]["weights"][step]["actor"] for step in range(2))
+    assert first != second
+
+
+@pytest.mark.parametrize("role", ["sharded", "rollout"])
+def test_a_delta_gives_the_same_weights_in_few_bytes(role):
+    reports = run_on_ranks(4, lambda rank: two_copies_of_a_delta(rank, role))
+    assert_followed(reports, role)
+    anchors, deltas = (sum(report["sent"][copy] for report in reports) for copy in range(2))
+    assert 0 < deltas < 0.15 * anchors
+
+
+def test_a_target_that_holds_something_else_gets_an_anchor():
+    """As after a restart from a checkpoint."""
+
+    def forget(engines):
+        if engines["rollout"] is not None:
+            move_a_little(engines["rollout"])
+
+    reports = run_on_ranks(4, lambda rank: two_copies_of_a_delta(rank, "rollout", forget))
+    assert_followed(reports, "rollout")
+    anchors, again = (sum(report["sent"][copy] for report in reports) for copy in range(2))
+    assert again > 0.8 * anchors
+
+
+def damage_messages(monkeypatch, times):
+    """Flip a bit in the middle of the first `times` deltas that this process receives."""
+    exchange = dist.batch_isend_irecv
+    count = 0
+
+    def damaged(operations):
+        nonlocal count
+        for work in exchange(operations):
+            work.wait()
+        for operation in operations:
+            tensor = operation.tensor
+            if operation.op is dist.irecv and tensor.dtype == torch.uint8 and count < times:
+                count += 1
+                tensor[len(tensor) // 2] ^= 1
+        return []
+
+    monkeypatch.setattr(dist, "batch_isend_irecv", damaged)
+
+
+def test_a_damaged_delta_is_replaced_by_an_anchor(monkeypatch):
+    def work(rank):
+        damage_messages(monkeypatch, times=1)
+        return two_copies_of_a_delta(rank, "rollout")
+
+    assert_followed(run_on_ranks(4, work), "rollout")
+
+
+def test_a_wire_that_always_damages_ends_the_copy(monkeypatch):
+    def work(rank):
+        damage_messages(monkeypatch, times=10**9)
+        return two_copies_of_a_delta(rank, "rollout")
 
     with pytest.raises(RankError, match=r"rank 3: .*weights did not arrive as they were sent"):
         run_on_ranks(4, work)
@@ -284,14 +391,14 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "count", [0, 5, weight_flow.DIGEST_ROW - 1, weight_flow.DIGEST_ROW, 20_000]
+    "count", [0, 5, weight_wire.DIGEST_ROW - 1, weight_wire.DIGEST_ROW, 20_000]
 )
 def test_a_digest_weighs_each_number_by_its_place(count):
     numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
     bits = numbers.view(torch.int32).tolist()
     wanted = [sum(bits), sum(place * one for place, one in enumerate(bits))]
-    assert [one % 2**64 for one in weight_flow._digest(numbers)] == [one % 2**64 for one in wanted]
+    assert [one % 2**64 for one in weight_wire.digest(numbers)] == [one % 2**64 for one in wanted]
     if count:
         moved = numbers.clone()
         moved[[1, 3]] = numbers[[3, 1]]
-        assert weight_flow._digest(moved) != weight_flow._digest(numbers)
+        assert weight_wire.digest(moved) != weight_wire.digest(numbers)

@@ -390,6 +390,16 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
             notes.note_once(("head", call.model), "R71", message, where, None, heads)
         elif call.hooks.eta < 1:
             _moving_average(notes, target, call, path)
+            _transfer_of_average(notes, target, call, path)
+
+
+def _transfer_of_average(notes: Notes, target: str, call: Call, path: Path) -> None:
+    """A target that mixes weights does not hold what was sent last, so nothing can be left out."""
+    if call.hooks.transfer == "delta":
+        setting: Path = (*path, "hooks", "transfer")
+        message = f"{target} mixes weights with eta {call.hooks.eta:g}, so a delta would not fit"
+        hint = f"use {dotted(setting)}=full"
+        notes.note("R49", message, setting, hint, needs=[setting, (*path, "hooks", "eta")])
 
 
 def _moving_average(notes: Notes, target: str, call: Call, path: Path) -> None:

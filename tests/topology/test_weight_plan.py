@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
-from rlcli.runtime.weight_flow import plan_slices
+from rlcli.topology.weight_plan import plan_slices
 
 SHAPES = {"embedding": (7, 4), "norm": (5,), "projection": (6, 8), "scale": ()}
 

@@ -54,6 +54,13 @@ class WeightBlock:
             region.append(slice(start, stop))
         return WeightBlock.of_region(self.name, self.shape, tuple(region))
 
+    def along(self, axis: int, start: int, end: int) -> WeightBlock:
+        """The part of it between two of its own positions along an axis."""
+        offsets, sizes = list(self.offsets), list(self.sizes)
+        offsets[axis] += start
+        sizes[axis] = end - start
+        return WeightBlock(self.name, self.shape, tuple(offsets), tuple(sizes))
+
     def within(self, outer: WeightBlock) -> Region:
         """Its region in a tensor that holds `outer`."""
         ends = zip(self.offsets, self.sizes, outer.offsets, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -95,13 +94,29 @@ def test_what_a_rank_has_itself_does_not_travel():
     for rank in range(3):
         (bucket,) = plan_slices({0: [whole], 1: [whole]}, {1: [whole], 2: [whole]}, 100, rank)
         ends.append([(one.source, one.target) for one in bucket.slices])
-    assert ends == [[(0, 2)], [(1, 1)], [(0, 2)]]
+    assert ends == [[(0, 2)], [(1, 1), (1, 2)], [(0, 2), (1, 2)]]
 
 
-def test_holders_of_the_same_share_the_sending():
-    blocks = [WeightBlock.whole(f"w{number}", (10,)) for number in range(6)]
-    plan = plan_slices({0: blocks, 1: blocks, 2: blocks}, {3: blocks}, 100, 3)
-    assert Counter(one.source for bucket in plan for one in bucket.slices) == {0: 2, 1: 2, 2: 2}
+@pytest.mark.parametrize(
+    ("holders", "takers"), [(3, 1), (1, 3), (3, 4), (4, 3), (7, 5), (16, 2), (8, 64), (5, 5)]
+)
+def test_holders_of_the_same_block_share_the_sending(holders, takers):
+    """Also of a model that is mostly one large parameter."""
+    blocks = [WeightBlock.whole(name, (4000, rows)) for name, rows in [("head", 9), ("body", 1)]]
+    sources = dict.fromkeys(range(holders), blocks)
+    targets = dict.fromkeys(range(holders, holders + takers), blocks)
+    sent = [numbers_sent(plan_slices(sources, targets, 10**9, rank), rank) for rank in sources]
+    assert sum(sent) == takers * 40_000
+    assert max(sent) <= 1.1 * sum(sent) / holders
+
+
+def numbers_sent(plan, rank):
+    return sum(
+        moving.block.numbers
+        for bucket in plan
+        for moving in bucket.slices
+        if moving.source == rank != moving.target
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ class GeneratedAnswer:
     """Sum over its tokens, in nats."""
 
 
-def load_alone(source: str, device: str = "auto", seed: int = 1, dtype: str = "auto") -> Model:
-    """The model of a folder or Hub id with its engine, in this process; `dtype`: its compute dtype.
+def load_alone(source: str, device: str, seed: int) -> Model:
+    """The model of a folder or Hub id with its engine, in this process.
     Raises ModelError, ResourceError."""
     import torch
 
@@ -43,7 +43,7 @@ def load_alone(source: str, device: str = "auto", seed: int = 1, dtype: str = "a
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(available_cores())
-    return lone_model(source, load_tokenizer(source), pick_device(device, 0), seed, dtype)
+    return lone_model(source, load_tokenizer(source), pick_device(device, 0), seed, "auto")
 
 
 class Answerer:

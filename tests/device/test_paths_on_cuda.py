@@ -115,7 +115,6 @@ NOT_HERE = {
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "interfaces/rewards/_text_reward.py": "is the base of rewards of projects; none is built in",
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",
-    "rlcli/runtime/harness.py": "needs lm-eval, an extra",
     "rlcli/runtime/pool.py": "runs in processes without a device",
     "rlcli/runtime/worker_main.py _start": "begins a process that talks by NCCL",
 }

@@ -4,11 +4,11 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+from fake_server import FakeServer
+from fake_server_model import TransformersModel
 from server_kinds import SGLANG
 
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.fake_server import FakeServer
-from rlcli.testing.fake_server_model import TransformersModel
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fake_server import FakeServer
+from fake_sglang import FakeSGLang
+from fake_vllm import FakeVLLM
+
 from rlcli.backends._server_dialect import Dialect
 from rlcli.backends._sglang_dialect import SGLangDialect
 from rlcli.backends._vllm_dialect import VLLMDialect
-from rlcli.testing.fake_server import FakeServer
-from rlcli.testing.fake_sglang import FakeSGLang
-from rlcli.testing.fake_vllm import FakeVLLM
 
 TOKENS = [3, 4, 5, 1]
 VERSIONS = [

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attached_engines import follow
+from fake_server import HashModel
 from safetensors import safe_open
 from server_kinds import KINDS, SGLANG, VLLM
 from tokenizers import Tokenizer
@@ -26,7 +27,6 @@ from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import HangError, ModelError, UsageError, WorkerError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.fake_server import HashModel
 from rlcli.testing.tiny_models import tiny_model
 
 only_sglang = pytest.mark.parametrize("kind", [SGLANG], ids=str, indirect=True)

@@ -36,12 +36,13 @@ from pathlib import Path
 import psutil
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "e2e")]
+sys.path[:0] = [str(TESTS / name) for name in ("bench", "e2e", "fakes")]
 
 from fake_server_path import fake_python_path  # noqa: E402
 from fault_kinds import KINDS, MODES, STEPS, Fault, Pace  # noqa: E402
 from fill_disk import fill  # noqa: E402
 from run_results import check_accounting, check_staleness, is_free, result  # noqa: E402
+from tcp_proxy import TcpProxy  # noqa: E402
 from toy_project import RECIPE, TINY_PPO, make_project  # noqa: E402
 from warm_command import load_everything  # noqa: E402
 from warm_processes import warm_processes  # noqa: E402
@@ -50,7 +51,6 @@ from rlcli.launch.node import FAILED, LOST  # noqa: E402
 from rlcli.launch.orphans import adopt_orphans  # noqa: E402
 from rlcli.runtime.control import CONTROL_FILE, Control  # noqa: E402
 from rlcli.runtime.worker_main import MEETING  # noqa: E402
-from rlcli.testing.tcp_proxy import TcpProxy  # noqa: E402
 
 GONE_WITHIN = 5.0
 """Seconds for the processes of a run that has ended to be gone."""
@@ -90,7 +90,7 @@ def settings(mode: str, home: Path, pace: Pace = Pace.FAST) -> tuple[str, ...]:
             "update": "disk",
             "servers": 2,
             "options": {"token_s": pace.token_seconds},
-            "environment": {"PYTHONPATH": f"{home / 'path'}:{TESTS.parent}"},
+            "environment": {"PYTHONPATH": f"{home / 'path'}:{TESTS.parent}:{TESTS / 'fakes'}"},
         },
     }
     rollout = f"models.actor.rollout={json.dumps({'devices': '1', 'backend': backend})}"

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from fake_server import HashModel
 from fake_server_path import fake_python_path
+from fake_sglang import FakeSGLang
+from tcp_proxy import TcpProxy
 from warm_command import ENVIRONMENT
 
 from rlcli.datasets.arithmetic import Arithmetic
-from rlcli.testing.fake_server import HashModel
-from rlcli.testing.fake_sglang import FakeSGLang
-from rlcli.testing.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.timeout(420)
 

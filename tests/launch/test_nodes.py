@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from run_files import numbers
+from tcp_proxy import TcpProxy
 
 from rlcli.launch.node import FAILED, LOST
 from rlcli.launch.run import run_recipe
@@ -23,7 +24,6 @@ from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.control import CONTROL_FILE, Control
 from rlcli.runtime.pulse import LOST_AFTER
-from rlcli.testing.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.timeout(900)  # each start takes a while on a slow machine
 

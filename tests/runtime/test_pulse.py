@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import zmq
+from tcp_proxy import TcpProxy
 
 from rlcli.errors import WorkerError
 from rlcli.launch.meeting import MeetingFolder
@@ -14,7 +15,6 @@ from rlcli.runtime.control import CONTROL_FILE, Control
 from rlcli.runtime.messages import Failure, Reply, Request
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.transport import ZmqMaster, ZmqWorker
-from rlcli.testing.tcp_proxy import TcpProxy
 
 BEAT = 0.1
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcli.testing.fake_server import FakeServer, HashModel, Sampled, Wish, spans
-from rlcli.testing.faulty_http import Refused
+from fake_server import FakeServer, HashModel, Sampled, Wish, spans
+from faulty_http import Refused
 
 GREEDY = 1e-10
 """A top_p that leaves only the most likely token."""

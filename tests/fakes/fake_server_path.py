@@ -14,5 +14,5 @@ def fake_python_path(folder: Path) -> str:
     root = folder / "path"
     for fake, file in FAKES.items():
         (root / file).parent.mkdir(parents=True)
-        (root / file).write_text(f"from rlcli.testing.{fake} import main\n\nmain()\n")
-    return f"{root}:{HOME}"
+        (root / file).write_text(f"from {fake} import main\n\nmain()\n")
+    return f"{root}:{HOME}:{Path(__file__).parent}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlcli.testing.faulty_http import Handler, QuietServer, Refused
+from faulty_http import Handler, QuietServer, Refused
 
 
 @dataclass(frozen=True)

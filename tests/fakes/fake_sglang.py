@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcli.testing.fake_server import FakeServer, HashModel, Sampled, Wish, spans
-from rlcli.testing.faulty_http import Refused
+from fake_server import FakeServer, HashModel, Sampled, Wish, spans
+from faulty_http import Refused
 
 
 class FakeSGLang(FakeServer):

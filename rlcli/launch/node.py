@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import zmq
+
 from rlcli.errors import RlcliError
 from rlcli.garbage import collect_rarely, leave_garbage
 from rlcli.inspect.cores import available_cores
@@ -29,7 +31,7 @@ from rlcli.launch.launcher import Restart
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
 from rlcli.open_files import raise_limit
 from rlcli.processes import STOP_SIGNALS, start_time
-from rlcli.runtime.control import Control, zeromq
+from rlcli.runtime.control import Control
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, read_recipe
 from rlcli.topology import plan_topology
@@ -66,7 +68,7 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
         return error.exit_code
     recipe = read_recipe(run_dir)
     _prepare_environment(recipe)
-    context = zeromq().Context()
+    context = zmq.Context()
     members = Members(run_dir, dict(os.environ))
     members.start(process_groups(recipe, plan_topology(recipe)), node)
     facts = {"host": socket.gethostname(), "started": start_time(os.getpid()), "open_files": limit}

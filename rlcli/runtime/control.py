@@ -1,6 +1,6 @@
 """Connections between the master and the processes of a run: who may connect, and where.
 
-There are three sockets: for requests and replies, for heartbeats, and for the store through which
+There are two sockets: for requests and replies, and for heartbeats and the store through which
 ranks find each other (see `pulse` and `store`). On one node they are Unix sockets in a folder that
 only its owner may enter; between nodes they use TCP on one interface. Either way a peer must know
 the master's CURVE key, generated for this run, to be understood at all, and must prove that it has
@@ -15,10 +15,12 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import zmq
+from zmq.utils import z85
 
 from rlcli.errors import HangError, ResourceError
 from rlcli.files import replace_file
@@ -29,9 +31,7 @@ SOCKET = "control"
 """Name of the Unix socket for requests; `launch.meeting` keeps its path within the length limit of
 socket addresses."""
 PULSES = "pulses"
-"""Name of the Unix socket for heartbeats."""
-STORE = "store"
-"""Name of the Unix socket for the store."""
+"""Name of the Unix socket for heartbeats and the store."""
 
 ENCRYPTION = 1 << 10
 """Bytes that encryption may add to a frame."""
@@ -48,9 +48,7 @@ class Control:
     requests: str
     """Address of the socket for requests and replies."""
     pulses: str
-    """Address of the socket for heartbeats."""
-    store: str
-    """Address of the socket for the store."""
+    """Address of the socket for heartbeats and the store."""
     key: str
     """The master's public CURVE key, which is kept secret too: only the run's processes get it."""
     client: str
@@ -93,8 +91,6 @@ class Control:
 
     def connect(self, context: Any, address: str) -> Any:
         """A socket of a process of the run."""
-        zmq = zeromq()
-
         socket = _new_socket(context, zmq.DEALER)
         socket.curve_serverkey = self.key.encode()
         socket.curve_publickey, socket.curve_secretkey = self.client.encode(), self.secret.encode()
@@ -108,13 +104,12 @@ class Listening:
 
     requests: Any
     pulses: Any
-    store: Any
     doorkeeper: Any
     """Socket on which libzmq asks about clients; `Control` says which are ours."""
     control: Control
 
     def close(self) -> None:
-        for socket in (self.requests, self.pulses, self.store, self.doorkeeper):
+        for socket in (self.requests, self.pulses, self.doorkeeper):
             socket.close()
 
 
@@ -125,44 +120,36 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
     Raises ResourceError if this ZeroMQ was built without CURVE or the address cannot be listened
     on.
     """
-    zmq = zeromq()
-
     if not zmq.has("curve"):
         raise ResourceError(
             "this pyzmq was built without CURVE", hint="pip install --force-reinstall pyzmq"
         )
     public, secret = zmq.curve_keypair()
     doorkeeper = _doorkeeper(context)  # before any socket accepts connections
-    names = (SOCKET, PULSES, STORE)
-    sockets = [_router(context, secret) for _ in names]
+    requests, pulses = _router(context, secret), _router(context, secret)
     try:
-        for socket, name in zip(sockets, names, strict=True):
+        for socket, name in ((requests, SOCKET), (pulses, PULSES)):
             socket.bind(f"ipc://{folder / name}" if host is None else f"tcp://{host}:*")
     except zmq.ZMQError as error:
-        for socket in (doorkeeper, *sockets):
+        for socket in (doorkeeper, requests, pulses):
             socket.close()
         message = f"cannot listen on {host or folder}: {error}"
         raise ResourceError(
             message, hint="launch.interface names the network interface", code="F58"
         ) from error
-    control = _control(sockets, public.decode())
+    control = _control(requests, pulses, public.decode())
     control.write(folder)
-    requests, pulses, store = sockets
-    return Listening(requests, pulses, store, doorkeeper, control)
+    return Listening(requests, pulses, doorkeeper, control)
 
 
-def _control(sockets: Sequence[Any], key: str) -> Control:
+def _control(requests: Any, pulses: Any, key: str) -> Control:
     """What processes must know of the master's sockets, with a new client key and token."""
-    zmq = zeromq()
-
-    requests, pulses, store = (socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets)
+    addresses = (socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (requests, pulses))
     client, secret = (pair.decode() for pair in zmq.curve_keypair())
-    return Control(requests, pulses, store, key, client, secret, secrets.token_bytes(32))
+    return Control(*addresses, key, client, secret, secrets.token_bytes(32))
 
 
 def _doorkeeper(context: Any) -> Any:
-    zmq = zeromq()
-
     socket = context.socket(zmq.REP)
     socket.setsockopt(zmq.LINGER, 0)
     socket.bind(ZAP)
@@ -171,10 +158,8 @@ def _doorkeeper(context: Any) -> Any:
 
 def answer_doorkeeper(listening: Listening) -> None:
     """Accept or reject a client by its key (ZeroMQ's protocol for this is RFC 27, ZAP)."""
-    zmq = zeromq()
-
     version, sequence, _, _, _, mechanism, *credentials = listening.doorkeeper.recv_multipart()
-    ours = zmq.utils.z85.decode(listening.control.client.encode())
+    ours = z85.decode(listening.control.client.encode())
     is_ours = (
         mechanism == b"CURVE"
         and len(credentials) == 1
@@ -186,8 +171,6 @@ def answer_doorkeeper(listening: Listening) -> None:
 
 def _router(context: Any, secret: bytes) -> Any:
     """A socket of the master, whose peers must know the public key of this secret one."""
-    zmq = zeromq()
-
     socket = _new_socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.curve_server = True
@@ -196,18 +179,8 @@ def _router(context: Any, secret: bytes) -> Any:
 
 
 def _new_socket(context: Any, kind: int) -> Any:
-    zmq = zeromq()
-
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME + ENCRYPTION)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_WITHIN)
     return socket
-
-
-def zeromq() -> Any:
-    """The module, untyped: its constants are created at run time."""
-    import zmq
-    import zmq.utils.z85
-
-    return zmq

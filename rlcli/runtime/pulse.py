@@ -23,8 +23,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import zmq
+
 from rlcli.processes import OwnPauses
-from rlcli.runtime.control import Control, Listening, answer_doorkeeper, zeromq
+from rlcli.runtime.control import Control, Listening, answer_doorkeeper
 from rlcli.runtime.messages import (
     Fields,
     ProtocolError,
@@ -113,44 +115,47 @@ class Pulses:
         self._thread.join()
 
     def _serve(self) -> None:
-        zmq, listening = zeromq(), self._listening
-        answers = {listening.pulses: self._hear, listening.store: self._look_up}
-        poller = zmq.Poller()
-        for socket in (listening.doorkeeper, *answers):
+        listening, poller = self._listening, zmq.Poller()
+        for socket in (listening.doorkeeper, listening.pulses):
             poller.register(socket, zmq.POLLIN)
         while not self._ended.is_set():
             for socket, _ in poller.poll(int(TICK * 1000)):
                 if socket is listening.doorkeeper:
                     answer_doorkeeper(listening)
-                    continue
-                identity, *frames = socket.recv_multipart()
-                try:
-                    answers[socket](identity, frames)
-                except (ProtocolError, LookupError, TypeError, ValueError) as error:
-                    log.warning("a heartbeat or a request to the store was discarded: %s", error)
+                else:
+                    self._take_in(*socket.recv_multipart())
 
-    def _hear(self, identity: bytes, frames: list[bytes]) -> None:
-        beat = unpack(frames, self._token, Report)
+    def _take_in(self, identity: bytes, *frames: bytes) -> None:
+        """Answer a heartbeat, or a question to the store."""
+        try:
+            message = unpack(frames, self._token, Report, Request)
+            if isinstance(message, Report):
+                self._hear(identity, message)
+            else:
+                self._look_up(identity, message)
+        except (ProtocolError, LookupError, TypeError, ValueError) as error:
+            log.warning("a heartbeat or a request to the store was discarded: %s", error)
+
+    def _hear(self, identity: bytes, beat: Report) -> None:
         peer: Peer = (beat.name, beat.rank)
         self.facts[peer] = beat.value
         self.heard[peer] = time.monotonic()
         answer = END if self.is_over else ANSWER
-        if self._send(self._listening.pulses, identity, Request(0, answer)) and answer == END:
+        if self._send(identity, Request(0, answer)) and answer == END:
             self.dismissed.add(peer)
 
-    def _look_up(self, identity: bytes, frames: list[bytes]) -> None:
-        question = unpack(frames, self._token, Request)
+    def _look_up(self, identity: bytes, question: Request) -> None:
         if question.op not in Store.OPERATIONS:
             raise ProtocolError(f"the store has no operation {question.op}")
         value = getattr(self._store, question.op)(**question.args)
-        self._send(self._listening.store, identity, Reply(question.number, 0, {"value": value}))
+        self._send(identity, Reply(question.number, 0, {"value": value}))
 
-    def _send(self, socket: Any, identity: bytes, answer: Request | Reply) -> bool:
+    def _send(self, identity: bytes, answer: Request | Reply) -> bool:
         """False if the process has left, or reads nothing: its silence will be noticed."""
-        zmq = zeromq()
-
         try:
-            socket.send_multipart([identity, *split(pack(answer, self._token))], zmq.NOBLOCK)
+            self._listening.pulses.send_multipart(
+                [identity, *split(pack(answer, self._token))], zmq.NOBLOCK
+            )
         except zmq.ZMQError:
             return False
         return True
@@ -192,8 +197,6 @@ class Pulse:
     def watch(self, socket: Any) -> None:
         """Report to the master if this connection to it is lost:
         messages in flight are lost too."""
-        zmq = zeromq()
-
         if self._control.is_remote:
             self._to_watch.put(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
 
@@ -202,8 +205,6 @@ class Pulse:
         self._thread.join()
 
     def _beat(self) -> None:
-        zmq = zeromq()
-
         socket = self._control.connect(self._context, self._control.pulses)
         poller, watched = zmq.Poller(), list[Any]()
         poller.register(socket, zmq.POLLIN)
@@ -247,8 +248,6 @@ class Pulse:
             yield self._to_watch.get()
 
     def _send(self, socket: Any) -> None:
-        zmq = zeromq()
-
         kind, number = self._peer
         try:
             socket.send(pack(Report(number, kind, self._facts), self._control.token), zmq.NOBLOCK)

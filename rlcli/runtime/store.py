@@ -1,6 +1,6 @@
 """A process's end of the store through which ranks find each other, as torch.distributed uses it.
 
-The master's end is `pulse.Store`: names and bytes, behind a socket of the run.
+The master's end is `pulse.Store`: names and bytes, behind the socket of heartbeats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunStore(Store):
         """`context`: the process's for ZeroMQ; `watch`: gets the connection,
         to notice when it is lost."""
         super().__init__()
-        self._socket = control.connect(context, control.store)
+        self._socket = control.connect(context, control.pulses)
         self._token = control.token
         self._lock = threading.Lock()
         self._number = 0

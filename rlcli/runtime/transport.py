@@ -18,10 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import zmq
+
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.open_files import has_none_left, none_left
 from rlcli.processes import OwnPauses, start_time
-from rlcli.runtime.control import CONTROL_FILE, Control, listen, zeromq
+from rlcli.runtime.control import CONTROL_FILE, Control, listen
 from rlcli.runtime.messages import (
     COMPUTE,
     HELLO,
@@ -98,7 +100,7 @@ class ZmqMaster:
     ):
         """Listen on the host's address, or else in a private folder; in either case the folder has
         what the workers need in order to connect. `most`: maximum bytes of a message."""
-        self._context = zeromq().Context()
+        self._context = zmq.Context()
         try:
             self._listening = listen(self._context, folder, host)
         except BaseException:
@@ -153,7 +155,7 @@ class ZmqMaster:
             )
         try:
             self._socket.send_multipart([self._identities[rank, request.lane], *split(message)])
-        except zeromq().ZMQError as error:
+        except zmq.ZMQError as error:
             self._await_death()
             raise self._lost_connection(rank) from error
 
@@ -303,7 +305,7 @@ class ZmqWorker:
         self._control = Control.read(folder)
         self._token = self._control.token
         self._rank = rank
-        self.context: Any = zeromq().Context() if main is None else main.context
+        self.context: Any = zmq.Context() if main is None else main.context
         self._socket = self._control.connect(self.context, self._control.requests)
         self._is_main = main is None
         if main is None:

@@ -184,9 +184,7 @@ def serve(link: ZmqWorker):
 
 
 def test_the_file_with_the_keys_is_there_in_one_piece(tmp_path):
-    whole = Control(
-        "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.1:3", "k", "c", "s", b"t" * 32
-    )
+    whole = Control("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "k", "c", "s", b"t" * 32)
     whole.write(tmp_path)
     assert Control.read(tmp_path) == whole
     assert [file.name for file in tmp_path.iterdir()] == [CONTROL_FILE]

@@ -125,7 +125,7 @@ def test_questions_that_make_no_sense_are_dropped_and_later_ones_answered(
     control, stores, question
 ):
     context = zmq.Context()
-    socket = control.connect(context, control.store)
+    socket = control.connect(context, control.pulses)
     socket.linger = 0
     for token in (control.token, b"x" * 32):
         socket.send(pack(question, token))

@@ -80,7 +80,7 @@ def test_questions_reach_the_worker_and_answers_the_master(ranks):
 def test_on_one_node_the_master_listens_in_a_folder_for_its_owner_alone():
     ranks = Ranks()
     control = Control.read(ranks.folder)
-    for address in (control.requests, control.pulses, control.store):
+    for address in (control.requests, control.pulses):
         assert Path(address.removeprefix("ipc://")).parent == ranks.folder
     assert stat.S_IMODE(ranks.folder.stat().st_mode) == 0o700
     ranks.close()
@@ -89,8 +89,8 @@ def test_on_one_node_the_master_listens_in_a_folder_for_its_owner_alone():
 def test_between_nodes_it_listens_on_one_interface():
     ranks = Ranks(host="127.0.0.1")
     control = Control.read(ranks.folder)
-    addresses = (control.requests, control.pulses, control.store)
-    assert [address.rpartition(":")[0] for address in addresses] == ["tcp://127.0.0.1"] * 3
+    addresses = (control.requests, control.pulses)
+    assert [address.rpartition(":")[0] for address in addresses] == ["tcp://127.0.0.1"] * 2
     ranks.close()
 
 

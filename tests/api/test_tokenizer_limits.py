@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from chat_model import write_chat_model
 
 from rlcli.api import tokenizer_limits
 from rlcli.api.tokenizer_limits import check_tokenizer
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.inspect.rows import open_tokenizer
-from rlcli.testing.chat_model import write_chat_model
 
 
 def replace(pattern, content):

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from chat_model import write_chat_model
 
 from rlcli.runtime.calls import Calls
-from rlcli.testing.chat_model import write_chat_model
 from rlcli.testing.tiny_models import tiny_model
 
 BENCHES = Path(__file__).parent

@@ -5,11 +5,11 @@ import json
 import shutil
 
 import pytest
+from chat_model import write_chat_model
 
 from rlcli.launch.answering import Answerer
 from rlcli.observe.samples import read_samples
 from rlcli.recipe.resolve import load_recipe
-from rlcli.testing.chat_model import write_chat_model
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": f"#### {2 * n}"} for n in range(1, 6)]
 

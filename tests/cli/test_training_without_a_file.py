@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 import yaml
+from chat_model import write_chat_model
 from pyarrow import parquet
-
-from rlcli.testing.chat_model import write_chat_model
 
 PAIRS = [{"prompt": f"{n}+1?", "chosen": f"{n + 1}", "rejected": "no idea"} for n in range(4)]
 TALKS = [

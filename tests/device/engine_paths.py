@@ -24,8 +24,9 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.batches import make_batch
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.pretend_cuda.libraries import deepspeed_on_cuda
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+
+from .cuda_libraries import deepspeed_on_cuda
 
 SPEC = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
 CUT = MicroBatchSpec(n_mbs=2)

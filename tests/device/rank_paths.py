@@ -5,9 +5,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rlcli.checkpoint.state import copy_to_host
 from rlcli.runtime.roles import MESH_ORDER
-from rlcli.testing.pretend_cuda.paths import Function, functions_run
 from rlcli.testing.ranks import run_on_ranks
 
+from .device_functions import Function, functions_run
 from .engine_paths import responses, role, train, weights
 from .runtime_paths import HOME, RUN_ON_RANKS, on
 

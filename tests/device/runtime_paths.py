@@ -25,11 +25,11 @@ from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
 from rlcli.testing.pretend_cuda import pretend_cuda
-from rlcli.testing.pretend_cuda.paths import Function, functions_run
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 from rlcli.topology import RolePlacement, plan_topology
 
+from .device_functions import Function, functions_run
 from .engine_paths import responses, role, weights
 from .interface_paths import data_of
 

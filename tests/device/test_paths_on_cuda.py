@@ -17,8 +17,8 @@ import torch
 from rlcli.backends._process_group import _group_of_one
 from rlcli.backends._zero import import_deepspeed
 from rlcli.testing.pretend_cuda import pretend_cuda
-from rlcli.testing.pretend_cuda.paths import Function, device_functions, functions_run
 
+from .device_functions import Function, device_functions, functions_run
 from .engine_paths import ENGINES
 from .interface_paths import INTERFACES
 from .rank_paths import RANKS

@@ -10,12 +10,12 @@ import sys
 
 import pyarrow
 import pytest
+from chat_model import write_chat_model
 from hub_server import hub_with
 from pyarrow import parquet
 
 from rlcli.datasets._sources import RowSource
 from rlcli.recipe.resolve import load_recipe
-from rlcli.testing.chat_model import write_chat_model
 
 CARD = b"""---
 configs:

@@ -5,9 +5,8 @@ import json
 import shlex
 
 import pytest
+from chat_model import write_chat_model
 from run_results import result
-
-from rlcli.testing.chat_model import write_chat_model
 
 SMALL = ("train.prompts_per_step=2", "seed=3")
 GENERATED = (*SMALL, "generation.max_new_tokens=4", "generation.responses_per_prompt=2")

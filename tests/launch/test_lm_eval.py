@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from chat_model import write_chat_model
 
 from rlcli.cli.main import main
-from rlcli.testing.chat_model import write_chat_model
 
 TASK = """\
 task: halves

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import psutil
+import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -47,6 +50,40 @@ def own_servers(run_dir, count, backend, **args):
     finally:
         engine.close()
         members.stop()
+
+
+class AttachedContract(BackendContract):
+    """Engines that are attached to one of two servers in turn: a check has two at most."""
+
+    families = ("llama",)
+
+    @pytest.fixture(autouse=True)
+    def _attached(self, ours, tmp_path):
+        self.turns = itertools.cycle(servers_of(ours))
+        self.tmp_path = tmp_path
+        yield
+        self.restore(ours)
+        ours._push()
+
+    def restore(self, engine):
+        """Undo what a check may have done to the servers of an engine."""
+
+    def further_args(self):
+        return {}
+
+    def engine(self, family=None, **settings):
+        server = next(self.turns)
+        os.environ["RLCLI_TEST_KEY"] = server.endpoint.key
+        self.args = {
+            "urls": [server.endpoint.url],
+            "api_key_env": "RLCLI_TEST_KEY",
+            "weights_folder": str(self.tmp_path),
+            **self.further_args(),
+        }
+        return super().engine(family, **settings)
+
+    def test_sampling_follows_the_distribution(self):
+        pytest.skip("4,000 requests")
 
 
 def servers_of(engine):

@@ -16,7 +16,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_servers import follow, own_servers, save_tokenizer, server_process, servers_of
+from real_servers import (
+    AttachedContract,
+    follow,
+    own_servers,
+    server_process,
+    servers_of,
+)
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -25,7 +31,6 @@ from transformers import PreTrainedTokenizerFast
 
 from rlcli.backends._server_attach import Expected, check_logprobs, check_model
 from rlcli.errors import ModelError, UsageError
-from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
@@ -52,13 +57,6 @@ ENVIRONMENT = {"PYTHONPATH": str(ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PADDED_TO = 64
 """SGLang pads its matrices of the vocabulary to a multiple of this many rows."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    """(folder, tokenizer) of the tiny model's 97 tokens."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    return folder, save_tokenizer(folder)
 
 
 def sglang_servers(run_dir, count, **options):
@@ -103,33 +101,12 @@ def checksums(server):
     return answer["ranks"][0]["checksums"]
 
 
-class TestContract(BackendContract):
-    """Engines that are attached to one of two servers in turn: a check has two at most."""
-
+class TestContract(AttachedContract):
     name = "sglang"
-    families = ("llama",)
     ways = itertools.cycle(("process_group", "process_group", "disk", "disk"))
 
-    @pytest.fixture(autouse=True)
-    def _attached(self, ours, tmp_path):
-        self.turns = itertools.cycle(servers_of(ours))
-        self.tmp_path = tmp_path
-        yield
-        ours._push()
-
-    def engine(self, family=None, **settings):
-        server = next(self.turns)
-        os.environ["RLCLI_TEST_KEY"] = server.endpoint.key
-        self.args = {
-            "urls": [server.endpoint.url],
-            "api_key_env": "RLCLI_TEST_KEY",
-            "update": next(self.ways),
-            "weights_folder": str(self.tmp_path),
-        }
-        return super().engine(family, **settings)
-
-    def test_sampling_follows_the_distribution(self):
-        pytest.skip("4,000 requests")
+    def further_args(self):
+        return {"update": next(self.ways)}
 
 
 def test_two_servers_hold_the_last_weights_after_several_updates(ours):

@@ -6,19 +6,23 @@ each check then attaches to one of them.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from dataclasses import replace
 
 import pytest
-from real_servers import follow, own_servers, save_tokenizer, server_process, servers_of
+from real_servers import (
+    AttachedContract,
+    follow,
+    own_servers,
+    server_process,
+    servers_of,
+)
 
 from rlcli.backends._server_attach import Expected, check_logprobs, check_model
 from rlcli.backends._server_http import Endpoint, ServerRefused
 from rlcli.errors import ModelError, UsageError
 from rlcli.testing import tiny_models
-from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
@@ -55,13 +59,6 @@ def _wide_heads():
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    """(folder, tokenizer) of the tiny model's 97 tokens."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    return folder, save_tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
 def ours(tmp_path_factory, tokenizer):
     """An engine with two servers of its own."""
     options = {**OPTIONS, "tokenizer": str(tokenizer[0])}
@@ -71,33 +68,12 @@ def ours(tmp_path_factory, tokenizer):
         yield engine
 
 
-class TestContract(BackendContract):
-    """Engines that are attached to one of two servers in turn: a check has two at most."""
-
+class TestContract(AttachedContract):
     name = "vllm"
-    families = ("llama",)
 
-    @pytest.fixture(autouse=True)
-    def _attached(self, ours, tmp_path):
-        self.turns = itertools.cycle(servers_of(ours))
-        self.tmp_path = tmp_path
-        yield
-        for server in servers_of(ours):
-            server.endpoint.post("/wake_up", {}, 60.0)  # a check may have left it asleep
-        ours._push()
-
-    def engine(self, family=None, **settings):
-        server = next(self.turns)
-        os.environ["RLCLI_TEST_KEY"] = server.endpoint.key
-        self.args = {
-            "urls": [server.endpoint.url],
-            "api_key_env": "RLCLI_TEST_KEY",
-            "weights_folder": str(self.tmp_path),
-        }
-        return super().engine(family, **settings)
-
-    def test_sampling_follows_the_distribution(self):
-        pytest.skip("4,000 requests")
+    def restore(self, engine):
+        for server in servers_of(engine):
+            server.endpoint.post("/wake_up", {}, 60.0)
 
     def test_a_pause_changes_no_log_prob(self):
         """Its responses are so short in time that all pauses may miss them: then it tries again."""

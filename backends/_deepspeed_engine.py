@@ -81,7 +81,6 @@ class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
     def forward_micro_batch(
         self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
     ) -> T:
-        assert micro_batch.data is not None
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))

@@ -18,6 +18,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
 from rlcli.api.flat_parts import FlatPart
+from rlcli.api.generation import check_positions, prompts_of
 from rlcli.api.model import (
     EngineState,
     GeneratedResponses,
@@ -117,7 +118,6 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def forward_micro_batch(
         self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
     ) -> T:
-        assert micro_batch.data is not None
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         with self._in_pass():
@@ -204,26 +204,13 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     ) -> list[torch.Tensor]:
         """One tensor per prompt. Raises ModelError if one leaves no room for its response,
         or is empty."""
-        assert input_.data is not None
-        prompts = list(input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts")))
-        if min((len(prompt) for prompt in prompts), default=1) == 0:
-            raise ModelError("a prompt has no tokens; there is nothing to answer")
-        self._check_length(
-            max((len(prompt) for prompt in prompts), default=0) + gconfig.max_new_tokens
-        )
+        prompts = prompts_of(input_)
+        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
         return prompts
 
     def _check_length(self, longest: int) -> None:
         """Check the length of a prompt and its response. Raises ModelError."""
-        limit = getattr(self.lm.config, "max_position_embeddings", None)
-        if limit is not None and longest > limit:
-            raise ModelError(
-                (
-                    f"prompt and response of role {self.role} may reach {longest} tokens; the "
-                    f"model has {limit} positions"
-                ),
-                hint="lower generation.max_new_tokens or the dataset's max_length",
-            )
+        check_positions(self.role, longest, self.lm.config)
         if self._kv_cache_tokens is not None and longest > self._kv_cache_tokens:
             raise ModelError(
                 (

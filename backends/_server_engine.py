@@ -15,6 +15,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
+from rlcli.api.generation import check_positions, prompts_of
 from rlcli.api.model import (
     EngineState,
     FinishedResponse,
@@ -80,7 +81,8 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        prompts = self._prompts(input_, gconfig)
+        prompts = prompts_of(input_)
+        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
         if len(seeds) != len(prompts) * gconfig.responses_per_prompt:
             raise ValueError(
                 f"{len(prompts)} prompts of {gconfig.responses_per_prompt} "
@@ -163,31 +165,9 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             raise WorkerError(message, hint="a server belongs to one run", code="F92")
         return number
 
-    def _prompts(
-        self, input_: SequenceSample, gconfig: GenerationHyperparameters
-    ) -> list[torch.Tensor]:
-        """One tensor of ids per prompt. Raises ModelError if one leaves no room for its response,
-        or is empty."""
-        assert input_.data is not None
-        packed = input_.data["packed_prompts"]
-        assert packed is not None
-        prompts = list(packed.split(input_.flat_seqlens("packed_prompts")))
-        if min(map(len, prompts), default=1) == 0:
-            raise ModelError("a prompt has no tokens; there is nothing to answer")
-        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
-        return prompts
-
     def _check_length(self, longest: int) -> None:
         """Check the length of a prompt and its response. Raises ModelError."""
-        limit = getattr(self._weights.model.config, "max_position_embeddings", None)
-        if limit is not None and longest > limit:
-            raise ModelError(
-                (
-                    f"prompt and response of role {self.role} may reach {longest} tokens; the "
-                    f"model has {limit} positions"
-                ),
-                hint="lower generation.max_new_tokens or the dataset's max_length",
-            )
+        check_positions(self.role, longest, self._weights.model.config)
 
     # -- weights -----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
+from rlcli.errors import ModelError
 
 
 @dataclass
@@ -146,3 +147,25 @@ class GenerationEngine(abc.ABC):
         """A stream for prompts of at most `longest_prompt` tokens.
         An engine has only one at a time."""
         raise NotImplementedError(f"{type(self).__name__} answers whole batches only")
+
+
+def prompts_of(input_: SequenceSample) -> list[torch.Tensor]:
+    """One tensor of ids per prompt. Raises ModelError if one is empty."""
+    prompts = list(input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts")))
+    if not all(map(len, prompts)):
+        raise ModelError("a prompt has no tokens; there is nothing to answer")
+    return prompts
+
+
+def check_positions(role: str, longest: int, config: Any) -> None:
+    """Check that a model with this configuration of transformers has as many positions as a prompt
+    and its response take. Raises ModelError."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise ModelError(
+            (
+                f"prompt and response of role {role} may reach {longest} tokens; the model has "
+                f"{limit} positions"
+            ),
+            hint="lower generation.max_new_tokens or the dataset's max_length",
+        )

@@ -13,7 +13,6 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
-from rlcli.errors import UsageError
 from rlcli.ops.kl import kl_estimate
 from rlcli.ops.packing import action_owner, summed
 from rlcli.ops.policy_losses import behaviour_weights
@@ -61,7 +60,8 @@ class Responses:
     @property
     def were_cut_off(self) -> torch.Tensor:
         """[N] bool."""
-        return need(self.data, NOT_ENDED)
+        cut_off: torch.Tensor = self.data.data[NOT_ENDED]
+        return cut_off
 
     def means(
         self, numbers: torch.Tensor, counted: torch.Tensor
@@ -97,23 +97,12 @@ class OldPolicy:
     """bool: the actions that are trained on."""
 
 
-def need(data: SequenceSample, key: str, otherwise: str = "") -> torch.Tensor:
-    """The tensor of a key. Raises UsageError R61 if the call does not receive it."""
-    if key not in data.keys:
-        hint = f"add {key} to the call's inputs" + (f", {otherwise}" if otherwise else "")
-        raise UsageError(
-            f"advantages need the key {key}, which the call does not receive", hint=hint, code="R61"
-        )
-    return data.data[key]
-
-
 def responses_of(settings: AdvantageInterface, data: SequenceSample) -> Responses:
     """The responses of a batch; with `train_on_best`, the best to each prompt count."""
-    lengths, prompt_mask = data.flat_seqlens(SEQUENCES), need(data, PROMPT_MASK)
+    lengths, prompt_mask = data.flat_seqlens(SEQUENCES), data.data[PROMPT_MASK]
     owner = action_owner(lengths, prompt_mask.device)
     chosen = torch.ones(len(lengths), dtype=torch.bool, device=prompt_mask.device)
     if settings.train_on_best is not None:
-        need(data, REWARDS)
         chosen = best_of_each(data, settings.train_on_best).to(prompt_mask.device)
     actions = action_mask(prompt_mask, lengths) & chosen[owner]
     return Responses(data, lengths, owner, chosen, actions)
@@ -127,14 +116,13 @@ def old_policy(settings: AdvantageInterface, responses: Responses) -> OldPolicy:
     `recompute_logprob` uses the trainer's numbers for that policy, everywhere; `use_decoupled_loss`
     keeps the sampler's, and uses the proximal policy only in the loss. AReaL does the same.
     """
-    behaviour, trained = need(responses.data, SAMPLED_LOGPROBS), responses.actions
+    behaviour, trained = responses.data.data[SAMPLED_LOGPROBS], responses.actions
     ones = torch.ones_like(behaviour)
     if settings.mask_too_long:
         trained = trained & ~responses.were_cut_off[responses.owner]
     if not settings.is_recomputed:
         return OldPolicy(behaviour, behaviour, ones, trained)
-    otherwise = "or turn use_decoupled_loss and recompute_logprob off"
-    proximal = need(responses.data, RECOMPUTED, otherwise)
+    proximal = responses.data.data[RECOMPUTED]
     if not settings.use_decoupled_loss:
         return OldPolicy(proximal, proximal, ones, trained)
     cap, mode = settings.behav_imp_weight_cap, settings.behav_imp_weight_mode
@@ -150,7 +138,7 @@ def shaped_scores(settings: AdvantageInterface, responses: Responses) -> torch.T
         scores = torch.zeros(len(no_eos), device=no_eos.device)
     else:
         scores = shape_scores(
-            need(responses.data, REWARDS),
+            responses.data.data[REWARDS],
             no_eos,
             scaling=settings.reward_output_scaling,
             bias=settings.reward_output_bias,
@@ -171,13 +159,12 @@ def rewards_of_actions(
     reward, and dense rewards."""
     data, lengths, dense = responses.data, responses.lengths, None
     if settings.use_dense_reward:
-        states = need(data, "dense_rewards", "or set use_dense_reward: false")
         scaling, clip = settings.reward_output_scaling, settings.max_reward_clip
+        states = data.data["dense_rewards"]
         dense = dense_rewards(states, lengths, settings.reward_delta, scaling, clip)
     kl = torch.zeros_like(policy.sampler)
     if settings.kl_ctl and settings.kl_in == "reward":
-        reference = need(data, REFERENCE, "or set kl_ctl: 0")
-        kl = kl_estimate(policy.sampler, reference, settings.kl_estimator)
+        kl = kl_estimate(policy.sampler, data.data[REFERENCE], settings.kl_estimator)
     coef = settings.controller.coef
     return token_rewards(scores, kl, responses.actions, lengths, coef, dense)
 
@@ -188,8 +175,7 @@ def kl_per_response(
     """KL of the trained policy, in nats, summed over a response, in the mean over the responses of
     all ranks, and their number. Where nobody has computed its log-probs, the sampler's stand for
     them."""
-    policy = need(responses.data, RECOMPUTED if settings.is_recomputed else SAMPLED_LOGPROBS)
-    need(responses.data, REFERENCE)
+    policy = responses.data.data[RECOMPUTED if settings.is_recomputed else SAMPLED_LOGPROBS]
     kl = sum_of_kl(policy, responses.data, responses.actions)
     total, count = all_reduce(torch.stack([kl, responses.chosen.sum().double()])).tolist()
     return total / max(count, 1.0), int(count)

@@ -17,7 +17,6 @@ from rlcli.ops.normalization import group_normalize
 from rlcli.ops.packing import action_owner
 from rlcli.ops.reduce import AllReduce
 
-from .._advantage_steps import need
 from .._advantages import AdvantageInterface
 
 
@@ -55,11 +54,7 @@ class GAEInterface(AdvantageInterface):
     values can diverge: then set this to false."""
 
     def values(self, data: SequenceSample) -> torch.Tensor:
-        return (
-            super().values(data)
-            if self.disable_value
-            else need(data, "values", "or set disable_value: true")
-        )
+        return super().values(data) if self.disable_value else data.data["values"]
 
     def estimate(
         self, trajectories: Trajectories, all_reduce: AllReduce

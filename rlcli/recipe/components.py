@@ -9,7 +9,7 @@ from collections.abc import Collection as ReadCollection
 from collections.abc import Mapping as ReadMapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 from rlcli import registry
 from rlcli.api import default_backends
@@ -28,6 +28,8 @@ from rlcli.recipe.parsing.tree import (
     at,
     default_mark,
     dotted,
+    entries_at,
+    is_null,
     keys_at,
     kind_of,
     node_of,
@@ -72,23 +74,15 @@ def _names_no_backend(section: Mapping) -> bool:
     node = section.get("backend")
     if isinstance(node, Mapping):
         return "type" not in node.entries
-    return node is None or (isinstance(node, Scalar) and node.value is None)
+    return node is None or is_null(node)
 
 
 def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
     weights = (role.get(key) for key in WEIGHTS)
-    settings = at(role, ("backend", "args"))
-    is_set_up = isinstance(settings, Mapping) and bool(settings.entries)
-    if not is_set_up and all(
-        node is None or (isinstance(node, Scalar) and node.value is None) for node in weights
-    ):
+    is_set_up = bool(entries_at(role, ("backend", "args")))
+    if not is_set_up and all(node is None or is_null(node) for node in weights):
         return default_backends.WEIGHTLESS
-    graph = tree.get("graph")
-    calls = (
-        [plain(entry.node) for entry in graph.entries.values()]
-        if isinstance(graph, Mapping)
-        else []
-    )
+    calls = [plain(entry.node) for entry in entries_at(tree, ("graph",)).values()]
     trains = [
         call.get("model")
         for call in calls
@@ -118,14 +112,13 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Un
 
 def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
     """Check every named component. Returns the tree, with arguments converted to their types."""
-    result: Node = tree
     takers = _takers(tree, problems)
     for path, kind in component_paths(tree):
-        node = at(result, path)
+        node = at(tree, path)
         if not isinstance(node, Mapping) or (name := _name_of(node, kind)) is None:
             continue
         if name is not node.get("type"):
-            result = with_value(result, (*path, "type"), name)
+            tree = with_value(tree, (*path, "type"), name)
         if unresolved.about((*path, "type")):
             continue
         signature = _readable_signature(kind, name, problems)
@@ -140,7 +133,7 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
                 args.mark,
                 hint=_missing_space(args),
             )
-            result = unresolved.drop_from(cast(Mapping, result), (*path, "args"))
+            tree = unresolved.drop_from(tree, (*path, "args"))
             continue
         if not args.entries and not any(argument.required for argument in signature.arguments):
             continue
@@ -167,8 +160,8 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
             component=signature.name,
         )
         if node.get("args") is not None:
-            result = with_value(result, (*path, "args"), checked.tree)
-    return cast(Mapping, result)
+            tree = with_value(tree, (*path, "args"), checked.tree)
+    return tree
 
 
 def _missing_space(node: Node) -> str | None:
@@ -268,11 +261,11 @@ def _takers(tree: Mapping, problems: Problems) -> dict[Mark, _Takers]:
     takers_of: dict[Mark, _Takers] = {}
     unknown: set[str] = set()
     for path, kind in component_paths(tree):
-        name, args = at(tree, (*path, "type")), at(tree, (*path, "args"))
+        name = at(tree, (*path, "type"))
         legal = _legal(kind, str(getattr(name, "value", "")))
         unknown |= {kind} if legal is None else set()
         chosen = [_chosen(path, name, problems)] if isinstance(name, Scalar) else []
-        for entry in args.entries.values() if isinstance(args, Mapping) else ():
+        for entry in entries_at(tree, (*path, "args")).values():
             takers = takers_of.setdefault(entry.key, _Takers())
             takers.number += 1
             takers.legal |= dict.fromkeys(legal or ())

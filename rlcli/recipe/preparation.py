@@ -8,7 +8,6 @@ arguments, so those must agree.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from rlcli.recipe.call_keys import made_by
 from rlcli.recipe.components import argument_named, declared
@@ -19,6 +18,7 @@ from rlcli.recipe.parsing.tree import (
     Node,
     at,
     default_mark,
+    entries_at,
     node_of,
     plain,
     with_entry,
@@ -31,7 +31,7 @@ GRAPH = ("graph",)
 def with_preparation(tree: Mapping, problems: Problems) -> Mapping:
     """The tree, with a call for each interface that prepares batches and is missing from the
     graph."""
-    graph = at(tree, GRAPH)
+    graph = at(tree, GRAPH) or Mapping({}, tree.mark)
     for kind, prepared in missing_preparations(graph).items():
         assert isinstance(graph, Mapping)
         holding = [
@@ -50,18 +50,14 @@ def with_preparation(tree: Mapping, problems: Problems) -> Mapping:
         graph = replace(
             graph, entries=_inserted(entries, _free_name(kind, graph), call, before=prepared[0])
         )
-        tree = cast(Mapping, with_value(tree, GRAPH, graph))
+        tree = with_value(tree, GRAPH, graph)
     return tree
 
 
-def missing_preparations(graph: Node | None) -> dict[str, list[str]]:
+def missing_preparations(graph: Node) -> dict[str, list[str]]:
     """Interface that prepares batches, without a call that makes what it writes → the calls that
     need one."""
-    calls = (
-        {name: entry.node for name, entry in graph.entries.items()}
-        if isinstance(graph, Mapping)
-        else {}
-    )
+    calls = {name: entry.node for name, entry in entries_at(graph).items()}
     needing: dict[str, list[str]] = {}
     for name, call in calls.items():
         kind = prepared_by(call)
@@ -128,12 +124,10 @@ def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -
 
 def _renamed_inputs(kind: str, graph: Mapping, prepared: list[str]) -> Entry | None:
     """The renames of the calls that train, as far as they concern what the new call reads now."""
-    renames = [at(graph.entries[name].node, ("input_key_remap",)) for name in prepared]
     entries = {
         key: entry
-        for node in renames
-        if isinstance(node, Mapping)
-        for key, entry in node.entries.items()
+        for name in prepared
+        for key, entry in entries_at(graph, (name, "input_key_remap")).items()
         if plain(entry.node) in read_by(kind)
     }
     return Entry(default_mark(), Mapping(entries, default_mark())) if entries else None
@@ -142,22 +136,19 @@ def _renamed_inputs(kind: str, graph: Mapping, prepared: list[str]) -> Entry | N
 def _without_moved(entry: Entry, kind: str, graph: Mapping, holding: list[str]) -> Entry:
     """A call without the arguments that are now those of the call that prepares its batches, and
     without those that it only had because other calls have them."""
-    args = at(entry.node, ("interface", "args"))
-    interface = _interface(entry.node)
-    if not isinstance(args, Mapping) or interface not in {
-        _interface(graph.entries[name].node) for name in holding
-    }:
+    call, args = entry.node, at(entry.node, ("interface", "args"))
+    interface = _interface(call)
+    holders = {_interface(graph.entries[name].node) for name in holding}
+    if not isinstance(call, Mapping) or not isinstance(args, Mapping) or interface not in holders:
         return entry
-    takers = {kind, *(_interface(graph.entries[name].node) for name in holding)}
     remaining = {
         key: value
         for key, value in args.entries.items()
         if argument_named("interfaces", interface, key) is not None
-        or all(argument_named("interfaces", taker, key) is None for taker in takers)
+        or all(argument_named("interfaces", taker, key) is None for taker in {kind, *holders})
     }
-    return replace(
-        entry, node=with_value(entry.node, ("interface", "args"), replace(args, entries=remaining))
-    )
+    shorter = with_value(call, ("interface", "args"), replace(args, entries=remaining))
+    return replace(entry, node=shorter)
 
 
 def _with_inputs_of_today(entry: Entry) -> Entry:
@@ -177,8 +168,7 @@ def _with_inputs_of_today(entry: Entry) -> Entry:
 
 
 def _args(call: Node) -> dict[str, Entry]:
-    args = at(call, ("interface", "args"))
-    return args.entries if isinstance(args, Mapping) else {}
+    return entries_at(call, ("interface", "args"))
 
 
 def _check_agreement(

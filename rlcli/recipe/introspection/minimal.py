@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rlcli.errors import DataError, ModelError, RecipeError
 from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Mapping, Mark, Path, dotted, key_mark, nodes, with_value
+from rlcli.recipe.parsing.tree import Mark, Path, dotted, key_mark, nodes, with_value
 from rlcli.recipe.resolve import Resolved, resolve_layers
 
 
@@ -30,7 +30,6 @@ def superfluous(resolved: Resolved, layer: Layer) -> list[Superfluous]:
         if not path or is_overridden or any(path[: len(above)] == above for above in redundant):
             continue
         shorter = with_value(layer.tree, path, None)
-        assert isinstance(shorter, Mapping)
         if _comes_to(resolved, layer, replace(layer, tree=shorter)) == expected:
             redundant[path] = Superfluous(dotted(path), key_mark(layer.tree, path) or node.mark)
     return list(redundant.values())

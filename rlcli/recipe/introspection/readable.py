@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.recipe.introspection.fields import completed
-from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Node, Scalar, dotted, plain_leaves
+from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Node, dotted, is_null, plain_leaves
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 
@@ -81,4 +81,4 @@ def _set_only(node: Node, value: Any) -> Any:
 
 
 def _is_empty_default(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.value is None and node.mark.is_default
+    return is_null(node) and node.mark.is_default

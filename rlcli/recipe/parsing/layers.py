@@ -12,7 +12,7 @@ from pathlib import Path
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
-from rlcli.recipe.parsing.tree import Listing, Mapping, Mark, Node, Scalar, kind_of
+from rlcli.recipe.parsing.tree import Listing, Mapping, Mark, Node, Scalar, is_null, kind_of
 from rlcli.recipe.schema import SECTIONS
 from rlcli.spelling import did_you_mean, nearest_name
 
@@ -251,9 +251,7 @@ class _Collector:
             self.problems.is_cut_off = True
             return None
         if not isinstance(tree, Mapping):
-            content = (
-                "nothing" if isinstance(tree, Scalar) and tree.value is None else kind_of(tree)
-            )
+            content = "nothing" if is_null(tree) else kind_of(tree)
             return self.refuse(
                 "R02", f"expected a mapping at the top level, found {content}", tree.mark
             )

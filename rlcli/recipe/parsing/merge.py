@@ -22,6 +22,7 @@ from rlcli.recipe.parsing.tree import (
     Node,
     Path,
     Scalar,
+    is_null,
     kind_of,
 )
 
@@ -168,7 +169,7 @@ def _over_other_type(lower: Mapping, upper: Mapping) -> Mapping:
 def _appended(lower: Node | None, upper: Mapping, problems: Problems) -> Node:
     added = upper.entries[APPEND].node
     assert isinstance(added, Listing)
-    if lower is None or (isinstance(lower, Scalar) and lower.value is None):
+    if lower is None or is_null(lower):
         return added
     if not isinstance(lower, Listing):
         problems.add(

@@ -24,6 +24,7 @@ from rlcli.recipe.parsing.tree import (
     Scalar,
     at,
     dotted,
+    entries_at,
 )
 from rlcli.recipe.schema import Recipe
 from rlcli.spelling import did_you_mean
@@ -89,8 +90,7 @@ def removed_at(written: Node, path: Path) -> Mark | None:
 
 def removed_calls(written: Node, graph: Path) -> Iterator[tuple[str, Mapping, Mark]]:
     """The calls that null removes from a graph: name, what the layers below say about it, where."""
-    section = at(written, graph)
-    for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
+    for name, entry in entries_at(written, graph).items():
         if isinstance(entry.node, Scalar) and isinstance(entry.node.over, Mapping):
             yield name, entry.node.over, entry.node.mark
 

@@ -126,10 +126,20 @@ def at(node: Node, path: Path) -> Node | None:
     return node
 
 
+def is_null(node: Node | None) -> bool:
+    """Whether a node is there and null."""
+    return isinstance(node, Scalar) and node.value is None
+
+
+def entries_at(node: Node, path: Path = ()) -> dict[str, Entry]:
+    """The entries of the mapping at a path; none where there is no mapping."""
+    mapping = at(node, path)
+    return mapping.entries if isinstance(mapping, Mapping) else {}
+
+
 def keys_at(node: Node, path: Path) -> list[str]:
     """The keys of the mapping at a path; none where there is no mapping."""
-    mapping = at(node, path)
-    return list(mapping.entries) if isinstance(mapping, Mapping) else []
+    return list(entries_at(node, path))
 
 
 def nearest(node: Node, path: Path) -> Node:
@@ -148,8 +158,19 @@ def key_mark(node: Node, path: Path) -> Mark | None:
     return None
 
 
-def with_value(node: Node, path: Path, value: Node | None) -> Node:
+def with_value(tree: Mapping, path: Path, value: Node | None) -> Mapping:
     """A copy of the tree with the node at an existing path replaced, or removed (None)."""
+    changed = _with_value(tree, path, value)
+    assert isinstance(changed, Mapping)
+    return changed
+
+
+def without(tree: Mapping, path: Path) -> Mapping:
+    """A copy of the tree without the node at a path; the tree itself if there is none."""
+    return with_value(tree, path, None) if at(tree, path) is not None else tree
+
+
+def _with_value(node: Node, path: Path, value: Node | None) -> Node:
     if not path:
         assert value is not None
         return value
@@ -160,13 +181,13 @@ def with_value(node: Node, path: Path, value: Node | None) -> Node:
         if value is None and not rest:
             del entries[str(head)]
         else:
-            entries[str(head)] = Entry(entry.key, with_value(entry.node, rest, value))
+            entries[str(head)] = Entry(entry.key, _with_value(entry.node, rest, value))
         return replace(node, entries=entries)
     assert isinstance(node, Listing)
     assert isinstance(head, int)
     items = list(node.items)
     items[head : head + 1] = (
-        [] if value is None and not rest else [with_value(items[head], rest, value)]
+        [] if value is None and not rest else [_with_value(items[head], rest, value)]
     )
     return replace(node, items=tuple(items))
 

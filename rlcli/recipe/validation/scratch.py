@@ -10,11 +10,21 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path as File
-from typing import Any, cast
+from typing import Any
 
 from rlcli.errors import ProjectError
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Mapping, Mark, Path, Scalar, at, dotted, plain, with_value
+from rlcli.recipe.parsing.tree import (
+    Mapping,
+    Mark,
+    Path,
+    Scalar,
+    at,
+    dotted,
+    keys_at,
+    plain,
+    with_value,
+)
 from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
 from rlcli.registry import Argument
@@ -34,8 +44,7 @@ _COMMON = (
 def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
     """Check names, types and heads of every configuration.
     Returns the tree without invalid parts."""
-    models = tree.get("models")
-    for name in models.entries if isinstance(models, Mapping) else ():
+    for name in keys_at(tree, ("models",)):
         section, path = at(tree, ("models", name, "scratch")), ("models", name, "scratch")
         kind = section.get("model_type") if isinstance(section, Mapping) else None
         if (
@@ -46,10 +55,8 @@ def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> 
             continue  # reported with the rest of the role
         family = _arguments(kind.value)
         if family is not None:
-            tree = cast(
-                Mapping,
-                with_value(tree, path, _checked(section, family, path, problems, unresolved)),
-            )
+            checked = _checked(section, family, path, problems, unresolved)
+            tree = with_value(tree, path, checked)
         elif (near := nearest_name(kind.value, _families())) is not None and not _is_part(
             kind.value
         ):

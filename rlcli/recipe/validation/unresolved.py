@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from rlcli.recipe.parsing.tree import Mapping, Node, Path, Scalar, at, nodes, with_value
+from rlcli.recipe.parsing.tree import (
+    Mapping,
+    Node,
+    Path,
+    Scalar,
+    at,
+    is_null,
+    nodes,
+    without,
+)
 
 
 class Unresolved:
@@ -35,7 +42,7 @@ class Unresolved:
         may have been intended to have a value."""
         for depth in range(len(path)):
             node = at(tree, path[: depth + 1])
-            if node is None or (isinstance(node, Scalar) and node.value is None):
+            if node is None or is_null(node):
                 return self.about(path) or path[:depth] in self.lacking
         return self.about(path)
 
@@ -57,4 +64,4 @@ class Unresolved:
         self.values.add(path)
         if not path:
             return Mapping({}, tree.mark)
-        return cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree
+        return without(tree, path)

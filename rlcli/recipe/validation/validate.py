@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as ReadMapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +27,7 @@ from rlcli.recipe.parsing.tree import (
     at,
     default_mark,
     dotted,
+    is_null,
     key_mark,
     keys_at,
     kind_of,
@@ -37,6 +38,7 @@ from rlcli.recipe.parsing.tree import (
     plain,
     with_entry,
     with_value,
+    without,
 )
 from rlcli.recipe.schema import SECTIONS
 from rlcli.recipe.suggest import suggest_key
@@ -145,9 +147,7 @@ def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | N
                 and node.plain
                 and not isinstance(node.value, str | None)
             ):
-                tree = cast(
-                    Mapping, with_value(tree, path, replace(node, value=node.text, plain=False))
-                )
+                tree = with_value(tree, path, replace(node, value=node.text, plain=False))
                 texts += 1
         if not texts:
             return tree, errors, None
@@ -365,9 +365,7 @@ class _Checker:
             return self.with_stand_in(tree, path)
         if error["type"] == "extra_forbidden":
             self.unresolved.lacking.add(full_path[:-1])
-            return (
-                cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree
-            )
+            return without(tree, path)
         if "[key]" in error["loc"]:
             self.unresolved.values.add(full_path[:-1])
         node = at(tree, path)
@@ -383,9 +381,7 @@ class _Checker:
         if not isinstance(above, Mapping):
             return tree
         value = node_of(stand_in(annotation_at(self.model, path)), mark)
-        return cast(
-            Mapping, with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value)))
-        )
+        return with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value)))
 
 
 def _blamed(error: Any, node: Mapping) -> str | None:
@@ -427,7 +423,7 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
     if expected is not None and re.search(
         r"_(type|parsing|from_float|attributes_type|exact_type)$", kind
     ):
-        if isinstance(node, Scalar) and node.value is None:
+        if is_null(node):
             return "R39", f"{name} is required: {expected}, found null", None
         return (
             "R37",

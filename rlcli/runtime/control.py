@@ -144,9 +144,15 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
 
 def _control(requests: Any, pulses: Any, key: str) -> Control:
     """What processes must know of the master's sockets, with a new client key and token."""
-    addresses = (socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (requests, pulses))
     client, secret = (pair.decode() for pair in zmq.curve_keypair())
-    return Control(*addresses, key, client, secret, secrets.token_bytes(32))
+    return Control(
+        requests=requests.getsockopt_string(zmq.LAST_ENDPOINT),
+        pulses=pulses.getsockopt_string(zmq.LAST_ENDPOINT),
+        key=key,
+        client=client,
+        secret=secret,
+        token=secrets.token_bytes(32),
+    )
 
 
 def _doorkeeper(context: Any) -> Any:

@@ -163,23 +163,18 @@ class PoolProcess:
 
 def packed(batch: SequenceSample) -> Fields:
     """A batch as fields of a message."""
-    tensors = {key: tensor for key, tensor in (batch.data or {}).items() if tensor is not None}
-    return {
-        "batch": batch.meta().as_json(),
-        "tensors": save(
-            {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        ),
-    }
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in batch.data.items()}
+    return {"batch": batch.meta().as_json(), "tensors": save(tensors)}
 
 
 def unpacked(fields: Fields) -> SequenceSample:
     """The batch that `packed` wrote, in host memory."""
     batch = SequenceSample.from_json(fields["batch"])
-    tensors: dict[str, torch.Tensor | None] = {**load(fields["tensors"])}
+    tensors = load(fields["tensors"])
     return SequenceSample(
         ids=batch.ids,
         seqlens=batch.seqlens,
-        data={key: tensors.get(key) for key in batch.keys},
+        data={key: tensors[key] for key in batch.keys},
         metadata=batch.metadata,
     )
 

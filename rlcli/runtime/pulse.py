@@ -137,7 +137,7 @@ class Pulses:
             log.warning("a heartbeat or a request to the store was discarded: %s", error)
 
     def _hear(self, identity: bytes, beat: Report) -> None:
-        peer: Peer = (beat.name, beat.rank)
+        peer: Any = (beat.name, beat.rank)
         self.facts[peer] = beat.value
         self.heard[peer] = time.monotonic()
         answer = END if self.is_over else ANSWER

@@ -155,8 +155,7 @@ def write_samples(samples: Sequence[SequenceSample], folder: Path, rank: int) ->
     stored = {
         f"{sample.ids[0]}/{key}": tensor.detach().cpu().contiguous()
         for sample in samples
-        for key, tensor in (sample.data or {}).items()
-        if tensor is not None
+        for key, tensor in sample.data.items()
     }
     save_file(stored, tensors)
     return [descriptions, tensors]
@@ -167,17 +166,12 @@ def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
     loaded: dict[str, SequenceSample] = {}
     for descriptions in sorted((folder / SAMPLES).glob("rank-*.json")):
         with safe_open(descriptions.with_suffix(".safetensors"), "pt") as file:
-            stored = set(file.keys())
             for fields in json.loads(descriptions.read_text(encoding="utf-8")):
                 sample = SequenceSample.from_json(fields)
                 id_ = str(sample.ids[0])
                 if id_ not in ids:
                     continue
-                names = {key: f"{id_}/{key}" for key in sample.keys}
-                sample.data = {
-                    key: file.get_tensor(name) if name in stored else None
-                    for key, name in names.items()
-                }
+                sample.data = {key: file.get_tensor(f"{id_}/{key}") for key in sample.keys}
                 if id_ in loaded:
                     loaded[id_].update_(sample)
                 else:

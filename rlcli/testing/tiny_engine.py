@@ -161,10 +161,8 @@ class TinyEngine(TrainLoop, PipelinableEngine):
     def forward_micro_batch(
         self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
     ) -> T:
-        assert micro_batch.data is not None
         self.micro_batches += 1
         tokens = micro_batch.data["packed_input_ids"]
-        assert tokens is not None
         return then(TinyOutput(self.model, tokens, micro_batch.flat_seqlens("packed_input_ids")))
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
@@ -211,10 +209,8 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        assert input_.data is not None
         stops = {tokenizer.eos_token_id, *gconfig.stop_token_ids}
         packed = input_.data["packed_prompts"]
-        assert packed is not None
         prompts = packed.split(input_.flat_seqlens("packed_prompts"))
         responses, scores, ended = [], [], []
         for number, seed in enumerate(seeds):

@@ -386,7 +386,12 @@ def rehearsal_of(cls):
             "declares rewards, and does the same without",
             "READS",
         ),
-        (ChangesItsInput, "its_input_stays_as_it_was", "entries of prompt_mask changed", "copies"),
+        (
+            ChangesItsInput,
+            "its_input_stays_as_it_was",
+            "entries of prompt_mask in its input",
+            "copy",
+        ),
         (Shuffles, "is_deterministic", "first is", "global random state"),
         (
             CountsTwice,

@@ -96,9 +96,7 @@ class PlainTraining:
 
 
 def sequences(sample: SequenceSample, key: str = "packed_input_ids") -> list[torch.Tensor]:
-    assert sample.data is not None
     packed = sample.data[key]
-    assert packed is not None
     return list(packed.split(sample.flat_seqlens(key)))
 
 

@@ -69,7 +69,7 @@ def with_noise_elsewhere(
     of_actions = [[length - 1 for length in group] for group in lengths]
     per_sequence = actions.split([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
     at_tokens = [torch.cat([counted, counted.new_ones(1)]) for counted in per_sequence]
-    for key, tensor in (batch.data or {}).items():
+    for key, tensor in batch.data.items():
         if (
             not tensor.is_floating_point()
             or batch.seqlens[key] not in (lengths, of_actions)

@@ -507,9 +507,7 @@ def _is_copy(inferring: CallTrial, key: str) -> bool:
     actions = trained_actions(batch)
     actions = torch.ones(len(rows), dtype=torch.bool) if actions is None else actions
     alike = [
-        tensor
-        for tensor in (batch.data or {}).values()
-        if tensor.shape == rows.shape == actions.shape
+        tensor for tensor in batch.data.values() if tensor.shape == rows.shape == actions.shape
     ]
     return any(torch.equal(tensor[actions], rows[actions]) for tensor in alike)
 

@@ -32,7 +32,6 @@ class LawChecks(InterfaceSubject):
             pytest.skip("reads no rewards, advantages or returns")
         for key in keys:
             batch = _batch(rehearsal, key)
-            assert batch.data is not None
             numbers = batch.data[key]
             is_per_sequence = batch.seqlens[key] == [
                 [1] * len(group) for group in batch.seqlens[key]
@@ -59,9 +58,7 @@ class LawChecks(InterfaceSubject):
         batch = _batch(rehearsal, "packed_ref_logprobs")
         if "packed_logprobs" not in batch.keys:
             pytest.skip("does not compare with the policy's log-probs")
-        assert batch.data is not None
         logprobs = batch.data["packed_logprobs"]
-        assert logprobs is not None
         strayed = _with(batch, "packed_ref_logprobs", logprobs - 1.0)
         back = [
             per_action(batch, one_hot)
@@ -90,7 +87,6 @@ def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
 
 def _with(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
     copy = batch.select(batch.keys)
-    assert copy.data is not None
     copy.data[key] = tensor
     return copy
 

@@ -50,8 +50,6 @@ class LearningChecks(InterfaceSubject):
 
 def _with_the_same_reference(batch: SequenceSample, sampled: SequenceSample) -> SequenceSample:
     """The policy changes from step to step, its reference does not."""
-    assert batch.data is not None
-    assert sampled.data is not None
     if REFERENCE in batch.keys:
         sampled.data[REFERENCE] = batch.data[REFERENCE]
     return sampled
@@ -92,7 +90,6 @@ def _policy_gain(rehearsal: Rehearsal, model: Model) -> dict[str, float] | None:
 def _better_actions(batch: SequenceSample, trained: torch.Tensor) -> torch.Tensor | None:
     """[T - N] bool: the actions with an advantage, or in a response with a reward, above the mean;
     None without any."""
-    assert batch.data is not None
     if "advantages" in batch.keys:
         advantages: torch.Tensor = batch.data["advantages"]
         return advantages > advantages[trained].mean()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 
@@ -27,6 +26,7 @@ from rlcli.testing.interface.loss import (
     is_sum,
     token_gradients,
 )
+from rlcli.testing.interface.outputs import check_untouched, frozen_copy
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
@@ -355,12 +355,6 @@ class TrainingChecks(InterfaceSubject):
             )
 
 
-_IN_PLACE = (
-    "work on copies: batch.select(keys), tensor.clone(); other calls of the "
-    "graph read the same batch"
-)
-
-
 def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
     for name, value in outcome.stats.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -369,21 +363,9 @@ def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
 
 
 def _stays_as_it_was(rehearsal: Rehearsal, batch: SequenceSample) -> None:
-    before_training, where = _copy(batch), place_of(rehearsal.train_step)
+    before = frozen_copy(batch)
     rehearsal.train(batch, batch)  # at the second call its state has changed
-    if (batch.ids, batch.seqlens, batch.metadata) != (
-        before_training.ids,
-        before_training.seqlens,
-        before_training.metadata,
-    ):
-        raise Violation("ids, lengths or metadata of the batch changed", _IN_PLACE, where)
-    for key, before in (before_training.data or {}).items():
-        after = (batch.data or {}).get(key)
-        if before is None or after is None or not torch.equal(before, after):
-            rows = "all" if after is None or before is None else int((before != after).sum())
-            raise Violation(f"{rows} entries of {key} changed", _IN_PLACE, where)
-    if set(batch.keys) != set(before_training.keys):
-        raise Violation(f"the batch has other keys now: {list(batch.keys)}", _IN_PLACE, where)
+    check_untouched(batch, before, place_of(rehearsal.train_step))
 
 
 def _gradients(rehearsal: Rehearsal) -> tuple[TrainingOutcome, list[TokenGradients]]:
@@ -409,7 +391,7 @@ def _same_without(rehearsal: Rehearsal, key: str) -> bool:
 
 def lengths_of(batch: SequenceSample) -> list[list[tuple[int, int]]]:
     """(prompt, response) of each sequence; without a mask, the first token is the prompt."""
-    masks = (batch.data or {}).get("prompt_mask")
+    masks = batch.data.get("prompt_mask")
     flat = batch.flat_seqlens("packed_input_ids")
     prompts = iter(
         [1] * len(flat) if masks is None else [int(mask.sum()) for mask in masks.split(flat)]
@@ -418,14 +400,3 @@ def lengths_of(batch: SequenceSample) -> list[list[tuple[int, int]]]:
         [(p := next(prompts), length - p) for length in group]
         for group in batch.seqlens["packed_input_ids"]
     ]
-
-
-def _copy(batch: SequenceSample) -> SequenceSample:
-    """A batch that shares nothing with this one."""
-    copied = batch.select(batch.keys)
-    copied.metadata = copy.deepcopy(batch.metadata)
-    copied.data = {
-        key: None if tensor is None else tensor.clone()
-        for key, tensor in (batch.data or {}).items()
-    }
-    return copied

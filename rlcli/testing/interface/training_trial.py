@@ -247,7 +247,6 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     ):
         inferred: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
         sampled.update_(inferred.select(key for key in inferred.keys if key in batch.keys))
-    assert sampled.data is not None
     shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = model.module.forward(
@@ -258,9 +257,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
         sampled.data["old_logprobs"] = sampled.data["packed_logprobs"]
     for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
         drawn = sampled.data[key]
-        assert drawn is not None
         base = sampled.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
-        assert base is not None
         sampled.data[key] = base + 0.2 * (drawn - drawn.mean())
     return sampled
 

@@ -40,6 +40,8 @@ from ._argument_checks import check_overlong
 from ._statistics import reduce_over
 
 KLPlace = Literal["loss", "reward"]
+SumsBySample = dict[str, list[tuple[float, int]]]
+"""Name of a number → for each sample the sum over its responses, and their count."""
 
 
 @dataclass(kw_only=True)
@@ -302,7 +304,7 @@ class AdvantageInterface(ModelInterface):
         scores: torch.Tensor,
         advantages: torch.Tensor,
         trained: torch.Tensor,
-    ) -> dict[str, list[tuple[float, int]]]:
+    ) -> SumsBySample:
         """The numbers in `METRICS`, for each sample as a sum over its responses and their count.
         `scores`: the shaped reward of each, [N]; `advantages` and `trained`, bool, are [A]."""
         counted = responses.chosen
@@ -341,7 +343,7 @@ class AdvantageInterface(ModelInterface):
         policy: OldPolicy,
         advantages: torch.Tensor,
         returns: torch.Tensor,
-        numbers: dict[str, list[tuple[float, int]]],
+        numbers: SumsBySample,
     ) -> SequenceSample:
         """The keys that the settings call for, and the numbers as metadata."""
         declared, data = self.writes("inference"), responses.data

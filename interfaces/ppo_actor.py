@@ -31,6 +31,7 @@ from rlcli.ops.policy_losses import (
     POLICY_LOSSES,
     Actions,
     LossAggregationName,
+    LossesAndSums,
     PolicyLossName,
 )
 
@@ -252,7 +253,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
 
     def _losses(
         self, actions: Actions, entropy: torch.Tensor, batch: SequenceSample
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> LossesAndSums:
         """The loss of each of the M trained actions, given their entropy [M]; and numbers, each
         summed over them."""
         tensors, mask = batch.data, actions.mask

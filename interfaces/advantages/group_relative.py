@@ -21,7 +21,7 @@ from rlcli.ops.kl import KLEstimator
 from rlcli.ops.reduce import AllReduce
 
 from .._advantage_steps import Responses
-from .._advantages import AdvantageInterface, KLPlace
+from .._advantages import AdvantageInterface, KLPlace, SumsBySample
 from .._argument_checks import check_group_relative, compares_groups
 from .._sequences import group_sizes
 from .._statistics import reduce_over
@@ -108,7 +108,7 @@ class GroupRelativeInterface(AdvantageInterface):
         scores: torch.Tensor,
         advantages: torch.Tensor,
         trained: torch.Tensor,
-    ) -> dict[str, list[tuple[float, int]]]:
+    ) -> SumsBySample:
         groups = zip(
             *(column.split(group_sizes(responses.data)) for column in (scores, responses.chosen)),
             strict=True,

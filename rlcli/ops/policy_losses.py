@@ -25,6 +25,7 @@ __all__ = [
     "Actions",
     "BehaviourWeightMode",
     "LossAggregationName",
+    "LossesAndSums",
     "PolicyLossName",
     "behaviour_weights",
 ]
@@ -36,6 +37,9 @@ loss infinite."""
 PolicyLossName = Literal["ppo", "gspo", "cispo", "sequence"]
 LossAggregationName = Literal["token", "sequence", "constant"]
 BehaviourWeightMode = Literal["mask", "truncate"]
+
+LossesAndSums = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""The loss of each of the M trained actions, and numbers, each summed over them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Actions:
         return self.logprobs[self.mask] - self.old_logprobs[self.mask]
 
 
-PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
+PolicyLoss = Callable[..., LossesAndSums]
 """(actions, settings by keyword) → the loss of each trained action, [M] with its gradient, and
 stats, each summed over the M actions: `importance_ratio`, `approx_kl` (k1 from the old to the new
 policy), and the tokens whose gradient a clip cut off."""
@@ -72,7 +76,7 @@ def clipped(
     eps_clip: float,
     eps_clip_high: float | None = None,
     c_clip: float | None = None,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> LossesAndSums:
     """PPO's clipped loss (arXiv:1707.06347 eq. 7), with clip-higher (DAPO, arXiv:2503.14476 eq. 8)
     and dual clip (arXiv:1912.09729 eq. 5).
 
@@ -94,7 +98,7 @@ def clipped(
 
 def mean_clipped(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> LossesAndSums:
     """GSPO (arXiv:2507.18071 eq. 5 to 7): one ratio for all trained actions of a sequence, which
     are clipped as one.
 
@@ -110,7 +114,7 @@ def mean_clipped(
 
 def product_clipped(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> LossesAndSums:
     """A whole sequence as one action, whose ratio is the product of its tokens' ratios: RLOO as a
     bandit (arXiv:2402.14740, section 3), with PPO's clip.
 
@@ -127,7 +131,7 @@ def product_clipped(
 
 def clipped_weights(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> LossesAndSums:
     """CISPO (arXiv:2506.13585 eq. 4 and 5): the clipped ratio only weights a token, which always
     keeps its gradient.
 
@@ -156,7 +160,7 @@ def _by_sequence(actions: Actions) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 def _clipped_as_one(
     actions: Actions, log_ratio: torch.Tensor, eps_clip: float, eps_clip_high: float | None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> LossesAndSums:
     """PPO's clipped loss of actions that share the log-ratios [M] of their sequences."""
     ratio = _bounded(log_ratio).exp()
     loss, beyond = _clipped_objective(

@@ -95,9 +95,9 @@ class Calls:
         self._arrivals: list[Arrival] = []
         """What is being transferred."""
         self._names: dict[str, str] = {}
+        """Sample → its dataset's name for it."""
         self._reasons: dict[str, list[str | None]] = {}
         """Sample → why its responses have their rewards."""
-        """Sample → its dataset's name for it."""
 
     # -- a call, in the order in which these are used ----------------------------------------------
 

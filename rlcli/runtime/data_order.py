@@ -81,9 +81,9 @@ class DataOrder:
         if self.rows is None:
             return 0, position
         epoch, row = divmod(position, self.rows)
-        return epoch, _permutation(self.rows, stable_seed(self.seed, "order", epoch))[
-            row
-        ] if self.shuffle else row
+        if self.shuffle:
+            row = _permutation(self.rows, stable_seed(self.seed, "order", epoch))[row]
+        return epoch, row
 
 
 @dataclass(frozen=True)

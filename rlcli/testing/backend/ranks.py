@@ -61,8 +61,11 @@ class Lives:
         return load_file(self.folder / layout / weights_file(head, rank))
 
 
+Layout = tuple[dict[str, int], dict[str, Any]]
+"""A mesh, and settings of the backend."""
+
 ULYSSES, RING = {"context_parallel": "ulysses"}, {"context_parallel": "ring"}
-LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+LAYOUTS: tuple[Layout, ...] = (
     ({"dp": 2}, {}),
     ({"tp": 2}, {}),
     ({"pp": 2}, {}),
@@ -74,7 +77,7 @@ LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
 )
 """Meshes to try, if the backend knows their dimensions, and settings of such a backend, of which it
 takes those that it has."""
-WITH_EXPERTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+WITH_EXPERTS: tuple[Layout, ...] = (
     ({"dp": 2, "ep": 2}, {}),
     ({"dp": 4, "ep": 2}, {}),
 )
@@ -101,7 +104,7 @@ class RanksChecks(BackendChecks):
         skip_without_forks()
         return cls().live(tmp_path_factory.mktemp("ranks"))
 
-    layouts: ClassVar[Sequence[tuple[dict[str, int], dict[str, Any]]]] = LAYOUTS
+    layouts: ClassVar[Sequence[Layout]] = LAYOUTS
 
     def live(self, folder: Path) -> Lives:
         """First a single rank, then the ranks of each layout."""
@@ -128,7 +131,7 @@ class RanksChecks(BackendChecks):
             return Lives(folder, {}, error)
         return lives
 
-    def _layouts(self) -> list[tuple[dict[str, int], dict[str, Any]]]:
+    def _layouts(self) -> list[Layout]:
         """Those of `layouts` that the backend supports, each once."""
         backend, supported = self.backend(), []
         for degrees, settings in self.layouts:

@@ -25,6 +25,7 @@ from rlcli.testing.interface.inference_trial import (
     usual_batch,
 )
 from rlcli.testing.interface.outputs import (
+    check_empty,
     check_form,
     check_numbers,
     check_same,
@@ -333,20 +334,9 @@ class GenerationChecks(CallSubject):
     def test_generation_leaves_everything_alone(self, sampling: SamplingTrial) -> None:
         """generation changes neither its input nor the model"""
         model, before = sampling.model(), frozen_copy(sampling.batch)
-        weights = {
-            name: weight.detach().clone() for name, weight in model.module.model.named_parameters()
-        }
         sampling.run(sampling.batch, model=model)
         check_untouched(sampling.batch, before, sampling.where)
-        if any(
-            not torch.equal(weight, weights[name])
-            for name, weight in model.module.model.named_parameters()
-        ):
-            raise Violation(
-                "weights have other values after generation",
-                "generation only samples",
-                sampling.where,
-            )
+        sampling.check_left_alone(model)
         if model.module.passes_in_training_mode:
             cause = "leave the mode alone: rlcli turns dropout off before the call"
             raise Violation("the model samples in training mode", cause, sampling.where)
@@ -354,13 +344,7 @@ class GenerationChecks(CallSubject):
     def test_generation_for_no_prompts(self, sampling: SamplingTrial) -> None:
         """no prompts give no responses, of the same dtypes"""
         empty = sampling.run(sampling.batch.select_indices([]))
-        for key in sampling.result.keys:
-            dtype = empty.dtypes.get(key)
-            if dtype != sampling.result.dtypes[key]:
-                finding = f"{key} of no prompts is {dtype}, else {sampling.result.dtypes[key]}"
-                raise Violation(
-                    finding, "say the dtype of a tensor that may be empty", sampling.where
-                )
+        check_empty(empty, sampling.result, sampling.where)
 
     def test_mock_of_generation(self, sampling: SamplingTrial) -> None:
         """mock of generation looks like the real thing"""

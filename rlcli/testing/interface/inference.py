@@ -24,6 +24,7 @@ from rlcli.testing.interface.inference_trial import (
 )
 from rlcli.testing.interface.outputs import (
     check_drops,
+    check_empty,
     check_form,
     check_numbers,
     check_same,
@@ -243,24 +244,8 @@ class InferenceChecks(CallSubject):
     def test_inference_leaves_the_model_alone(self, inferring: CallTrial) -> None:
         """inference changes no weight, gradient or version"""
         model = inferring.model()
-        before = {
-            name: weight.detach().clone() for name, weight in model.module.model.named_parameters()
-        }
         inferring.run(inferring.batch, model=model)
-        for name, weight in model.module.model.named_parameters():
-            if weight.grad is not None or not torch.equal(weight, before[name]):
-                finding = "a gradient" if weight.grad is not None else "other values"
-                raise Violation(
-                    f"{name} has {finding} after inference",
-                    "inference only computes",
-                    inferring.where,
-                )
-        if model.version.global_step:
-            raise Violation(
-                "the version moved",
-                "only a training step counts, and rlcli counts it",
-                inferring.where,
-            )
+        inferring.check_left_alone(model)
 
     def test_inference_turns_dropout_off(self, inferring: CallTrial) -> None:
         """inference turns dropout off"""
@@ -394,19 +379,7 @@ class InferenceChecks(CallSubject):
     def test_inference_of_no_samples(self, inferring: CallTrial) -> None:
         """inference of no samples has the same keys and dtypes"""
         empty = inferring.run(inferring.batch.select_indices([]))
-        for key in inferring.result.keys:
-            if key not in empty.keys:
-                raise Violation(
-                    f"{key} is missing", "a rank may hold no sample at all", inferring.where
-                )
-            now, usual = tensor_of(empty, key), tensor_of(inferring.result, key)
-            if len(now) or now.dtype != usual.dtype:
-                finding = (
-                    f"{key} of no samples has {len(now)} rows of {now.dtype}, else {usual.dtype}"
-                )
-                raise Violation(
-                    finding, "say the dtype of a tensor that may be empty", inferring.where
-                )
+        check_empty(empty, inferring.result, inferring.where)
 
     def test_mock_of_inference(self, inferring: CallTrial) -> None:
         """mock of inference looks like the real thing"""

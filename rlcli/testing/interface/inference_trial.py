@@ -110,6 +110,22 @@ class CallTrial:
             )
         return output
 
+    def check_left_alone(self, model: Model) -> None:
+        """Raise Violation unless a model that was used has the weights of a new one, no gradients
+        and no later version."""
+        fresh = dict(self.model().module.model.named_parameters())
+        for name, weight in model.module.model.named_parameters():
+            if weight.grad is not None or not torch.equal(weight, fresh[name]):
+                finding = "a gradient" if weight.grad is not None else "other values"
+                raise Violation(
+                    f"{name} has {finding} after {self.call}",
+                    f"{self.call} changes nothing of the model",
+                    self.where,
+                )
+        if model.version.global_step:
+            cause = "only a training step counts, and rlcli counts it"
+            raise Violation("the version moved", cause, self.where)
+
     def mock(self, batch: SequenceSample, seed: int = 0) -> SequenceSample:
         """The result of the call's mock, for a role without an engine."""
         model = self.model(seed)

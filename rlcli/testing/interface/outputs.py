@@ -217,6 +217,20 @@ def check_numbers(output: SequenceSample, where: str) -> None:
             )
 
 
+def check_empty(empty: SequenceSample, usual: SequenceSample, where: str) -> None:
+    """Raise Violation unless an output for no samples has the keys and dtypes of the usual one, and
+    no rows."""
+    for key in usual.keys:
+        if key not in empty.keys:
+            raise Violation(f"{key} is missing", "a rank may hold no sample at all", where)
+        now, expected = tensor_of(empty, key), tensor_of(usual, key)
+        if len(now) or now.dtype != expected.dtype:
+            finding = (
+                f"{key} of no samples has {len(now)} rows of {now.dtype}, else {expected.dtype}"
+            )
+            raise Violation(finding, "say the dtype of a tensor that may be empty", where)
+
+
 def frozen_copy(sample: SequenceSample) -> SequenceSample:
     """A copy that shares nothing with the batch, for later comparison."""
     copied = sample.meta()

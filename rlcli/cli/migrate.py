@@ -11,8 +11,8 @@ import yaml
 
 from rlcli.cli.arguments import AsJson, DryRun
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.errors import ResourceError, UsageError
-from rlcli.files import replace_file
+from rlcli.errors import UsageError
+from rlcli.files import not_writable, replace_file
 
 
 def migrate(
@@ -79,9 +79,7 @@ def _write(path: Path, text: str) -> None:
         replace_file(file, text.encode())
         file.chmod(mode)
     except OSError as error:
-        raise ResourceError(
-            f"not writable: {error.strerror or error}", where=str(path), code="F75"
-        ) from None
+        raise not_writable(path, error) from None
 
 
 def _report(outcome: dict[str, object], dry_run: bool) -> None:

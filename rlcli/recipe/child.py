@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import UsageError
+from rlcli.files import not_writable
 from rlcli.recipe.parsing.layers import Layer, find_profile, recipe_names, recipe_roots, shown
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Node, Scalar, leaves, with_entry
@@ -55,9 +56,7 @@ def write_child(path: Path, text: str) -> None:
             f"no such folder: {path.parent}", hint=f"mkdir -p {path.parent}", code="R68"
         ) from None
     except OSError as error:
-        raise ResourceError(
-            f"not writable: {error.strerror or error}", where=str(path), code="F75"
-        ) from None
+        raise not_writable(path, error) from None
 
 
 def check_name(path: Path) -> None:

@@ -32,12 +32,14 @@ from rlcli.recipe.parsing.tree import (
     at,
     default_mark,
     dotted,
+    is_null,
     key_mark,
     keys_at,
     leaves,
     nodes,
     plain,
 )
+from rlcli.recipe.parsing.tree import Path as TreePath
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.preparation import with_preparation
 from rlcli.recipe.rollouts import as_rollout, with_rollouts
@@ -85,18 +87,18 @@ class Resolved:
     problems: Problems = field(default_factory=Problems, compare=False, repr=False)
     """Holds the sources, so that later checks can quote them."""
 
-    def origin(self, key: str | tuple[str | int, ...]) -> Mark:
+    def origin(self, key: str | TreePath) -> Mark:
         """Where the effective value was written; `default` if no layer sets it."""
         node = at(self.tree, _path(key))
         return node.mark if node is not None else default_mark()
 
-    def history(self, key: str | tuple[str | int, ...]) -> list[Setting]:
+    def history(self, key: str | TreePath) -> list[Setting]:
         """Every place that sets the key, lowest layer first; the last one wins."""
         path = _path(key)
         written = self._history(path, frozenset()) or self._history(as_rollout(path), frozenset())
         return written or self._derived(path)
 
-    def _derived(self, path: tuple[str | int, ...]) -> list[Setting]:
+    def _derived(self, path: TreePath) -> list[Setting]:
         """The place of a value that was written for another key, such as an argument of the call
         that computes it."""
         node = at(self.tree, path)
@@ -106,18 +108,18 @@ class Resolved:
             else []
         )
 
-    def _history(self, path: tuple[str | int, ...], seen: frozenset[str]) -> list[Setting]:
+    def _history(self, path: TreePath, seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
         for tree in (*(layer.tree for layer in self.layers), *self.override_trees):
             node = at(tree, path)
-            rest: tuple[str | int, ...] = ()
+            rest: TreePath = ()
             if node is not None:
                 settings.append(Setting(node.mark, plain(node)))
                 reference, holder = whole_reference(node), node
             else:
                 holder, rest = _holder_on_the_way(tree, path)
                 reference = whole_reference(holder)
-                if isinstance(holder, Scalar) and holder.value is None:
+                if is_null(holder):
                     settings.append(
                         Setting(holder.mark, None, removes=dotted(path[: len(path) - len(rest)]))
                     )
@@ -165,13 +167,11 @@ class Resolved:
         return to_yaml(self.to_json())
 
 
-def _path(key: str | tuple[str | int, ...]) -> tuple[str | int, ...]:
+def _path(key: str | TreePath) -> TreePath:
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
-def _holder_on_the_way(
-    tree: Node, path: tuple[str | int, ...]
-) -> tuple[Node, tuple[str | int, ...]]:
+def _holder_on_the_way(tree: Node, path: TreePath) -> tuple[Node, TreePath]:
     """The nearest node above a path, which may be a reference or null,
     and the rest of the path below it."""
     for depth in range(len(path) - 1, 0, -1):

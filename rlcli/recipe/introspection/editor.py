@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcli.errors import ResourceError, UsageError
+from rlcli.files import not_writable
 from rlcli.recipe.introspection.json_schema import MADE_BY
 
 SCHEMA_FILE = Path(".rlcli/recipe.schema.json")
@@ -178,6 +179,4 @@ def _write(path: Path, text: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ResourceError(
-            f"not writable: {error.strerror or error}", where=str(path), code="F75"
-        ) from None
+        raise not_writable(path, error) from None

@@ -230,16 +230,19 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     _able(notes, call, path, backend)
 
 
+def _identity(path: Path) -> list[Path]:
+    """The values that say what a call is: its method, its role and its interface."""
+    return [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
+
+
 def _other_head(notes: Notes, call: Call, path: Path, head: str, needed: str | None) -> None:
     name = call.model
     key = dotted(notes.written(("models", name)))
     message = (
         f"{key} has the head {head}; {dotted(path)} ({call.interface.type}) needs the head {needed}"
     )
-    needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
-    notes.note_once(
-        ("head", name), "R71", message, ("models", name, "head"), f"{key}.head={needed}", needs
-    )
+    hint, needs = f"{key}.head={needed}", _identity(path)
+    notes.note_once(("head", name), "R71", message, ("models", name, "head"), hint, needs)
 
 
 def _without_weights(notes: Notes, call: Call, path: Path) -> None:
@@ -291,25 +294,14 @@ def _pooled(notes: Notes, call: Call, path: Path) -> None:
     """A process of a pool may be replaced at any time,
     so its results must depend only on its inputs."""
     backend, interface = ("models", call.model, "backend", "type"), call.interface.type
-    needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
     if call.call != "inference":
-        message = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
-        notes.note(
-            "R71",
-            message,
-            backend,
-            f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}",
-            needs=needs,
-        )
+        problem = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
     elif has_method("interfaces", interface, "state_dict"):
-        message = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
-        notes.note(
-            "R71",
-            message,
-            backend,
-            f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}",
-            needs=needs,
-        )
+        problem = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
+    else:
+        return
+    hint = f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}"
+    notes.note("R71", problem, backend, hint, needs=_identity(path))
 
 
 def _group(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Hashable)
 Item = TypeVar("Item")
 
+KeysByRank = dict[int, dict[str, list[str]]]
+"""Rank → sample → keys."""
 Traits = tuple["torch.dtype | None", tuple[int, ...] | None]
 """The dtype and the trailing shape of a key."""
 
@@ -133,10 +135,10 @@ class Buffer:
             *(set(entries[key].ranks) if key in entries else set() for key in keys)
         )
 
-    def shared_out(self, ids: Sequence[str]) -> dict[int, dict[str, list[str]]]:
+    def shared_out(self, ids: Sequence[str]) -> KeysByRank:
         """Rank → sample → keys: each key of these samples once,
         assigned to a rank that holds it."""
-        assigned: dict[int, dict[str, list[str]]] = {}
+        assigned: KeysByRank = {}
         for id_ in ids:
             for key, entry in self._entries[id_].items():
                 rank = min(entry.ranks, key=lambda rank: (len(assigned.get(rank, ())), rank))

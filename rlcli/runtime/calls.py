@@ -15,7 +15,7 @@ from rlcli.api.key_meaning import AGE, PLACE, SEQUENCES
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer, share_by_rank
-from rlcli.runtime.data_lane import ASPECTS, TEXT
+from rlcli.runtime.data_lane import ASPECTS, TEXT, Described
 from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
@@ -164,7 +164,7 @@ class Calls:
     def take_in(self, call: PreparedCall, answers: Answers) -> Answered:
         """Note which samples now have which outputs; returns the rest of the answers."""
         if call.mfc.model_name not in self._pooled:
-            self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
+            self.times.count_work(_seconds(answers))
         self._take_in_batches(answers)
         for answer in answers.values():
             self._reasons |= answer.get("reasons", {})
@@ -189,7 +189,7 @@ class Calls:
     def copied(self, copy: WeightCopy, answers: Answers) -> tuple[float, int]:
         """Seconds until the last of the followers had the weights, and the bytes that all ranks
         sent."""
-        self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
+        self.times.count_work(_seconds(answers))
         seconds = max(float(answers[rank]["seconds"]) for rank in copy.followers)
         return seconds, sum(int(answer["bytes"]) for answer in answers.values())
 
@@ -290,6 +290,11 @@ class Calls:
         return parts
 
 
+def _seconds(answers: Answers) -> dict[int, float]:
+    """Rank → what it has spent."""
+    return {rank: answer["seconds"] for rank, answer in answers.items()}
+
+
 def _metadata_in_batch(
     mfc: MFCDef, ids: Sequence[str], ages: Mapping[str, int] | None
 ) -> dict[str, Mapping[str, int]]:
@@ -308,7 +313,7 @@ async def _lines_of(
     """A line for each response, of which ranks describe different aspects; one that is not
     described for every response of a sample is None. `names`: sample → its dataset's name for it;
     `reasons`: sample → why each of its responses has its reward."""
-    described: dict[str, dict[str, list[Any]]] = {id_: {} for id_ in names}
+    described: Described = {id_: {} for id_ in names}
     for answer in (await answering).values() if answering is not None else ():
         for id_, aspects in answer.items():
             described[id_] |= aspects

@@ -29,6 +29,7 @@ from rlcli.errors import (
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.schema import Checkpoint, Recipe
+from rlcli.runtime.buffer import KeysByRank
 from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.messages import WRITTEN, Fields, Report
 from rlcli.runtime.ranks import Answers, Ranks
@@ -226,7 +227,7 @@ class Checkpoints:
         state: RunState,
         metrics: Mapping[str, float],
         sync: Callable[[], None],
-        samples: Mapping[int, dict[str, list[str]]] | None = None,
+        samples: KeysByRank | None = None,
     ) -> None:
         """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when
         this returns.
@@ -249,9 +250,7 @@ class Checkpoints:
             await self._write(state, folder, samples or {})
         self._waited = time.perf_counter() - began
 
-    async def _write(
-        self, state: RunState, folder: Path, samples: Mapping[int, dict[str, list[str]]]
-    ) -> None:
+    async def _write(self, state: RunState, folder: Path, samples: KeysByRank) -> None:
         """Have the ranks copy their parts of a checkpoint and write them;
         write the master's part."""
         requests = {

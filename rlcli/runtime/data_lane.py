@@ -75,6 +75,10 @@ class DataLane:
         )
 
 
+Described = dict[str, dict[str, list[Any]]]
+"""Sample → aspect of its responses → a value for each response."""
+
+
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """[bytes] in host memory, from where gloo sends."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -120,10 +124,10 @@ class SampleStore:
 
 def describe_samples(
     store: SampleStore, tokenizer: Any, aspects: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, list[Any]]]:
+) -> Described:
     """Aspects of the responses of some samples for people to read:
     sample → aspect → a value for each response."""
-    described: dict[str, dict[str, list[Any]]] = {}
+    described: Described = {}
     for id_, of_sample in aspects.items():
         sample = store.sample(id_)
         described[id_] = {name: ASPECTS[name].values(sample, tokenizer) for name in of_sample}

@@ -35,6 +35,7 @@ from rlcli.api.key_meaning import (
     Meaning,
 )
 from rlcli.api.sample_json import CARRIED
+from rlcli.errors import RlcliError
 from rlcli.ops.evaluation import majority, pass_at_k
 from rlcli.runtime.faults import Origin
 
@@ -248,15 +249,16 @@ class _KeyCheck:
         if meaning.numbers is TOKENS:
             self._check_tokens()
 
+    def _malformed(self, problem: str) -> RlcliError:
+        return self._origin.malformed(f"gave {self._key} {problem}")
+
     def _check_form(self, meaning: Meaning) -> None:
         if not meaning.numbers.fits(self._tensor.dtype):
             dtype, expected = _name(self._tensor.dtype), meaning.numbers.expected
-            raise self._origin.malformed(f"gave {self._key} as {dtype}; it must be {expected}")
+            raise self._malformed(f"as {dtype}; it must be {expected}")
         if meaning.is_flat and self._tensor.dim() != 1:
             shape = tuple(self._tensor.shape)
-            raise self._origin.malformed(
-                f"gave {self._key} of shape {shape}; it must have one dimension"
-            )
+            raise self._malformed(f"of shape {shape}; it must have one dimension")
 
     def _check_lengths(self, meaning: Meaning, tokens: Lengths) -> None:
         lengths_of = zip(self._batch.ids, self._batch.seqlens[self._key], tokens, strict=True)
@@ -264,8 +266,8 @@ class _KeyCheck:
             expected = [meaning.rows(length) for length in of_tokens]
             if lengths != expected:
                 sample = self._origin.describe(id_)
-                raise self._origin.malformed(
-                    f"gave {self._key} of lengths {_few(lengths)} for sample {sample}; it must be "
+                raise self._malformed(
+                    f"of lengths {_few(lengths)} for sample {sample}; it must be "
                     f"{meaning.per}: {_few(expected)} for sequences of {_few(of_tokens)} tokens"
                 )
 
@@ -296,21 +298,18 @@ class _KeyCheck:
     def _check_logprobs(self) -> None:
         if (first := self._first(self._tensor > ROUNDING)) is not None:
             value, where = first
-            raise self._origin.malformed(
-                f"gave {self._key} {value:g} for {where}; a log-probability is never above 0"
-            )
+            raise self._malformed(f"{value:g} for {where}; a log-probability is never above 0")
 
     def _check_tokens(self) -> None:
         for id_, lengths in zip(self._batch.ids, self._batch.seqlens[self._key], strict=True):
             if not all(lengths):
                 sequence = f"sequence {lengths.index(0) + 1} of {len(lengths)}"
-                raise self._origin.malformed(
-                    f"gave {self._key} without a token for {sequence} of sample "
-                    f"{self._origin.describe(id_)}"
+                raise self._malformed(
+                    f"without a token for {sequence} of sample {self._origin.describe(id_)}"
                 )
         if (first := self._first(self._tensor < 0)) is not None:
             token, where = first
-            raise self._origin.malformed(f"gave {self._key} the token {token:.0f} for {where}")
+            raise self._malformed(f"the token {token:.0f} for {where}")
 
     def _first(self, bad: torch.Tensor) -> tuple[float, str] | None:
         """The first bad number, and where it is."""

@@ -111,7 +111,7 @@ class PoolProcess:
             if answer is not None:
                 return unpacked(answer)
         message = f"{self.name} {self._has_died} while it worked on call {call}, {TRIES} times"
-        raise WorkerError(message, where=self.name, hint=f"see {self._log}", code="F01")
+        raise self._death(message)
 
     def close(self) -> None:
         self._link.close()
@@ -155,7 +155,10 @@ class PoolProcess:
         self._looked = now
         if self._given_up.exists():
             message = f"{self.name} {self._given_up.read_text()}"
-            raise WorkerError(message, where=self.name, hint=f"see {self._log}", code="F01")
+            raise self._death(message)
+
+    def _death(self, message: str) -> WorkerError:
+        return WorkerError(message, where=self.name, hint=f"see {self._log}", code="F01")
 
     def _hang(self, problem: str) -> HangError:
         return HangError(f"{self.name} {problem}", where=self.name, hint=f"see {self._log}")

@@ -81,8 +81,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        prompts = prompts_of(input_)
-        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
+        prompts = self._prompts(input_, gconfig)
         if len(seeds) != len(prompts) * gconfig.responses_per_prompt:
             raise ValueError(
                 f"{len(prompts)} prompts of {gconfig.responses_per_prompt} "
@@ -164,6 +163,15 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             message = f"{server.name} sampled with weights from another client ({label[:40]!r})"
             raise WorkerError(message, hint="a server belongs to one run", code="F92")
         return number
+
+    def _prompts(
+        self, input_: SequenceSample, gconfig: GenerationHyperparameters
+    ) -> list[torch.Tensor]:
+        """One tensor of ids per prompt. Raises ModelError if one leaves no room for its response,
+        or is empty."""
+        prompts = prompts_of(input_)
+        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
+        return prompts
 
     def _check_length(self, longest: int) -> None:
         """Check the length of a prompt and its response. Raises ModelError."""

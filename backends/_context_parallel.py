@@ -68,9 +68,11 @@ def generate_over_ranks(
     seeds: Sequence[int],
     group: dist.ProcessGroup,
     device: torch.device,
+    no_routes: torch.Tensor | None = None,
 ) -> GeneratedResponses:
     """The responses to all prompts, on every rank: each generates those to its own prompts, as a
-    data-parallel rank would. Messages travel from `device` to `device`."""
+    data-parallel rank would. Messages travel from `device` to `device`. `no_routes` [0, L, k]: what
+    `routed_experts` are like, if responses have them."""
     if not prompts:
         return generate([], [])
     each = len(seeds) // len(prompts)
@@ -79,9 +81,17 @@ def generate_over_ranks(
     mine = generate([prompts[number] for number in numbers], own_seeds)
     of_all = partial(_of_all_prompts, count=len(prompts), each=each, group=group, device=device)
     lengths = of_all(torch.tensor([len(row) for row in mine.tokens], dtype=torch.int64)).tolist()
-    tokens = of_all(_table(mine.tokens, max(lengths), torch.int64))
-    logprobs = of_all(_table(mine.logprobs, max(lengths), torch.float32))
-    return GeneratedResponses(_rows(tokens, lengths), _rows(logprobs, lengths), of_all(mine.ended))
+    tokens = of_all(_table(mine.tokens, max(lengths), torch.zeros(0, dtype=torch.int64)))
+    logprobs = of_all(_table(mine.logprobs, max(lengths), torch.zeros(0)))
+    routed_experts = None
+    if no_routes is not None:
+        read = [len(prompts[number // each]) + length - 1 for number, length in enumerate(lengths)]
+        table = _table(mine.routed_experts or [], max(read), no_routes)
+        # no collective of NCCL takes int16
+        routed_experts = _rows(of_all(table.view(torch.uint8)).view(table.dtype), read)
+    return GeneratedResponses(
+        _rows(tokens, lengths), _rows(logprobs, lengths), of_all(mine.ended), routed_experts
+    )
 
 
 def _rows(table: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
@@ -89,9 +99,9 @@ def _rows(table: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
     return [row[:length] for row, length in zip(table, lengths, strict=True)]
 
 
-def _table(rows: Sequence[torch.Tensor], longest: int, dtype: torch.dtype) -> torch.Tensor:
-    """[n, longest]: rows of any lengths, padded with zeros."""
-    table = torch.zeros(len(rows), longest, dtype=dtype)
+def _table(rows: Sequence[torch.Tensor], longest: int, empty: torch.Tensor) -> torch.Tensor:
+    """[n, longest, ...]: rows of any lengths, padded with zeros; `empty` [0, ...] is like one."""
+    table = empty.new_zeros(len(rows), longest, *empty.shape[1:])
     for padded, row in zip(table, rows, strict=True):
         padded[: len(row)] = row
     return table

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,9 +38,13 @@ from rlcli.ops.context_choice import Choice
 from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
+from ._routing_replay import RouterChoices, routes_of
 from ._saving import Ranks, describe, save_model
 from ._tensor_parallel import parallelize
 from ._transformers import Pack, PackedModel, compute_dtype
+
+if TYPE_CHECKING:
+    from ._transformers import Packing
 
 T = TypeVar("T")
 
@@ -74,6 +78,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._device = model.device
         self._weights_number = 0
         self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
+        self._choices: dict[nn.Module, RouterChoices] = {}
+        """Of the routers of a model that has been asked for them."""
         self._copy: GenerationCopy | None = None
         if self.is_sharded or self.packed.compute_dtype is not torch.float32:
             self._copy = GenerationCopy(self._skeleton(model.source), self.packed.compute_dtype)
@@ -120,8 +126,24 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     ) -> T:
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
+        lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
+        routes = routes_of(micro_batch)
+        if routes is not None:
+            routes = routes.to(self._device)
+            self._choices_of(self.lm)
         with self._in_pass():
-            return self.packed(tokens, tuple(micro_batch.flat_seqlens("packed_input_ids")), then)
+            return self.packed(tokens, lengths, then, partial(self._route, routes))
+
+    def _route(self, routes: torch.Tensor | None, packing: Packing) -> None:
+        """Prescribe the experts [T, L, k] of a pack of tokens; None: routers choose."""
+        if (choices := self._choices.get(self.lm)) is not None:
+            choices.prescribe(None if routes is None else packing.mine(routes))
+
+    def _choices_of(self, lm: nn.Module) -> RouterChoices:
+        """Raises ModelError for a model without routers."""
+        if lm not in self._choices:
+            self._choices[lm] = RouterChoices(lm, self.role)
+        return self._choices[lm]
 
     def _in_pass(self) -> AbstractContextManager[None]:
         """A context that is entered for the duration of a forward pass."""
@@ -161,7 +183,9 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
                 return run(prompts, seeds)
             from ._context_parallel import generate_over_ranks
 
-            return generate_over_ranks(run, prompts, seeds, self._context_group, self._device)
+            no_routes = self._choices_of(lm).no_tokens if gconfig.routing_replay else None
+            group = self._context_group
+            return generate_over_ranks(run, prompts, seeds, group, self._device, no_routes)
 
     def stream(
         self,
@@ -197,7 +221,10 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device
         )
         sampler = Sampler(gconfig, ends, self.vocabulary)
-        return BatchDecoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
+        choices = self._choices_of(lm) if gconfig.routing_replay else None
+        return BatchDecoder(
+            lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens, choices
+        )
 
     def _prompts(
         self, input_: SequenceSample, gconfig: GenerationHyperparameters
@@ -229,6 +256,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         done once, here."""
         self._onload()
         if self._copy is None:
+            if self.lm in self._choices:
+                self._choices[self.lm].prescribe(None)
             yield self.lm
             return
         with self._copy.of(self._gathered_parameters(), self.lm.named_buffers()) as lm:

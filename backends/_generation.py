@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlcli.ops.attention import CachedAttention, packed_attention
 from rlcli.ops.packing import positions
 
 from ._memory import concurrent_responses
+from ._routing_replay import RouterChoices
 from ._transformers import compute_in, head_of
 
 
@@ -166,6 +168,7 @@ class BatchDecoder:
         gconfig: GenerationHyperparameters,
         sampler: Sampler,
         cache_tokens: int | None = None,
+        choices: RouterChoices | None = None,
     ):
         self.lm = lm
         self.dtype = dtype
@@ -173,6 +176,8 @@ class BatchDecoder:
         self.sampler = sampler
         self.cache_tokens = cache_tokens
         """Capacity of the KV cache; None: as much as `max_concurrent_responses` need."""
+        self.choices = choices
+        """Those of the model's routers, which are then recorded."""
         self.device = next(lm.parameters()).device
         head = head_of(lm, gconfig.temperature)
         self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not once per token
@@ -183,7 +188,7 @@ class BatchDecoder:
 
         Raises ValueError if the cache has no room for the longest prompt and its response.
         """
-        responses = _unfinished(len(seeds))
+        responses = self._unfinished(len(seeds))
         for _ in self._passes(prompts, seeds, responses):
             pass
         return responses
@@ -192,7 +197,7 @@ class BatchDecoder:
         self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]
     ) -> Iterator[tuple[int, int]]:
         """(number of a response, its next token), as soon as it is sampled."""
-        for rows, first in self._passes(prompts, seeds, _unfinished(len(seeds))):
+        for rows, first in self._passes(prompts, seeds, self._unfinished(len(seeds))):
             yield from zip(
                 rows.response[first:], rows.last_token[first : rows.active].tolist(), strict=True
             )
@@ -218,11 +223,21 @@ class BatchDecoder:
             while decoding.is_busy:
                 yield decoding.rows, decoding.advance()
                 for begun, by_itself in decoding.collect():
-                    responses.tokens[begun.number], responses.logprobs[begun.number] = (
-                        begun.tokens,
-                        begun.logprobs,
-                    )
+                    responses.tokens[begun.number] = begun.tokens
+                    responses.logprobs[begun.number] = begun.logprobs
                     responses.ended[begun.number] = by_itself
+                    if responses.routed_experts is not None and begun.routes is not None:
+                        responses.routed_experts[begun.number] = begun.routes
+
+    def _unfinished(self, responses: int) -> GeneratedResponses:
+        nothing = torch.zeros(0)
+        no_routes = self.choices.no_tokens if self.choices is not None else None
+        return GeneratedResponses(
+            [nothing.to(torch.int64)] * responses,
+            [nothing] * responses,
+            torch.zeros(responses, dtype=torch.bool),
+            None if no_routes is None else [no_routes] * responses,
+        )
 
     def decoding(self, total: int, longest: int) -> Decoding:
         """Room for responses of at most `longest` tokens, including their prompts, with at most
@@ -257,16 +272,17 @@ class BatchDecoder:
                 for w, row in zip(which, new_rows.tolist(), strict=True)
             ]
         )
-        cache.write_prompts(
-            source, at.to(self.device), positions([lengths[w] for w in which], self.device)
-        )
+        columns = positions([lengths[w] for w in which], self.device)
+        cache.write_prompts(source, at.to(self.device), columns)
         packed = torch.cat(unique).to(self.device)
-        hidden = self._forward(
+        hidden, routes = self._forward(
             packed[None],
             positions(lengths, self.device)[None],
             cache,
             packed_attention(lengths, self.device),
         )
+        if routes is not None:
+            rows.write_routes(at.to(self.device), columns, routes[source])
         last = torch.tensor([starts[w] + lengths[w] - 1 for w in which], device=self.device)
         self._sample(rows, hidden[0, last], new_rows.to(self.device))
 
@@ -276,26 +292,32 @@ class BatchDecoder:
         columns = rows.prompt_length[active] + rows.drawn[active] - 1
         longest = int(columns.max()) + 1
         cache.write_next(columns, longest)
-        hidden = self._forward(
+        hidden, routes = self._forward(
             rows.last_token[active][:, None],
             columns[:, None],
             cache,
             CachedAttention(columns + 1, longest),
         )
+        if routes is not None:
+            rows.write_routes(active, columns, routes)
         self._sample(rows, hidden[:, 0], active)
 
     def _forward(
         self, tokens: torch.Tensor, places: torch.Tensor, cache: SlotCache, packing: Any
-    ) -> torch.Tensor:
-        output = self.lm.base_model(
-            input_ids=tokens,
-            position_ids=places,
-            attention_mask=None,
-            use_cache=True,
-            packing=packing,
-            **{self._cache_argument: cache},
-        )
-        return output.last_hidden_state
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The hidden states of `tokens` [A, B], and the experts [A · B, L, k] that they are routed
+        to, if these are recorded."""
+        with self.choices.recorded() if self.choices is not None else nullcontext([]) as chosen:
+            output = self.lm.base_model(
+                input_ids=tokens,
+                position_ids=places,
+                attention_mask=None,
+                use_cache=True,
+                packing=packing,
+                **{self._cache_argument: cache},
+            )
+        routes = self.choices.stacked(chosen) if self.choices is not None else None
+        return output.last_hidden_state, routes
 
     def _sample(self, rows: _ActiveRows, hidden: torch.Tensor, which: torch.Tensor) -> None:
         logits = self.head.whole_logits(hidden, self.dtype)
@@ -307,15 +329,6 @@ class BatchDecoder:
         rows.last_token[which] = tokens
 
 
-def _unfinished(responses: int) -> GeneratedResponses:
-    nothing = torch.zeros(0)
-    return GeneratedResponses(
-        [nothing.to(torch.int64)] * responses,
-        [nothing] * responses,
-        torch.zeros(responses, dtype=torch.bool),
-    )
-
-
 @dataclass(frozen=True)
 class Begun:
     """A response in progress, with its tokens so far."""
@@ -325,6 +338,8 @@ class Begun:
     seed: int
     tokens: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     logprobs: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    routes: torch.Tensor | None = None
+    """[tokens read so far, L, k]: the experts that they were routed to, if these are recorded."""
 
     @property
     def text(self) -> torch.Tensor:
@@ -348,6 +363,8 @@ class Decoding:
         self._known: dict[int, Begun] = {}
         """Responses with a slot, by number, as they were when they got it."""
         self.rows = _ActiveRows(slots, self._limit, decoder.device)
+        if decoder.choices is not None:
+            self.rows.make_room_for_routes(longest, decoder.choices.no_tokens)
 
     @property
     def is_busy(self) -> bool:
@@ -377,8 +394,8 @@ class Decoding:
         """Responses that have just finished, and whether by themselves;
         they make room for others."""
         finished = [
-            (replace(self._known.pop(number), tokens=tokens, logprobs=logprobs), by_itself)
-            for number, tokens, logprobs, by_itself in self.rows.collect(
+            (replace(self._known.pop(number), **contents), by_itself)
+            for number, contents, by_itself in self.rows.collect(
                 self._decoder.sampler.end_ids, self._limit
             )
         ]
@@ -389,8 +406,7 @@ class Decoding:
         """Make all responses in progress wait for a slot again, the oldest first; returns them.
         Empties the cache."""
         begun = [
-            replace(self._known.pop(number), tokens=tokens, logprobs=logprobs)
-            for number, tokens, logprobs in self.rows.retract()
+            replace(self._known.pop(number), **contents) for number, contents in self.rows.retract()
         ]
         self._waiting.extendleft(sorted(begun, key=lambda response: -response.number))
         return list(self._waiting)
@@ -411,7 +427,19 @@ class _ActiveRows:
         self.tokens = torch.zeros(slots, limit, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(slots, limit, device=device)
         self.uniform = torch.zeros(slots, limit, dtype=torch.float64, device=device)
+        self.routes: torch.Tensor | None = None
+        """[slots, longest, L, k]: the experts of each token of prompt and response."""
         self._finished: list[int] = []
+
+    def make_room_for_routes(self, longest: int, no_tokens: torch.Tensor) -> None:
+        """For texts of up to `longest` tokens, each with experts like `no_tokens` [0, L, k]."""
+        shape = (len(self.drawn), longest, *no_tokens.shape[1:])
+        self.routes = no_tokens.new_zeros(shape, device=self.drawn.device)
+
+    def write_routes(self, rows: torch.Tensor, columns: torch.Tensor, routes: torch.Tensor) -> None:
+        """Store the experts [n, L, k] of n tokens, each of a row and a column of its text."""
+        assert self.routes is not None
+        self.routes[rows, columns] = routes
 
     def add(self, batch: Sequence[Begun]) -> torch.Tensor:
         rows = torch.arange(self.active, self.active + len(batch))
@@ -435,39 +463,37 @@ class _ActiveRows:
 
     def collect(
         self, end_ids: torch.Tensor, limit: int
-    ) -> list[tuple[int, torch.Tensor, torch.Tensor, bool]]:
-        """Responses that have just finished: (number, tokens, log-probs, ended by itself)."""
+    ) -> list[tuple[int, dict[str, torch.Tensor], bool]]:
+        """Responses that have just finished: (number, contents, ended by itself)."""
         stopped = torch.isin(self.last_token[: self.active], end_ids)
         over = stopped | (self.drawn[: self.active] >= limit)
         self._finished = over.nonzero()[:, 0].tolist()
         if not self._finished:
             return []
-        drawn, by_itself = self.drawn[: self.active].tolist(), stopped.tolist()
-        tokens, logprobs = self.tokens[self._finished].cpu(), self.logprobs[self._finished].cpu()
-        return [
-            (
-                self.response[row],
-                tokens[i, : drawn[row]].clone(),
-                logprobs[i, : drawn[row]].clone(),
-                by_itself[row],
-            )
-            for i, row in enumerate(self._finished)
-        ]
+        numbers = [self.response[row] for row in self._finished]
+        by_itself = stopped[self._finished].tolist()
+        return list(zip(numbers, self._contents(self._finished), by_itself, strict=True))
 
-    def retract(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Empty all rows: (number, tokens, log-probs) of each."""
-        drawn = self.drawn[: self.active].tolist()
-        begun = [
-            (
-                number,
-                self.tokens[row, : drawn[row]].cpu().clone(),
-                self.logprobs[row, : drawn[row]].cpu().clone(),
-            )
-            for row, number in enumerate(self.response)
-        ]
+    def retract(self) -> list[tuple[int, dict[str, torch.Tensor]]]:
+        """Empty all rows: (number, contents) of each."""
+        contents = self._contents(list(range(self.active)))
+        begun = list(zip(self.response, contents, strict=True))
         self.active = 0
         self.response.clear()
         return begun
+
+    def _contents(self, rows: list[int]) -> list[dict[str, torch.Tensor]]:
+        """The fields of `Begun` that grow, for each of these rows: copies on the host."""
+        drawn = self.drawn[rows].tolist()
+        read = (self.prompt_length[rows] + self.drawn[rows] - 1).tolist()
+        columns = {"tokens": (self.tokens, drawn), "logprobs": (self.logprobs, drawn)}
+        if self.routes is not None:
+            columns["routes"] = (self.routes, read)
+        on_host = {name: state[rows].cpu() for name, (state, _) in columns.items()}
+        return [
+            {name: on_host[name][i, : counts[i]].clone() for name, (_, counts) in columns.items()}
+            for i in range(len(rows))
+        ]
 
     def compact(self, cache: SlotCache) -> None:
         """Close the gaps that finished rows leave, by moving the last rows into them."""
@@ -487,6 +513,7 @@ class _ActiveRows:
                 self.tokens,
                 self.logprobs,
                 self.uniform,
+                *([self.routes] if self.routes is not None else []),
             ):
                 state[target] = state[source]
             cache.move(source, target)

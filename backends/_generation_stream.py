@@ -100,7 +100,14 @@ class DecodingStream(ResponseStream):
     def _finished(self, begun: Begun, ended: bool) -> FinishedResponse:
         segments = self._segments_of(begun)
         self._segments.pop(begun.number, None)
-        return FinishedResponse(begun.number, begun.tokens, begun.logprobs, ended, segments)
+        return FinishedResponse(
+            begun.number,
+            begun.tokens,
+            begun.logprobs,
+            ended,
+            segments,
+            routed_experts=begun.routes,
+        )
 
     def _segments_of(self, begun: Begun) -> tuple[Segment, ...]:
         """Its earlier segments, and what has been sampled since; adjacent ones with the same

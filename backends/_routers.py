@@ -42,6 +42,8 @@ from rlcli.api.loss_stats import Stats
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.errors import ModelError
 
+from ._router_modules import routers_in
+from ._routing_replay import FREE, routes_of
 from ._settings import TransformersTraining
 
 
@@ -54,9 +56,10 @@ class Routers:
         self._role = role
         self._logits: list[torch.Tensor] | None = None
         self._are_logits: bool | None = None
-        modules, self._index = _routers_in(lm, role)
+        hint = f"leave out router_… in models.{role}.backend.args"
+        modules, self._index = routers_in(lm, role, "balanced", hint)
         self.per_token: int = lm.config.get_text_config().num_experts_per_tok
-        for module in modules:
+        for module in modules.values():
             module.register_forward_hook(self._observe)
 
     @classmethod
@@ -79,11 +82,16 @@ class Routers:
         finally:
             self._logits = None
 
-    def counts(self, logits: torch.Tensor) -> torch.Tensor:
-        """[L, E] the number of tokens that choose each expert, from logits [L, T, E]."""
-        chosen = logits.softmax(-1).topk(self.per_token, -1).indices.flatten(1)
+    def counts(self, logits: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+        """[L, E] the number of tokens that are routed to each expert: those that logits [L, T, E]
+        choose, except where the micro-batch prescribes others."""
+        chosen = logits.softmax(-1).topk(self.per_token, -1).indices
+        if (routes := routes_of(micro_batch.sample)) is not None:
+            by_layer = routes.transpose(0, 1).to(chosen.device)
+            chosen = chosen.where(by_layer == FREE, by_layer)
         counts = logits.new_zeros((logits.shape[0], logits.shape[2]), dtype=torch.float64)
-        return counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
+        ones = torch.ones_like(chosen, dtype=torch.float64)
+        return counts.scatter_add_(1, chosen.flatten(1), ones.flatten(1))
 
     def _observe(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if self._logits is None:
@@ -97,26 +105,6 @@ class Routers:
                 hint="install a newer version of transformers",
             )
         self._logits.append(logits)
-
-
-def _routers_in(lm: Any, role: str) -> tuple[list[nn.Module], int]:
-    """The modules, and the index of the logits among their outputs. Raises ModelError."""
-    config = lm.config.get_text_config()
-    recorder = (getattr(lm.base_model, "_can_record_outputs", None) or {}).get("router_logits")
-    modules: list[nn.Module] = []
-    # the models to whose loss transformers itself can add that of routers
-    if recorder is not None and hasattr(config, "router_aux_loss_coef"):
-        modules = [
-            module
-            for name, module in lm.base_model.named_modules()
-            if isinstance(module, recorder.target_class) and (recorder.layer_name or "") in name
-        ]
-    if not modules:
-        raise ModelError(
-            f"the {config.model_type} of role {role} has no routers that can be balanced",
-            hint=f"leave out router_… in models.{role}.backend.args",
-        )
-    return modules, recorder.index
 
 
 def _are_probabilities(logits: torch.Tensor) -> bool:
@@ -140,14 +128,13 @@ class RoutedStep:
         """[L, 2 E + 2] for each micro-batch of this rank that is trained on: tokens that choose
         each expert, probabilities, squares of logsumexp, entropies."""
 
-    def loss(self, logits: torch.Tensor) -> torch.Tensor:
-        """The contribution of a micro-batch, given its logits [L, T, E], to the router losses of
-        the step; a scalar."""
+    def loss(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The contribution of a micro-batch, given its logits [L, T, E] and the number of its
+        tokens that are routed to each expert [L, E], to the router losses of the step; a scalar."""
         probabilities = logits.softmax(-1)
         squares = logits.logsumexp(-1, keepdim=True).square().sum(1)
         with torch.no_grad():
             entropies = torch.special.entr(probabilities).sum((1, 2))[:, None]
-            counts = self._routers.counts(logits)
             sums = (counts, probabilities.sum(1), squares, entropies)
             self.trained.append(torch.cat([quantity.double() for quantity in sums], -1))
         total = self._routers.z_coef * squares.mean(0).sum() / self._tokens
@@ -196,7 +183,8 @@ class RoutedTraining(TrainLoop):
         if self.routers.aux_coef:
             with torch.no_grad():
                 for micro_batch in micro_batches[1:]:
-                    step.counted.append(self.routers.counts(self._logits_of(micro_batch)))
+                    logits = self._logits_of(micro_batch)
+                    step.counted.append(self.routers.counts(logits, micro_batch))
         self._routed = step
         stats = super().forward_backward_batch(micro_batches, loss_fn, divisor)
         sums = self.all_reduce(torch.stack(step.trained).sum(0))
@@ -211,10 +199,10 @@ class RoutedTraining(TrainLoop):
         with self.routers.observed() as observed:
             loss, stats = super().loss_of(micro_batch, loss_fn, divisor)
         step, logits = self._routed, _stacked(observed, micro_batch)
+        counts = self.routers.counts(logits.detach(), micro_batch)
         if self.routers.aux_coef and step.load is None:
-            counts = [self.routers.counts(logits), *step.counted]
-            step.load = self.all_reduce(torch.stack(counts).sum(0))
-        return loss + step.loss(logits), stats
+            step.load = self.all_reduce(torch.stack([counts, *step.counted]).sum(0))
+        return loss + step.loss(logits, counts), stats
 
     def _logits_of(self, micro_batch: MicroBatch) -> torch.Tensor:
         """[L, T, E] from a forward pass of its own, without the head."""

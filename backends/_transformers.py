@@ -228,6 +228,10 @@ def linear_matrices(lm: nn.Module) -> set[str]:
     }
 
 
+def _nothing(packing: Packing) -> None:
+    pass
+
+
 class PackedModel(nn.Module):
     """A transformers model whose forward pass takes a packed batch and a function of the result.
 
@@ -243,10 +247,15 @@ class PackedModel(nn.Module):
         self._pack = pack
 
     def forward(
-        self, tokens: torch.Tensor, lengths: tuple[int, ...], then: Callable[[PackedOutput], T]
+        self,
+        tokens: torch.Tensor,
+        lengths: tuple[int, ...],
+        then: Callable[[PackedOutput], T],
+        before: Callable[[Packing], None] = _nothing,
     ) -> T:
-        """`then(output)` for `tokens` [T], packed sequences of `lengths` [N]."""
+        """`then(output)` for `tokens` [T], packed sequences of `lengths` [N], after `before`."""
         packing = self._pack(lengths, tokens.device)
+        before(packing)
         places = positions(lengths, tokens.device)
         hidden = self.hidden_states(packing.mine(tokens), packing.mine(places), packing)
         return then(PackedOutput(self.lm, hidden, tokens, packing, self.compute_dtype))

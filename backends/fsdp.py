@@ -50,6 +50,7 @@ class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
 
     ELSEWHERE: ClassVar[str] = "ddp zero accelerate torchtitan automodel"
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp", "ep")
+    ROUTING_REPLAY: ClassVar[bool] = True
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
     LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}
     ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}

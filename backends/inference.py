@@ -26,6 +26,7 @@ class Inference(ContextParallelism, TransformersSettings, ModelBackend):
     ELSEWHERE: ClassVar[str] = "transformers huggingface hf"
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
+    ROUTING_REPLAY: ClassVar[bool] = True
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {"dtype": ("bfloat16",)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import ROUTED_EXPERTS
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput
 from rlcli.ops.rewards import action_mask
 
@@ -14,7 +15,8 @@ def recompute_logprobs(
 ) -> SequenceSample:
     """A sample with `key`: [T - N] float32 log-probs of the logits divided by `temperature`.
 
-    0 on prompt positions where the data marks them (`prompt_mask`).
+    0 on prompt positions where the data marks them (`prompt_mask`). Tokens are routed to the
+    `routed_experts` of the data, if it has them.
     """
 
     def logprobs(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
@@ -22,7 +24,7 @@ def recompute_logprobs(
         return output.logprobs
 
     seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
-    tokens = data.select(["packed_input_ids"])
+    tokens = data.select({"packed_input_ids", ROUTED_EXPERTS} & data.keys)
     scores = model.module.forward(
         tokens, mb_spec, post_hook=logprobs, output_seqlens=seqlens, cut="sequence"
     ).float()

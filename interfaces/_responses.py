@@ -9,7 +9,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import ATTEMPT
+from rlcli.api.key_meaning import ATTEMPT, ROUTED_EXPERTS
 from rlcli.api.mocks import mock_responses
 from rlcli.api.model import GeneratedResponses, Model
 
@@ -25,7 +25,8 @@ def sample_responses(
     model: Model, data: SequenceSample, settings: GenerationHyperparameters
 ) -> SequenceSample:
     """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`,
-    with `settings.responses_per_prompt` sequences for each prompt."""
+    and `routed_experts` with `settings.routing_replay`; `settings.responses_per_prompt` sequences
+    for each prompt."""
     sampled = model.module.generate(data, model.tokenizer, settings, _seeds(model, data, settings))
     return _packed(data, sampled, settings)
 
@@ -33,7 +34,10 @@ def sample_responses(
 def imitate_responses(
     model: Model, data: SequenceSample, settings: GenerationHyperparameters
 ) -> SequenceSample:
-    """The same keys, with words of the prompts as responses; does not run the model."""
+    """The same keys, with words of the prompts as responses; does not run the model. Raises
+    NotImplementedError for `routing_replay`: only a model can tell its experts."""
+    if settings.routing_replay:
+        raise NotImplementedError(f"no mock data is defined for {ROUTED_EXPERTS}")
     sampled = mock_responses(
         _prompts(data), model.tokenizer, settings, _seeds(model, data, settings)
     )
@@ -72,6 +76,10 @@ def _packed(
         masks.append(torch.arange(len(tokens[-1]), device=response.device) < len(prompt))
         logprobs.append(torch.cat([scores.new_zeros(len(prompt) - 1), scores]))
     lengths = [len(sequence) for sequence in tokens]
+    routes = {}
+    if settings.routing_replay:
+        experts = sampled.routed_experts or []
+        routes[ROUTED_EXPERTS] = _cat(experts, experts[0].dtype if experts else torch.uint8)
     return SequenceSample.from_default(
         ids=data.ids,
         seqlens=[lengths[i : i + group] for i in range(0, len(lengths), group)],
@@ -80,6 +88,7 @@ def _packed(
             "prompt_mask": _cat(masks, torch.bool),
             "packed_logprobs": _cat(logprobs, torch.float32),
             "seq_no_eos_mask": ~sampled.ended.to(torch.bool),
+            **routes,
         },
     )
 

@@ -22,7 +22,13 @@ class GenerationInterface(ModelInterface):
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
     READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}
     WRITES: ClassVar[Declaration] = {
-        "generate": ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask")
+        "generate": (
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_logprobs",
+            "seq_no_eos_mask",
+            "routed_experts if generation.routing_replay",
+        )
     }
 
     generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)

@@ -51,7 +51,11 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
 
     READS: ClassVar[Declaration] = {
         "generate": ("packed_prompts",),
-        "inference": ("packed_input_ids", "prompt_mask if given"),
+        "inference": (
+            "packed_input_ids",
+            "prompt_mask if given",
+            "routed_experts if generation.routing_replay",
+        ),
         "train_step": (
             "packed_input_ids",
             "prompt_mask",
@@ -64,10 +68,17 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
             "chosen if given",
             "packed_ref_logprobs if given",
             "proximal_logprobs if given",
+            "routed_experts if generation.routing_replay",
         ),
     }
     WRITES: ClassVar[Declaration] = {
-        "generate": ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask"),
+        "generate": (
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_logprobs",
+            "seq_no_eos_mask",
+            "routed_experts if generation.routing_replay",
+        ),
         "inference": ("packed_logprobs",),
     }
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}

@@ -70,6 +70,11 @@ class GenerationHyperparameters:
     """Maximum number of responses decoded at once; others wait.
     The backend's `kv_cache_tokens` may allow fewer."""
 
+    routing_replay: bool = False
+    """Record the experts that each token is routed to while responses are sampled, and route it to
+    the same ones when its log-probs are recomputed and trained on (R3): routers that are near a tie
+    then choose alike on both sides. For a mixture of experts."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.responses_per_prompt <= MAX_RESPONSES:
             allowed = f"it must be between 1 and {MAX_RESPONSES}"

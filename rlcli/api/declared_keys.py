@@ -8,6 +8,7 @@ An entry is a key, alone or with a condition:
     packed_ref_logprobs if kl_ctl       if the argument is set: not null, false or 0
     values unless disable_value         if the argument is not set
     prompt_mask if text=response        if the argument has this value
+    routed_experts if a.b               the same of an entry of an argument: a mapping, or settings
     each of weights                     every key that the argument, a mapping or a list, names
     above best                          for numbers: one more than the argument, if set
 
@@ -31,7 +32,7 @@ Declaration = Mapping[str, tuple[str | EllipsisType, ...]]
 
 _ENTRY = re.compile(
     r"(?P<form>each of |above )?(?P<key>\w+)"
-    r"(?: (?P<when>if|unless) (?P<argument>\w+)(?:=(?P<value>\S+))?)?"
+    r"(?: (?P<when>if|unless) (?P<argument>[\w.]+)(?:=(?P<value>\S+))?)?"
 )
 
 
@@ -117,10 +118,13 @@ def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None
         return True
     if entry["argument"] == "given":
         return None
+    name, *inner = entry["argument"].split(".")
     try:
-        value = argument(entry["argument"])
+        value = argument(name)
     except LookupError:
         return None
+    for part in inner:
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
     holds = str(value) == entry["value"] if entry["value"] is not None else bool(value)
     return holds == (entry["when"] == "if")
 

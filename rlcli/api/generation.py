@@ -33,6 +33,10 @@ class GeneratedResponses:
     distribution."""
     ended: torch.Tensor
     """[N] bool: whether the response ended by itself (False: it was cut off at max_new_tokens)."""
+    routed_experts: list[torch.Tensor] | None = None
+    """With `routing_replay`, N tensors [P_i + R_i - 1, L, k] uint8 or int16: the k experts that each
+    token of prompt and response was routed to in each of the L layers with experts. None: not asked
+    for. (The last token of a response has not been read.)"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class FinishedResponse:
     segments: tuple[Segment, ...]
     """They cover all of its tokens, in order."""
     is_aborted: bool = False
+    routed_experts: torch.Tensor | None = None
+    """[P + R - 1, L, k] as in `GeneratedResponses`. Tokens that were read again after a pause have
+    the experts of the last time."""
 
 
 class ResponseStream(abc.ABC):

@@ -31,6 +31,10 @@ numbers, from 0 in the order in which the answers first appear; -1 for a respons
 Majority votes are counted with it."""
 SAMPLED_LOGPROBS = "packed_logprobs"
 """The log-probs with which the tokens of responses were sampled."""
+ROUTED_EXPERTS = "routed_experts"
+"""The experts that tokens were routed to while responses were sampled: [layers with experts, experts
+per token] for each token but the last, which the sampler has not read. An engine that computes with
+such a batch routes the tokens to these experts."""
 NOT_ENDED = "seq_no_eos_mask"
 """Which responses were cut off before they ended by themselves."""
 ADVANTAGES = "advantages"
@@ -86,6 +90,7 @@ def _is_whole(dtype: torch.dtype) -> bool:
 
 TOKENS = Numbers("whole numbers (int64)", _is_whole)
 NUMBERED = Numbers("whole numbers (int64)", _is_whole)
+EXPERTS = Numbers("whole numbers (uint8 or int16)", _is_whole)
 FLAGS = Numbers("bool", lambda dtype: str(dtype) == "torch.bool")
 LOGPROBS = Numbers("floating-point (float32)", lambda dtype: dtype.is_floating_point)
 REALS = Numbers("floating-point (float32)", lambda dtype: dtype.is_floating_point)
@@ -123,6 +128,7 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
         Meaning(minus_one, LOGPROBS),
     ),
     ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
+    (ROUTED_EXPERTS, Meaning(minus_one, EXPERTS, is_flat=False)),
     ("values dense_rewards", Meaning(full, REALS)),
     (f"{ADVANTAGES} returns kl_rewards loss_weights kl_weights", Meaning(minus_one, REALS)),
     (REWARDS, Meaning(one, SCORES, shown_as="reward")),

@@ -233,6 +233,10 @@ class ModelBackend(abc.ABC):
     """The mesh dimensions that its engines support."""
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """The kinds of devices that its engines run on."""
+    ROUTING_REPLAY: ClassVar[bool] = False
+    """Whether its engines that generate report the experts of each token
+    (`GenerationHyperparameters.routing_replay`), and those that score or train route the tokens of
+    a batch with `routed_experts` to these experts."""
     FAMILIES: ClassVar[tuple[str, ...]] = ()
     """The `model_type`s that its engines run; empty: any that transformers supports."""
     MEMORY: ClassVar[str | None] = None

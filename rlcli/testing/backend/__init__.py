@@ -13,6 +13,7 @@ from rlcli.testing.backend.generation import BackendGenerationChecks
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.routers import RouterChecks
+from rlcli.testing.backend.routing_replay import RoutingReplayChecks
 from rlcli.testing.backend.state import StateChecks
 from rlcli.testing.backend.streams import StreamChecks
 from rlcli.testing.backend.training import BackendTrainingChecks
@@ -26,6 +27,7 @@ class BackendContract(  # pytest runs the checks of the last base first
     StreamChecks,
     BackendGenerationChecks,
     OptimizerChecks,
+    RoutingReplayChecks,
     RouterChecks,
     BackendTrainingChecks,
     ForwardChecks,

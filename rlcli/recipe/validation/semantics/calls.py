@@ -34,6 +34,7 @@ from rlcli.recipe.validation.semantics.keys import (
 )
 from rlcli.recipe.validation.semantics.models import sources
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
+from rlcli.recipe.validation.semantics.routing import check_routing
 from rlcli.recipe.validation.semantics.row_keys import check_rows
 from rlcli.registry import COMPUTED
 from rlcli.spelling import nearest_name
@@ -143,6 +144,7 @@ def _graph(
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls), keys or ())
         check_effects(notes, call, calls, (*path, name), path)
+    check_routing(notes, calls, path)
 
 
 def _linked_wrongly(

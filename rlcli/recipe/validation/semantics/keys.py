@@ -153,7 +153,8 @@ def check_read(
             )
     if lacking:
         arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
-        needs = [*_basis(path), *((*path, "interface", "args", name) for name in arguments)]
+        args: Path = (*path, "interface", "args")
+        needs = [*_basis(path), *((*args, *name.split(".")) for name in arguments)]
         message, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
         path_of_key = place_of_key(notes, call, path, "inputs", "")
         notes.note("R71", message, path_of_key, hint, needs, same=f"lacks {lacking}")

@@ -1,0 +1,49 @@
+"""Checks that experts which a call is to record are used, and that backends can do both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as ReadMapping
+
+from rlcli.api.key_meaning import ROUTED_EXPERTS
+from rlcli.recipe.components import declared
+from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.schema import Call
+from rlcli.recipe.validation.semantics.notes import Notes
+
+SETTING = ("generation", "routing_replay")
+OFF = f"{dotted(SETTING)}=false"
+
+
+def check_routing(notes: Notes, calls: ReadMapping[str, Call], graph: Path) -> None:
+    recording = [name for name, call in calls.items() if ROUTED_EXPERTS in call.outputs]
+    following = [name for name, call in calls.items() if ROUTED_EXPERTS in call.inputs]
+    for name in (*recording, *following):
+        _check_backend(notes, calls[name], (*graph, name))
+    for name in recording if not following else ():
+        where, needs = _setting(notes, (*graph, name))
+        message = f"{dotted(SETTING)} has no effect: no call trains with the experts of {name}"
+        notes.note("R71", message, where, f"set {OFF}", needs)
+
+
+def _check_backend(notes: Notes, call: Call, path: Path) -> None:
+    role = notes.recipe.models.get(call.model)
+    if role is None or role.backend is None:
+        return
+    backend = role.backend.type
+    if not declared("backends", backend, "ROUTING_REPLAY"):
+        key = dotted(notes.written(("models", call.model)))
+        verb = "record" if call.call == "generate" else "prescribe"
+        message = (
+            f"the backend {backend} of {key} cannot {verb} the experts of tokens, which "
+            f"{dotted(SETTING)} asks of {dotted(path)}"
+        )
+        where, needs = _setting(notes, path)
+        needs = [*needs, ("models", call.model, "backend", "type")]
+        notes.note_once(("routing", call.model), "R71", message, where, f"set {OFF}", needs)
+
+
+def _setting(notes: Notes, path: Path) -> tuple[Path, list[Path]]:
+    """Where a call is told to record or prescribe experts, and what else that depends on."""
+    own: Path = (*path, "interface", "args", *SETTING)
+    kinds: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
+    return (own if notes.is_set(own) else SETTING), kinds

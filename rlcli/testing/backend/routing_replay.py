@@ -1,0 +1,281 @@
+"""Routing replay: what a sampler reports of its routers, and what prescribed experts change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
+from rlcli.api.model import GenerationEngine, TrainEngine
+from rlcli.errors import ModelError
+from rlcli.testing.backend.base import (
+    OBJECTIVES,
+    SETTINGS,
+    BackendChecks,
+    batch,
+    distance,
+    prompts,
+    source_of,
+    weights_apart,
+)
+from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.lifecycle import share_of
+from rlcli.testing.backend.plain import PlainTraining, exact, scores_of, sequences
+from rlcli.testing.contract import Violation
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
+from rlcli.testing.tiny_models import tiny_model
+
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+SHARES = (4, 7, 5)
+"""Sequences of the first of two data-parallel ranks at each step; at the second, the other has
+none."""
+LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+    ({"dp": 2}, {}),
+    ({"dp": 2, "ep": 2}, {}),
+    ({"cp": 2}, {"context_parallel": "ulysses"}),
+    ({"cp": 2}, {"context_parallel": "ring"}),
+)
+"""Meshes to try, if the backend knows their dimensions, and settings."""
+FOLLOW = (
+    "route each token of a batch with routed_experts to the experts in its row, also in a pass that "
+    "recomputes activations, and weight them by the router's own scores, so that it has gradients"
+)
+REPORT = (
+    "report the experts of every token that was read, prompts included, layer after layer, and "
+    "none of the last token"
+)
+
+
+class RoutingReplayChecks(BackendChecks):
+    """For backends that declare ROUTING_REPLAY."""
+
+    def test_tokens_take_prescribed_experts(self) -> None:
+        """routed_experts: steps of a plain loop with these experts"""
+        self._require_replay(trains=True)
+        for family in FAMILIES:
+            self._require_exact(ReplayedLife(self, family).deviations(), f"one rank ({family})")
+        recomputing = ReplayedLife(self, FAMILIES[0], {"gradient_checkpointing": True})
+        self._require_exact(recomputing.deviations(), "one rank that recomputes activations")
+
+    def test_log_probs_follow_prescribed_experts(self) -> None:
+        """routed_experts: log-probs with these, and then without"""
+        self._require_replay(scores=True)
+        for family in FAMILIES:
+            engine, sample = self.engine(family), with_experts(batch(), family)
+            where = source_of(engine, "forward_micro_batch")
+            unrouted = sample.select([SEQUENCES])
+            own, prescribed, again = (
+                scores(engine, rows, "log-probs", 1.0) for rows in (unrouted, sample, unrouted)
+            )
+            plain = PrescribedModel(exact(tiny_model(family)))
+            expected = scores_of(plain.prepared(sample), sample)[0].detach()
+            if (apart := distance(prescribed, expected)) > self.tolerance:
+                raise Violation(f"log-probs of {family} are off by {apart:.2g}", FOLLOW, where)
+            if distance(own, expected) < 0.01:
+                raise AssertionError("the prescribed experts are too much like those chosen")
+            if not torch.equal(own, again):
+                cause = "prescribe experts for the tokens of that batch alone"
+                raise Violation("a later batch without routed_experts differs", cause, where)
+
+    def test_ranks_take_prescribed_experts(self) -> None:
+        """ranks: routed_experts are those of a rank's own tokens"""
+        self._require_replay(trains=True)
+        skip_without_forks()
+        for degrees, settings in LAYOUTS:
+            if set(degrees) <= set(self.dimensions()):
+                life = ReplayedLife(self, FAMILIES[0], settings, degrees)
+                for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
+                    self._require_exact(deviations, f"rank {rank} of {degrees}")
+
+    def test_a_sampler_reports_the_experts_of_all_tokens(self) -> None:
+        """routing_replay: reports the experts of prompt and response"""
+        self._require_replay(generates=True)
+        for family in FAMILIES:
+            engine = self._sampler(family)
+            # slots are refilled, and gaps between them closed
+            drawn = generate(
+                engine, routing_replay=True, responses_per_prompt=2, max_concurrent_responses=3
+            )
+            where = source_of(engine, "generate")
+            if drawn.routed_experts is None:
+                raise Violation("responses without routed_experts", REPORT, where)
+            questions = sequences(prompts(), "packed_prompts")
+            plain = exact(tiny_model(family))
+            for number, tokens in enumerate(drawn.tokens):
+                text = torch.cat([questions[number // 2], tokens])
+                expected = chosen_by(plain, text[:-1])
+                actual = drawn.routed_experts[number]
+                if actual.shape != expected.shape:
+                    finding = f"experts of shape {tuple(actual.shape)} for {len(text)} tokens"
+                    raise Violation(finding, f"{REPORT}: {tuple(expected.shape)}", where)
+                if actual.dtype != torch.uint8 or not torch.equal(_sorted(actual), expected):
+                    raise Violation(f"other experts of {family} than its routers'", REPORT, where)
+
+    def test_without_routing_replay_nothing_is_reported(self) -> None:
+        """without routing_replay no experts are reported"""
+        self._require_replay(generates=True)
+        engine = self._sampler(FAMILIES[0])
+        if generate(engine).routed_experts is not None:
+            cause = "report them only if the settings ask for them"
+            raise Violation("routed_experts unasked", cause, source_of(engine, "generate"))
+
+    def test_a_dense_model_has_no_experts_to_replay(self) -> None:
+        """routing_replay of a dense model is refused"""
+        self._require_replay(generates=True)
+        with pytest.raises(ModelError, match="has no routers"):
+            generate(self._sampler("llama"), routing_replay=True)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _require_replay(
+        self, trains: bool = False, scores: bool = False, generates: bool = False
+    ) -> None:
+        cls = type(self.backend())
+        if not cls.ROUTING_REPLAY:
+            pytest.skip("does not promise it (ROUTING_REPLAY)")
+        if (trains and not cls.TRAINS) or (scores and not cls.SCORES):
+            pytest.skip("does not train" if trains else "does not score")
+        if generates and not cls.GENERATES:
+            pytest.skip("does not generate")
+
+    def _sampler(self, family: str) -> Any:
+        engine = self.engine(family)
+        if not isinstance(engine, GenerationEngine):
+            pytest.skip("does not generate")
+        return engine
+
+    def _require_exact(self, deviations: Mapping[str, float], who: str) -> None:
+        for quantity, apart in deviations.items():
+            if not apart <= self.tolerance:
+                finding = f"{quantity} of {who} is off by {apart:.2g} with prescribed experts"
+                where = source_of(self.trained_engine(), "forward_micro_batch", "loss_of")
+                raise Violation(finding, FOLLOW, where)
+
+
+@dataclass(frozen=True)
+class ReplayedLife:
+    """A few training steps with prescribed experts, alone or as one of two ranks."""
+
+    checks: BackendChecks
+    family: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    degrees: Mapping[str, int] = field(default_factory=dict)
+
+    def deviations(self, rank: int | None = None) -> dict[str, float]:
+        """The largest relative error of each number, compared with a plain loop."""
+        with self.checks.at_device():
+            return self._deviations(rank)
+
+    def _deviations(self, rank: int | None) -> dict[str, float]:
+        engine = self._engine(rank)
+        plain = PlainTraining(tiny_model(self.family), self.checks.optimizer_settings(**SETTINGS))
+        model, objective = PrescribedModel(plain.lm), OBJECTIVES["lm"]
+        worst: dict[str, float] = {}
+        for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
+            whole = with_experts(batch(step), self.family, step)
+            share = whole
+            if rank is not None and self.degrees.get("dp", 1) > 1:
+                share = share_of(whole, SHARES[step], rank, 2)
+            cuts = MicroBatchSpec(n_mbs=3 - step)
+            actual = engine.train_batch(
+                share, objective.loss, objective.weight, "global", cuts, step
+            )
+            model.prepared(whole)
+            expected = plain.step([whole], objective.plain, rate)
+            for name, value in expected.items():
+                error = abs(actual[name] - value) / max(abs(value), 0.1)
+                worst[name] = max(worst.get(name, 0.0), error)
+        weights = self.checks.weights(engine)
+        return worst | {"weights": weights_apart(weights, plain.weights())}
+
+    def _engine(self, rank: int | None) -> TrainEngine:
+        degrees = {name: size for name, size in self.degrees.items() if name != "ep"}
+        mesh = None if rank is None else mesh_of_ranks(**degrees)
+        settings = SETTINGS | dict(self.settings)
+        settings |= {"mesh": mesh, "expert_ranks": self.degrees.get("ep", 1)}
+        return self.checks.trained_engine(self.family, **settings)
+
+
+# -- a plain model ---------------------------------------------------------------------------------
+
+
+class PrescribedModel:
+    """A transformers model whose routers take prescribed experts, one sequence at a time; the rule
+    by which they are weighted is written down again here."""
+
+    def __init__(self, lm: Any):
+        self._lm = lm
+        self._routers: list[Any] = routers_of(lm)
+        self._waiting: Iterator[torch.Tensor] = iter(())
+        normalizes = getattr(lm.config, "norm_topk_prob", True)
+        for router in self._routers:
+            router.forward = _prescribed(router, normalizes)
+        lm.base_model.register_forward_pre_hook(self._take_next)
+
+    def prepared(self, sample: SequenceSample) -> nn.Module:
+        """The model, ready for one pass over each sequence of the sample, in order."""
+        experts = sequences(sample, ROUTED_EXPERTS)
+        self._waiting = iter(experts)
+        lm: nn.Module = self._lm
+        return lm
+
+    def _take_next(self, *_: Any) -> None:
+        experts = next(self._waiting).long()
+        # nothing depends on the last token
+        last = torch.arange(experts.shape[2]).expand(1, experts.shape[1], -1)
+        for layer, router in enumerate(self._routers):
+            router.experts = torch.cat([experts, last])[:, layer]
+
+
+def _prescribed(router: Any, normalizes: bool) -> Any:
+    def forward(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = F.linear(hidden.flatten(0, -2), router.weight)
+        weights = logits.softmax(-1).gather(-1, router.experts)
+        if normalizes:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights, router.experts
+
+    return forward
+
+
+def routers_of(lm: Any) -> list[Any]:
+    return [module for module in lm.modules() if type(module).__name__.endswith("TopKRouter")]
+
+
+def with_experts(sample: SequenceSample, family: str, seed: int = 0) -> SequenceSample:
+    """The batch with experts for each token, drawn at random."""
+    lm: Any = tiny_model(family)
+    routers = routers_of(lm)
+    lengths = [[max(n - 1, 0) for n in group] for group in sample.seqlens[SEQUENCES]]
+    rows = sum(map(sum, lengths))
+    drawn = torch.rand(
+        (rows, len(routers), routers[0].num_experts), generator=torch.Generator().manual_seed(seed)
+    )
+    experts = drawn.topk(routers[0].top_k, -1).indices.to(torch.uint8)
+    addition = SequenceSample.from_default(
+        ids=sample.ids, seqlens={ROUTED_EXPERTS: lengths}, data={ROUTED_EXPERTS: experts}
+    )
+    extended = sample.select(sample.keys)
+    extended.update_(addition)
+    return extended
+
+
+@torch.no_grad()
+def chosen_by(lm: Any, text: torch.Tensor) -> torch.Tensor:
+    """[T, L, k] int64: the experts that the routers of a plain model choose, in ascending order."""
+    settings = {"use_cache": False, "output_router_logits": True}
+    logits = torch.stack(lm.base_model(input_ids=text[None], **settings).router_logits, 1)
+    return _sorted(logits.topk(lm.config.num_experts_per_tok, -1).indices)
+
+
+def _sorted(experts: torch.Tensor) -> torch.Tensor:
+    return experts.to(torch.int64).sort(-1).values

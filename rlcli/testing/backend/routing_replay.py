@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
-from rlcli.api.model import GenerationEngine, TrainEngine
+from rlcli.api.model import GeneratedResponses, GenerationEngine, TrainEngine
 from rlcli.errors import ModelError
 from rlcli.testing.backend.base import (
     OBJECTIVES,
@@ -105,20 +106,8 @@ class RoutingReplayChecks(BackendChecks):
             drawn = generate(
                 engine, routing_replay=True, responses_per_prompt=2, max_concurrent_responses=3
             )
-            where = source_of(engine, "generate")
-            if drawn.routed_experts is None:
-                raise Violation("responses without routed_experts", REPORT, where)
-            questions = sequences(prompts(), "packed_prompts")
-            plain = exact(tiny_model(family))
-            for number, tokens in enumerate(drawn.tokens):
-                text = torch.cat([questions[number // 2], tokens])
-                expected = chosen_by(plain, text[:-1])
-                actual = drawn.routed_experts[number]
-                if actual.shape != expected.shape:
-                    finding = f"experts of shape {tuple(actual.shape)} for {len(text)} tokens"
-                    raise Violation(finding, f"{REPORT}: {tuple(expected.shape)}", where)
-                if actual.dtype != torch.uint8 or not torch.equal(_sorted(actual), expected):
-                    raise Violation(f"other experts of {family} than its routers'", REPORT, where)
+            if (finding := misreport(drawn, family)) is not None:
+                raise Violation(finding, REPORT, source_of(engine, "generate"))
 
     def test_without_routing_replay_nothing_is_reported(self) -> None:
         """without routing_replay no experts are reported"""
@@ -180,6 +169,9 @@ class ReplayedLife:
         plain = PlainTraining(tiny_model(self.family), self.checks.optimizer_settings(**SETTINGS))
         model, objective = PrescribedModel(plain.lm), OBJECTIVES["lm"]
         worst: dict[str, float] = {}
+        if isinstance(engine, GenerationEngine):
+            drawn = generate(engine, routing_replay=True, responses_per_prompt=2)
+            worst["the report"] = math.inf if misreport(drawn, self.family) else 0.0
         for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
             whole = with_experts(batch(step), self.family, step)
             share = whole
@@ -267,6 +259,22 @@ def with_experts(sample: SequenceSample, family: str, seed: int = 0) -> Sequence
     extended = sample.select(sample.keys)
     extended.update_(addition)
     return extended
+
+
+def misreport(drawn: GeneratedResponses, family: str) -> str | None:
+    """What is wrong with the experts that are reported for two responses to each prompt."""
+    if drawn.routed_experts is None:
+        return "responses without routed_experts"
+    questions, plain = sequences(prompts(), "packed_prompts"), exact(tiny_model(family))
+    for number, (tokens, actual) in enumerate(zip(drawn.tokens, drawn.routed_experts, strict=True)):
+        text = torch.cat([questions[number // 2], tokens])
+        expected = chosen_by(plain, text[:-1])
+        if actual.shape != expected.shape or actual.dtype != torch.uint8:
+            given, right = (f"{tuple(shape)}" for shape in (actual.shape, expected.shape))
+            return f"experts of shape {given} and {actual.dtype}, not {right} and uint8"
+        if not torch.equal(_sorted(actual), expected):
+            return f"other experts than the routers of {family} choose"
+    return None
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,6 +46,32 @@ def routes_of(sample: SequenceSample) -> torch.Tensor | None:
     return routes
 
 
+@dataclass(frozen=True)
+class RoutedLayers:
+    """The layers of a model that have experts."""
+
+    indices: tuple[int, ...]
+    layers: int
+    """Of the model, with those that have none."""
+    experts: int
+    per_token: int
+
+    @classmethod
+    def of(cls, lm: Any, role: str) -> RoutedLayers:
+        """Raises ModelError for a model without routers."""
+        config = lm.config.get_text_config()
+        routers, _ = routers_in(lm, role, "replayed", SWITCH_OFF)
+        indices = [int(part) for name in routers for part in name.split(".") if part.isdecimal()]
+        experts = getattr(config, "num_experts", None) or config.num_local_experts
+        return cls(tuple(indices), config.num_hidden_layers, experts, config.num_experts_per_tok)
+
+    @property
+    def no_tokens(self) -> torch.Tensor:
+        """[0, L, k] of the dtype in which the experts of tokens are stored and sent."""
+        dtype = torch.uint8 if self.experts <= 256 else torch.int16
+        return torch.zeros((0, len(self.indices), self.per_token), dtype=dtype)
+
+
 class RouterChoices:
     """The experts that the routers of a model choose: recorded, or prescribed."""
 
@@ -52,13 +79,9 @@ class RouterChoices:
         self._role = role
         self._prescribed: torch.Tensor | None = None
         self._recorded: list[torch.Tensor] | None = None
-        config = lm.config.get_text_config()
-        routers, _ = routers_in(lm, role, "replayed", SWITCH_OFF)
-        experts: int = getattr(config, "num_experts", None) or config.num_local_experts
-        self.no_tokens = torch.zeros(
-            (0, len(routers), config.num_experts_per_tok), dtype=narrowest(experts)
-        )
+        self.no_tokens = RoutedLayers.of(lm, role).no_tokens
         """[0, L, k] of the dtype in which choices are recorded."""
+        routers, _ = routers_in(lm, role, "replayed", SWITCH_OFF)
         modules: list[Any] = list(routers.values())
         for layer, module in enumerate(modules):
             module.forward = self._observed(module.forward, layer)
@@ -129,8 +152,3 @@ class _Choice(TorchFunctionMode):
             outputs = torch.return_types.topk((scores.gather(-1, indices), indices))
         self.made.append(outputs.indices)
         return outputs
-
-
-def narrowest(experts: int) -> torch.dtype:
-    """The dtype in which the numbers of that many experts are stored and sent."""
-    return torch.uint8 if experts <= 256 else torch.int16

@@ -12,11 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.peer_json import Size
 from rlcli.errors import RlcliError
 
+from ._routing_replay import RoutedLayers
 from ._server_dialect import Body, Dialect, Reply, ResponseRequest
+from ._server_experts import read_experts
 
 ROUNDING = 1e-3
 """How far above 0 a log-prob may be."""
@@ -36,6 +40,8 @@ class Sampling:
     """Ids from here on have no token: the embedding matrix is padded."""
     ids: int
     """Rows of the embedding matrix."""
+    routed: RoutedLayers | None = None
+    """The layers whose experts are to be reported."""
 
     @classmethod
     def of(
@@ -67,11 +73,15 @@ class Answer:
     logprobs: list[float]
     spans: list[Span]
     is_aborted: bool
+    experts: torch.Tensor | None = None
+    """[tokens of request and answer but the last, L, k]; None if the server does not report them,
+    or they are not asked for."""
 
 
-def largest_answer(tokens: int) -> Size:
+def largest_answer(tokens: int, bytes_of_experts: int = 0) -> Size:
     """The largest answer to a request for so many tokens."""
-    return Size((1 << 20) + tokens * PER_TOKEN.bytes, 20_000 + tokens * PER_TOKEN.separators)
+    length = (1 << 20) + tokens * PER_TOKEN.bytes + bytes_of_experts
+    return Size(length, 20_000 + tokens * PER_TOKEN.separators)
 
 
 def read_answer(
@@ -121,7 +131,11 @@ def _checked(reply: Reply, request: ResponseRequest, sampling: Sampling) -> Answ
             f"where {request.max_new_tokens} were requested"
         )
     logprobs = _logprobs(reply, tokens)
-    return Answer(tokens, logprobs, _spans(reply.versions, len(tokens)), finish == "abort")
+    spans, experts = _spans(reply.versions, len(tokens)), None
+    if sampling.routed is not None and reply.experts is not None:
+        read = len(request.prompt) + len(tokens) - 1
+        experts = read_experts(reply.experts, read, sampling.routed)
+    return Answer(tokens, logprobs, spans, finish == "abort", experts)
 
 
 def _logprobs(reply: Reply, tokens: list[int]) -> list[float]:

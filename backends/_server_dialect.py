@@ -28,6 +28,8 @@ class ResponseRequest:
     max_new_tokens: int
     seed: int
     id: str
+    bytes_of_experts: int = 0
+    """Room for the experts of all tokens in the answer."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Reply:
     """stop, length or abort."""
     versions: Any
     """`{version, start, end}` of each span of tokens that were sampled with the same weights."""
+    experts: Any = None
+    """Those of every token of prompt and response but the last (`_server_experts`); None: it does
+    not say."""
 
 
 @dataclass(frozen=True)

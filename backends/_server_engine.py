@@ -7,6 +7,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ from rlcli.api.model import (
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError, WorkerError
 
+from ._routing_replay import RoutedLayers
 from ._saving import Ranks, describe, save_model
 from ._server_answers import Sampling, read_answer
 from ._server_dialect import ResponseRequest
+from ._server_experts import bytes_of_experts
 from ._server_pool import Servers
 from ._server_process import Server
 from ._server_response import Response
@@ -94,10 +97,12 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             while len(finished) < len(seeds):
                 finished |= {one.number: one for one in stream.collect()}
         in_order = [finished[number] for number in range(len(seeds))]
+        experts = [one.routed_experts for one in in_order if one.routed_experts is not None]
         return GeneratedResponses(
             [one.tokens for one in in_order],
             [one.logprobs for one in in_order],
             torch.tensor([one.ended for one in in_order], dtype=torch.bool),
+            experts if gconfig.routing_replay else None,
         )
 
     @property
@@ -109,6 +114,9 @@ class ServerEngine(HoldsWeights, GenerationEngine):
     ) -> ResponseStream:
         self._check_length(longest_prompt + gconfig.max_new_tokens)
         sampling = Sampling.of(self._servers.dialect, gconfig, tokenizer, *self._ids)
+        if gconfig.routing_replay:
+            routed = RoutedLayers.of(self._weights.model, self.role)
+            sampling = replace(sampling, routed=routed)
         self._servers.restore()
         at_once = min(self._most_at_once, gconfig.max_concurrent_responses)
         return ServerStream(
@@ -124,7 +132,8 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         self, prompt: list[int], sampling: Sampling, limit: int, seed: int, stop: threading.Event
     ) -> Response:
         """A whole response, in as many pieces as the server returns."""
-        response = Response(sampling)
+        response, routed = Response(sampling), sampling.routed
+        room = bytes_of_experts(len(prompt) + limit, routed) if routed is not None else 0
         for asked in range(limit + CONTINUATIONS):
             request = ResponseRequest(
                 prompt + response.tokens,
@@ -132,6 +141,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
                 limit - len(response.tokens),
                 seed if not asked else stable_seed(seed, asked),
                 uuid.uuid4().hex,
+                room,
             )
             pauses = self._servers.pauses
             served = self._servers.generate(request, stop)
@@ -142,6 +152,8 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             answer = read_answer(
                 self._servers.dialect, raw, request, sampling, server.endpoint.hostile
             )
+            if routed is not None and answer.tokens and answer.experts is None:
+                raise self._without_experts(server)
             is_paused = self._servers.dialect.PAUSING_ABORTS and self._servers.pauses > pauses
             if answer.is_aborted and not stop.is_set() and not is_paused:
                 raise WorkerError(
@@ -156,6 +168,11 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             "tokenizer has no tokens"
         )
         raise ModelError(message, hint="is the tokenizer that of the model?")
+
+    def _without_experts(self, server: Server) -> ModelError:
+        message = f"{server.name} does not report the experts of tokens, as routing_replay needs"
+        option = f"models.{self.role}.backend.args.options.enable_return_routed_experts=true"
+        return ModelError(message, hint=f"start it with {option}", code="F93")
 
     def _number_of(self, label: str, server: Server) -> int:
         number = self._servers.number(label)

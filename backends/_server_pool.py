@@ -159,7 +159,8 @@ class Servers:
 
         Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
-        body, most = self.dialect.body(request), largest_answer(request.max_new_tokens)
+        body = self.dialect.body(request)
+        most = largest_answer(request.max_new_tokens, request.bytes_of_experts)
         breaks = 0
         while (admitted := self._admitted(stop)) is not None:
             server, life = admitted

@@ -21,6 +21,8 @@ class Response:
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     is_aborted: bool = False
+    experts: torch.Tensor | None = None
+    """Of all tokens that were read, as `FinishedResponse.routed_experts`."""
 
     @property
     def has_ended(self) -> bool:
@@ -36,6 +38,8 @@ class Response:
         end, before = next(beyond, len(answer.tokens)), len(self.tokens)
         self.tokens += answer.tokens[:end]
         self.logprobs += answer.logprobs[:end]
+        if answer.experts is not None:  # also of what was requested: it has been read again
+            self.experts = answer.experts[: len(answer.experts) - (len(answer.tokens) - end)]
         for span in answer.spans:
             self._extend(
                 Segment(number_of(span.label), before + span.start, before + min(span.end, end))
@@ -52,6 +56,7 @@ class Response:
     def finished(self, number: int) -> FinishedResponse:
         tokens = torch.tensor(self.tokens, dtype=torch.int64)
         logprobs = torch.tensor(self.logprobs, dtype=torch.float32)
+        segments = tuple(self.segments)
         return FinishedResponse(
-            number, tokens, logprobs, self.has_ended, tuple(self.segments), self.is_aborted
+            number, tokens, logprobs, self.has_ended, segments, self.is_aborted, self.experts
         )

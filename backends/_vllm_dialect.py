@@ -106,6 +106,7 @@ class VLLMDialect(Dialect):
             logged,
             choice["finish_reason"],
             choice["weight_versions"] or (),
+            choice.get("routed_experts"),
         )
 
     # -- pauses and memory -------------------------------------------------------------------------

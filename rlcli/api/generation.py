@@ -34,9 +34,9 @@ class GeneratedResponses:
     ended: torch.Tensor
     """[N] bool: whether the response ended by itself (False: it was cut off at max_new_tokens)."""
     routed_experts: list[torch.Tensor] | None = None
-    """With `routing_replay`, N tensors [P_i + R_i - 1, L, k] uint8 or int16: the k experts that each
-    token of prompt and response was routed to in each of the L layers with experts. None: not asked
-    for. (The last token of a response has not been read.)"""
+    """With `routing_replay`, N tensors [P_i + R_i - 1, L, k] uint8 or int16: the k experts that
+    each token of prompt and response was routed to in each of the L layers with experts; the last
+    token of a response has not been read. None: not asked for."""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ Majority votes are counted with it."""
 SAMPLED_LOGPROBS = "packed_logprobs"
 """The log-probs with which the tokens of responses were sampled."""
 ROUTED_EXPERTS = "routed_experts"
-"""The experts that tokens were routed to while responses were sampled: [layers with experts, experts
-per token] for each token but the last, which the sampler has not read. An engine that computes with
-such a batch routes the tokens to these experts."""
+"""The experts that tokens were routed to while responses were sampled: [layers with experts,
+experts per token] for each token but the last, which the sampler has not read. An engine that
+computes with such a batch routes the tokens to these experts."""
 NOT_ENDED = "seq_no_eos_mask"
 """Which responses were cut off before they ended by themselves."""
 ADVANTAGES = "advantages"

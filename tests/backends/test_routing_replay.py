@@ -137,8 +137,9 @@ def test_the_load_of_experts_is_that_of_the_replayed_ones(micro_batches):
 def test_generation_after_training_with_replay_routes_freely():
     trainer = Trainer().engine("mixtral", **SETTINGS)
     free = generate(trainer, greedy=True).tokens
-    trainer.forward(with_experts(batch(), "mixtral"), post_hook=lambda output, _: output.logprobs,
-                    output_seqlens=[[max(n - 1, 0)] for (n,) in batch().seqlens[SEQUENCES]])  # fmt: skip
+    sample = with_experts(batch(), "mixtral")
+    rows = sample.seqlens[ROUTED_EXPERTS]
+    trainer.forward(sample, post_hook=lambda output, _: output.logprobs, output_seqlens=rows)
     assert [t.tolist() for t in generate(trainer, greedy=True).tokens] == [t.tolist() for t in free]
 
 

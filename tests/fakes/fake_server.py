@@ -57,6 +57,11 @@ class FakeModel(Protocol):
         """Logits of the token after these."""
         ...
 
+    def experts(self, tokens: tuple[int, ...]) -> list[list[list[int]]] | None:
+        """[T, layers, k]: those that each token is routed to, 0 in layers without any; None for a
+        dense model."""
+        ...
+
     def load(self, folder: Path) -> None: ...
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None: ...
     def leave(self, group: str) -> None: ...
@@ -77,6 +82,9 @@ class HashModel:
     def logits(self, tokens: tuple[int, ...]) -> list[float]:
         drawn = random.Random(f"{self._weights} {tokens}")
         return [drawn.gauss(0, 2) for _ in range(self.vocabulary)]
+
+    def experts(self, tokens: tuple[int, ...]) -> None:
+        return None
 
     def load(self, folder: Path) -> None:
         import hashlib

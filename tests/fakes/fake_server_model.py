@@ -30,11 +30,30 @@ class TransformersModel:
         logits: list[float] = self.lm(input_ids=torch.tensor([tokens])).logits[0, -1].tolist()
         return logits
 
+    @torch.no_grad()
+    def experts(self, tokens: tuple[int, ...]) -> list[list[list[int]]] | None:
+        per_token = getattr(self.lm.config, "num_experts_per_tok", None)
+        if not tokens or per_token is None:
+            return None
+        layers = self.lm.base_model.layers
+        settings = {"use_cache": False, "output_router_logits": True}
+        logits = self.lm.base_model(input_ids=torch.tensor([tokens]), **settings).router_logits
+        sparse = [layer for layer, module in enumerate(layers) if hasattr(module.mlp, "experts")]
+        chosen = torch.zeros(len(tokens), len(layers), per_token, dtype=torch.int64)
+        for layer, of_layer in zip(sparse, logits, strict=True):
+            chosen[:, layer] = of_layer.topk(per_token, -1).indices
+        experts: list[list[list[int]]] = chosen.tolist()
+        return experts
+
     def load(self, folder: Path) -> None:
         from safetensors.torch import load_file
 
+        weights: dict[str, torch.Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
-            self._take(load_file(file))
+            weights |= load_file(file)
+        # files have the names of the family's checkpoints, and may have each expert by itself
+        settings = {"config": self.lm.config, "state_dict": weights, "dtype": torch.float32}
+        self.lm = type(self.lm).from_pretrained(None, **settings).eval()
 
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None:
         """Create a group as SGLang does, and in it the backend's group as torch does."""

@@ -24,6 +24,8 @@ class FakeVLLM(FakeServer):
     load_format = "dummy"
     """With which it reads weights: dummy reads none."""
     logprobs_mode = "processed_logprobs"
+    returns_experts = True
+    """Whether it was started with --enable-return-routed-experts."""
 
     def handlers(self) -> Mapping[str, Callable[[Any], Any]]:
         return {
@@ -93,8 +95,23 @@ class FakeVLLM(FakeServer):
             "token_ids": sampled.tokens,
             "logprobs": {"content": content},
             "weight_versions": spans(sampled.versions) or None,
+            "routed_experts": self._experts((*wish.prompt, *sampled.tokens)),
         }
         return {"request_id": f"generate-tokens-{wish.id}", "choices": [choice]}
+
+    def _experts(self, tokens: tuple[int, ...]) -> str | None:
+        """Those of all tokens but the last, with a row for each layer of the model."""
+        experts = self.model.experts(tokens[:-1]) if self.returns_experts else None
+        if not experts:
+            return None
+        import base64
+        import io
+
+        import numpy
+
+        file = io.BytesIO()
+        numpy.save(file, numpy.array(experts, dtype=numpy.uint8), allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
 
     def _wake_up(self, body: dict[str, Any]) -> None:
         contents = {body["tags"]} if "tags" in body else {"kv_cache", "weights"} - self.in_memory

@@ -47,8 +47,8 @@ LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
 )
 """Meshes to try, if the backend knows their dimensions, and settings."""
 FOLLOW = (
-    "route each token of a batch with routed_experts to the experts in its row, also in a pass that "
-    "recomputes activations, and weight them by the router's own scores, so that it has gradients"
+    "route each token of a batch with routed_experts to the experts in its row, also in a pass "
+    "that recomputes activations, and weight them by the router's own scores, so that it has gradients"
 )
 REPORT = (
     "report the experts of every token that was read, prompts included, layer after layer, and "
@@ -63,9 +63,9 @@ class RoutingReplayChecks(BackendChecks):
         """routed_experts: steps of a plain loop with these experts"""
         self._require_replay(trains=True)
         for family in FAMILIES:
-            self._require_exact(ReplayedLife(self, family).deviations(), f"one rank ({family})")
+            self._require_followed(ReplayedLife(self, family).deviations(), f"one rank ({family})")
         recomputing = ReplayedLife(self, FAMILIES[0], {"gradient_checkpointing": True})
-        self._require_exact(recomputing.deviations(), "one rank that recomputes activations")
+        self._require_followed(recomputing.deviations(), "one rank that recomputes activations")
 
     def test_log_probs_follow_prescribed_experts(self) -> None:
         """routed_experts: log-probs with these, and then without"""
@@ -95,13 +95,13 @@ class RoutingReplayChecks(BackendChecks):
             if set(degrees) <= set(self.dimensions()):
                 life = ReplayedLife(self, FAMILIES[0], settings, degrees)
                 for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
-                    self._require_exact(deviations, f"rank {rank} of {degrees}")
+                    self._require_followed(deviations, f"rank {rank} of {degrees}")
 
     def test_a_sampler_reports_the_experts_of_all_tokens(self) -> None:
         """routing_replay: reports the experts of prompt and response"""
         self._require_replay(generates=True)
         for family in FAMILIES:
-            engine = self._sampler(family)
+            engine = self._replaying_sampler(family)
             # slots are refilled, and gaps between them closed
             drawn = generate(
                 engine, routing_replay=True, responses_per_prompt=2, max_concurrent_responses=3
@@ -112,7 +112,7 @@ class RoutingReplayChecks(BackendChecks):
     def test_without_routing_replay_nothing_is_reported(self) -> None:
         """without routing_replay no experts are reported"""
         self._require_replay(generates=True)
-        engine = self._sampler(FAMILIES[0])
+        engine = self._replaying_sampler(FAMILIES[0])
         if generate(engine).routed_experts is not None:
             cause = "report them only if the settings ask for them"
             raise Violation("routed_experts unasked", cause, source_of(engine, "generate"))
@@ -121,7 +121,7 @@ class RoutingReplayChecks(BackendChecks):
         """routing_replay of a dense model is refused"""
         self._require_replay(generates=True)
         with pytest.raises(ModelError, match="has no routers"):
-            generate(self._sampler("llama"), routing_replay=True)
+            generate(self._replaying_sampler("llama"), routing_replay=True)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -136,13 +136,13 @@ class RoutingReplayChecks(BackendChecks):
         if generates and not cls.GENERATES:
             pytest.skip("does not generate")
 
-    def _sampler(self, family: str) -> Any:
+    def _replaying_sampler(self, family: str) -> Any:
         engine = self.engine(family)
         if not isinstance(engine, GenerationEngine):
             pytest.skip("does not generate")
         return engine
 
-    def _require_exact(self, deviations: Mapping[str, float], who: str) -> None:
+    def _require_followed(self, deviations: Mapping[str, float], who: str) -> None:
         for quantity, apart in deviations.items():
             if not apart <= self.tolerance:
                 finding = f"{quantity} of {who} is off by {apart:.2g} with prescribed experts"

@@ -8,6 +8,7 @@ of data parallelism: gradients are summed over both kinds of ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from rlcli.ops.context_attention import ContextAttention
 from rlcli.ops.context_choice import Choice
 
 Pack = Callable[[tuple[int, ...], torch.device], ContextAttention]
+Generate = Callable[[list[torch.Tensor], list[int]], GeneratedResponses]
+"""(prompts, seeds) → responses."""
 
 
 def pack_over_ranks(
@@ -63,7 +66,7 @@ def _rope_kinds(config: Any) -> set[str]:
 
 
 def generate_over_ranks(
-    generate: Callable[[list[torch.Tensor], list[int]], GeneratedResponses],
+    generate: Generate,
     prompts: Sequence[torch.Tensor],
     seeds: Sequence[int],
     group: dist.ProcessGroup,
@@ -76,46 +79,64 @@ def generate_over_ranks(
     if not prompts:
         return generate([], [])
     each = len(seeds) // len(prompts)
+    mine = _own(generate, prompts, seeds, group)
+    exchange = Exchange(len(prompts), each, group, device)
+    lengths = exchange(torch.tensor([len(row) for row in mine.tokens], dtype=torch.int64)).tolist()
+    responses = GeneratedResponses(
+        exchange.rows(mine.tokens, lengths, torch.zeros(0, dtype=torch.int64)),
+        exchange.rows(mine.logprobs, lengths, torch.zeros(0)),
+        exchange(mine.ended),
+    )
+    if no_routes is not None:
+        of_prompts = [len(prompt) for prompt in prompts for _ in range(each)]
+        read = [sum(pair) - 1 for pair in zip(of_prompts, lengths, strict=True)]
+        responses.routed_experts = exchange.rows(mine.routed_experts or [], read, no_routes)
+    return responses
+
+
+def _own(
+    generate: Generate,
+    prompts: Sequence[torch.Tensor],
+    seeds: Sequence[int],
+    group: dist.ProcessGroup,
+) -> GeneratedResponses:
+    """The responses to this rank's prompts."""
+    each = len(seeds) // len(prompts)
     numbers = range(group.rank(), len(prompts), group.size())
     own_seeds = [seed for number in numbers for seed in seeds[number * each : (number + 1) * each]]
-    mine = generate([prompts[number] for number in numbers], own_seeds)
-    of_all = partial(_of_all_prompts, count=len(prompts), each=each, group=group, device=device)
-    lengths = of_all(torch.tensor([len(row) for row in mine.tokens], dtype=torch.int64)).tolist()
-    tokens = of_all(_table(mine.tokens, max(lengths), torch.zeros(0, dtype=torch.int64)))
-    logprobs = of_all(_table(mine.logprobs, max(lengths), torch.zeros(0)))
-    routed_experts = None
-    if no_routes is not None:
-        read = [len(prompts[number // each]) + length - 1 for number, length in enumerate(lengths)]
-        table = _table(mine.routed_experts or [], max(read), no_routes)
-        # no collective of NCCL takes int16
-        routed_experts = _rows(of_all(table.view(torch.uint8)).view(table.dtype), read)
-    return GeneratedResponses(
-        _rows(tokens, lengths), _rows(logprobs, lengths), of_all(mine.ended), routed_experts
-    )
+    return generate([prompts[number] for number in numbers], own_seeds)
 
 
-def _rows(table: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """The inverse of `_table`."""
-    return [row[:length] for row, length in zip(table, lengths, strict=True)]
+@dataclass(frozen=True)
+class Exchange:
+    """Has every rank know what each of them has for its own prompts: `each` rows for each of
+    `count` prompts."""
 
+    count: int
+    each: int
+    group: dist.ProcessGroup
+    device: torch.device
 
-def _table(rows: Sequence[torch.Tensor], longest: int, empty: torch.Tensor) -> torch.Tensor:
-    """[n, longest, ...]: rows of any lengths, padded with zeros; `empty` [0, ...] is like one."""
-    table = empty.new_zeros(len(rows), longest, *empty.shape[1:])
-    for padded, row in zip(table, rows, strict=True):
-        padded[: len(row)] = row
-    return table
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of all prompts, from those [n, ...] that every rank has for its own."""
+        room = -(-self.count // self.group.size())
+        sent = torch.zeros(room * self.each, *rows.shape[1:], dtype=rows.dtype, device=self.device)
+        sent[: len(rows)] = rows.to(self.device)
+        parts = [torch.empty_like(sent) for _ in range(self.group.size())]
+        dist.all_gather(parts, sent, group=self.group)
+        by_prompt = torch.stack([part.unflatten(0, (room, self.each)) for part in parts], dim=1)
+        return by_prompt.flatten(0, 2)[: self.count * self.each].cpu()
 
-
-def _of_all_prompts(
-    rows: torch.Tensor, count: int, each: int, group: dist.ProcessGroup, device: torch.device
-) -> torch.Tensor:
-    """The rows of all `count` prompts, `each` of one, from those [n, ...] that every rank has for
-    its own prompts."""
-    room = -(-count // group.size())
-    sent = torch.zeros(room * each, *rows.shape[1:], dtype=rows.dtype, device=device)
-    sent[: len(rows)] = rows.to(device)
-    parts = [torch.empty_like(sent) for _ in range(group.size())]
-    dist.all_gather(parts, sent, group=group)
-    by_prompt = torch.stack([part.unflatten(0, (room, each)) for part in parts], dim=1)
-    return by_prompt.flatten(0, 2)[: count * each].cpu()
+    def rows(
+        self, rows: Sequence[torch.Tensor], lengths: Sequence[int], empty: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """The same for rows of different lengths, those of all prompts; `empty` [0, ...] is like
+        one."""
+        table = empty.new_zeros(len(rows), max(lengths), *empty.shape[1:])
+        for padded, row in zip(table, rows, strict=True):
+            padded[: len(row)] = row
+        if empty.dtype is torch.int16:  # which NCCL does not send
+            table = self(table.view(torch.uint8)).view(torch.int16)
+        else:
+            table = self(table)
+        return [row[:length] for row, length in zip(table, lengths, strict=True)]

@@ -223,11 +223,7 @@ class BatchDecoder:
             while decoding.is_busy:
                 yield decoding.rows, decoding.advance()
                 for begun, by_itself in decoding.collect():
-                    responses.tokens[begun.number] = begun.tokens
-                    responses.logprobs[begun.number] = begun.logprobs
-                    responses.ended[begun.number] = by_itself
-                    if responses.routed_experts is not None and begun.routes is not None:
-                        responses.routed_experts[begun.number] = begun.routes
+                    begun.store(responses, by_itself)
 
     def _unfinished(self, responses: int) -> GeneratedResponses:
         nothing = torch.zeros(0)
@@ -349,6 +345,14 @@ class Begun:
             if len(self.tokens)
             else self.prompt
         )
+
+    def store(self, responses: GeneratedResponses, by_itself: bool) -> None:
+        """Fill its place among the responses, now that it has ended, or was cut off."""
+        responses.tokens[self.number] = self.tokens
+        responses.logprobs[self.number] = self.logprobs
+        responses.ended[self.number] = by_itself
+        if responses.routed_experts is not None and self.routes is not None:
+            responses.routed_experts[self.number] = self.routes
 
 
 class Decoding:
@@ -485,15 +489,17 @@ class _ActiveRows:
     def _contents(self, rows: list[int]) -> list[dict[str, torch.Tensor]]:
         """The fields of `Begun` that grow, for each of these rows: copies on the host."""
         drawn = self.drawn[rows].tolist()
-        read = (self.prompt_length[rows] + self.drawn[rows] - 1).tolist()
-        columns = {"tokens": (self.tokens, drawn), "logprobs": (self.logprobs, drawn)}
-        if self.routes is not None:
-            columns["routes"] = (self.routes, read)
-        on_host = {name: state[rows].cpu() for name, (state, _) in columns.items()}
-        return [
-            {name: on_host[name][i, : counts[i]].clone() for name, (_, counts) in columns.items()}
-            for i in range(len(rows))
+        tokens, logprobs = self.tokens[rows].cpu(), self.logprobs[rows].cpu()
+        contents = [
+            {"tokens": tokens[i, :count].clone(), "logprobs": logprobs[i, :count].clone()}
+            for i, count in enumerate(drawn)
         ]
+        if self.routes is not None:
+            read = (self.prompt_length[rows] + self.drawn[rows] - 1).tolist()
+            routes = self.routes[rows].cpu()
+            for i, count in enumerate(read):
+                contents[i]["routes"] = routes[i, :count].clone()
+        return contents
 
     def compact(self, cache: SlotCache) -> None:
         """Close the gaps that finished rows leave, by moving the last rows into them."""

@@ -118,14 +118,14 @@ class RouterChoices:
             prescribed = self._prescribed[:, layer] if self._prescribed is not None else None
             with _Choice(prescribed) as choice:
                 outputs = compute(*arguments, **named)
-            if len(choice.made) != 1:
+            if (steps := len(choice.indices)) != 1:
                 raise ModelError(
-                    f"the routers of role {self._role} choose experts in {len(choice.made)} steps, "
-                    "so their choice cannot be replayed",
+                    f"the routers of role {self._role} choose experts in {steps} steps, so their "
+                    "choice cannot be replayed",
                     hint=SWITCH_OFF,
                 )
             if self._recorded is not None:
-                self._recorded.extend(choice.made)
+                self._recorded.extend(choice.indices)
             return outputs
 
         return forward
@@ -136,7 +136,7 @@ class _Choice(TorchFunctionMode):
 
     def __init__(self, prescribed: torch.Tensor | None):
         super().__init__()
-        self.made: list[torch.Tensor] = []
+        self.indices: list[torch.Tensor] = []
         """The indices of each call."""
         self._prescribed = prescribed
 
@@ -150,5 +150,5 @@ class _Choice(TorchFunctionMode):
             scores = args[0] if args else (kwargs or {})["input"]
             indices = outputs.indices.where(self._prescribed == FREE, self._prescribed)
             outputs = torch.return_types.topk((scores.gather(-1, indices), indices))
-        self.made.append(outputs.indices)
+        self.indices.append(outputs.indices)
         return outputs

@@ -119,23 +119,26 @@ def _checked(reply: Reply, request: ResponseRequest, sampling: Sampling) -> Answ
         type(token) is int and 0 <= token < sampling.ids for token in tokens
     ):
         raise ValueError(f"with tokens that are no ids below {sampling.ids}")
-    if finish not in ("stop", "length", "abort"):
-        raise ValueError(f"that ended for an unknown reason: {str(finish)[:40]!r}")
-    if (
-        len(tokens) > request.max_new_tokens
-        or (finish == "length" and len(tokens) < request.max_new_tokens)
-        or (finish == "stop" and not tokens)
-    ):
-        raise ValueError(
-            f"of {len(tokens)} tokens that ended by {finish!r}, "
-            f"where {request.max_new_tokens} were requested"
-        )
+    _check_end(finish, len(tokens), request.max_new_tokens)
     logprobs = _logprobs(reply, tokens)
     spans, experts = _spans(reply.versions, len(tokens)), None
     if sampling.routed is not None and reply.experts is not None:
         read = len(request.prompt) + len(tokens) - 1
         experts = read_experts(reply.experts, read, sampling.routed)
     return Answer(tokens, logprobs, spans, finish == "abort", experts)
+
+
+def _check_end(finish: Any, count: int, requested: int) -> None:
+    if finish not in ("stop", "length", "abort"):
+        raise ValueError(f"that ended for an unknown reason: {str(finish)[:40]!r}")
+    if (
+        count > requested
+        or (finish == "length" and count < requested)
+        or (finish == "stop" and not count)
+    ):
+        raise ValueError(
+            f"of {count} tokens that ended by {finish!r}, where {requested} were requested"
+        )
 
 
 def _logprobs(reply: Reply, tokens: list[int]) -> list[float]:

@@ -97,13 +97,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             while len(finished) < len(seeds):
                 finished |= {one.number: one for one in stream.collect()}
         in_order = [finished[number] for number in range(len(seeds))]
-        experts = [one.routed_experts for one in in_order if one.routed_experts is not None]
-        return GeneratedResponses(
-            [one.tokens for one in in_order],
-            [one.logprobs for one in in_order],
-            torch.tensor([one.ended for one in in_order], dtype=torch.bool),
-            experts if gconfig.routing_replay else None,
-        )
+        return _as_batch(in_order, gconfig.routing_replay)
 
     @property
     def weights_number(self) -> int:
@@ -245,3 +239,12 @@ class ServerEngine(HoldsWeights, GenerationEngine):
     def close(self) -> None:
         self._servers.close()
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _as_batch(responses: Sequence[FinishedResponse], with_experts: bool) -> GeneratedResponses:
+    tokens = [response.tokens for response in responses]
+    logprobs = [response.logprobs for response in responses]
+    ended = torch.tensor([response.ended for response in responses], dtype=torch.bool)
+    experts = [response.routed_experts for response in responses]
+    reported = [rows for rows in experts if rows is not None]
+    return GeneratedResponses(tokens, logprobs, ended, reported if with_experts else None)

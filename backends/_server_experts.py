@@ -35,7 +35,15 @@ def read_experts(encoded: Any, tokens: int, routed: RoutedLayers) -> torch.Tenso
     Raises ValueError for anything else."""
     if type(encoded) is not str:
         raise ValueError("with experts that are not a text in base64")
-    content = base64.b64decode(encoded.encode(), validate=True)
+    numbers = _numbers(base64.b64decode(encoded.encode(), validate=True), tokens, routed)
+    if numbers.shape[1] != len(routed.indices):
+        numbers = numbers[:, list(routed.indices)]
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < routed.experts:
+        raise ValueError(f"with experts that are not numbers below {routed.experts}")
+    return torch.from_numpy(numbers.astype(numpy.int32)).to(routed.no_tokens.dtype)
+
+
+def _numbers(content: bytes, tokens: int, routed: RoutedLayers) -> numpy.ndarray[Any, Any]:
     match = _FILE.match(content)
     if match is None:
         raise ValueError("with experts that are not whole numbers of three dimensions")
@@ -46,9 +54,4 @@ def read_experts(encoded: Any, tokens: int, routed: RoutedLayers) -> torch.Tenso
     dtype = numpy.dtype(match["kind"].decode())
     if len(content) - match.end() != prod(shape) * dtype.itemsize:
         raise ValueError("with experts that are cut off")
-    numbers = numpy.frombuffer(content, dtype, offset=match.end()).reshape(shape)
-    if shape[1] != len(routed.indices):
-        numbers = numbers[:, list(routed.indices)]
-    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < routed.experts:
-        raise ValueError(f"with experts that are not numbers below {routed.experts}")
-    return torch.from_numpy(numbers.astype(numpy.int32)).to(routed.no_tokens.dtype)
+    return numpy.frombuffer(content, dtype, offset=match.end()).reshape(shape)

@@ -123,8 +123,8 @@ def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None
         value = argument(name)
     except LookupError:
         return None
-    for part in inner:
-        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+    for entry_name in inner:
+        value = value.get(entry_name) if isinstance(value, Mapping) else getattr(value, entry_name)
     holds = str(value) == entry["value"] if entry["value"] is not None else bool(value)
     return holds == (entry["when"] == "if")
 

@@ -74,8 +74,9 @@ def gap(trainer, responses, replays):
     """The largest distance of the trainer's log-probs from the sampler's, on sampled tokens,
     relative to the largest."""
     actor = PPOActorInterface(generation={"routing_replay": replays})
-    given = responses if replays else responses.select(responses.keys - {ROUTED_EXPERTS})
-    again = actor.inference(role_of(trainer), given, MicroBatchSpec(n_mbs=3))
+    left_out = set() if replays else {ROUTED_EXPERTS}
+    data = responses.select(responses.keys - left_out)
+    again = actor.inference(role_of(trainer), data, MicroBatchSpec(n_mbs=3))
     return distance(again.data["packed_logprobs"], responses.data["packed_logprobs"])
 
 
@@ -143,22 +144,27 @@ def test_generation_after_training_with_replay_routes_freely():
     assert [t.tolist() for t in generate(trainer, greedy=True).tokens] == [t.tolist() for t in free]
 
 
-def test_tokens_that_are_read_again_have_the_experts_of_the_new_weights():
+def paused(questions):
+    """Responses of a stream that gets other weights after the first of them."""
     engine, source = Sampler().engine("mixtral", seed=1), Sampler().engine("mixtral", seed=2)
     settings = GenerationHyperparameters(
         max_new_tokens=100, max_concurrent_responses=3, routing_replay=True
     )
-    questions = sequences(prompts(), "packed_prompts")
     with engine.open(TinyTokenizer(), settings, longest_prompt=17) as stream:
         for seed, prompt in enumerate(questions):
             stream.submit(prompt, seed)
-        finished = {response.number: response for response in stream.collect()}
+        responses = stream.collect()
         stream.pause()
         engine.take_parameters(source, 1.0)
         stream.resume()
-        while len(finished) < len(questions):
-            finished |= {response.number: response for response in stream.collect()}
-    last = [response for response in finished.values() if response.segments[-1].weights == 1]
+        while len(responses) < len(questions):
+            responses += stream.collect()
+    return responses
+
+
+def test_tokens_that_are_read_again_have_the_experts_of_the_new_weights():
+    questions = sequences(prompts(), "packed_prompts")
+    last = [response for response in paused(questions) if response.segments[-1].weights == 1]
     assert any(len(response.segments) == 2 for response in last)
     for response in last:
         text = torch.cat([questions[response.number], response.tokens])

@@ -48,7 +48,8 @@ LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
 """Meshes to try, if the backend knows their dimensions, and settings."""
 FOLLOW = (
     "route each token of a batch with routed_experts to the experts in its row, also in a pass "
-    "that recomputes activations, and weight them by the router's own scores, so that it has gradients"
+    "that recomputes activations, and weight them by the router's own scores, so that it has "
+    "gradients"
 )
 REPORT = (
     "report the experts of every token that was read, prompts included, layer after layer, and "
@@ -74,16 +75,16 @@ class RoutingReplayChecks(BackendChecks):
             engine, sample = self.engine(family), with_experts(batch(), family)
             where = source_of(engine, "forward_micro_batch")
             unrouted = sample.select([SEQUENCES])
-            own, prescribed, again = (
+            unprescribed, prescribed, again = (
                 scores(engine, rows, "log-probs", 1.0) for rows in (unrouted, sample, unrouted)
             )
             plain = PrescribedModel(exact(tiny_model(family)))
             expected = scores_of(plain.prepared(sample), sample)[0].detach()
             if (apart := distance(prescribed, expected)) > self.tolerance:
                 raise Violation(f"log-probs of {family} are off by {apart:.2g}", FOLLOW, where)
-            if distance(own, expected) < 0.01:
+            if distance(unprescribed, expected) < 0.01:
                 raise AssertionError("the prescribed experts are too much like those chosen")
-            if not torch.equal(own, again):
+            if not torch.equal(unprescribed, again):
                 cause = "prescribe experts for the tokens of that batch alone"
                 raise Violation("a later batch without routed_experts differs", cause, where)
 
@@ -167,27 +168,32 @@ class ReplayedLife:
     def _deviations(self, rank: int | None) -> dict[str, float]:
         engine = self._engine(rank)
         plain = PlainTraining(tiny_model(self.family), self.checks.optimizer_settings(**SETTINGS))
-        model, objective = PrescribedModel(plain.lm), OBJECTIVES["lm"]
-        worst: dict[str, float] = {}
-        if isinstance(engine, GenerationEngine):
-            drawn = generate(engine, routing_replay=True, responses_per_prompt=2)
-            worst["the report"] = math.inf if misreport(drawn, self.family) else 0.0
+        model = PrescribedModel(plain.lm)
+        worst = {"the report": self._misreported(engine)}
         for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
-            whole = with_experts(batch(step), self.family, step)
-            share = whole
-            if rank is not None and self.degrees.get("dp", 1) > 1:
-                share = share_of(whole, SHARES[step], rank, 2)
-            cuts = MicroBatchSpec(n_mbs=3 - step)
-            actual = engine.train_batch(
-                share, objective.loss, objective.weight, "global", cuts, step
-            )
-            model.prepared(whole)
-            expected = plain.step([whole], objective.plain, rate)
-            for name, value in expected.items():
-                error = abs(actual[name] - value) / max(abs(value), 0.1)
-                worst[name] = max(worst.get(name, 0.0), error)
+            sample = with_experts(batch(step), self.family, step)
+            model.prepared(sample)
+            expected = plain.step([sample], OBJECTIVES["lm"].plain, rate)
+            errors = relative_errors(self._train(engine, sample, step, rank), expected)
+            worst |= {name: max(worst.get(name, 0.0), error) for name, error in errors.items()}
         weights = self.checks.weights(engine)
         return worst | {"weights": weights_apart(weights, plain.weights())}
+
+    def _misreported(self, engine: TrainEngine) -> float:
+        """Infinite if the engine generates and reports other experts, otherwise 0."""
+        if not isinstance(engine, GenerationEngine):
+            return 0.0
+        drawn = generate(engine, routing_replay=True, responses_per_prompt=2)
+        return math.inf if misreport(drawn, self.family) else 0.0
+
+    def _train(
+        self, engine: TrainEngine, sample: SequenceSample, step: int, rank: int | None
+    ) -> Mapping[str, float]:
+        """The stats of a step on this rank's share."""
+        share, objective, cuts = sample, OBJECTIVES["lm"], MicroBatchSpec(n_mbs=3 - step)
+        if rank is not None and self.degrees.get("dp", 1) > 1:
+            share = share_of(sample, SHARES[step], rank, 2)
+        return engine.train_batch(share, objective.loss, objective.weight, "global", cuts, step)
 
     def _engine(self, rank: int | None) -> TrainEngine:
         degrees = {name: size for name, size in self.degrees.items() if name != "ep"}
@@ -195,6 +201,13 @@ class ReplayedLife:
         settings = SETTINGS | dict(self.settings)
         settings |= {"mesh": mesh, "expert_ranks": self.degrees.get("ep", 1)}
         return self.checks.trained_engine(self.family, **settings)
+
+
+def relative_errors(actual: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
+    """Relative where a number is not small."""
+    return {
+        name: abs(actual[name] - value) / max(abs(value), 0.1) for name, value in expected.items()
+    }
 
 
 # -- a plain model ---------------------------------------------------------------------------------
@@ -270,8 +283,8 @@ def misreport(drawn: GeneratedResponses, family: str) -> str | None:
         text = torch.cat([questions[number // 2], tokens])
         expected = chosen_by(plain, text[:-1])
         if actual.shape != expected.shape or actual.dtype != torch.uint8:
-            given, right = (f"{tuple(shape)}" for shape in (actual.shape, expected.shape))
-            return f"experts of shape {given} and {actual.dtype}, not {right} and uint8"
+            form = f"shape {tuple(actual.shape)} and {actual.dtype}"
+            return f"experts of {form}, not {tuple(expected.shape)} and torch.uint8"
         if not torch.equal(_sorted(actual), expected):
             return f"other experts than the routers of {family} choose"
     return None

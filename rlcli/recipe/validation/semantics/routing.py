@@ -44,6 +44,6 @@ def _check_backend(notes: Notes, call: Call, path: Path) -> None:
 
 def _setting(notes: Notes, path: Path) -> tuple[Path, list[Path]]:
     """Where a call is told to record or prescribe experts, and what else that depends on."""
-    own: Path = (*path, "interface", "args", *SETTING)
+    of_call: Path = (*path, "interface", "args", *SETTING)
     kinds: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
-    return (own if notes.is_set(own) else SETTING), kinds
+    return (of_call if notes.is_set(of_call) else SETTING), kinds

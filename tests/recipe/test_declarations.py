@@ -203,6 +203,65 @@ def test_declared_conditions_of_arguments_name_arguments_and_keys_that_there_are
             assert {condition.partition("=")[0] for condition in conditions} <= arguments
 
 
+REPLAY = "generation.routing_replay=true"
+ALONE = ["launch=local", "cluster.devices_per_node=2", "models.actor.rollout.devices=1"]
+
+
+def test_experts_go_from_sampling_to_recomputation_and_training():
+    recipe = load_recipe("grpo_math", [REPLAY, *ALONE], profiles=["async_grpo"]).recipe
+    assert "routed_experts" in recipe.graph["actor_gen"].outputs
+    for name in ("actor_inf", "actor_train"):
+        assert "routed_experts" in recipe.graph[name].inputs
+    assert "routed_experts" not in recipe.graph["ref_inf"].inputs
+    assert "routed_experts" not in recipe.train.eval.graph["eval_gen"].outputs
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "problem"),
+    [
+        (
+            "grpo_math",
+            ["models.actor.backend.type=deepspeed"],
+            "the backend deepspeed of models.actor cannot record the experts of tokens, which "
+            "generation.routing_replay asks of graph.actor_gen",
+        ),
+        (
+            "ppo_math",
+            [
+                "models.actor.backend.type=megatron",
+                "models.actor.rollout.backend.args.dtype=float32",
+            ],
+            "the backend megatron of models.actor cannot prescribe the experts of tokens, which "
+            "generation.routing_replay asks of graph.actor_train",
+        ),
+        (
+            "grpo_math",
+            ["models.actor.rollout.backend={type: sglang, args: {urls: ['http://127.0.0.1:1']}}"],
+            "the backend sglang of models.actor.rollout cannot record the experts of tokens, which "
+            "generation.routing_replay asks of graph.actor_gen",
+        ),
+        (
+            "distill_math",
+            [],
+            "generation.routing_replay has no effect: no call trains with the experts of actor_gen",
+        ),
+    ],
+)
+def test_routing_replay_that_a_backend_or_the_graph_cannot_do_is_refused(
+    recipe: str, settings: list[str], problem: str
+):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [REPLAY, *settings])
+    reported = [one for one in caught.value.problems if "routing_replay" in one.what]
+    assert [one.what for one in reported] == [problem]
+    assert reported[0].hint == "set generation.routing_replay=false"
+
+
+def test_servers_of_vllm_report_experts():
+    server = "models.actor.rollout.backend={type: vllm, args: {urls: ['http://127.0.0.1:1']}}"
+    load_recipe("grpo_math", [REPLAY, server])
+
+
 def test_comparing_with_the_batch_allows_one_response_per_prompt():
     load_recipe(
         "grpo_math",

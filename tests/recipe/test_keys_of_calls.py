@@ -4,6 +4,7 @@ writes."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,28 @@ def test_conditional_entries_are_resolved_with_the_arguments():
     for entry in ("", "a b", "a if", "a if x y", "a when x", "above a b"):
         with pytest.raises(ValueError, match="is not a valid key"):
             declared_keys([entry], arguments.__getitem__)
+
+
+@dataclass
+class Settings:
+    replay: bool
+
+
+def test_a_condition_can_be_an_entry_of_an_argument():
+    """A mapping as in a recipe, or the settings that an interface makes of it."""
+    arguments = {
+        "on": {"replay": True},
+        "unset": {},
+        "built": Settings(True),
+        "off": Settings(False),
+    }
+    entries = ["a if on.replay", "b if unset.replay", "c if built.replay", "d if off.replay"]
+    keys = declared_keys([*entries, "e if unknown.replay"], arguments.__getitem__)
+    assert keys.needed == ("a", "c")
+    assert keys.due_to == {"a": "on.replay", "c": "built.replay"}
+    assert keys.if_given == ("e",)
+    with pytest.raises(AttributeError, match="repaly"):
+        declared_keys(["a if built.repaly"], arguments.__getitem__)
 
 
 def test_entries_can_take_keys_from_an_argument():

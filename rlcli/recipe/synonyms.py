@@ -87,6 +87,10 @@ _WORDS: Mapping[str, str] = {
     "generation.greedy": "do_sample",
     "generation.stop_token_ids": "stop_token_id stop_token eos_token_id stop",
     "models.<role>.backend.args.kv_cache_tokens": "max_total_tokens kv_cache_config.max_tokens",
+    "generation.routing_replay": (
+        "router_replay rollout_routing_replay enable_rollout_routing_replay "
+        "use_rollout_routing_replay"
+    ),
     "generation.max_concurrent_responses": (
         "max_num_seqs max_concurrent_rollouts max_running_requests"
     ),

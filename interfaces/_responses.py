@@ -12,6 +12,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ATTEMPT, ROUTED_EXPERTS
 from rlcli.api.mocks import mock_responses
 from rlcli.api.model import GeneratedResponses, Model
+from rlcli.errors import ModelError
 
 
 def as_generation(
@@ -78,8 +79,7 @@ def _packed(
     lengths = [len(sequence) for sequence in tokens]
     routes = {}
     if settings.routing_replay:
-        experts = sampled.routed_experts or []
-        routes[ROUTED_EXPERTS] = _cat(experts, experts[0].dtype if experts else torch.uint8)
+        routes[ROUTED_EXPERTS] = _joined(sampled.routed_experts)
     return SequenceSample.from_default(
         ids=data.ids,
         seqlens=[lengths[i : i + group] for i in range(0, len(lengths), group)],
@@ -91,6 +91,15 @@ def _packed(
             **routes,
         },
     )
+
+
+def _joined(experts: list[torch.Tensor] | None) -> torch.Tensor:
+    if experts is None:
+        raise ModelError(
+            "the engine that samples does not report the experts of tokens",
+            hint="set generation.routing_replay=false, or use another backend",
+        )
+    return _cat(experts, experts[0].dtype if experts else torch.uint8)
 
 
 def _cat(pieces: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

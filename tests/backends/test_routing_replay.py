@@ -217,6 +217,22 @@ def test_a_batch_of_responses_has_experts_for_all_but_the_last_token():
     assert SequenceSample.gather(halves).seqlens[ROUTED_EXPERTS] == lengths
 
 
+def test_an_engine_that_ignores_the_setting_is_refused():
+    class Ignoring:
+        def generate(self, input_, tokenizer, gconfig, seeds):
+            return generate(Sampler().engine("mixtral"))
+
+    with pytest.raises(ModelError, match="does not report the experts"):
+        sampled(Ignoring())
+
+
+def test_no_prompts_give_no_experts():
+    role = SimpleNamespace(module=Sampler().engine("mixtral"), tokenizer=TinyTokenizer(), seed=0)
+    settings = GenerationHyperparameters(max_new_tokens=4, routing_replay=True)
+    responses = sample_responses(role, prompts().select_indices([]), settings)
+    assert responses.seqlens[ROUTED_EXPERTS] == []
+
+
 def test_no_experts_are_made_up_in_a_mock():
     actor = PPOActorInterface(generation={"routing_replay": True})
     with pytest.raises(NotImplementedError, match="routed_experts"):

@@ -19,7 +19,8 @@ far sampler and trainer were apart (means over the steps and the largest), and t
 that an update of the rollout and a step took.
 
 Each row of `algorithms` is a shipped recipe, as it is, under several seeds: the accuracy on 256
-held-out problems before and after. All seeds of all algorithms begin with one warm start. With
+held-out problems before and after. All seeds of all algorithms begin with one warm start, those of
+`grpo_moe`, whose model is a mixture of experts, with another. With
 `--keep` the runs stay in that folder, and those that are there and finished are not run again.
 """
 
@@ -144,6 +145,7 @@ OF_FLOWS = (
 ALGORITHMS = {
     "ppo": ("ppo_math",),
     "grpo": ("grpo_math",),
+    "grpo_moe": ("grpo_math_moe",),
     "rloo": ("grpo_math", "--with", "rloo"),
     "dpo": ("dpo_arithmetic",),
     "best_of_n": ("best_of_n_math",),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -303,7 +303,7 @@ class BatchDecoder:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The hidden states of `tokens` [A, B], and the experts [A · B, L, k] that they are routed
         to, if these are recorded."""
-        with self.choices.recorded() if self.choices is not None else nullcontext([]) as chosen:
+        with self._recorded() as chosen:
             output = self.lm.base_model(
                 input_ids=tokens,
                 position_ids=places,
@@ -314,6 +314,9 @@ class BatchDecoder:
             )
         routes = self.choices.stacked(chosen) if self.choices is not None else None
         return output.last_hidden_state, routes
+
+    def _recorded(self) -> AbstractContextManager[list[torch.Tensor]]:
+        return self.choices.recorded() if self.choices is not None else nullcontext([])
 
     def _sample(self, rows: _ActiveRows, hidden: torch.Tensor, which: torch.Tensor) -> None:
         logits = self.head.whole_logits(hidden, self.dtype)
@@ -465,9 +468,7 @@ class _ActiveRows:
         self.active += len(batch)
         return rows
 
-    def collect(
-        self, end_ids: torch.Tensor, limit: int
-    ) -> list[tuple[int, dict[str, torch.Tensor], bool]]:
+    def collect(self, end_ids: torch.Tensor, limit: int) -> list[tuple[int, dict[str, Any], bool]]:
         """Responses that have just finished: (number, contents, ended by itself)."""
         stopped = torch.isin(self.last_token[: self.active], end_ids)
         over = stopped | (self.drawn[: self.active] >= limit)
@@ -478,7 +479,7 @@ class _ActiveRows:
         by_itself = stopped[self._finished].tolist()
         return list(zip(numbers, self._contents(self._finished), by_itself, strict=True))
 
-    def retract(self) -> list[tuple[int, dict[str, torch.Tensor]]]:
+    def retract(self) -> list[tuple[int, dict[str, Any]]]:
         """Empty all rows: (number, contents) of each."""
         contents = self._contents(list(range(self.active)))
         begun = list(zip(self.response, contents, strict=True))
@@ -486,7 +487,7 @@ class _ActiveRows:
         self.response.clear()
         return begun
 
-    def _contents(self, rows: list[int]) -> list[dict[str, torch.Tensor]]:
+    def _contents(self, rows: list[int]) -> list[dict[str, Any]]:
         """The fields of `Begun` that grow, for each of these rows: copies on the host."""
         drawn = self.drawn[rows].tolist()
         tokens, logprobs = self.tokens[rows].cpu(), self.logprobs[rows].cpu()

@@ -15,7 +15,7 @@ def routers_in(lm: Any, role: str, purpose: str, hint: str) -> tuple[Mapping[str
     outputs. Raises ModelError for a model without routers of the kind that is known here, where
     they are to be, for example, `balanced`."""
     config = lm.config.get_text_config()
-    recorder = (getattr(lm.base_model, "_can_record_outputs", None) or {}).get("router_logits")
+    recorder: Any = (getattr(lm.base_model, "_can_record_outputs", None) or {}).get("router_logits")
     modules: dict[str, nn.Module] = {}
     # the models to whose loss transformers itself can add that of routers
     if recorder is not None and hasattr(config, "router_aux_loss_coef"):

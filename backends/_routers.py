@@ -76,7 +76,8 @@ class Routers:
     def observed(self) -> Iterator[list[torch.Tensor]]:
         """The logits of the passes within this context. Layers that are recomputed by a backward
         pass are outside it."""
-        self._logits = logits = []
+        logits: list[torch.Tensor] = []
+        self._logits = logits
         try:
             yield logits
         finally:

@@ -101,7 +101,8 @@ class RouterChoices:
     @contextmanager
     def recorded(self) -> Iterator[list[torch.Tensor]]:
         """The choices [T, k] of each layer, in order, in a pass within this context."""
-        self._recorded = choices = []
+        choices: list[torch.Tensor] = []
+        self._recorded = choices
         try:
             yield choices
         finally:

@@ -55,9 +55,9 @@ def test_replay_does_not_depend_on_ranks_and_micro_batches(train):
     )
     assert alone.steps[0]["actor/grad_norm"] > 0.01
     assert alone.code == shared.code == 0, alone.err + shared.err
-    for one, two in zip(alone.steps, shared.steps, strict=True):
+    for of_alone, of_shared in zip(alone.steps, shared.steps, strict=True):
         for name in ("actor/loss", "actor/grad_norm", "actor/sampler_gap"):
-            assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+            assert of_shared[name] == pytest.approx(of_alone[name], rel=1e-4, abs=1e-6), name
 
 
 def test_a_dense_model_is_refused_by_name(train):

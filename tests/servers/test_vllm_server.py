@@ -70,6 +70,7 @@ def ours(tmp_path_factory, tokenizer):
 
 class TestContract(AttachedContract):
     name = "vllm"
+    mixtures = ()  # the servers were started with a llama
 
     def restore(self, engine):
         for server in servers_of(engine):

@@ -43,21 +43,25 @@ def apply_delta(base: torch.Tensor, delta: bytes) -> torch.Tensor:
     size, mask_bytes = _SIZES.unpack_from(delta)
     if size != len(base):
         raise ValueError(f"a delta of {size} elements for a tensor of {len(base)}")
-    packed = _decompressed(delta[_SIZES.size : _SIZES.size + mask_bytes], -(-size // 8))
-    has_changed = np.unpackbits(packed, count=size).view(np.bool_)
-    count = int(has_changed.sum())
-    planes = _decompressed(delta[_SIZES.size + mask_bytes :], 4 * count)
-    changes = np.ascontiguousarray(planes.reshape(4, count).T).reshape(-1).view(np.int32)
+    parts = memoryview(delta)[_SIZES.size :]
+    mask = np.unpackbits(_decompressed(parts[:mask_bytes], -(-size // 8)), count=size)
+    has_changed = mask.view(np.bool_)
     bits = _bits(base).copy()
-    bits[has_changed] += changes
+    bits[has_changed] += _changes(parts[mask_bytes:], int(has_changed.sum()))
     return torch.from_numpy(bits.view(np.float32))
+
+
+def _changes(planes: memoryview, count: int) -> np.ndarray:
+    """Differences of bits, [count] int32, from their bytes in planes."""
+    table = _decompressed(planes, 4 * count).reshape(4, count)
+    return np.ascontiguousarray(table.T).reshape(-1).view(np.int32)
 
 
 def _bits(numbers: torch.Tensor) -> np.ndarray:
     return numbers.numpy().view(np.int32)
 
 
-def _decompressed(data: bytes, size: int) -> np.ndarray:
+def _decompressed(data: memoryview, size: int) -> np.ndarray:
     """`size` bytes. Raises ValueError if there are fewer or more."""
     try:
         if zstandard.frame_content_size(data) != size:

@@ -27,7 +27,7 @@ from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
 from rlcli.runtime.roles import wait_for_device
-from rlcli.runtime.weight_wire import DeltaWire, Moved, Neighbours, ReadsHeld, WholeWire, Wire
+from rlcli.runtime.weight_wire import DeltaWire, Moved, Neighbours, ReadsBase, WholeWire, Wire
 from rlcli.topology import RolePlacement, Topology
 from rlcli.topology.weight_plan import Bucket, Slice, plan_slices
 
@@ -163,7 +163,7 @@ class WeightTransfer(GivesParameters):
         """
         arrived = self._read(bucket.pairs[self._rank, self._rank], tensors)
         members, wire = self._channel.members, self._channel.wire
-        held = self._held(bucket)
+        read_base = self._base_reader(bucket)
         version = self._source.version if self._source is not None else None
         position = members.index(self._rank)
         for shift in range(1, len(members)):
@@ -171,11 +171,11 @@ class WeightTransfer(GivesParameters):
             leaving = self._read(bucket.pairs[self._rank, target], tensors)
             coming = bucket.pairs[source, self._rank]
             neighbours = Neighbours(self._channel.group, target, source)
-            arrived += wire.swap(leaving, version, coming, neighbours, held)
+            arrived += wire.swap(leaving, version, coming, neighbours, read_base)
         wire.end_bucket()
         return arrived
 
-    def _held(self, bucket: Bucket) -> ReadsHeld:
+    def _base_reader(self, bucket: Bucket) -> ReadsBase:
         """What the target holds of slices that arrive. An engine that gathers whole parameters has
         all its ranks read them together, and is not asked."""
         blocks = self._target.weight_blocks() if self._target is not None else None

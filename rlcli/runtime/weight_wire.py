@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from rlcli.topology.weight_plan import Slice
 
 Moved = tuple[Slice, torch.Tensor]
 """A slice and its elements."""
-ReadsHeld = Callable[[Sequence[Slice]], list[Moved] | None]
+ReadsBase = Callable[[Sequence[Slice]], list[Moved] | None]
 """Reads what the target holds of slices before they arrive, in the dtype in which it holds it;
 None if it cannot be read."""
 
@@ -79,7 +79,7 @@ class Wire(abc.ABC):
         version: ModelVersion | None,
         coming: Sequence[Slice],
         neighbours: Neighbours,
-        read_held: ReadsHeld,
+        read_base: ReadsBase,
     ) -> list[Moved]:
         """Send slices (float32, on the device) with the version of their source, and receive others
         in the same form. Raises WorkerError if elements differ from what was sent."""
@@ -101,12 +101,12 @@ class WholeWire(Wire):
         version: ModelVersion | None,
         coming: Sequence[Slice],
         neighbours: Neighbours,
-        read_held: ReadsHeld,
+        read_base: ReadsBase,
     ) -> list[Moved]:
         message = arriving = None
         if leaving:
             assert version is not None
-            message = self._count(self._message(_joined(leaving), version))
+            message = self._count(self._message(_joined(tensor for _, tensor in leaving), version))
         if coming:
             arriving = torch.empty(_elements(coming) + 2 * TAIL, device=self._device)
         neighbours.pass_on(message, arriving)
@@ -148,51 +148,50 @@ class DeltaWire(Wire):
         version: ModelVersion | None,
         coming: Sequence[Slice],
         neighbours: Neighbours,
-        read_held: ReadsHeld,
+        read_base: ReadsBase,
     ) -> list[Moved]:
-        held, request = self._request(coming, read_held)
-        wish = torch.empty(2 + len(leaving), dtype=torch.int64, device=self._device)
-        neighbours.pass_back(request, wish if leaving else None)
-        letter = self._letter(wish.tolist(), leaving, version) if leaving else None
-        data = self._posted(letter, coming, neighbours, is_anchor=False)
-        numbers = self._opened(data, held) if coming else None
-        # whether the message must be sent again, as an anchor
-        is_refused = torch.tensor([int(numbers is None)], device=self._device)
-        must_repeat = torch.zeros(1, dtype=torch.int64, device=self._device)
-        neighbours.pass_back(
-            is_refused if coming else None, must_repeat if letter is not None else None
-        )
-        again = letter if must_repeat.item() else None
-        missing = coming if coming and numbers is None else ()
-        data = self._posted(again, missing, neighbours, is_anchor=True)
-        if missing and (numbers := self._opened(data, held)) is None:
-            raise damaged()
-        return [] if numbers is None else _split(coming, numbers.to(self._device))
-
-    def _request(
-        self, coming: Sequence[Slice], read_held: ReadsHeld
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What this rank holds of the slices, [n] float32 on the host, and the message that says
-        so: its digest, and the dtype of each slice."""
-        if not coming:
-            return None, None
-        held = read_held(coming)
-        if held is None:
-            numbers = torch.zeros(_elements(coming))
-            dtypes = [torch.float32] * len(coming)
+        base = _Base.of(coming, read_base(coming)) if coming else None
+        wish = self._exchange_wishes(base, len(leaving), neighbours)
+        letter = self._letter(wish, leaving, version) if leaving else None
+        numbers = self._post(letter, base, neighbours)
+        is_damaged = base is not None and numbers is None
+        if self._exchange_refusals(letter is not None, base is not None, is_damaged, neighbours):
+            assert letter is not None
+            letter = replace(letter, base=None)
         else:
-            numbers = torch.cat([tensor.detach().cpu().float().reshape(-1) for _, tensor in held])
-            dtypes = [tensor.dtype for _, tensor in held]
-        codes = [_DTYPES.index(dtype) for dtype in dtypes]
-        return numbers, torch.tensor([*digest(numbers), *codes], device=self._device)
+            letter = None
+        again = self._post(letter, base if is_damaged else None, neighbours)
+        numbers = again if is_damaged else numbers
+        if base is None:
+            return []
+        if numbers is None:
+            raise damaged()
+        return _split(coming, numbers.to(self._device))
+
+    def _exchange_wishes(
+        self, base: _Base | None, leaving: int, neighbours: Neighbours
+    ) -> list[int]:
+        """Tell the source what this rank holds; returns what the target says of as many slices."""
+        mine = torch.tensor(base.wish, device=self._device) if base is not None else None
+        wish = torch.empty(2 + leaving, dtype=torch.int64, device=self._device)
+        neighbours.pass_back(mine, wish if leaving else None)
+        return wish.tolist()
+
+    def _exchange_refusals(
+        self, has_sent: bool, has_received: bool, is_damaged: bool, neighbours: Neighbours
+    ) -> bool:
+        """Tell the source whether its letter was damaged; returns whether the target says so."""
+        mine = torch.tensor([int(is_damaged)], device=self._device)
+        refusal = torch.zeros(1, dtype=torch.int64, device=self._device)
+        neighbours.pass_back(mine if has_received else None, refusal if has_sent else None)
+        return bool(refusal)
 
     def _letter(
         self, wish: Sequence[int], leaving: Sequence[Moved], version: ModelVersion | None
     ) -> _Letter:
-        """The letter for a target that wishes for it: it says which elements it holds, by their
-        digest, and in which dtypes."""
+        """The letter for a target that wishes for it."""
         assert version is not None
-        held_digest, codes = list(wish[:2]), wish[2:]
+        base_digest, codes = list(wish[:2]), wish[2:]
         blocks = [moving.block for moving, _ in leaving]
         rounded = [
             torch.empty_like(tensor, dtype=_DTYPES[code], device="cpu").copy_(tensor)
@@ -201,44 +200,39 @@ class DeltaWire(Wire):
         self._sending.update(zip(blocks, rounded, strict=True))
         base = None
         if all(block in self._sent for block in blocks):
-            base = _joined_floats(self._sent[block] for block in blocks)
-        if base is not None and digest(base) != held_digest:
+            base = _joined(self._sent[block] for block in blocks)
+        if base is not None and digest(base) != base_digest:
             base = None
-        return _Letter(_joined_floats(rounded), base, version)
+        return _Letter(_joined(rounded), base, version)
 
     def end_bucket(self) -> None:
         self._sent |= self._sending
         self._sending.clear()
 
-    def _posted(
-        self,
-        letter: _Letter | None,
-        coming: Sequence[Slice],
-        neighbours: Neighbours,
-        is_anchor: bool,
-    ) -> bytes:
-        """Send a letter and receive one, each after its length."""
+    def _post(
+        self, letter: _Letter | None, base: _Base | None, neighbours: Neighbours
+    ) -> torch.Tensor | None:
+        """Send a letter and, for a base, receive one, each after its length. Returns the elements
+        of the latter, [n] float32 on the host; None if it is damaged, or if there is none."""
         content = length = None
         if letter is not None:
-            data = bytearray(letter.content(is_anchor))
+            data = bytearray(letter.content())
             content = torch.frombuffer(data, dtype=torch.uint8).to(self._device)
             length = torch.tensor([len(data)], device=self._device)
             self._count(content)
         coming_length = torch.zeros(1, dtype=torch.int64, device=self._device)
-        neighbours.pass_on(length, coming_length if coming else None)
+        neighbours.pass_on(length, coming_length if base is not None else None)
         arriving = torch.empty(int(coming_length), dtype=torch.uint8, device=self._device)
-        neighbours.pass_on(content, arriving if coming else None)
-        return arriving.cpu().numpy().tobytes()
+        neighbours.pass_on(content, arriving if base is not None else None)
+        return self._opened(arriving.cpu().numpy().tobytes(), base) if base is not None else None
 
-    def _opened(self, data: bytes, held: torch.Tensor | None) -> torch.Tensor | None:
-        """The elements of a letter, [n] float32 on the host; None if it is damaged."""
-        assert held is not None
+    def _opened(self, data: bytes, base: _Base) -> torch.Tensor | None:
         if len(data) < _HEAD.size:
             return None
         is_anchor, *expected, epoch, epoch_step, step = _HEAD.unpack_from(data)
+        start = torch.zeros_like(base.numbers) if is_anchor else base.numbers
         try:
-            base = torch.zeros_like(held) if is_anchor else held
-            numbers = apply_delta(base, data[_HEAD.size :])
+            numbers = apply_delta(start, data[_HEAD.size :])
         except ValueError:
             return None
         if digest(numbers) != expected:
@@ -253,6 +247,29 @@ _HEAD = struct.Struct("<?5q")
 
 
 @dataclass(frozen=True)
+class _Base:
+    """What a rank has of the slices that come."""
+
+    numbers: torch.Tensor
+    """[n] float32 on the host."""
+    dtypes: tuple[torch.dtype, ...]
+    """Those of the slices."""
+
+    @classmethod
+    def of(cls, coming: Sequence[Slice], tensors: Sequence[Moved] | None) -> _Base:
+        """Of slices that could be read, or of others: these are taken for zeros."""
+        if tensors is None:
+            return cls(torch.zeros(_elements(coming)), (torch.float32,) * len(coming))
+        numbers = _joined(tensor.detach().cpu() for _, tensor in tensors)
+        return cls(numbers, tuple(tensor.dtype for _, tensor in tensors))
+
+    @property
+    def wish(self) -> list[int]:
+        """The digest of the numbers, and a code for each dtype."""
+        return [*digest(self.numbers), *(_DTYPES.index(dtype) for dtype in self.dtypes)]
+
+
+@dataclass(frozen=True)
 class _Letter:
     """The slices that a rank sends to another."""
 
@@ -262,12 +279,10 @@ class _Letter:
     """What the target holds of them; None if it holds something else."""
     version: ModelVersion
 
-    def content(self, is_anchor: bool) -> bytes:
-        base = None if is_anchor else self.base
-        head = _HEAD.pack(base is None, *digest(self.numbers), *astuple(self.version))
-        return head + encode_delta(
-            torch.zeros_like(self.numbers) if base is None else base, self.numbers
-        )
+    def content(self) -> bytes:
+        base = torch.zeros_like(self.numbers) if self.base is None else self.base
+        head = _HEAD.pack(self.base is None, *digest(self.numbers), *astuple(self.version))
+        return head + encode_delta(base, self.numbers)
 
 
 def damaged() -> WorkerError:
@@ -296,11 +311,8 @@ def _elements(slices: Iterable[Slice]) -> int:
     return sum(moving.block.numbers for moving in slices)
 
 
-def _joined(moved: Iterable[Moved]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for _, tensor in moved])
-
-
-def _joined_floats(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def _joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The elements of all tensors, [n] float32."""
     return torch.cat([tensor.float().reshape(-1) for tensor in tensors])
 
 

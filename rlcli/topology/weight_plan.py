@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
@@ -67,14 +67,9 @@ def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[
     the ranks that follow it; or if they lack a parameter.
     """
     shapes = {block.name: block.shape for blocks in sources.values() for block in blocks}
-    if unknown := {block.name for blocks in targets.values() for block in blocks} - shapes.keys():
-        raise WorkerError(
-            f"the parameter {min(unknown)} is to be followed, but the source has none of that name",
-            code="F18",
-        )
+    _check_known({block.name for blocks in targets.values() for block in blocks}, shapes)
     holders, followers = _layouts(sources), _layouts(targets)
-    leaving = _by_name(sources.get(rank, ()))
-    arriving = _by_name(targets.get(rank, ()))
+    leaving, arriving = (_by_name(blocks.get(rank, ())) for blocks in (sources, targets))
     buckets = []
     for names in _in_buckets(shapes, size):
         slices: list[Slice] = []
@@ -86,6 +81,14 @@ def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[
             slices += sorted(of_parameter, key=_order)
         buckets.append(Bucket(frozenset(names), tuple(slices)))
     return buckets
+
+
+def _check_known(followed: Set[str], shapes: Mapping[str, Sequence[int]]) -> None:
+    if unknown := followed - shapes.keys():
+        message = (
+            f"the parameter {min(unknown)} is to be followed, but the source has none of that name"
+        )
+        raise WorkerError(message, code="F18")
 
 
 class _Layout:
@@ -183,8 +186,8 @@ class _Sharing:
     @classmethod
     @lru_cache(maxsize=2**14)
     def between(cls, holders: tuple[int, ...], followers: tuple[int, ...]) -> _Sharing:
-        own = {*holders}
-        targets = tuple(rank for rank in followers if rank not in own)
+        holding = {*holders}
+        targets = tuple(rank for rank in followers if rank not in holding)
         positions = {
             rank: position for group in (holders, targets) for position, rank in enumerate(group)
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,21 @@ from rlcli.errors import ModelError
 from rlcli.ops.context_attention import ContextAttention
 from rlcli.ops.context_choice import Choice
 
+if TYPE_CHECKING:
+    from rlcli.ops.flash_attention import FlashAttention
+
 Pack = Callable[[tuple[int, ...], torch.device], ContextAttention]
 Generate = Callable[[list[torch.Tensor], list[int]], GeneratedResponses]
 """(prompts, seeds) → responses."""
 
 
 def pack_over_ranks(
-    lm: Any, group: dist.ProcessGroup, choice: Choice, tensor_parallel: int, role: str
+    lm: Any,
+    group: dist.ProcessGroup,
+    choice: Choice,
+    tensor_parallel: int,
+    role: str,
+    flash: FlashAttention | None = None,
 ) -> Pack:
     """What makes this rank's share of a pack of sequences. Raises ModelError for a model whose
     tokens cannot be spread over the ranks."""
@@ -46,13 +54,17 @@ def pack_over_ranks(
             "alone has",
             hint=f"set models.{role}.mesh.cp=1",
         )
-    return partial(_share, group=group, choice=choice)
+    return partial(_share, group=group, choice=choice, flash=flash)
 
 
 def _share(
-    lengths: tuple[int, ...], device: torch.device, group: dist.ProcessGroup, choice: Choice
+    lengths: tuple[int, ...],
+    device: torch.device,
+    group: dist.ProcessGroup,
+    choice: Choice,
+    flash: FlashAttention | None,
 ) -> ContextAttention:
-    return ContextAttention(tuple(lengths), device, group, choice)
+    return ContextAttention(tuple(lengths), device, group, choice, flash)
 
 
 def _rope_kinds(config: Any) -> set[str]:

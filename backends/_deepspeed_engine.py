@@ -33,7 +33,7 @@ class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
 
     def __init__(self, model: Model, settings: DeepSpeed):
         self.settings = settings
-        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
+        super().__init__(model, settings)
         self.routers = Routers.of(self.lm, self.role, settings)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         with self._surroundings():

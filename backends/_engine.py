@@ -33,15 +33,15 @@ from rlcli.api.model_source import ModelSource, fill, local_part, materialize
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 from rlcli.ops.attention import packed_attention
-from rlcli.ops.context_choice import Choice
 
 from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._routing_replay import RouterChoices, routes_of
 from ._saving import Ranks, describe, save_model
+from ._settings import ContextParallelism, TransformersSettings
 from ._tensor_parallel import parallelize
-from ._transformers import Pack, PackedModel, compute_dtype
+from ._transformers import Pack, PackedModel, compute_dtype, flash_attention_of
 
 if TYPE_CHECKING:
     from ._transformers import Packing
@@ -52,13 +52,7 @@ T = TypeVar("T")
 class TransformersEngine(ForwardLoop, GenerationEngine):
     """Forward passes and generation; `inference` uses it as it is, `fsdp` adds training."""
 
-    def __init__(
-        self,
-        model: Model,
-        dtype: str,
-        kv_cache_tokens: int | None = None,
-        context_parallel: Choice = "auto",
-    ):
+    def __init__(self, model: Model, settings: TransformersSettings):
         if model.source is None:
             raise ModelError(
                 f"role {model.name} has no weights to run", hint="use backend: null for such a role"
@@ -66,15 +60,16 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self.role = model.name
         self._mesh = model.device_mesh
         self.lm: Any = self._skeleton(model.source)
-        self.packed = PackedModel(
-            self.lm, compute_dtype(dtype, model.device), self._pack(context_parallel)
-        )
+        dtype = compute_dtype(settings.dtype, model.device)
+        self._flash = flash_attention_of(self.lm, settings.attention, model.device, dtype, self.role)
+        self._whole_packs = partial(packed_attention, flash=self._flash)
+        self.packed = PackedModel(self.lm, dtype, self._pack(settings))
         config: Any = self.lm.config
         self.vocabulary: int = (
             len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
         )
         self.save_dtype = model.save_dtype or model.source.dtype
-        self._kv_cache_tokens = kv_cache_tokens
+        self._kv_cache_tokens = settings.kv_cache_tokens
         self._device = model.device
         self._weights_number = 0
         self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
@@ -100,15 +95,24 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             parallelize(lm, tensor_parallel, self.role)
         return lm
 
-    def _pack(self, choice: Choice) -> Pack:
+    def _pack(self, settings: TransformersSettings) -> Pack:
         """How this rank takes its share of a pack of sequences."""
         if self._context_group is None:
-            return packed_attention
+            return self._whole_packs
         from ._context_parallel import pack_over_ranks
+
+        assert isinstance(settings, ContextParallelism)
 
         tensor_parallel = dimension(self._mesh, "tp")
         heads_among = tensor_parallel.size() if tensor_parallel is not None else 1
-        return pack_over_ranks(self.lm, self._context_group, choice, heads_among, self.role)
+        return pack_over_ranks(
+            self.lm,
+            self._context_group,
+            settings.context_parallel,
+            heads_among,
+            self.role,
+            self._flash,
+        )
 
     @property
     def _context_group(self) -> dist.ProcessGroup | None:
@@ -223,7 +227,13 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         sampler = Sampler(gconfig, ends, self.vocabulary)
         choices = self._choices_of(lm) if gconfig.routing_replay else None
         return BatchDecoder(
-            lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens, choices
+            lm,
+            self.packed.compute_dtype,
+            gconfig,
+            sampler,
+            self._kv_cache_tokens,
+            choices,
+            self._whole_packs,
         )
 
     def _prompts(

@@ -26,7 +26,7 @@ from rlcli.ops.packing import positions
 
 from ._memory import concurrent_responses
 from ._routing_replay import RouterChoices
-from ._transformers import compute_in, head_of
+from ._transformers import Pack, compute_in, head_of
 
 
 class SlotCache(Cache):
@@ -169,6 +169,7 @@ class BatchDecoder:
         sampler: Sampler,
         cache_tokens: int | None = None,
         choices: RouterChoices | None = None,
+        pack: Pack = packed_attention,
     ):
         self.lm = lm
         self.dtype = dtype
@@ -182,6 +183,7 @@ class BatchDecoder:
         head = head_of(lm, gconfig.temperature)
         self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not once per token
         self._cache_argument = _cache_argument(lm.base_model)
+        self._pack = pack
 
     def run(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> GeneratedResponses:
         """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order.
@@ -275,7 +277,7 @@ class BatchDecoder:
             packed[None],
             positions(lengths, self.device)[None],
             cache,
-            packed_attention(lengths, self.device),
+            self._pack(tuple(lengths), self.device),
         )
         if routes is not None:
             rows.write_routes(at.to(self.device), columns, routes[source])

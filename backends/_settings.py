@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlcli.api.limits import ArgumentCheck, Limits, check_arguments
+from rlcli.api.limits import ArgumentCheck, Limits, Needs, check_arguments
 from rlcli.ops.context_choice import Choice
+from rlcli.ops.flash_attention import Kernels
 from rlcli.ops.schedules import ScheduleName, learning_rate
 
 if TYPE_CHECKING:
@@ -117,12 +118,18 @@ class TransformersSettings(Precision):
     """A transformers model that scores and generates."""
 
     LIMITS: ClassVar[Limits] = {"kv_cache_tokens": {"ge": 1}}
-    ON_RESUME: ClassVar[dict[str, str]] = {"kv_cache_tokens": "safe"}
+    NEEDS: ClassVar[Needs] = {"attention=flash": "dtype=auto|bfloat16"}
+    ON_RESUME: ClassVar[dict[str, str]] = {"kv_cache_tokens": "safe", "attention": "safe"}
 
     kv_cache_tokens: int | None = None
     """Capacity of a rank's KV cache, in tokens of prompts and responses. Each response reserves the
     longest prompt and `max_new_tokens`; as many as fit are decoded at once. null: room for
     `max_concurrent_responses` of them."""
+
+    attention: Kernels = "auto"
+    """Kernels that attend to packed sequences on GPUs in 16 bits: torch's own, or those of flash-attn
+    (version 3 or 4 where it is installed for the GPU, else 2), which also cap scores without holding
+    them in memory. auto: flash-attn's where they can be imported, else torch's."""
 
 
 @dataclass(frozen=True, kw_only=True)

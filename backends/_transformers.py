@@ -13,6 +13,7 @@ from rlcli.api.model_source import parameter_places
 from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
 from rlcli.ops.attention import PackedAttention, Scoring, packed_attention
+from rlcli.ops.flash_attention import FlashAttention, Kernels, flash_attention
 from rlcli.ops.logprobs import OutputHead, token_scores
 from rlcli.ops.packing import all_but_last, positions
 
@@ -274,6 +275,24 @@ class PackedModel(nn.Module):
                 packing=packing,
             )
         return output.last_hidden_state[0]
+
+
+def flash_attention_of(
+    lm: Any, kernels: Kernels, device: torch.device, dtype: torch.dtype, role: str
+) -> FlashAttention | None:
+    """What attends to the packs of a model in place of torch's kernel. Raises ModelError."""
+    config = lm.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is None:
+        head_dim = config.hidden_size // config.num_attention_heads
+    try:
+        return flash_attention(kernels, device, dtype is not torch.float32, head_dim)
+    except ValueError as error:
+        raise ModelError(
+            f"role {role} cannot have `attention: flash`: {error}",
+            hint=f"rlcli doctor says how to install it; models.{role}.backend.args.attention=auto "
+            "takes torch's kernels where it is missing",
+        ) from error
 
 
 def compute_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:

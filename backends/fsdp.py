@@ -76,7 +76,7 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
 
     def __init__(self, model: Model, settings: FSDP):
         self.settings = settings
-        super().__init__(model, settings.dtype, settings.kv_cache_tokens, settings.context_parallel)
+        super().__init__(model, settings)
         self.routers = Routers.of(self.lm, self.role, settings)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._is_in_step = False

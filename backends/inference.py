@@ -45,7 +45,7 @@ class InferenceEngine(TransformersEngine):
 
     def __init__(self, model: Model, settings: Inference):
         self._holds_bfloat16 = settings.dtype == "bfloat16"
-        super().__init__(model, settings.dtype, settings.kv_cache_tokens, settings.context_parallel)
+        super().__init__(model, settings)
         self.lm.requires_grad_(False)
 
     def _lay_out(self, model: Model) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlcli.ops.packing import cumulative, rectangles
+
+if TYPE_CHECKING:
+    from rlcli.ops.flash_attention import FlashAttention
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class PackedAttention:
 
     lengths: tuple[int, ...]
     device: torch.device
+    flash: FlashAttention | None = None
+    """Attends on CUDA in 16 bits; None: torch's kernel does, where it can."""
 
     @property
     def longest(self) -> int:
@@ -61,18 +66,20 @@ class PackedAttention:
     ) -> torch.Tensor:
         """B is 1: the sequences are concatenated along T."""
         narrow = narrow_dtype(query)
-        # torch's kernel does not cap scores
-        if query.is_cuda and narrow is not None and scoring.softcap is None:
+        has_kernel = self.flash is not None or scoring.softcap is None  # torch's caps no scores
+        if query.is_cuda and narrow is not None and has_kernel:
             return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scoring)
         return self._rectangles(query, key, value, scoring)
 
     def _varlen(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
+        packed = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]  # [T, H, D]
+        if self.flash is not None:
+            return self.flash.attend(*packed, self._starts, self.longest, scoring)[None]
         from torch.nn.attention import varlen
 
         attend: Any = varlen.varlen_attn
-        packed = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]  # [T, H, D]
         bounds = (self._starts, self._starts, self.longest, self.longest)
         window = scoring.window_within(self.longest)
         before = -1 if window is None else window - 1
@@ -266,5 +273,7 @@ class CachedAttention:
         return torch.arange(self.longest, device=self.filled.device)
 
 
-def packed_attention(lengths: Sequence[int], device: torch.device) -> PackedAttention:
-    return PackedAttention(tuple(lengths), device)
+def packed_attention(
+    lengths: Sequence[int], device: torch.device, flash: FlashAttention | None = None
+) -> PackedAttention:
+    return PackedAttention(tuple(lengths), device, flash)

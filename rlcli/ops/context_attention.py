@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from rlcli.ops.block_attention import Block, BlockAttention, BlockGradients
 from rlcli.ops.context_choice import AttentionSizes, Choice
 from rlcli.ops.packing import positions
 from rlcli.ops.token_cut import TokenCut
+
+if TYPE_CHECKING:
+    from rlcli.ops.flash_attention import FlashAttention
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class ContextAttention:
     device: torch.device
     group: dist.ProcessGroup
     choice: Choice = "auto"
+    flash: FlashAttention | None = None
+    """Attends to the whole sequences of ulysses; the blocks of a ring use torch's kernel."""
 
     def mine(self, rows: torch.Tensor) -> torch.Tensor:
         """[S, ...]: this rank's rows of a tensor with one row per token of the pack."""
@@ -86,7 +91,7 @@ class ContextAttention:
 
     @cached_property
     def _packed(self) -> PackedAttention:
-        return PackedAttention(self.lengths, self.device)
+        return PackedAttention(self.lengths, self.device, self.flash)
 
     # -- ring --------------------------------------------------------------------------------------
 

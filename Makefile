@@ -16,7 +16,7 @@ VLLM_LIST := tests/servers/vllm-requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-servers test-slurm test-gpu test-pythons check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-servers test-slurm test-gpu test-flash-attn test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ test-gpu: $(TEST_STAMP) ## run engines, attention, ranks, memory and time on the
 	  echo "nvidia-smi answers, but this torch cannot use the GPU; remove .venv and run make setup" >&2; exit 1; \
 	fi
 	$(BIN)/python -m pytest tests/gpu -m gpu $(ARGS)
+
+# Not part of `make test`: it downloads the newest source distributions, without building them. `make test` compares our
+# call with those that were recorded (ARGS=--record records again).
+test-flash-attn: $(TEST_STAMP) ## compare our call of flash-attn with its newest sources
+	@$(BIN)/python tests/ops/flash_attn_sources.py $(ARGS) || { \
+	  test $$? -eq 2 && echo "!!! pip has no sources of flash-attn here: OUR CALL WAS NOT COMPARED WITH ITS NEWEST VERSION" >&2; }
 
 # Not part of `make test`: Slurm's daemons are started by root. They use nothing of an installation that is there already.
 test-slurm: export OMP_NUM_THREADS = 1

@@ -61,7 +61,9 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._mesh = model.device_mesh
         self.lm: Any = self._skeleton(model.source)
         dtype = compute_dtype(settings.dtype, model.device)
-        self._flash = flash_attention_of(self.lm, settings.attention, model.device, dtype, self.role)
+        self._flash = flash_attention_of(
+            self.lm, settings.attention, model.device, dtype, self.role
+        )
         self._whole_packs = partial(packed_attention, flash=self._flash)
         self.packed = PackedModel(self.lm, dtype, self._pack(settings))
         config: Any = self.lm.config

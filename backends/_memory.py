@@ -84,7 +84,8 @@ class InferenceMemory(MemoryModel):
 
     def remarks(self) -> list[str]:
         remarks = [self._messages()] if self.context > 1 else []
-        if self.role.architecture.model_type == "gemma2":
+        is_capped = self.role.architecture.model_type == "gemma2"
+        if is_capped and self.role.arguments.get("attention") != "flash":
             remarks.append(
                 "its attention caps scores, so it is quadratic in memory: it holds the scores of a "
                 "sequence's tokens with each other, which are not counted here"

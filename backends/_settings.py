@@ -127,9 +127,9 @@ class TransformersSettings(Precision):
     `max_concurrent_responses` of them."""
 
     attention: Kernels = "auto"
-    """Kernels that attend to packed sequences on GPUs in 16 bits: torch's own, or those of flash-attn
-    (version 3 or 4 where it is installed for the GPU, else 2), which also cap scores without holding
-    them in memory. auto: flash-attn's where they can be imported, else torch's."""
+    """Kernels that attend to packed sequences on GPUs in 16 bits: torch's own, or those of
+    flash-attn (version 3 or 4 where it is installed for the GPU, else 2), which also cap scores
+    without holding them in memory. auto: flash-attn's where they can be imported, else torch's."""
 
 
 @dataclass(frozen=True, kw_only=True)

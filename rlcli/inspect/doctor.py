@@ -20,6 +20,7 @@ from rlcli.inspect.findings import Finding, failure
 from rlcli.inspect.processor import cpu_flags
 from rlcli.project import ENTRY_POINTS, current_project, installed_entry_points, misnamed
 from rlcli.registry.requirements import (
+    BUILT_WITH_TORCH,
     Requirements,
     fits,
     installed_version,
@@ -190,7 +191,11 @@ def _check_extras(
                 f"{'only ' + ', '.join(of) if of else 'optional'}"
             )
             yield Finding(
-                level="skip", about=extra, says=f"{says}{' needs it' if of else ''}", fix=fix
+                level="skip",
+                about=extra,
+                says=f"{says}{' needs it' if of else ''}",
+                details=_why_pip_alone_fails(missing),
+                fix=fix,
             )
             continue
         shown = ", ".join(
@@ -208,6 +213,26 @@ def _check_extras(
             )
         else:
             yield Finding(level="ok", about=extra, says=shown)
+
+
+def _why_pip_alone_fails(missing: Sequence[str]) -> list[str]:
+    """And what else this machine lacks to build the packages that are compiled against torch."""
+    built = [name for name in missing if name in BUILT_WITH_TORCH]
+    if not built:
+        return []
+    says = (
+        f"{', '.join(built)} is compiled against the installed torch by the CUDA compiler; pip "
+        "alone builds it in an environment without torch, and fails"
+    )
+    build, reasons = torch_build(), [says]
+    if build is None or not build.startswith("cuda"):
+        has = f"torch here is built for {build}" if build else "torch is not installed here"
+        reasons.append(f"{has}: install a CUDA build of it first")
+    if shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
+        reasons.append(
+            "no CUDA compiler here: install the toolkit of torch's CUDA version, or set CUDA_HOME"
+        )
+    return reasons
 
 
 # -- the machine -----------------------------------------------------------------------------------

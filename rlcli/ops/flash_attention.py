@@ -60,9 +60,7 @@ class FlashAttention:
     ) -> torch.Tensor:
         """[T, H, D] for queries [T, H, D], keys and values [T, H_kv, D] in 16 bits. `starts`
         [N + 1] int32: where each sequence begins, and the last one ends."""
-        out = self._attend(
-            query, key, value, **arguments(self.library, starts, longest, scoring)
-        )
+        out = self._attend(query, key, value, **arguments(self.library, starts, longest, scoring))
         return out[0] if isinstance(out, tuple) else out  # some also return the log-sum-exp
 
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 FOR_DEVELOPERS = ("test",)
 """Extras not needed for training."""
 
+BUILT_WITH_TORCH = {"flash-attn": ("ninja", "packaging", "psutil", "setuptools", "wheel")}
+"""Distributions that are compiled where they are installed, against the torch that is there → what
+their setup imports in addition to torch."""
+
 
 @dataclass(frozen=True)
 class Requirements:
@@ -129,11 +133,15 @@ def missing_libraries(component: Signature) -> Iterator[ResourceError]:
 
 def pip_command(requirement: Requirement) -> str:
     """The command that installs a requirement: rlcli's extra with it, in known-good versions,
-    or else itself."""
+    or else itself, built against the installed torch if it must be."""
     extras = read_requirements().extras
     names = {extra: {pinned.name for pinned in group} for extra, group in extras.items()}
     extra = next((extra for extra, group in names.items() if requirement.name in group), None)
-    return f"pip install 'rlcli[{extra}]'" if extra else f"pip install '{requirement}'"
+    target = f"'rlcli[{extra}]'" if extra else f"'{requirement}'"
+    if needed := BUILT_WITH_TORCH.get(requirement.name):
+        # pip would build it in an environment that lacks torch
+        return f"pip install {' '.join(needed)} && pip install --no-build-isolation {target}"
+    return f"pip install {target}"
 
 
 def torch_build() -> str | None:

@@ -14,12 +14,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
 from inspect import Parameter, Signature
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -39,32 +39,39 @@ COMPUTED = {
 @contextlib.contextmanager
 def flash_attn_installed(*names: str) -> Iterator[None]:
     """Let the libraries of these names be imported, and no others."""
-    modules: dict[str, ModuleType | None] = {library.module: None for library in LIBRARIES}
+    modules: dict[str, Any] = {library.module: None for library in LIBRARIES}
     for library in LIBRARIES:
         if library.name in names:
             module = ModuleType(library.module)
+            module.__spec__ = ModuleSpec(library.module, None)  # transformers looks at it
             module.flash_attn_varlen_func = varlen_function(library)  # type: ignore[attr-defined]
             modules[library.module] = module
-    with mock.patch.dict(sys.modules, modules):  # type: ignore[arg-type]
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
         yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 def recorded_signature(library: Library) -> Signature:
     """The signature of the library's `flash_attn_varlen_func`."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    functions = {name: of for package in record.values() for name, of in package["functions"].items()}
-    return signature_of(functions[library.name])
+    described = (package["functions"] for package in record.values())
+    (parameters,) = (of[library.name] for of in described if library.name in of)
+    return signature_of(parameters)
 
 
 def signature_of(parameters: Mapping[str, Any]) -> Signature:
     """From the parameters of a record; lists in it are tuples."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
-    required = [Parameter(name, kind) for name in parameters["required"]]
-    optional = [
-        Parameter(name, kind, default=tuple(value) if isinstance(value, list) else value)
-        for name, value in parameters["optional"].items()
-    ]
-    return Signature([*required, *optional])
+    named = [Parameter(name, kind) for name in parameters["required"]]
+    for name, value in parameters["optional"].items():
+        default = tuple(value) if isinstance(value, list) else value
+        named.append(Parameter(name, kind, default=default))
+    return Signature(named)
 
 
 def varlen_function(library: Library) -> Callable[..., Any]:
@@ -87,33 +94,39 @@ def varlen_function(library: Library) -> Callable[..., Any]:
 
 def _attend(library: Library, values: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """[T, H, D], and the log-sum-exp [H, T] of the scores."""
-    query, key, value = (values[name] for name in "qkv")
-    _refuse(library, query, key, value)
+    query, key, value = states = [values[name] for name in "qkv"]
+    _refuse(library, *states)
     rows = _sequences(values["cu_seqlens_q"], values["max_seqlen_q"], len(query))
     columns = _sequences(values["cu_seqlens_k"], values["max_seqlen_k"], len(key))
-    scale = values["softmax_scale"] or query.shape[-1] ** -0.5
     results, normalizers = [], []
     for of_query, of_key in zip(rows, columns, strict=True):
-        q = query[of_query].float().transpose(0, 1)
-        k, v = (
-            x[of_key].float().transpose(0, 1).repeat_interleave(len(q) // x.shape[1], 0)
-            for x in (key, value)
-        )
-        scores = q @ k.transpose(1, 2) * scale
-        if cap := values["softcap"]:
-            scores = cap * torch.tanh(scores / cap)
-        hidden = ~_seen(q.shape[1], k.shape[1], values["causal"], values["window_size"])
-        scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)
+        q, k, v = (_heads(x, query) for x in (query[of_query], key[of_key], value[of_key]))
+        scores = _scores(q, k, values)
         results.append((scores.softmax(-1) @ v).transpose(0, 1))
         normalizers.append(scores.logsumexp(-1))
     return torch.cat(results).to(query.dtype), torch.cat(normalizers, 1)
+
+
+def _heads(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """[t, H_kv, D] → [H, t, D] float32: each head serves a group of query heads."""
+    return states.float().transpose(0, 1).repeat_interleave(query.shape[1] // states.shape[1], 0)
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
+    """[H, queries, keys] of one sequence, -inf for hidden keys."""
+    scores = q @ k.transpose(1, 2) * (values["softmax_scale"] or q.shape[-1] ** -0.5)
+    if cap := values["softcap"]:
+        scores = cap * torch.tanh(scores / cap)
+    seen = _seen(q.shape[1], k.shape[1], values["causal"], values["window_size"])
+    return scores.masked_fill(~seen.to(scores.device), -torch.inf)
 
 
 def _refuse(library: Library, *states: torch.Tensor) -> None:
     query, key, value = states
     if not all(x.is_cuda for x in states):
         raise RuntimeError("flash-attn computes on CUDA only")
-    if query.dtype not in (torch.float16, torch.bfloat16) or {x.dtype for x in states} > {query.dtype}:
+    dtypes = {x.dtype for x in states}
+    if len(dtypes) > 1 or not dtypes <= {torch.float16, torch.bfloat16}:
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
     if query.shape[-1] > library.largest_head or query.shape[-1] % 8:
         raise RuntimeError(f"{library.name} has no heads of {query.shape[-1]} numbers")

@@ -89,6 +89,30 @@ def test_extras_are_optional_and_have_their_range(monkeypatch):
     assert (by_subject.level, by_subject.fix) == ("skip", "pip install 'rlcli[megatron]'")
 
 
+def test_the_command_that_builds_flash_attn_is_printed_with_why_pip_alone_fails(monkeypatch):
+    real = room.installed_version
+    monkeypatch.setattr(
+        room, "installed_version", lambda name: None if name == "flash-attn" else real(name)
+    )
+    monkeypatch.setattr(room.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    for build, lacking in (
+        ("cpu", ["built for cpu", "no CUDA compiler"]),
+        ("cuda 13.0", ["no CUDA compiler"]),
+    ):
+        monkeypatch.setattr(room, "torch_build", lambda build=build: build)
+        finding = findings()["flash-attn"]
+        assert finding.fix == (
+            "pip install ninja packaging psutil setuptools wheel && "
+            "pip install --no-build-isolation 'rlcli[flash-attn]'"
+        )
+        why, *others = finding.details
+        assert "pip alone builds it in an environment without torch" in why
+        assert all(word in text for word, text in zip(lacking, others, strict=True))
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    assert len(findings()["flash-attn"].details) == 1
+
+
 def test_requirements_are_read_from_the_checkout():
     requirements = read_requirements()
     assert {"torch", "transformers", "typer"} <= {

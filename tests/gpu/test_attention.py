@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlcli.ops.attention import CachedAttention, PackedAttention, Scoring, packed_attention
+from rlcli.ops.flash_attention import flash_attention
 
 LENGTHS = ((1, 1, 1), (128,), (5, 1, 300, 64, 33), (127, 128, 129))
 SCORINGS = {
@@ -91,6 +92,25 @@ def test_packed_attention_equals_its_definition(
     computed = gradients(lambda *qkv: attention.attend(*qkv, SCORINGS[scoring]), on_gpu, weights)
     assert_close(computed, exact, WITHIN[dtype])
     assert bool(used) == (dtype is not torch.float32), "16 bits use the kernel for packed sequences"
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_attention_by_flash_attn_equals_its_definition(dtype, scoring, kv_heads, cuda):
+    flash = flash_attention("auto", cuda, True, HEAD_DIM)
+    if flash is None:
+        pytest.skip("flash-attn is not installed for this device")
+    lengths = LENGTHS[2]
+    tensors = inputs(sum(lengths), kv_heads, dtype)
+    weights = torch.randn(1, sum(lengths), HEADS, HEAD_DIM)
+    exact = gradients(
+        lambda *qkv: by_definition(*qkv, lengths, SCORINGS[scoring]), tensors, weights
+    )
+    on_gpu = [tensor.to(cuda, dtype) for tensor in tensors]
+    attention = packed_attention(lengths, cuda, flash)
+    computed = gradients(lambda *qkv: attention.attend(*qkv, SCORINGS[scoring]), on_gpu, weights)
+    assert_close(computed, exact, WITHIN[dtype])
 
 
 def test_packed_attention_takes_memory_in_proportion_to_its_tokens(cuda, device_name):

@@ -39,8 +39,8 @@ LONGEST_SOURCE = 4 << 20
 
 def download(distribution: str, folder: Path) -> Path:
     """The newest source distribution, by the index that pip is configured with. To name it, pip
-    runs its setup: without the variable, that of flash-attn needs a CUDA toolkit, and with isolation
-    it lacks torch. Raises OSError."""
+    runs its setup: without the variable, that of flash-attn needs a CUDA toolkit, and with
+    isolation it lacks torch. Raises OSError."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--pre", "--no-deps"]
     command += ["--no-binary", distribution, "--dest", str(folder), distribution]
     command += ["--no-build-isolation"] if distribution == "flash-attn" else []
@@ -85,7 +85,10 @@ def parameters_of(source: str) -> dict[str, Any]:
     names = [argument.arg for argument in function.args.args]
     defaults = [ast.literal_eval(default) for default in function.args.defaults]
     required = names[: len(names) - len(defaults)]
-    return {"required": required, "optional": dict(zip(names[len(required) :], defaults, strict=True))}
+    return {
+        "required": required,
+        "optional": dict(zip(names[len(required) :], defaults, strict=True)),
+    }
 
 
 def problem_of_our_call(library: str, parameters: dict[str, Any]) -> str | None:
@@ -114,7 +117,7 @@ def main() -> int:
             newest[distribution] = described(archive, sources)
     if is_recorded:
         RECORD.write_text(json.dumps(newest, indent=2) + "\n")
-    return report(newest, recorded)
+    return report(json.loads(json.dumps(newest)), recorded)  # tuples are lists in the record
 
 
 def report(newest: dict[str, Any], recorded: dict[str, Any]) -> int:

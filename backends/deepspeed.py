@@ -24,6 +24,7 @@ class DeepSpeed(TransformersTraining, ModelBackend):
     REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_zero"
+    LAYOUT: ClassVar[str] = "_layouts.problems"
     MEMORY: ClassVar[str] = "_deepspeed_memory.DeepSpeedMemory"
     LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}
     ON_RESUME: ClassVar[dict[str, str]] = {

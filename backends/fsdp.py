@@ -21,12 +21,14 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from rlcli.api.engine import Hook
+from rlcli.api.layout import RoleLayout
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine, register_backend
 from rlcli.errors import ModelError
 
 from ._engine import TransformersEngine, dimension
+from ._layouts import problems
 from ._recomputation import RecomputedLayers
 from ._routers import RoutedTraining, Routers
 from ._settings import ContextParallelism, TransformersTraining
@@ -51,6 +53,7 @@ class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
     ELSEWHERE: ClassVar[str] = "ddp zero accelerate torchtitan automodel"
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp", "ep")
     ROUTING_REPLAY: ClassVar[bool] = True
+    LAYOUT: ClassVar[str] = "_layouts.problems"
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
     LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}
     ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}
@@ -105,12 +108,13 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
 
     def _refuse_what_cp_lacks(self, model: Model) -> None:
         """Raises ModelError where ranks would route parts of sequences."""
-        coefficients = (self.settings.router_aux_loss_coef, self.settings.router_z_loss_coef)
-        is_plain = model.expert_ranks == 1 and coefficients == (None, None)
-        if is_plain or dimension(self._mesh, "cp") is None:
-            return
-        message = f"role {self.role} has cp; with cp there is neither ep nor a loss of routers"
-        raise ModelError(message, hint=f"set models.{self.role}.mesh.cp=1, and more of dp")
+        context_parallel = dimension(self._mesh, "cp")
+        ranks = context_parallel.size() if context_parallel is not None else 1
+        mesh = {"tp": 1, "cp": ranks, "ep": model.expert_ranks}
+        layout = RoleLayout(self.role, mesh, vars(self.settings), self.device.type)
+        for problem in problems(layout):
+            hint = f"set models.{self.role}.mesh.cp=1, and more of dp"
+            raise ModelError(problem.message, hint=hint)
 
     @property
     def is_sharded(self) -> bool:

@@ -27,6 +27,7 @@ class Inference(ContextParallelism, TransformersSettings, ModelBackend):
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
     ROUTING_REPLAY: ClassVar[bool] = True
+    LAYOUT: ClassVar[str] = "_layouts.problems"
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {"dtype": ("bfloat16",)}
 

@@ -239,6 +239,9 @@ class ModelBackend(abc.ABC):
     a batch with `routed_experts` to these experts."""
     FAMILIES: ClassVar[tuple[str, ...]] = ()
     """The `model_type`s that its engines run; empty: any that transformers supports."""
+    LAYOUT: ClassVar[str | None] = None
+    """Name of the function that says what its engines cannot do of a layout; see
+    `rlcli.api.layout`."""
     MEMORY: ClassVar[str | None] = None
     """Name of its memory model, which `rlcli plan` uses; see `rlcli.api.memory`."""
     SERVERS: ClassVar[str | None] = None

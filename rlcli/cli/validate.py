@@ -29,12 +29,15 @@ def validate(
     from rlcli.recipe.libraries import missing_here
     from rlcli.recipe.parsing.layers import shown
     from rlcli.recipe.warm_start import chain
+    from rlcli.topology.layouts import layout_errors
 
     resolved = load(recipe, overrides, with_)
     runs_first = chain(resolved)
-    raise_all(error for run in (*runs_first, resolved) for error in missing_here(run))
+    runs = (*runs_first, resolved)
+    raise_all(error for run in runs for error in layout_errors(run))
+    raise_all(error for run in runs for error in missing_here(run))
     first = [source.recipe.name for source in runs_first]
-    warnings = [warning for run in (*runs_first, resolved) for warning in recipe_warnings(run)]
+    warnings = [warning for run in runs for warning in recipe_warnings(run)]
     layers = [layer.file for layer in resolved.layers]
     if as_json:
         print_json(

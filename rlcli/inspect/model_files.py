@@ -39,12 +39,11 @@ def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
 
 def faults_beyond_roles(resolved: Resolved) -> Iterator[RlcliError]:
     """What is wrong with the models of a recipe apart from each role's own files: together they are
-    too large, ranks cannot share their heads or experts, or an interface loads a model that is not
-    whole."""
+    too large, engines cannot run their layouts, or an interface loads a model that is not whole."""
+    from rlcli.topology.layouts import layout_errors
+
     yield from _too_large(resolved)
-    yield from _undivided_heads(resolved)
-    yield from _heads_beyond_ulysses(resolved)
-    yield from _undivided_experts(resolved)
+    yield from layout_errors(resolved)
     graphs = (
         (("graph",), resolved.recipe.graph),
         (("train", "eval", "graph"), resolved.recipe.train.eval.graph),
@@ -184,74 +183,3 @@ def memory_of_this_machine() -> int:
 
 def _is_on_cpu(recipe: Recipe) -> bool:
     return recipe.cluster.device == "cpu" or (recipe.cluster.device == "auto" and not list_gpus())
-
-
-def _undivided_heads(resolved: Resolved) -> Iterator[ModelError]:
-    """Tensor-parallel ranks hold whole attention heads, the same number on each."""
-    from rlcli.api.architecture import Architecture
-    from rlcli.topology.configs import architecture_of
-
-    for role, section in resolved.recipe.models.items():
-        ranks = section.mesh.tp
-        sizes = architecture_of(resolved, role) if ranks > 1 and section.has_weights else ""
-        if not isinstance(sizes, Architecture):
-            continue
-        for kind, heads in (("attention heads", sizes.heads), ("key-value heads", sizes.kv_heads)):
-            if heads % ranks:
-                where = str(resolved.origin(("models", role, "mesh", "tp")))
-                fitting = [
-                    n
-                    for n in range(1, heads + 1)
-                    if sizes.heads % n == 0 and sizes.kv_heads % n == 0
-                ]
-                hint = f"use a divisor of both: {', '.join(map(str, fitting))}"
-                message = (
-                    f"the {heads} {kind} of models.{role} cannot be divided among "
-                    f"{ranks} tensor-parallel ranks"
-                )
-                yield ModelError(message, where=where, hint=hint, code="R49")
-                break
-
-
-def _heads_beyond_ulysses(resolved: Resolved) -> Iterator[ModelError]:
-    """With `context_parallel: ulysses`, context-parallel ranks share the heads that a
-    tensor-parallel rank has."""
-    from rlcli.api.architecture import Architecture
-    from rlcli.recipe.components import argument_of
-    from rlcli.topology.configs import architecture_of
-
-    for role, section in resolved.recipe.models.items():
-        mesh, backend = section.mesh, section.backend
-        if mesh.cp == 1 or backend is None or not section.has_weights:
-            continue
-        key = ("models", role, "backend", "args", "context_parallel")
-        chosen = argument_of("backends", backend.type, backend.args, key[-1])
-        sizes = architecture_of(resolved, role)
-        if chosen != "ulysses" or not isinstance(sizes, Architecture):
-            continue
-        heads = sizes.heads // mesh.tp
-        if heads % mesh.cp:
-            message = (
-                f"ulysses cannot divide the {heads} attention heads of models.{role} "
-                f"among {mesh.cp} context-parallel ranks"
-            )
-            hint = f"{'.'.join(key)}=ring, or a size of cp that divides them"
-            yield ModelError(message, where=str(resolved.origin(key)), hint=hint, code="R49")
-
-
-def _undivided_experts(resolved: Resolved) -> Iterator[ModelError]:
-    """Expert-parallel ranks hold the same number of experts each."""
-    from rlcli.api.architecture import Architecture
-    from rlcli.topology.configs import architecture_of
-
-    for role, section in resolved.recipe.models.items():
-        ranks = section.mesh.ep
-        sizes = architecture_of(resolved, role) if ranks > 1 and section.has_weights else ""
-        if not isinstance(sizes, Architecture) or (sizes.experts and sizes.experts % ranks == 0):
-            continue
-        where = str(resolved.origin(("models", role, "mesh", "ep")))
-        fitting = [n for n in range(1, sizes.experts + 1) if sizes.experts % n == 0]
-        hint = f"use a divisor: {', '.join(map(str, fitting))}" if fitting else "leave out ep"
-        experts = f"models.{role} has {sizes.experts or 'no'} experts"
-        message = f"{experts}, which cannot be divided among {ranks} expert-parallel ranks"
-        yield ModelError(message, where=where, hint=hint, code="R49")

@@ -16,14 +16,14 @@ from rlcli import registry
 from rlcli.api.architecture import Architecture
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
-from rlcli.recipe.components import argument_of, signature_of
+from rlcli.recipe.layouts import arguments_of
 from rlcli.recipe.lengths import generation_of, keeps_groups, runs_a_model, written_beyond
 from rlcli.recipe.role_sources import stored_roles
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
 from rlcli.topology.servers import RoleServers, bytes_on_ranks, plan_servers
 
 if TYPE_CHECKING:
-    from rlcli.recipe.schema import Call, Component, Recipe
+    from rlcli.recipe.schema import Call, Recipe
     from rlcli.topology.placement import Topology
 
 GIB = 1 << 30
@@ -187,18 +187,13 @@ def memory_model(
         architecture=sizes,
         head=recipe.models[role].head,
         mesh=dataclasses.asdict(topology.placement(role).mesh),
-        arguments=_arguments(backend),
+        arguments=arguments_of(backend),
         calls={call.call for call in recipe.graph.values() if call.model == role},
         longest=lengths_of(recipe).sequence,
         device=recipe.cluster.device,
     )
     memory: MemoryModel = model(placed)
     return memory
-
-
-def _arguments(backend: Component) -> dict[str, Any]:
-    names = [argument.name for argument in signature_of("backends", backend.type).arguments]
-    return {name: argument_of("backends", backend.type, backend.args, name) for name in names}
 
 
 def _role_memory(recipe: Recipe, role: str, model: MemoryModel) -> RoleMemory:

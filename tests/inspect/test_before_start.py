@@ -428,7 +428,7 @@ def test_heads_not_divisible_among_tensor_parallel_ranks_are_refused(project):
     (project / "mine.yaml").write_text(
         RECIPE.replace("path: model,", "path: model, mesh: {tp: 4},")
     )
-    devices = ("launch=local", "cluster.devices_per_node=4")
+    devices = ("launch=local", "cluster.devices_per_node=4", "train.prompts_per_step=2")
     (fault,) = faults_before_start(*devices)
     assert fault.code == "R49"
     assert (
@@ -436,9 +436,10 @@ def test_heads_not_divisible_among_tensor_parallel_ranks_are_refused(project):
         == "the 2 key-value heads of models.actor cannot be divided among 4 tensor-parallel ranks"
     )
     assert fault.where.endswith("mine.yaml:2:42")
-    assert fault.hint == "use a divisor of both: 1, 2"
+    nearest = "the nearest layout that it can run is dp2 tp2: models.actor.mesh.tp=2"
+    assert fault.hint == nearest
     (project / "rows.jsonl").write_text(2 * ROW)
-    assert faults_before_start(*devices, "models.actor.mesh.tp=2", "train.prompts_per_step=2") == []
+    assert faults_before_start(*devices, "models.actor.mesh.tp=2") == []
 
 
 def test_heads_that_ulysses_cannot_divide_are_refused(project):
@@ -463,9 +464,9 @@ def test_heads_that_ulysses_cannot_divide_are_refused(project):
         (
             {"model_type": "mixtral", "num_local_experts": 6},
             "has 6 experts",
-            "use a divisor: 1, 2, 3, 6",
+            "dp4 ep2: models.actor.mesh.ep=2",
         ),
-        ({"model_type": "llama"}, "has no experts", "leave out ep"),
+        ({"model_type": "llama"}, "has no experts", "dp4: models.actor.mesh.ep=1"),
     ],
 )
 def test_experts_not_divisible_among_expert_parallel_ranks_are_refused(
@@ -483,7 +484,7 @@ def test_experts_not_divisible_among_expert_parallel_ranks_are_refused(
         f"models.actor {finding}, which cannot be divided among 4 expert-parallel ranks"
     )
     assert fault.where.endswith("mine.yaml:2:42")
-    assert fault.hint == hint
+    assert fault.hint == f"the nearest layout that it can run is {hint}"
 
 
 def test_components_of_warm_starts_are_built_before_the_first_run():

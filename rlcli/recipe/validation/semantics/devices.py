@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from rlcli import registry
 from rlcli.recipe.components import declared
-from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of, world_of
+from rlcli.recipe.layouts import layout_problems, what_it_can
+from rlcli.recipe.mesh import DIMENSIONS, DevicesError, Mesh, devices_of, mesh_of, world_of
 from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Cluster, Role
@@ -116,7 +117,19 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
                 hint,
                 needs=[(*where, "backend", "type")],
             )
+            break
+    else:
+        _layout(notes, name, mesh)
     return 0 if any(map(notes.is_doubtful, layout)) else mesh.dp
+
+
+def _layout(notes: Notes, name: str, mesh: Mesh) -> None:
+    """What the engine cannot do of the mesh, as far as this does not depend on its model."""
+    section: Path = ("models", name)
+    for problem in layout_problems(notes.recipe, name, mesh):
+        hint = what_it_can(notes.recipe, name, mesh, problem)
+        needs: list[Path] = [*CLUSTER, (*section, "mesh"), (*section, "backend", "type")]
+        notes.note("R49", problem.message, (*section, *problem.key), hint, needs=needs)
 
 
 def _engines_with(dimension: str, is_trained: bool) -> list[str]:

@@ -1,0 +1,59 @@
+"""Layouts that the engines over transformers models cannot run. No torch here: recipes are
+validated with this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlcli.api.architecture import Architecture
+from rlcli.api.layout import LayoutProblem, RoleLayout
+
+ROUTER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef")
+
+
+def problems(layout: RoleLayout) -> Iterator[LayoutProblem]:
+    """What `fsdp`, `inference` and `deepspeed` cannot do of a layout."""
+    if layout.mesh["cp"] > 1:
+        yield from _of_context_parallelism(layout)
+    if layout.mesh["tp"] > 1 and layout.sizes is not None:
+        yield from _of_tensor_parallelism(layout, layout.sizes)
+    yield from _of_flash_attention(layout)
+
+
+def _of_context_parallelism(layout: RoleLayout) -> Iterator[LayoutProblem]:
+    mesh, arguments, role = layout.mesh, layout.arguments, f"models.{layout.role}"
+    if mesh["ep"] > 1:
+        message = f"{role} has cp and ep: experts cannot be divided where ranks share sequences"
+        yield LayoutProblem(message, ("mesh", "ep"))
+    for name in ROUTER_LOSSES:
+        if arguments.get(name) is not None:
+            message = f"{role} has cp and {name}: ranks that share sequences have no router losses"
+            yield LayoutProblem(message, ("backend", "args", name), "null")
+    if layout.sizes is not None and arguments.get("context_parallel") == "ulysses":
+        heads = layout.sizes.heads // mesh["tp"]
+        if heads % mesh["cp"]:
+            message = f"ulysses cannot divide the {heads} attention heads of {role} among"
+            key = ("backend", "args", "context_parallel")
+            yield LayoutProblem(f"{message} {mesh['cp']} context-parallel ranks", key, "ring")
+
+
+def _of_tensor_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[LayoutProblem]:
+    """transformers says for each family how its matrices are divided: not for gpt2, and for experts
+    in ways that the engine does not know."""
+    if sizes.experts or sizes.position_rows:
+        message = f"the {sizes.model_type} of models.{layout.role} cannot be tensor-parallel"
+        reason = "only ep divides experts" if sizes.experts else "transformers has no plan for it"
+        yield LayoutProblem(f"{message}: {reason}", ("mesh", "tp"))
+
+
+def _of_flash_attention(layout: RoleLayout) -> Iterator[LayoutProblem]:
+    if layout.arguments.get("attention") != "flash":
+        return
+    key, role = ("backend", "args", "attention"), f"models.{layout.role}"
+    if layout.device == "cpu":
+        message = f"{role} has `attention: flash`, which computes on GPUs only"
+        yield LayoutProblem(message, key, "auto")
+    elif layout.mesh["cp"] > 1 and layout.arguments.get("context_parallel") != "ulysses":
+        message = f"{role} has `attention: flash` and cp: a ring may be chosen, which uses torch's"
+        key = ("backend", "args", "context_parallel")
+        yield LayoutProblem(f"{message} kernels", key, "ulysses")

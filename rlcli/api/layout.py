@@ -1,0 +1,63 @@
+"""Which layouts an engine can run: the contract by which a recipe is refused before it starts. No
+torch here.
+
+A backend declares a function, which is read without importing the backend's file:
+
+    LAYOUT: ClassVar[str] = "_my_layouts.problems"
+
+names `problems` in `_my_layouts.py`, a file next to the backend's that does not import torch. It
+takes a `RoleLayout` and returns what its engines cannot do of it, beyond `DIMENSIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class RoleLayout:
+    """A role on its mesh."""
+
+    role: str
+    mesh: Mapping[str, int]
+    """Size of every dimension: dp, tp, pp, cp, ep."""
+    arguments: Mapping[str, Any]
+    """The backend's arguments, including defaults."""
+    device: str
+    """Kind of its devices: cuda, cpu or auto."""
+    sizes: Architecture | None = None
+    """None: unknown."""
+
+
+@dataclass(frozen=True)
+class LayoutProblem:
+    """What an engine cannot do of a layout."""
+
+    message: str
+    key: tuple[str, ...]
+    """The key of the role that is at fault."""
+    value: str | None = None
+    """Of this key, with which the mesh can stay as it is."""
+
+
+def undivided(layout: RoleLayout) -> Iterator[LayoutProblem]:
+    """Heads, blocks and experts that ranks cannot share equally, whatever the backend."""
+    sizes, mesh = layout.sizes, layout.mesh
+    if sizes is None:
+        return
+    role = f"models.{layout.role}"
+    for kind, heads in (("attention", sizes.heads), ("key-value", sizes.kv_heads)):
+        if heads % mesh["tp"]:
+            message = f"the {heads} {kind} heads of {role} cannot be divided among {mesh['tp']}"
+            yield LayoutProblem(f"{message} tensor-parallel ranks", ("mesh", "tp"))
+            break
+    if len(sizes.layers) % mesh["pp"]:
+        message = f"the {len(sizes.layers)} blocks of {role} cannot be divided among {mesh['pp']}"
+        yield LayoutProblem(f"{message} pipeline stages", ("mesh", "pp"))
+    if mesh["ep"] > 1 and (not sizes.experts or sizes.experts % mesh["ep"]):
+        message = f"{role} has {sizes.experts or 'no'} experts, which cannot be divided among"
+        yield LayoutProblem(f"{message} {mesh['ep']} expert-parallel ranks", ("mesh", "ep"))

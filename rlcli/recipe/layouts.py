@@ -1,0 +1,113 @@
+"""Whether the engine of a role can run its layout, and the nearest one that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from math import log2
+from typing import TYPE_CHECKING, Any
+
+from rlcli import registry
+from rlcli.api.layout import LayoutProblem, RoleLayout, undivided
+from rlcli.recipe.components import argument_of, declared, signature_of
+from rlcli.recipe.mesh import DIMENSIONS, Mesh
+from rlcli.recipe.parsing.tree import dotted
+from rlcli.recipe.rollouts import as_rollout
+
+if TYPE_CHECKING:
+    from rlcli.api.architecture import Architecture
+    from rlcli.recipe.schema import Component, Recipe
+
+
+def layout_problems(
+    recipe: Recipe, name: str, mesh: Mesh, sizes: Architecture | None = None
+) -> Iterator[LayoutProblem]:
+    """What the engine of a role cannot do of a mesh whose dimensions it knows; what depends on the
+    sizes of its model is left out where they are unknown."""
+    backend = recipe.models[name].backend
+    if backend is None:
+        return
+    arguments = arguments_of(backend)
+    layout = RoleLayout(name, asdict(mesh), arguments, recipe.cluster.device, sizes)
+    yield from undivided(layout)
+    if (problems := registry.load_declared("backends", backend.type, "LAYOUT")) is not None:
+        yield from problems(layout)
+
+
+def arguments_of(backend: Component) -> dict[str, Any]:
+    """All arguments of a backend, including defaults."""
+    names = [argument.name for argument in signature_of("backends", backend.type).arguments]
+    return {name: argument_of("backends", backend.type, backend.args, name) for name in names}
+
+
+def possible_meshes(
+    recipe: Recipe, name: str, devices: int, sizes: Architecture | None = None
+) -> Iterator[Mesh]:
+    """The meshes of a role on so many devices that its engine can run."""
+    for mesh in _meshes(recipe, name, devices):
+        if not any(layout_problems(recipe, name, mesh, sizes)):
+            yield mesh
+
+
+def _meshes(recipe: Recipe, name: str, devices: int) -> Iterator[Mesh]:
+    """Those of the dimensions that the engine knows: tensor-parallel ranks are on one node, and
+    there is a prompt for each data-parallel rank."""
+    backend = recipe.models[name].backend
+    able = declared("backends", backend.type, "DIMENSIONS") if backend is not None else None
+
+    def degrees(dimension: str, ranks: int) -> list[int]:
+        is_able = dimension in (able or ("dp",))
+        return [size for size in range(1, ranks + 1) if ranks % size == 0] if is_able else [1]
+
+    for tp in degrees("tp", devices):
+        for pp in degrees("pp", devices // tp):
+            for cp in degrees("cp", devices // (tp * pp)):
+                dp = devices // (tp * pp * cp)
+                if tp <= recipe.cluster.devices_per_node and dp <= recipe.train.prompts_per_step:
+                    yield from (Mesh(dp, tp, pp, cp, ep) for ep in degrees("ep", dp))
+
+
+def nearest_layout(
+    recipe: Recipe, name: str, mesh: Mesh, sizes: Architecture | None = None
+) -> Mesh | None:
+    """The mesh on as many devices that differs least from this one, by the ratios of degrees, among
+    those that the engine can run."""
+
+    def distance(other: Mesh) -> float:
+        return sum(
+            abs(log2(getattr(other, dimension) / getattr(mesh, dimension)))
+            for dimension in DIMENSIONS
+        )
+
+    nearest_first = sorted(_meshes(recipe, name, mesh.size), key=distance)
+    possible = (
+        other for other in nearest_first if not any(layout_problems(recipe, name, other, sizes))
+    )
+    return next(possible, None)
+
+
+def mesh_overrides(name: str, mesh: Mesh, before: Mesh) -> str:
+    """What changes one mesh to the other, as it is typed. dp follows from the devices."""
+    changed = [
+        f"{dotted(as_rollout(('models', name, 'mesh', dimension)))}={getattr(mesh, dimension)}"
+        for dimension in DIMENSIONS
+        if getattr(mesh, dimension) != getattr(before, dimension) and dimension != "dp"
+    ]
+    return " ".join(changed)
+
+
+def what_it_can(
+    recipe: Recipe,
+    name: str,
+    mesh: Mesh,
+    problem: LayoutProblem,
+    sizes: Architecture | None = None,
+) -> str:
+    """The hint of a layout that is refused."""
+    remedies = []
+    if problem.value is not None:
+        remedies.append(f"{dotted(as_rollout(('models', name, *problem.key)))}={problem.value}")
+    if (other := nearest_layout(recipe, name, mesh, sizes)) is not None:
+        overrides = mesh_overrides(name, other, mesh)
+        remedies.append(f"the nearest layout that it can run is {other}: {overrides}")
+    return ", or ".join(remedies) or "use another number of devices, or another backend"

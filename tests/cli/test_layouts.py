@@ -1,0 +1,118 @@
+"""A layout that an engine cannot run is refused with its place and the nearest one that it can."""
+
+import pytest
+
+from rlcli.api.layout import RoleLayout
+from rlcli.backends._layouts import problems
+from rlcli.errors import RlcliError
+from rlcli.recipe.layouts import nearest_layout, possible_meshes
+from rlcli.recipe.mesh import Mesh
+from rlcli.recipe.resolve import load_recipe
+from rlcli.topology.architecture import read_architecture
+from rlcli.topology.layouts import layout_errors
+
+FOUR = ["launch=local", "cluster.devices_per_node=4", "train.prompts_per_step=64"]
+MIXTURE = "{model_type: mixtral, num_local_experts: 6, num_attention_heads: 8}"
+RECIPE = """\
+extends: sft_math
+launch: local
+cluster: {devices_per_node: 4}
+models:
+  actor:
+    scratch: MIXTURE
+    mesh: MESH
+    backend: {type: fsdp, args: ARGS}
+"""
+NEAREST = "the nearest layout that it can run is"
+ARGS = "models.actor.backend.args"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "args", "place", "message", "remedy"),
+    [
+        ("{cp: 2, ep: 2}", "{}", "7:23", "has cp and ep", f"{NEAREST} dp2 cp2:"),
+        ("{ep: 4}", "{}", "7:16", "6 experts, which cannot be", f"{NEAREST} dp4 ep2:"),
+    ],
+)
+def test_validate_names_the_place_and_the_nearest_layout(
+    rlcli, tmp_path, monkeypatch, mesh, args, place, message, remedy
+):
+    monkeypatch.chdir(tmp_path)
+    text = RECIPE.replace("MIXTURE", MIXTURE).replace("MESH", mesh).replace("ARGS", args)
+    (tmp_path / "mine.yaml").write_text(text)
+    code, _, err = rlcli("validate", "mine.yaml")
+    assert code in (2, 5)
+    assert f"error[R49] mine.yaml:{place}: " in err
+    assert message in err
+    assert remedy in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        (["mesh.tp=2"], "only ep divides experts", f"{NEAREST} dp4: models.actor.mesh.tp=1"),
+        (
+            ["mesh.cp=2", "backend.args.router_z_loss_coef=0.1"],
+            "models.actor has cp and router_z_loss_coef",
+            f"{ARGS}.router_z_loss_coef=null, or {NEAREST} dp4: models.actor.mesh.cp=1",
+        ),
+        (
+            ["mesh.cp=2", "backend.args.attention=flash"],
+            "a ring may be chosen",
+            f"{ARGS}.context_parallel=ulysses, or {NEAREST} dp4: models.actor.mesh.cp=1",
+        ),
+    ],
+)
+def test_what_an_engine_cannot_do_is_said_with_what_it_can(changes, message, hint):
+    recipe = [f"models.actor.scratch={MIXTURE}", *(f"models.actor.{change}" for change in changes)]
+    try:
+        (error,) = layout_errors(load_recipe("sft_math", [*FOUR, *recipe]))
+    except RlcliError as refused:
+        error = refused
+    assert message in error.what
+    assert error.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh", "arguments", "key"),
+    [
+        ({"model_type": "gpt2"}, {"tp": 2}, {}, ("mesh", "tp")),
+        ({"model_type": "llama"}, {"tp": 2}, {}, None),
+        ({"model_type": "qwen2_moe"}, {"tp": 2}, {}, ("mesh", "tp")),
+        (
+            {"model_type": "llama"}, {"cp": 2},
+            {"attention": "flash", "context_parallel": "ulysses"}, None,
+        ),
+        ({"model_type": "llama"}, {"cp": 3}, {"context_parallel": "ulysses"},
+         ("backend", "args", "context_parallel")),
+        ({"model_type": "llama"}, {"cp": 3}, {"context_parallel": "auto"}, None),
+    ],
+)  # fmt: skip
+def test_rules_follow_from_mesh_arguments_and_sizes(config, mesh, arguments, key):
+    degrees = dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), 1) | mesh
+    layout = RoleLayout("actor", degrees, arguments, "cuda", read_architecture(config))
+    assert [problem.key for problem in problems(layout)] == ([key] if key else [])
+
+
+def test_flash_attn_on_processors_is_refused():
+    flash = "models.actor.backend.args.attention=flash"
+    with pytest.raises(RlcliError, match="computes on GPUs only") as caught:
+        load_recipe("sft_math", ["cluster.device=cpu", flash])
+    assert caught.value.hint.startswith(f"{ARGS}.attention=auto")
+    load_recipe("sft_math", [flash])
+
+
+def test_possible_layouts_are_those_of_the_devices_that_the_engine_knows():
+    recipe = load_recipe("sft_math", FOUR).recipe
+    meshes = {str(mesh) for mesh in possible_meshes(recipe, "actor", 4)}
+    assert {"dp4", "dp4 ep2", "dp4 ep4", "dp2 tp2", "dp2 cp2", "dp1 cp4", "dp1 tp2 cp2"} <= meshes
+    assert not [mesh for mesh in meshes if "pp" in mesh or ("cp" in mesh and "ep" in mesh)]
+
+
+def test_the_nearest_layout_changes_as_little_as_possible():
+    recipe = load_recipe("sft_math", FOUR).recipe
+    assert str(nearest_layout(recipe, "actor", Mesh(2, 1, 1, 2, 2))) == "dp2 cp2"
+    train = recipe.train.model_copy(update={"prompts_per_step": 1})
+    fewer = recipe.model_copy(update={"train": train})
+    assert str(nearest_layout(fewer, "actor", Mesh(4))) in ("dp1 tp2 cp2", "dp1 cp4")

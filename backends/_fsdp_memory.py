@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from rlcli.api.memory import Kept, Parts, PlacedRole
 
+from ._messages import messages_of_update
 from ._training_memory import TrainingMemory
 
 
@@ -41,25 +42,8 @@ class FSDPMemory(TrainingMemory):
         weights = 4 * self.parameters // self.shards
         return Kept(weights, optimizer=8 * self.parameters // self.shards if self.trains else 0)
 
-    def remarks(self) -> list[str]:
-        if self.expert_ranks == 1:
-            return super().remarks()
-        count = self.sizes.experts // self.expert_ranks
-        kib = self._exchanged_per_token() / 1024
-        remark = (
-            f"each rank computes {count} of {self.sizes.experts} experts; in an update, a token "
-            f"takes about {kib:,.0f} KiB from rank to rank and back, all-to-all"
-        )
-        return [*super().remarks(), remark]
-
-    def _exchanged_per_token(self) -> int:
-        """Bytes that leave a rank for each of its tokens in an update, if all experts get equally
-        many: hidden states there and back, in the forward pass, its recomputation, and the backward
-        pass."""
-        sparse = sum(layer.experts > 0 for layer in self.sizes.layers)
-        passes = 3 if self.checkpointing else 2
-        rows = 2 * passes * sparse * self.sizes.experts_per_token
-        return 4 * self.sizes.hidden * rows * (self.expert_ranks - 1) // self.expert_ranks
+    def sent(self, tokens: int, micro_batches: int) -> dict[str, int]:
+        return messages_of_update(self, tokens, micro_batches)
 
     def backward_of_block(self) -> int:
         is_divided = self.expert_ranks > 1  # rows and gradients that are sent or have arrived

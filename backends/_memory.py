@@ -83,7 +83,7 @@ class InferenceMemory(MemoryModel):
         return Parts()
 
     def remarks(self) -> list[str]:
-        remarks = [self._messages()] if self.context > 1 else []
+        remarks: list[str] = []
         is_capped = self.role.architecture.model_type == "gemma2"
         if is_capped and self.role.arguments.get("attention") != "flash":
             remarks.append(
@@ -120,21 +120,6 @@ class InferenceMemory(MemoryModel):
         else:
             vectors = (3 * self.width + 12) * 2 * sizes.kv_heads + 8 * sizes.heads
         return vectors * sizes.head_dim * attention.tokens
-
-    def _messages(self) -> str:
-        longest = max(1, self.role.longest)
-        method, attention = self.method(longest), self.attention_of(longest)
-        alternative: Method = "ring" if method == "ulysses" else "ulysses"
-        sent, instead = (
-            self.width * self.sizes.head_dim * attention.sent_by(way) / 2**20
-            for way in (method, alternative)
-        )
-        remark = (
-            f"of a sequence of {longest} tokens a context-parallel rank computes with "
-            f"{attention.tokens}, and sends {sent:.3g} MiB in each layer of a forward pass "
-            f"({method}"
-        )
-        return remark + (f"; {alternative}: {instead:.3g})" if attention.is_divisible else ")")
 
     # -- inference ---------------------------------------------------------------------------------
 

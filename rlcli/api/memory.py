@@ -146,6 +146,13 @@ class MemoryModel(abc.ABC):
         """Generating responses to prompts."""
         raise NotImplementedError(f"{type(self).__name__} does not generate")
 
+    def sent(self, tokens: int, micro_batches: int) -> Mapping[str, int]:
+        """Bytes that a rank sends to others in an update of micro-batches of `tokens` tokens, by the
+        kind of message: all-gather, reduce-scatter, all-reduce, all-to-all, ring, pipeline. Of n
+        ranks that gather or reduce S bytes, each sends (n - 1) / n · S, and twice that for an
+        all-reduce. Empty if that is unknown, or if there is one rank."""
+        return {}
+
     def savings(self) -> Sequence[Sequence[Mapping[str, Any]]]:
         """Arguments of the backend with which the role takes less memory and computes the same
         numbers, for `rlcli plan` to propose; alternatives of one kind together,

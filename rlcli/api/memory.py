@@ -147,7 +147,7 @@ class MemoryModel(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} does not generate")
 
     def sent(self, tokens: int, micro_batches: int) -> Mapping[str, int]:
-        """Bytes that a rank sends to others in an update of micro-batches of `tokens` tokens, by the
+        """Bytes that a rank sends to others in an update of micro-batches of `tokens` tokens, by
         kind of message: all-gather, reduce-scatter, all-reduce, all-to-all, ring, pipeline. Of n
         ranks that gather or reduce S bytes, each sends (n - 1) / n · S, and twice that for an
         all-reduce. Empty if that is unknown, or if there is one rank."""

@@ -59,6 +59,12 @@ def plan(
     memory: Annotated[
         bool, typer.Option("--memory", help="Show what each role holds in memory.")
     ] = False,
+    layouts: Annotated[
+        bool,
+        typer.Option(
+            "--layouts", help="Show what other layouts would take and send, and advise one."
+        ),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Exit with code 6 unless memory and disk suffice."),
@@ -96,11 +102,11 @@ def plan(
     if commands:
         _print_commands(topology_plan, recipe, tuple(with_ or ()), run_dir, as_json)
     elif as_json:
-        print_json(plan_json(topology_plan))
+        print_json(plan_json(topology_plan, layouts))
     else:
         from rlcli.topology.text import plan_lines
 
-        for line in plan_lines(topology_plan, graph, timeline, memory):
+        for line in plan_lines(topology_plan, graph, timeline, memory, layouts):
             print_text(line)
         for warning in recipe_warnings(resolved):
             print_talk(f"warning: {warning}")

@@ -8,7 +8,7 @@ nothing of it can be left out or made milder.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from rlcli import registry
 from rlcli.api.architecture import Architecture
 from rlcli.project import search_paths_kept
 from rlcli.recipe.components import argument_of, declared, signature_of
+from rlcli.recipe.layouts import possible_meshes
 from rlcli.recipe.lengths import kept_together
 from rlcli.recipe.parsing.tree import dotted
 from rlcli.recipe.rollouts import as_rollout
@@ -196,17 +197,16 @@ class Fitting:
         is_trained = name in self.recipe.trained_roles
         for engine in self._engines(name, role, size):
             yield Remedy(COSTLY if is_trained else SHARDED, ({f"{prefix}.backend.type": engine},))
-        if (
-            "tp" in (declared("backends", role.backend.type, "DIMENSIONS") or ())
-            and role.mesh.dp is None
-        ):
-            ranks = len(self.topology.placement(name).ranks)
-            within = min(ranks, self.recipe.cluster.devices_per_node)
-            degrees = (1 << power for power in range(1, within.bit_length()))
-            fitting = [
-                tp for tp in degrees if tp > role.mesh.tp and size.kv_heads % tp == ranks % tp == 0
-            ]
-            yield Remedy(COSTLY, tuple({f"{prefix}.mesh.tp": tp} for tp in fitting))
+        if role.mesh.dp is None:
+            own = self.topology.placement(name).mesh
+            for mesh in possible_meshes(self.recipe, name, own.size, size):
+                changed = {
+                    f"{prefix}.mesh.{dimension}": degree
+                    for dimension, degree in asdict(mesh).items()
+                    if dimension != "dp" and degree != getattr(own, dimension)
+                }
+                if 0 < len(changed) <= 2:
+                    yield Remedy(COSTLY, (changed,))
 
     def _dtype(self, name: str, role: Role) -> Iterator[Remedy]:
         """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets
@@ -256,7 +256,7 @@ class Fitting:
                 and size.model_type in (has("FAMILIES", ()) or (size.model_type,))
                 and all(
                     getattr(mesh, dim) == 1
-                    for dim in ("tp", "pp", "cp")
+                    for dim in ("tp", "pp", "cp", "ep")
                     if dim not in has("DIMENSIONS", ("dp",))
                 )
                 and role.backend.args.keys()

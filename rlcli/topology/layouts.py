@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from rlcli.api.architecture import Architecture
 from rlcli.errors import ModelError
-from rlcli.recipe.layouts import layout_problems, what_it_can
-from rlcli.recipe.mesh import DevicesError
+from rlcli.ops.context_choice import PRODUCTS_PER_BYTE
+from rlcli.recipe.components import argument_of
+from rlcli.recipe.layouts import layout_problems, possible_meshes, what_it_can
+from rlcli.recipe.mesh import DevicesError, Mesh
 from rlcli.topology.configs import architecture_of
+from rlcli.topology.memory import Peak, memory_model, micro_batches_of, plan_memory
 from rlcli.topology.placement import plan_topology
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Call, Recipe
+    from rlcli.topology.report import Plan
+
+MOST_LAYOUTS = 16
+"""Layouts of a role that a plan lists: the fastest, and the recipe's own."""
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """A trained role on a mesh."""
+
+    mesh: Mesh
+    peak: Peak | None
+    """Of its calls, on the fullest device; None if that is unknown."""
+    sent: Mapping[str, int]
+    """Bytes per rank and update, by kind of message."""
+    idle: float
+    """Share of a pipeline stage's time in an update in which it waits for others."""
+    cost: float
+    """Estimated time of an update, in bytes that could be sent meanwhile."""
 
 
 def layout_errors(resolved: Resolved) -> Iterator[ModelError]:
@@ -33,3 +58,72 @@ def layout_errors(resolved: Resolved) -> Iterator[ModelError]:
             where = str(resolved.origin(("models", name, *problem.key)))
             hint = what_it_can(recipe, name, mesh, problem, known)
             yield ModelError(problem.message, where=where, hint=hint, code="R49")
+
+
+def trained_calls(recipe: Recipe) -> dict[str, Call]:
+    """Trained role with weights → the call that trains it."""
+    calls = {call.model: call for call in recipe.graph.values() if call.call == "train_step"}
+    return {role: call for role, call in calls.items() if recipe.models[role].has_weights}
+
+
+def planned_layouts(plan: Plan, role: str) -> list[PlannedLayout]:
+    """The layouts of a trained role on its devices that its engine can run, the fastest first; only
+    the recipe's own if the sizes of the model are unknown."""
+    sizes, placement = plan.sizes[role], plan.topology.placement(role)
+    meshes = {placement.mesh: None}
+    if not isinstance(sizes, str):
+        possible = possible_meshes(plan.recipe, role, len(placement.ranks), sizes)
+        meshes |= dict.fromkeys(possible)
+    layouts = sorted((planned_layout(plan, role, mesh) for mesh in meshes), key=lambda of: of.cost)
+    first = layouts[:MOST_LAYOUTS]
+    return first + [layout for layout in layouts[MOST_LAYOUTS:] if layout.mesh == placement.mesh]
+
+
+def best_layout(plan: Plan, layouts: list[PlannedLayout]) -> PlannedLayout | None:
+    """The fastest that fits into memory, if that of devices is known; rather one that fits in any
+    case than one that fits tightly."""
+    known = [layout for layout in layouts if layout.peak is not None]
+    if plan.device_bytes is None:
+        return next(iter(known), None)
+    for verdict in ("ok", "tight"):
+        for layout in known:
+            if layout.peak is not None and plan.verdict(layout.peak) == verdict:
+                return layout
+    return None
+
+
+def planned_layout(plan: Plan, role: str, mesh: Mesh) -> PlannedLayout:
+    """What a trained role takes and sends on a mesh, everything else as in the plan."""
+    section = plan.recipe.models[role]
+    placed = section.model_copy(update={"mesh": section.mesh.model_copy(update=asdict(mesh))})
+    recipe = plan.recipe.model_copy(update={"models": {**plan.recipe.models, role: placed}})
+    topology = plan_topology(recipe)
+    memory = plan_memory(recipe, topology, plan.sizes, plan.device_bytes)
+    peaks = [peak for peak in memory.peaks if peak.role == role]
+    tokens, count = micro_batches_of(recipe, topology, trained_calls(recipe)[role])
+    idle = _idle_share(recipe, role, mesh, count)
+    sizes = plan.sizes[role]
+    if isinstance(sizes, str) or role in memory.unknown:
+        return PlannedLayout(mesh, None, {}, idle, float("inf"))
+    sent = memory_model(recipe, topology, role, sizes).sent(tokens, count)
+    ranks_of_a_batch = mesh.tp * mesh.pp * mesh.cp
+    work = _operations_per_token(sizes) * tokens * count / ranks_of_a_batch
+    cost = sum(sent.values()) + work / PRODUCTS_PER_BYTE / (1 - idle)
+    peak = max(peaks, key=lambda peak: peak.total, default=None)
+    return PlannedLayout(mesh, peak, sent, idle, cost)
+
+
+def _idle_share(recipe: Recipe, role: str, mesh: Mesh, micro_batches: int) -> float:
+    """Of n stages with v parts each and m micro-batches: (n - 1) / (v · m + n - 1). Narayanan
+    et al., https://arxiv.org/abs/2104.04473, section 2.2."""
+    backend = recipe.models[role].backend
+    assert backend is not None
+    parts = argument_of("backends", backend.type, backend.args, "virtual_stages") or 1
+    return (mesh.pp - 1) / (parts * micro_batches + mesh.pp - 1)
+
+
+def _operations_per_token(sizes: Architecture) -> float:
+    """In a forward and a backward pass: six for each parameter that a token meets."""
+    experts = sum(layer.experts for layer in sizes.layers)
+    met = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
+    return 6 * (sizes.parameters() - experts * (1 - met))

@@ -19,6 +19,7 @@ from rlcli.topology.advice import Fitting
 from rlcli.topology.configs import architecture_of, saved_width
 from rlcli.topology.drawing import weights_text
 from rlcli.topology.groups import process_groups
+from rlcli.topology.layouts import best_layout, planned_layout, planned_layouts, trained_calls
 from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
 from rlcli.topology.overlap import Timetable
 from rlcli.topology.placement import RolePlacement, Topology, plan_topology
@@ -179,8 +180,8 @@ def _keys(resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan for scripts; sizes in bytes."""
+def plan_json(plan: Plan, layouts: bool = False) -> dict[str, Any]:
+    """The plan for scripts; sizes in bytes. With `layouts`, also what other layouts would take."""
     recipe, topology = plan.recipe, plan.topology
     batch = asdict(topology.batch) | {
         "sequences": topology.batch.sequences,
@@ -222,7 +223,26 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory": memory,
         "storage": asdict(plan.storage) | {"needed": plan.storage.needed},
         "shortfalls": list(plan.shortfalls),
+        "layouts": {role: _layouts(plan, role, layouts) for role in trained_calls(recipe)},
     }
+
+
+def _layouts(plan: Plan, role: str, others: bool) -> list[dict[str, Any]]:
+    own = plan.topology.placement(role).mesh
+    layouts = planned_layouts(plan, role) if others else [planned_layout(plan, role, own)]
+    best = best_layout(plan, layouts) if others else None
+    return [
+        {
+            "mesh": asdict(layout.mesh),
+            "memory": layout.peak.total if layout.peak else None,
+            "verdict": plan.verdict(layout.peak) if layout.peak else "",
+            "sent": dict(layout.sent),
+            "idle": layout.idle,
+            "is_own": layout.mesh == own,
+            "is_advised": layout is best,
+        }
+        for layout in layouts
+    ]
 
 
 def _role(recipe: Recipe, placement: RolePlacement) -> dict[str, Any]:

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.graph import made_keys, producers, reasons_to_drop, stages
 from rlcli.recipe.introspection.readable import by_label
+from rlcli.recipe.layouts import mesh_overrides
 from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.groups import process_groups
+from rlcli.topology.layouts import (
+    PlannedLayout,
+    best_layout,
+    planned_layout,
+    planned_layouts,
+    trained_calls,
+)
 from rlcli.topology.memory import GIB, Peak
 from rlcli.topology.overlap import Timetable
 from rlcli.topology.servers import BYTES_PER_SECOND
@@ -29,10 +37,15 @@ UNITS = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"))
 
 
 def plan_lines(
-    plan: Plan, graph: bool = False, timeline: bool = False, memory: bool = False
+    plan: Plan,
+    graph: bool = False,
+    timeline: bool = False,
+    memory: bool = False,
+    layouts: bool = False,
 ) -> Iterator[str]:
     """The plan on one screen: topology, graph, batch, memory, disk. With `graph`, what each call
-    reads and makes; with `timeline`, a few steps in time; with `memory`, what each role holds."""
+    reads and makes; with `timeline`, a few steps in time; with `memory`, what each role holds; with
+    `layouts`, what other layouts would take and send."""
     topology, recipe = plan.topology, plan.recipe
     cluster = f"{_count(topology.nodes, 'node')} x {_count(topology.devices_per_node, 'device')}"
     yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
@@ -57,8 +70,9 @@ def plan_lines(
         yield from _wrapped(line, first="  ", rest="    ")
     yield ""
     yield from _memory(plan, memory)
+    yield from _layouts(plan) if layouts else _messages(plan)
     yield from _storage(plan)
-    hidden = {"--graph": graph, "--timeline": timeline, "--memory": memory}
+    hidden = {"--graph": graph, "--timeline": timeline, "--memory": memory, "--layouts": layouts}
     if folded := [option for option, is_shown in hidden.items() if not is_shown]:
         yield f"in detail: {' '.join(folded)}"
 
@@ -272,6 +286,47 @@ def _memory(plan: Plan, with_roles: bool) -> Iterator[str]:
         yield f"  a device has {size(plan.device_bytes)}{spare}"
         for calls, keys in _same_advice(plan):
             yield from _advice(calls, keys)
+
+
+def _messages(plan: Plan) -> Iterator[str]:
+    """What the recipe's own layouts send, where they have several ranks."""
+    texts: dict[str, list[str]] = {}
+    for role in trained_calls(plan.recipe):
+        layout = planned_layout(plan, role, plan.topology.placement(role).mesh)
+        sent = [f"{_sent(layout)} sent per update"] if layout.sent else []
+        idle = [f"stages idle for {layout.idle:.0%} of it"] if layout.idle else []
+        if sent or idle:
+            texts.setdefault(", ".join([*sent, *idle]), []).append(role)
+    for text, roles in texts.items():
+        yield from _wrapped(f"{', '.join(roles)}: {text}", "  ", "    ")
+
+
+def _layouts(plan: Plan) -> Iterator[str]:
+    """The layouts of each trained role as a table, and the best one."""
+    for role in trained_calls(plan.recipe):
+        layouts = planned_layouts(plan, role)
+        own = plan.topology.placement(role).mesh
+        yield ""
+        yield f"layouts of {role}, fastest first (* as in the recipe); sent per rank and update"
+        verdicts = ["verdict"] if plan.device_bytes else []
+        rows = []
+        for layout in layouts:
+            total = size(layout.peak.total) if layout.peak else "?"
+            verdict = [plan.verdict(layout.peak) if layout.peak else "?"] if verdicts else []
+            title = f"{layout.mesh}{' *' if layout.mesh == own else ''}"
+            rows.append([title, total, f"{layout.idle:.0%}", *verdict, _sent(layout) or "-"])
+        yield from aligned(["layout", "memory", "idle", *verdicts, "sent"], rows, right=(1, 2))
+        best = best_layout(plan, layouts)
+        if best is None:
+            yield "  none of them is known to fit into the memory of these devices"
+        elif best.mesh == own:
+            yield "  the recipe's own is the fastest of those that fit"
+        else:
+            yield from _wrapped(f"advised: {mesh_overrides(role, best.mesh, own)}", "  ", "    ")
+
+
+def _sent(layout: PlannedLayout) -> str:
+    return ", ".join(f"{kind} {size(count)}" for kind, count in layout.sent.items())
 
 
 def _role(role: RoleMemory, unit: int) -> list[str]:

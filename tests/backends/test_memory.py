@@ -349,21 +349,19 @@ def test_context_parallel_ranks_share_tokens_prompts_and_the_sharded_model():
     assert qwen(backend="inference", cp=2).resident() == alone
 
 
-def test_a_plan_says_what_context_parallel_ranks_send():
-    """For 14 heads of 64 numbers in 16 bits, of which 2 are key heads, and 2048 slots."""
-    kilobytes = 2 * 64 * 2048 / 1024
+def test_context_parallel_ranks_send_heads_or_keys_and_values():
+    """For 14 heads of 64 numbers in 16 bits, of which 2 are key heads, and 2048 slots; a ring also
+    returns gradients in 32 bits."""
+    layers, vector = len(memory("fsdp", QWEN).sizes.layers), 64 * 2048
     expected = {
-        "ulysses": f"sends {kilobytes * (14 + 2) / 1024:.3g} MiB in each layer of a forward pass",
-        "ring": f"sends {kilobytes * 2 * 2 / 1024:.3g} MiB in each layer of a forward pass",
+        "all-to-all": ("ulysses", 2 * 2 * vector * (14 + 2)),
+        "ring": ("ring", 2 * 2 * vector * 2 * 2 + 2 * 4 * vector * 2 * 2),
     }
-    for method, text in expected.items():
-        model = memory("fsdp", QWEN, longest=4096, cp=2, context_parallel=method)
-        (remark,) = model.remarks()
-        assert "computes with 2048" in remark
-        assert text in remark
-    (undivided,) = memory("fsdp", QWEN, longest=4096, cp=4).remarks()
-    assert undivided.endswith("(ring)")  # 14 heads cannot be divided among 4 ranks
-    assert memory("fsdp", QWEN, longest=4096).remarks() == []
+    for kind, (method, count) in expected.items():
+        model = memory("fsdp", QWEN, cp=2, context_parallel=method)
+        assert model.sent(4096, 3)[kind] == 3 * layers * count
+    assert "ring" in memory("fsdp", QWEN, cp=4).sent(4096, 1)  # 4 does not divide 14 heads
+    assert memory("fsdp", QWEN).sent(4096, 1) == {}
 
 
 MIXTURE = {"model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
@@ -382,13 +380,11 @@ def test_experts_over_ranks_are_gathered_in_part_and_exchange_tokens():
     experts = 4 * 8 * 3 * 512 * 1024
     gathered = undivided.gathered_in_block() - divided.gathered_in_block()
     assert gathered == 2 * experts * 3 // 4  # two blocks at once
-    assert list(undivided.remarks()) == []
-    (remark,) = divided.remarks()
-    assert remark.startswith("each rank computes 2 of 8 experts")
+    assert "all-to-all" not in undivided.sent(100, 1)
     # 4 layers, 2 experts, there and back, in 2 passes, 3 of 4 to other ranks, 512 numbers
-    assert f"takes about {4 * 2 * 2 * 2 * 3 * 512 // 1024:,} KiB" in remark
-    (recomputed,) = mixture(ep=4, gradient_checkpointing=True).remarks()
-    assert f"takes about {4 * 2 * 2 * 3 * 3 * 512 // 1024:,} KiB" in recomputed
+    assert divided.sent(100, 1)["all-to-all"] == 100 * 4 * 2 * 2 * 2 * 3 * 512
+    recomputed = mixture(ep=4, gradient_checkpointing=True)
+    assert recomputed.sent(100, 1)["all-to-all"] == 100 * 4 * 2 * 2 * 3 * 3 * 512
 
 
 def test_replicas_and_deferred_reductions_need_more_memory():

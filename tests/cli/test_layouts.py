@@ -1,5 +1,7 @@
 """A layout that an engine cannot run is refused with its place and the nearest one that it can."""
 
+import json
+
 import pytest
 
 from rlcli.api.layout import RoleLayout
@@ -116,3 +118,66 @@ def test_the_nearest_layout_changes_as_little_as_possible():
     train = recipe.train.model_copy(update={"prompts_per_step": 1})
     fewer = recipe.model_copy(update={"train": train})
     assert str(nearest_layout(fewer, "actor", Mesh(4))) in ("dp1 tp2 cp2", "dp1 cp4")
+
+
+LARGE = (
+    "models.actor.scratch={model_type: mixtral, num_local_experts: 8, num_experts_per_tok: 2, "
+    "hidden_size: 1024, intermediate_size: 4096, num_hidden_layers: 8, num_attention_heads: 16, "
+    "num_key_value_heads: 8}"
+)
+
+
+def layouts_of(rlcli, *overrides, memory="80"):
+    """The rows of the actor by mesh, without dimensions of one rank."""
+    arguments = ("--layouts", "--json", "--device-memory", memory)
+    _, out, _ = rlcli("plan", "sft_math", *FOUR, "cluster.device=cuda", *overrides, *arguments)
+    return {
+        " ".join(f"{name}{degree}" for name, degree in row["mesh"].items() if degree > 1): row
+        for row in json.loads(out)["layouts"]["actor"]
+    }
+
+
+def test_a_plan_lists_what_layouts_take_and_send_and_advises_one(rlcli):
+    rows = layouts_of(rlcli, LARGE)
+    assert [mesh for mesh, row in rows.items() if row["is_own"]] == ["dp4"]
+    assert {"dp4 ep2", "dp4 ep4", "dp2 cp2", "cp4"} < set(rows)
+    assert not any("tp" in mesh for mesh in rows)
+    assert set(rows["dp4"]["sent"]) == {"all-gather", "reduce-scatter"}
+    assert set(rows["dp4 ep4"]["sent"]) == {"all-gather", "reduce-scatter", "all-to-all"}
+    assert rows["dp4 ep4"]["sent"]["all-gather"] < rows["dp4"]["sent"]["all-gather"] / 4
+    assert [mesh for mesh, row in rows.items() if row["is_advised"]] == ["dp4 ep4"]
+    _, out, _ = rlcli("plan", "sft_math", *FOUR, LARGE, "--layouts")
+    assert "advised: models.actor.mesh.ep=4" in out
+    assert "dp4 *" in out
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_the_advised_layout_fits_if_the_memory_of_devices_is_known(rlcli):
+    def actor(memory):
+        arguments = (
+            "ppo_gsm8k",
+            "--with",
+            "gpu8",
+            "--layouts",
+            "--json",
+            "--device-memory",
+            memory,
+        )
+        _, out, _ = rlcli("plan", *arguments)
+        return json.loads(out)["layouts"]["actor"]
+
+    rows = actor("16")
+    assert [row["verdict"] for row in rows if row["is_own"]] == ["too much"]
+    (advised,) = (row for row in rows if row["is_advised"])
+    assert advised["verdict"] == "ok"
+    assert advised["memory"] < 15 << 30
+    assert advised["mesh"]["cp"] > 1
+    assert not any(row["is_advised"] for row in actor("1"))
+
+
+def test_stages_of_a_pipeline_are_idle_while_it_fills_and_drains(rlcli):
+    megatron = ["models.actor.backend={type: megatron}", "models.actor.mesh.pp=2"]
+    rows = layouts_of(rlcli, *megatron, "train.max_tokens_per_microbatch=128")
+    (own,) = (row for row in rows.values() if row["is_own"])
+    assert own["idle"] == 1 / (32 + 1)  # of 64 sequences, each is a micro-batch of 2 data ranks
+    assert rows["dp4"]["idle"] == 0

@@ -85,11 +85,11 @@ def test_keys_of_calls_are_shown_only_with_graph(rlcli):
 def test_a_plan_fits_a_screen_and_names_what_it_leaves_out(rlcli, arguments):
     _, out, _ = rlcli("plan", *arguments)
     assert len(out.splitlines()) <= 40
-    assert out.splitlines()[-1] == "in detail: --graph --timeline --memory"
+    assert out.splitlines()[-1] == "in detail: --graph --timeline --memory --layouts"
     _, out, _ = rlcli("plan", *arguments, "--memory", "--timeline")
     assert "held " in out
     assert "timeline: one column per turn" in out
-    assert out.splitlines()[-1] == "in detail: --graph"
+    assert out.splitlines()[-1] == "in detail: --graph --layouts"
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def _layouts(plan: Plan) -> Iterator[str]:
         if best is None:
             yield "  none of them is known to fit into the memory of these devices"
         elif best.mesh == own:
-            yield "  the recipe's own is the fastest of those that fit"
+            yield "  the recipe's own is the fastest" + (" that fits" if verdicts else "")
         else:
             yield from _wrapped(f"advised: {mesh_overrides(role, best.mesh, own)}", "  ", "    ")
 

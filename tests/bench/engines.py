@@ -5,8 +5,10 @@
 The plain loop runs transformers' own forward pass in float64, one sequence at a time, and torch's
 AdamW with a large eps (the first step of Adam divides noise by noise where a gradient is zero).
 Ranks are real gloo processes with uneven shares. `loss` and `norm` are relative differences of the
-first step, `update` is the relative error of what it does to the weights, `log-probs` the largest
-difference. The exit code is 1 if one is above its limit.
+first step, `update` is the relative error of what it does to the weights; of log-probs, entropies
+and values it is the largest difference. A layout with ep has experts (mixtral), any other none
+(llama). The exit code is 1 if a figure is above its limit. A layout that the engine cannot run is
+shown with the reason.
 """
 
 from __future__ import annotations
@@ -17,23 +19,39 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlcli import registry
 from rlcli.api.config import MicroBatchSpec
+from rlcli.api.layout import RoleLayout
+from rlcli.recipe.mesh import DIMENSIONS, Mesh
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch
 from rlcli.testing.backend.forward import scores
-from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss, scores_of
+from rlcli.testing.backend.plain import (
+    AdamW,
+    PlainTraining,
+    exact,
+    logits_of,
+    plain_answer_loss,
+    scores_of,
+)
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
-LIMITS = {"loss": 1e-6, "norm": 1e-5, "update": 1e-3, "log-probs": 1e-5}
+LIMITS = {
+    "loss": 1e-6,
+    "norm": 1e-5,
+    "update": 1e-3,
+    "log-probs": 1e-5,
+    "entropies": 1e-5,
+    "values": 1e-5,
+}
 OPTIMIZER = {
     "lr": 1e-2,
     "weight_decay": 0.1,
@@ -52,6 +70,29 @@ class Layout:
     backend: str
     degrees: dict[str, int]
     args: dict[str, Any]
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Degrees of all dimensions; dp is at least as large as ep, which divides it."""
+        ones = dict.fromkeys(DIMENSIONS, 1)
+        return ones | {"dp": self.degrees.get("ep", 1)} | self.degrees
+
+    @property
+    def ranks(self) -> int:
+        return Mesh(**self.mesh).size
+
+    @property
+    def family(self) -> str:
+        return "mixtral" if self.mesh["ep"] > 1 else "llama"
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the engine cannot run it."""
+        problems = registry.load_declared("backends", self.backend, "LAYOUT")
+        if problems is None:
+            return None
+        layout = RoleLayout("actor", self.mesh, self.args, "auto")
+        return next((problem.message for problem in problems(layout)), None)
 
     @property
     def title(self) -> str:
@@ -73,6 +114,9 @@ LAYOUTS = (
         for degrees in ({"cp": 2}, {"cp": 4}, {"dp": 2, "cp": 2}, {"cp": 2, "tp": 2})
         for method in ("ulysses", "ring")
     ),
+    Layout("fsdp", {"ep": 2}, {}),
+    Layout("fsdp", {"dp": 4, "ep": 2}, {}),
+    Layout("fsdp", {"dp": 2, "cp": 2, "ep": 2}, {}),
     Layout("megatron", {}, {}),
     Layout("megatron", {"tp": 2}, {}),
     Layout("megatron", {"pp": 2}, {}),
@@ -88,17 +132,21 @@ LAYOUTS = (
 def measure(layout: Layout, folder: Path) -> dict[str, float]:
     """The largest difference of any rank, by figure."""
     contract = _contract(layout)
-    size = prod(layout.degrees.values())
 
     def work(rank: int) -> dict[str, Any]:
         with contract.at_device():
             return look(rank)
 
     def look(rank: int) -> dict[str, Any]:
-        mesh = mesh_of_ranks(**layout.degrees)
-        engine = contract.engine(lm=tiny_model(**MODEL), mesh=mesh, **OPTIMIZER)
+        mesh = mesh_of_ranks(**layout.mesh) if layout.ranks > 1 else None
+        placed = {"mesh": mesh, "expert_ranks": layout.mesh["ep"]}
+        engine = contract.engine(lm=_model(layout), **placed, **OPTIMIZER)
         share = batch().select_indices(_share(rank, layout))
-        figures: dict[str, Any] = {"scores": scores(engine, share, "log-probs").tolist()}
+        figures: dict[str, Any] = {
+            quantity: scores(engine, share, quantity).tolist() for quantity in SCORES
+        }
+        critic = contract.engine(lm=_model(layout, "value"), **placed, **OPTIMIZER)
+        figures["values"] = critic.forward(share, post_hook=_values).tolist()
         if contract.trains():
             stats = engine.train_batch(
                 share, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2)
@@ -108,8 +156,20 @@ def measure(layout: Layout, folder: Path) -> dict[str, float]:
             figures |= {"loss": stats["loss"], "norm": stats["grad_norm"]}
         return figures
 
-    results = [work(0)] if size == 1 else run_on_ranks(size, work, timeout=120)
+    is_alone = layout.ranks == 1
+    results = [work(0)] if is_alone else run_on_ranks(layout.ranks, work, timeout=120)
     return _compared(layout, results, folder)
+
+
+SCORES = ("log-probs", "entropies")
+
+
+def _model(layout: Layout, head: str = "lm") -> Any:
+    return tiny_model(layout.family, head=head, **MODEL)
+
+
+def _values(output: Any, _: Any) -> torch.Tensor:
+    return output.values
 
 
 def _contract(layout: Layout) -> BackendContract:
@@ -123,24 +183,29 @@ def _contract(layout: Layout) -> BackendContract:
 
 
 def _share(rank: int, layout: Layout) -> range:
-    """Uneven: of two data-parallel ranks the first has most sequences."""
-    dp = layout.degrees.get("dp", 1)
-    if dp == 1:
-        return range(batch().bs)
-    replica = rank // (prod(layout.degrees.values()) // dp)
-    return range(5) if replica == 0 else range(5, batch().bs)
+    """Uneven: the first data-parallel rank has the sequences that the others, with one or two
+    each, leave."""
+    dp, count = layout.mesh["dp"], batch().bs
+    each = 1 if dp > 2 else 2
+    first = count - each * (dp - 1)
+    replica = rank // (layout.ranks // dp)
+    begin = 0 if replica == 0 else first + each * (replica - 1)
+    return range(begin, first if replica == 0 else begin + each)
 
 
 def _compared(layout: Layout, results: list[dict[str, Any]], folder: Path) -> dict[str, float]:
-    plain = tiny_model(**MODEL).double()
+    plain, critic = exact(_model(layout)), exact(_model(layout, "value"))
     before = {name: weight.detach().clone() for name, weight in plain.named_parameters()}
-    apart = {"log-probs": 0.0}
+    apart = dict.fromkeys((*SCORES, "values"), 0.0)
     for rank, result in enumerate(results):
+        share = batch().select_indices(_share(rank, layout))
         with torch.no_grad():
-            expected = scores_of(plain, batch().select_indices(_share(rank, layout)))[0]
-        apart["log-probs"] = max(
-            apart["log-probs"], float((torch.tensor(result["scores"]) - expected).abs().max())
-        )
+            expected = dict(zip(SCORES, scores_of(plain, share), strict=True))
+            expected["values"] = torch.cat(logits_of(critic, share))[:, 0]
+        for quantity, exact_values in expected.items():
+            differences = (torch.tensor(result[quantity]) - exact_values).abs()
+            # a sequence of one token has no log-probs
+            apart[quantity] = max([apart[quantity], *differences.tolist()])
     if "loss" not in results[0]:
         return apart
     training = PlainTraining(plain, AdamW(**OPTIMIZER))
@@ -162,7 +227,11 @@ def _compared(layout: Layout, results: list[dict[str, Any]], folder: Path) -> di
 
 
 def measured(layouts: tuple[Layout, ...]) -> Iterator[tuple[Layout, dict[str, float]]]:
+    """The figures of each layout; none of one that the engine cannot run."""
     for layout in layouts:
+        if layout.refusal is not None:
+            yield layout, {}
+            continue
         with tempfile.TemporaryDirectory() as folder:
             yield layout, measure(layout, Path(folder))
 
@@ -181,8 +250,11 @@ def main() -> int:
     for layout, apart in measured(layouts):
         over = [name for name, value in apart.items() if not value <= LIMITS[name]]
         failed = failed or bool(over)
-        rows.append({"engine": layout.title} | apart)
-        if not options.json:
+        refusal = {} if apart else {"refused": layout.refusal}
+        rows.append({"engine": layout.title} | apart | refusal)
+        if refusal and not options.json:
+            print(f"{layout.title:44}  refused: {layout.refusal}")
+        elif not options.json:
             cells = (f"{apart[name]:12.1e}" if name in apart else f"{'-':>12}" for name in LIMITS)
             print(
                 f"{layout.title:44}"

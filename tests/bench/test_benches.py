@@ -115,7 +115,17 @@ def test_neighbour_fails_if_a_busy_machine_costs_too_much(monkeypatch):
         assert bench["main"]() == code
 
 
-@pytest.mark.parametrize("figure", ["loss", "norm", "update", "log-probs"])
+def test_engines_shows_why_an_engine_cannot_run_a_layout(capsys, monkeypatch):
+    bench = runpy.run_path(str(BENCHES / "engines.py"))
+    refused = [layout for layout in bench["LAYOUTS"] if layout.refusal is not None]
+    assert [layout.title for layout in refused] == ["fsdp, dp2 x cp2 x ep2"]
+    monkeypatch.setitem(bench["main"].__globals__, "LAYOUTS", tuple(refused))
+    monkeypatch.setattr("sys.argv", ["engines.py"])
+    assert bench["main"]() == 0
+    assert "refused: models.actor has cp and ep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("figure", ["loss", "norm", "update", "log-probs", "entropies", "values"])
 def test_engines_fails_for_a_figure_above_its_limit(monkeypatch, figure):
     bench = runpy.run_path(str(BENCHES / "engines.py"))
     limits, layout = bench["LIMITS"], bench["LAYOUTS"][0]

@@ -19,13 +19,17 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def records():
+def records_of(*options):
     """The record that the command printed for each number of ranks."""
-    command = [sys.executable, str(BENCH), "--ranks", *RANKS, "--megabytes", "512", "--json"]
+    command = [sys.executable, str(BENCH), "--ranks", *RANKS, *options, "--json"]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=450, check=False)
     assert completed.returncode == 0, completed.stderr[-2000:]
     return dict(zip(RANKS, map(json.loads, completed.stdout.splitlines()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def records():
+    return records_of("--megabytes", "512")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -39,3 +43,15 @@ def test_each_rank_stays_within_its_allowed_memory_in_every_phase(ranks, records
             assert most >= 0.9 * allowed["share"], (
                 f"{name} has not been measured: {most} of rank {number}"
             )
+
+
+@pytest.mark.slow
+def test_the_peak_of_training_falls_with_context_parallel_ranks_as_planned():
+    """Of sequences so long that activations outweigh the model."""
+    records = records_of("--megabytes", "48", "--dimension", "cp", "--length", "768")
+    peaks = {}
+    for ranks, record in records.items():
+        peaks[ranks] = max(phases["train"] for phases in record["measured"])
+        assert peaks[ranks] == pytest.approx(record["planned"]["train"], rel=0.15), ranks
+        assert max(phases["generate"] for phases in record["measured"]) < peaks[ranks]
+    assert peaks["4"] < 0.6 * peaks["2"]

@@ -1,6 +1,7 @@
 """How much memory each rank of a sharded model takes while it is loaded, trained, used and saved.
 
-    python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--json]
+    python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--dimension dp] [--length 16]
+                                 [--json]
     python tests/bench/memory.py --zero-stage 3 [--offload optimizer parameters]
                                  [--ranks 2 4] [--megabytes 512]
 
@@ -16,6 +17,8 @@ checkpoint copies (`snapshot`), activations, the whole copy that generates, and 
 largest unsharded block and two buckets. A bucket is the largest parameter, or an eighth of the
 model (and 16 MiB) if that is more: with the 256 MiB of real models the bound would be larger than
 the model.
+
+With `--dimension cp` ranks share the sequences, which are worth it with a `--length`.
 
 With `--zero-stage` it is `deepspeed` that shards, with such a bucket; what that keeps depends on
 the stage, and is compared with the plan alone.
@@ -42,7 +45,7 @@ SLACK = 1.2
 EVERY = 0.01
 PHASES = ("load", "train", "generate", "checkpoint", "save")
 COUNT, LENGTH, NEW = 2, 16, 8
-"""Sequences per rank, and their tokens: few, so that activations are small next to weights."""
+"""Sequences of a batch, and their tokens: few, so that activations are small next to weights."""
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -63,6 +66,15 @@ class Asked:
     zero_stage: int | None
     """Of deepspeed; None: fsdp."""
     offload: tuple[str, ...]
+    dimension: str = "dp"
+    """Of the mesh."""
+    length: int = LENGTH
+    """Tokens of a sequence."""
+
+    @property
+    def tokens(self) -> int:
+        """That a rank computes with in a pass."""
+        return COUNT * self.length // (self.ranks if self.dimension == "cp" else 1)
 
     @property
     def backend(self) -> str:
@@ -156,7 +168,8 @@ def run_rank(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, fl
     vocabulary = asked.configuration["vocab_size"]
     tokenizer: Any = Tokenizer(vocabulary)
     backend = make_backend(ModelBackendAbstraction(asked.backend, asked.arguments))
-    mesh = mesh_of_ranks(dp=asked.ranks)
+    mesh = mesh_of_ranks(**{asked.dimension: asked.ranks})
+    draws = torch.Generator().manual_seed(0)  # the same for ranks that share sequences
     seen: dict[str, tuple[float, float, int]] = {}
     warm_up(torch, dist)
 
@@ -170,9 +183,9 @@ def run_rank(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, fl
         return result
 
     def sequences(key: str) -> SequenceSample:
-        tokens = torch.randint(3, vocabulary, (COUNT * LENGTH,))
+        tokens = torch.randint(3, vocabulary, (COUNT * asked.length,), generator=draws)
         return SequenceSample.from_default(
-            ids=list(range(COUNT)), seqlens=[LENGTH] * COUNT, data={key: tokens}
+            ids=list(range(COUNT)), seqlens=[asked.length] * COUNT, data={key: tokens}
         )
 
     def load() -> Any:
@@ -292,12 +305,12 @@ def allowed(asked: Asked) -> dict[str, dict[str, int]]:
     total, block = sum(sizes.values()), max(*blocks, sum(sizes.values()) - sum(blocks))
     share = total // asked.ranks
     beyond = block + 2 * max(asked.bucket, *sizes.values())
-    tokens, vocabulary, hidden = COUNT * LENGTH, config["vocab_size"], config["hidden_size"]
+    tokens, vocabulary, hidden = asked.tokens, config["vocab_size"], config["hidden_size"]
     per_token = 4 * (
         vocabulary * 6
         + config["num_hidden_layers"] * (12 * hidden + 4 * config["intermediate_size"])
     )
-    cache = COUNT * (LENGTH + NEW) * 2 * hidden * 4 * config["num_hidden_layers"]
+    cache = COUNT * (asked.length + NEW) * 2 * hidden * 4 * config["num_hidden_layers"]
     parts = {
         "load": {"share": share},
         "train": {"share": 4 * share, "activations": tokens * per_token},
@@ -330,15 +343,16 @@ def planned(asked: Asked) -> dict[str, int]:
     kind: Any = FSDPMemory if asked.zero_stage is None else DeepSpeedMemory
     sizes, mesh = (
         read_architecture(asked.configuration),
-        {"dp": asked.ranks, "tp": 1, "pp": 1, "cp": 1, "ep": 1},
+        dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), 1) | {asked.dimension: asked.ranks},
     )
     calls = ("train_step", "inference", "generate")
-    model = kind(PlacedRole(sizes, "lm", mesh, asked.arguments, calls, LENGTH + NEW, "cpu"))
-    resident = model.resident()
+    longest, tokens = asked.length + NEW, COUNT * asked.length
+    model = kind(PlacedRole(sizes, "lm", mesh, asked.arguments, calls, longest, "cpu"))
+    resident, generation = model.resident(), Generation(COUNT, 1, asked.length, NEW, COUNT)
     return {
         "load": resident.weights + resident.buffers + model.load().total,
-        "train": resident.total + model.update(COUNT * LENGTH, 1).total,
-        "generate": resident.total + model.generate(Generation(COUNT, 1, LENGTH, NEW, COUNT)).total,
+        "train": resident.total + model.update(tokens, 1).total,
+        "generate": resident.total + model.generate(generation).total,
         "checkpoint": resident.total + model.snapshot(),
     }
 
@@ -354,7 +368,7 @@ def table(asked: Asked, peaks: Sequence[dict[str, int]]) -> list[str]:
     header = "".join(f"{name:>12}" for name in ("measured", "planned", "off by", *columns))
     lines = [
         (
-            f"{' '.join([asked.backend, *settings])}, {asked.ranks} ranks, a model of "
+            f"{' '.join([asked.backend, *settings])}, {asked.dimension}{asked.ranks}, a model of "
             f"{asked.megabytes} MiB: the fullest rank above its baseline, in MiB"
         ),
         f"{'phase':12}{header}",
@@ -388,6 +402,8 @@ def main() -> int:
     parser.add_argument(
         "--json", action="store_true", help="rank by rank, with what is allowed, in bytes"
     )
+    parser.add_argument("--dimension", choices=("dp", "cp"), default="dp", help="of the mesh")
+    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a sequence")
     parser.add_argument(
         "--zero-stage", type=int, choices=range(4), help="of deepspeed, in place of fsdp"
     )
@@ -399,12 +415,26 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
     code = 0
     for ranks in options.ranks:
-        asked = Asked(ranks, options.megabytes, options.zero_stage, tuple(options.offload))
+        asked = Asked(
+            ranks,
+            options.megabytes,
+            options.zero_stage,
+            tuple(options.offload),
+            options.dimension,
+            options.length,
+        )
         import_libraries(asked)
         peaks = measured(asked)
         if options.json:
             print(
-                json.dumps({"ranks": ranks, "measured": peaks, "allowed": allowed(asked)}),
+                json.dumps(
+                    {
+                        "ranks": ranks,
+                        "measured": peaks,
+                        "allowed": allowed(asked),
+                        "planned": planned(asked),
+                    }
+                ),
                 flush=True,
             )
         else:

@@ -420,7 +420,7 @@ def test_experts_that_cannot_be_divided_are_refused(family, changes, finding):
 )
 def test_mixtures_of_context_parallel_ranks_have_neither_ep_nor_losses_of_routers(changes):
     def work(rank):
-        with pytest.raises(ModelError, match="actor has cp and (ep|router_)"):
+        with pytest.raises(ModelError, match=r"actor has cp and (ep|router_)"):
             TestContract().engine("mixtral", mesh=mesh_of_ranks(cp=2), **changes)
         return {}
 

@@ -37,21 +37,23 @@ def _of_parameters(memory: FSDPMemory, micro_batches: int) -> dict[str, float]:
     replicas of shards exchange their gradients once."""
     experts = sum(layer.experts for layer in memory.sizes.layers)
     matrices = sum(layer.attention + layer.mlp + layer.shared for layer in memory.sizes.layers)
-    ranks = memory.role.mesh["dp"] * memory.context
-    to_others = _to_others(memory.shards)
-    # of a rank's experts, to those that have the same
-    of_experts = _to_others(ranks // memory.expert_ranks) * 4 * experts / memory.expert_ranks
-    if memory.expert_ranks == 1:
-        of_experts = to_others * 4 * experts
-    gathered = 2 * (to_others * memory.width * matrices + of_experts)
-    gathered += to_others * memory.outside_blocks
+    replicas = memory.role.mesh["dp"] * memory.context // memory.shards
+    to_others, of_experts = _to_others(memory.shards), _of_expert_weights(memory, experts)
+    of_blocks = to_others * memory.width * matrices + of_experts
     reduced = to_others * 4 * (memory.parameters - experts) + of_experts
-    replicas = ranks // memory.shards
     return {
-        "all-gather": micro_batches * gathered,
+        "all-gather": micro_batches * (2 * of_blocks + to_others * memory.outside_blocks),
         "reduce-scatter": (1 if memory.defers else micro_batches) * reduced,
         "all-reduce": 2 * _to_others(replicas) * 4 * memory.parameters / memory.shards,
     }
+
+
+def _of_expert_weights(memory: FSDPMemory, experts: int) -> float:
+    """Bytes of a rank's experts, to those ranks that have the same ones."""
+    if memory.expert_ranks == 1:
+        return _to_others(memory.shards) * 4 * experts
+    same = memory.role.mesh["dp"] // memory.expert_ranks
+    return _to_others(same) * 4 * experts / memory.expert_ranks
 
 
 def _of_tensor_parallelism(memory: FSDPMemory, tokens: int) -> float:

@@ -46,18 +46,22 @@ class LayoutProblem:
 
 def undivided(layout: RoleLayout) -> Iterator[LayoutProblem]:
     """Heads, blocks and experts that ranks cannot share equally, whatever the backend."""
-    sizes, mesh = layout.sizes, layout.mesh
+    sizes, mesh, role = layout.sizes, layout.mesh, f"models.{layout.role}"
     if sizes is None:
         return
-    role = f"models.{layout.role}"
-    for kind, heads in (("attention", sizes.heads), ("key-value", sizes.kv_heads)):
-        if heads % mesh["tp"]:
-            message = f"the {heads} {kind} heads of {role} cannot be divided among {mesh['tp']}"
-            yield LayoutProblem(f"{message} tensor-parallel ranks", ("mesh", "tp"))
-            break
-    if len(sizes.layers) % mesh["pp"]:
-        message = f"the {len(sizes.layers)} blocks of {role} cannot be divided among {mesh['pp']}"
+    yield from _undivided_heads(sizes, mesh["tp"], role)
+    blocks = len(sizes.layers)
+    if blocks % mesh["pp"]:
+        message = f"the {blocks} blocks of {role} cannot be divided among {mesh['pp']}"
         yield LayoutProblem(f"{message} pipeline stages", ("mesh", "pp"))
     if mesh["ep"] > 1 and (not sizes.experts or sizes.experts % mesh["ep"]):
         message = f"{role} has {sizes.experts or 'no'} experts, which cannot be divided among"
         yield LayoutProblem(f"{message} {mesh['ep']} expert-parallel ranks", ("mesh", "ep"))
+
+
+def _undivided_heads(sizes: Architecture, ranks: int, role: str) -> Iterator[LayoutProblem]:
+    for kind, heads in (("attention", sizes.heads), ("key-value", sizes.kv_heads)):
+        if heads % ranks:
+            message = f"the {heads} {kind} heads of {role} cannot be divided among {ranks}"
+            yield LayoutProblem(f"{message} tensor-parallel ranks", ("mesh", "tp"))
+            return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -34,8 +35,8 @@ def validate(
     resolved = load(recipe, overrides, with_)
     runs_first = chain(resolved)
     runs = (*runs_first, resolved)
-    raise_all(error for run in runs for error in layout_errors(run))
-    raise_all(error for run in runs for error in missing_here(run))
+    for find_errors in (layout_errors, missing_here):
+        raise_all(error for run in runs for error in find_errors(run))
     first = [source.recipe.name for source in runs_first]
     warnings = [warning for run in runs for warning in recipe_warnings(run)]
     layers = [layer.file for layer in resolved.layers]
@@ -55,6 +56,9 @@ def validate(
         print_talk(f"warning: {warning}")
     if quiet:
         return
-    words = f"{count(len(layers), 'layer')}, {resolved.values_set} values set"
+    print_text(f"ok  {shown(resolved.path)}\n    {_words(len(layers), resolved.values_set, first)}")
+
+
+def _words(layers: int, values: int, first: Sequence[str]) -> str:
     after = f"; runs after {', '.join(first)}" if first else ""
-    print_text(f"ok  {shown(resolved.path)}\n    {words}{after}")
+    return f"{count(layers, 'layer')}, {values} values set{after}"

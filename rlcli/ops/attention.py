@@ -76,7 +76,8 @@ class PackedAttention:
     ) -> torch.Tensor:
         packed = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]  # [T, H, D]
         if self.flash is not None:
-            return self.flash.attend(*packed, self._starts, self.longest, scoring)[None]
+            q, k, v = packed
+            return self.flash.attend(q, k, v, self._starts, self.longest, scoring)[None]
         from torch.nn.attention import varlen
 
         attend: Any = varlen.varlen_attn

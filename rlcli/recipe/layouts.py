@@ -73,17 +73,16 @@ def nearest_layout(
     """The mesh on as many devices that differs least from this one, by the ratios of degrees, among
     those that the engine can run."""
 
-    def distance(other: Mesh) -> float:
+    def distance(candidate: Mesh) -> float:
         return sum(
-            abs(log2(getattr(other, dimension) / getattr(mesh, dimension)))
+            abs(log2(getattr(candidate, dimension) / getattr(mesh, dimension)))
             for dimension in DIMENSIONS
         )
 
-    nearest_first = sorted(_meshes(recipe, name, mesh.size), key=distance)
-    possible = (
-        other for other in nearest_first if not any(layout_problems(recipe, name, other, sizes))
-    )
-    return next(possible, None)
+    for candidate in sorted(_meshes(recipe, name, mesh.size), key=distance):
+        if not any(layout_problems(recipe, name, candidate, sizes)):
+            return candidate
+    return None
 
 
 def mesh_overrides(name: str, mesh: Mesh, before: Mesh) -> str:
@@ -107,7 +106,7 @@ def what_it_can(
     remedies = []
     if problem.value is not None:
         remedies.append(f"{dotted(as_rollout(('models', name, *problem.key)))}={problem.value}")
-    if (other := nearest_layout(recipe, name, mesh, sizes)) is not None:
-        overrides = mesh_overrides(name, other, mesh)
-        remedies.append(f"the nearest layout that it can run is {other}: {overrides}")
+    if (nearest := nearest_layout(recipe, name, mesh, sizes)) is not None:
+        overrides = mesh_overrides(name, nearest, mesh)
+        remedies.append(f"the nearest layout that it can run is {nearest}: {overrides}")
     return ", or ".join(remedies) or "use another number of devices, or another backend"

@@ -198,15 +198,19 @@ class Fitting:
         for engine in self._engines(name, role, size):
             yield Remedy(COSTLY if is_trained else SHARDED, ({f"{prefix}.backend.type": engine},))
         if role.mesh.dp is None:
-            own = self.topology.placement(name).mesh
-            for mesh in possible_meshes(self.recipe, name, own.size, size):
-                changed = {
-                    f"{prefix}.mesh.{dimension}": degree
-                    for dimension, degree in asdict(mesh).items()
-                    if dimension != "dp" and degree != getattr(own, dimension)
-                }
-                if 0 < len(changed) <= 2:
-                    yield Remedy(COSTLY, (changed,))
+            yield from self._layouts(name, size)
+
+    def _layouts(self, name: str, size: Architecture) -> Iterator[Remedy]:
+        """Other layouts on the same devices that differ in at most two dimensions beside dp."""
+        placed = self.topology.placement(name).mesh
+        for mesh in possible_meshes(self.recipe, name, placed.size, size):
+            changed = {
+                f"models.{name}.mesh.{dimension}": degree
+                for dimension, degree in asdict(mesh).items()
+                if dimension != "dp" and degree != getattr(placed, dimension)
+            }
+            if 0 < len(changed) <= 2:
+                yield Remedy(COSTLY, (changed,))
 
     def _dtype(self, name: str, role: Role) -> Iterator[Remedy]:
         """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets

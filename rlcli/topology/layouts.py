@@ -53,10 +53,10 @@ def layout_errors(resolved: Resolved) -> Iterator[ModelError]:
         if not role.has_weights:
             continue
         sizes = architecture_of(resolved, name)
-        known = None if isinstance(sizes, str) else sizes
-        for problem in layout_problems(recipe, name, mesh, known):
+        architecture = None if isinstance(sizes, str) else sizes
+        for problem in layout_problems(recipe, name, mesh, architecture):
             where = str(resolved.origin(("models", name, *problem.key)))
-            hint = what_it_can(recipe, name, mesh, problem, known)
+            hint = what_it_can(recipe, name, mesh, problem, architecture)
             yield ModelError(problem.message, where=where, hint=hint, code="R49")
 
 
@@ -82,11 +82,11 @@ def planned_layouts(plan: Plan, role: str) -> list[PlannedLayout]:
 def best_layout(plan: Plan, layouts: list[PlannedLayout]) -> PlannedLayout | None:
     """The fastest that fits into memory, if that of devices is known; rather one that fits in any
     case than one that fits tightly."""
-    known = [layout for layout in layouts if layout.peak is not None]
+    candidates = [layout for layout in layouts if layout.peak is not None]
     if plan.device_bytes is None:
-        return next(iter(known), None)
+        return next(iter(candidates), None)
     for verdict in ("ok", "tight"):
-        for layout in known:
+        for layout in candidates:
             if layout.peak is not None and plan.verdict(layout.peak) == verdict:
                 return layout
     return None
@@ -94,23 +94,32 @@ def best_layout(plan: Plan, layouts: list[PlannedLayout]) -> PlannedLayout | Non
 
 def planned_layout(plan: Plan, role: str, mesh: Mesh) -> PlannedLayout:
     """What a trained role takes and sends on a mesh, everything else as in the plan."""
-    section = plan.recipe.models[role]
-    placed = section.model_copy(update={"mesh": section.mesh.model_copy(update=asdict(mesh))})
-    recipe = plan.recipe.model_copy(update={"models": {**plan.recipe.models, role: placed}})
-    topology = plan_topology(recipe)
+    recipe = _with_mesh(plan.recipe, role, mesh)
+    topology, sizes = plan_topology(recipe), plan.sizes[role]
     memory = plan_memory(recipe, topology, plan.sizes, plan.device_bytes)
-    peaks = [peak for peak in memory.peaks if peak.role == role]
     tokens, count = micro_batches_of(recipe, topology, trained_calls(recipe)[role])
     idle = _idle_share(recipe, role, mesh, count)
-    sizes = plan.sizes[role]
     if isinstance(sizes, str) or role in memory.unknown:
         return PlannedLayout(mesh, None, {}, idle, float("inf"))
+    peaks = [peak for peak in memory.peaks if peak.role == role]
     sent = memory_model(recipe, topology, role, sizes).sent(tokens, count)
-    ranks_of_a_batch = mesh.tp * mesh.pp * mesh.cp
-    work = _operations_per_token(sizes) * tokens * count / ranks_of_a_batch
-    cost = sum(sent.values()) + work / PRODUCTS_PER_BYTE / (1 - idle)
-    peak = max(peaks, key=lambda peak: peak.total, default=None)
-    return PlannedLayout(mesh, peak, sent, idle, cost)
+    operations = _operations_per_token(sizes) * tokens * count / (mesh.tp * mesh.pp * mesh.cp)
+    cost = _cost(sent, operations, idle)
+    return PlannedLayout(mesh, max(peaks, key=_total, default=None), sent, idle, cost)
+
+
+def _cost(sent: Mapping[str, int], operations: float, idle: float) -> float:
+    return sum(sent.values()) + operations / PRODUCTS_PER_BYTE / (1 - idle)
+
+
+def _with_mesh(recipe: Recipe, role: str, mesh: Mesh) -> Recipe:
+    section = recipe.models[role]
+    placed = section.model_copy(update={"mesh": section.mesh.model_copy(update=asdict(mesh))})
+    return recipe.model_copy(update={"models": {**recipe.models, role: placed}})
+
+
+def _total(peak: Peak) -> int:
+    return peak.total
 
 
 def _idle_share(recipe: Recipe, role: str, mesh: Mesh, micro_batches: int) -> float:

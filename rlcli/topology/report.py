@@ -19,7 +19,13 @@ from rlcli.topology.advice import Fitting
 from rlcli.topology.configs import architecture_of, saved_width
 from rlcli.topology.drawing import weights_text
 from rlcli.topology.groups import process_groups
-from rlcli.topology.layouts import best_layout, planned_layout, planned_layouts, trained_calls
+from rlcli.topology.layouts import (
+    PlannedLayout,
+    best_layout,
+    planned_layout,
+    planned_layouts,
+    trained_calls,
+)
 from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
 from rlcli.topology.overlap import Timetable
 from rlcli.topology.placement import RolePlacement, Topology, plan_topology
@@ -228,21 +234,22 @@ def plan_json(plan: Plan, layouts: bool = False) -> dict[str, Any]:
 
 
 def _layouts(plan: Plan, role: str, others: bool) -> list[dict[str, Any]]:
-    own = plan.topology.placement(role).mesh
-    layouts = planned_layouts(plan, role) if others else [planned_layout(plan, role, own)]
-    best = best_layout(plan, layouts) if others else None
+    mesh = plan.topology.placement(role).mesh
+    if not others:
+        return [_layout(plan, planned_layout(plan, role, mesh)) | {"is_own": True}]
+    layouts = planned_layouts(plan, role)
+    best = best_layout(plan, layouts)
     return [
-        {
-            "mesh": asdict(layout.mesh),
-            "memory": layout.peak.total if layout.peak else None,
-            "verdict": plan.verdict(layout.peak) if layout.peak else "",
-            "sent": dict(layout.sent),
-            "idle": layout.idle,
-            "is_own": layout.mesh == own,
-            "is_advised": layout is best,
-        }
+        _layout(plan, layout) | {"is_own": layout.mesh == mesh, "is_advised": layout is best}
         for layout in layouts
     ]
+
+
+def _layout(plan: Plan, layout: PlannedLayout) -> dict[str, Any]:
+    described = {"mesh": asdict(layout.mesh), "sent": dict(layout.sent), "idle": layout.idle}
+    if layout.peak is None:
+        return described | {"memory": None, "verdict": ""}
+    return described | {"memory": layout.peak.total, "verdict": plan.verdict(layout.peak)}
 
 
 def _role(recipe: Recipe, placement: RolePlacement) -> dict[str, Any]:

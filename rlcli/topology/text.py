@@ -24,6 +24,7 @@ from rlcli.topology.overlap import Timetable
 from rlcli.topology.servers import BYTES_PER_SECOND
 
 if TYPE_CHECKING:
+    from rlcli.recipe.mesh import Mesh
     from rlcli.recipe.parsing.tree import Path
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
@@ -305,24 +306,28 @@ def _layouts(plan: Plan) -> Iterator[str]:
     """The layouts of each trained role as a table, and the best one."""
     for role in trained_calls(plan.recipe):
         layouts = planned_layouts(plan, role)
-        own = plan.topology.placement(role).mesh
+        mesh = plan.topology.placement(role).mesh
         yield ""
         yield f"layouts of {role}, fastest first (* as in the recipe); sent per rank and update"
-        verdicts = ["verdict"] if plan.device_bytes else []
-        rows = []
-        for layout in layouts:
-            total = size(layout.peak.total) if layout.peak else "?"
-            verdict = [plan.verdict(layout.peak) if layout.peak else "?"] if verdicts else []
-            title = f"{layout.mesh}{' *' if layout.mesh == own else ''}"
-            rows.append([title, total, f"{layout.idle:.0%}", *verdict, _sent(layout) or "-"])
-        yield from aligned(["layout", "memory", "idle", *verdicts, "sent"], rows, right=(1, 2))
+        head = ["layout", "memory", "idle", *(["verdict"] if plan.device_bytes else []), "sent"]
+        yield from aligned(head, [_layout(plan, layout, mesh) for layout in layouts], right=(1, 2))
         best = best_layout(plan, layouts)
         if best is None:
             yield "  none of them is known to fit into the memory of these devices"
-        elif best.mesh == own:
-            yield "  the recipe's own is the fastest" + (" that fits" if verdicts else "")
+        elif best.mesh == mesh:
+            yield "  the recipe's own is the fastest" + (" that fits" if plan.device_bytes else "")
         else:
-            yield from _wrapped(f"advised: {mesh_overrides(role, best.mesh, own)}", "  ", "    ")
+            yield from _wrapped(f"advised: {mesh_overrides(role, best.mesh, mesh)}", "  ", "    ")
+
+
+def _layout(plan: Plan, layout: PlannedLayout, mesh: Mesh) -> list[str]:
+    """A row; `mesh` is that of the recipe."""
+    mark = " *" if layout.mesh == mesh else ""
+    total = size(layout.peak.total) if layout.peak else "?"
+    row = [f"{layout.mesh}{mark}", total, f"{layout.idle:.0%}"]
+    if plan.device_bytes:
+        row.append(plan.verdict(layout.peak) if layout.peak else "?")
+    return [*row, _sent(layout) or "-"]
 
 
 def _sent(layout: PlannedLayout) -> str:

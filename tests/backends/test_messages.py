@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import prod
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,8 +67,7 @@ class Sent(TorchDispatchMode):
 )
 def test_the_planned_messages_of_an_update_are_those_of_real_ranks(family, layout, settings):
     model = tiny_model(family, hidden_size=256)  # next to which statistics are small
-    microbatches, sample = 2, batch()
-    tokens = sum(sample.flat_seqlens("packed_input_ids"))
+    sample = batch()
 
     def work(rank):
         contract = type("Subject", (BackendContract,), {"name": "fsdp", "args": settings})()
@@ -77,25 +75,27 @@ def test_the_planned_messages_of_an_update_are_those_of_real_ranks(family, layou
             lm=model, mesh=mesh_of_ranks(**layout), expert_ranks=layout.get("ep", 1), **SETTINGS
         )
         with Sent() as sent:
-            engine.train_batch(
-                sample, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=microbatches)
-            )
+            engine.train_batch(sample, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2))
         return dict(sent.bytes)
 
-    degrees = {name: layout.get(name, 1) for name in ("dp", "tp", "pp", "cp", "ep")}
-    assert prod(degrees[name] for name in ("dp", "tp", "cp")) == 2
-    role = PlacedRole(
-        architecture=read_architecture(model.config.to_dict()),
-        head="lm",
-        mesh=degrees,
-        arguments={"dtype": "float32", **settings},
-        calls={"train_step"},
-        longest=max(sample.flat_seqlens("packed_input_ids")),
-        device="cpu",
-    )
-    planned = FSDPMemory(role).sent(tokens // microbatches, microbatches)
+    planned = planned_bytes(model, layout, settings, sample)
     small = 0.01 * sum(planned.values())
     for carried in run_on_ranks(2, work, timeout=120):
         for kind in set(KINDS.values()):
             expected = planned.get(kind, 0)
             assert carried.get(kind, 0) == pytest.approx(expected, rel=0.05, abs=small), kind
+
+
+def planned_bytes(model, layout, settings, sample):
+    """Of an update of two micro-batches."""
+    lengths = sample.flat_seqlens("packed_input_ids")
+    role = PlacedRole(
+        architecture=read_architecture(model.config.to_dict()),
+        head="lm",
+        mesh=dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), 1) | layout,
+        arguments={"dtype": "float32", **settings},
+        calls={"train_step"},
+        longest=max(lengths),
+        device="cpu",
+    )
+    return FSDPMemory(role).sent(sum(lengths) // 2, 2)

@@ -142,11 +142,8 @@ def measure(layout: Layout, folder: Path) -> dict[str, float]:
         placed = {"mesh": mesh, "expert_ranks": layout.mesh["ep"]}
         engine = contract.engine(lm=_model(layout), **placed, **OPTIMIZER)
         share = batch().select_indices(_share(rank, layout))
-        figures: dict[str, Any] = {
-            quantity: scores(engine, share, quantity).tolist() for quantity in SCORES
-        }
         critic = contract.engine(lm=_model(layout, "value"), **placed, **OPTIMIZER)
-        figures["values"] = critic.forward(share, post_hook=_values).tolist()
+        figures = _forward_passes(engine, critic, share)
         if contract.trains():
             stats = engine.train_batch(
                 share, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2)
@@ -162,6 +159,11 @@ def measure(layout: Layout, folder: Path) -> dict[str, float]:
 
 
 SCORES = ("log-probs", "entropies")
+
+
+def _forward_passes(engine: Any, critic: Any, share: Any) -> dict[str, Any]:
+    figures = {quantity: scores(engine, share, quantity).tolist() for quantity in SCORES}
+    return figures | {"values": critic.forward(share, post_hook=_values).tolist()}
 
 
 def _model(layout: Layout, head: str = "lm") -> Any:

@@ -30,21 +30,21 @@ ARGS = "models.actor.backend.args"
 
 
 @pytest.mark.parametrize(
-    ("mesh", "args", "place", "message", "remedy"),
+    ("mesh", "args", "position", "message", "remedy"),
     [
         ("{cp: 2, ep: 2}", "{}", "7:23", "has cp and ep", f"{NEAREST} dp2 cp2:"),
         ("{ep: 4}", "{}", "7:16", "6 experts, which cannot be", f"{NEAREST} dp4 ep2:"),
     ],
 )
 def test_validate_names_the_place_and_the_nearest_layout(
-    rlcli, tmp_path, monkeypatch, mesh, args, place, message, remedy
+    rlcli, tmp_path, monkeypatch, mesh, args, position, message, remedy
 ):
     monkeypatch.chdir(tmp_path)
     text = RECIPE.replace("MIXTURE", MIXTURE).replace("MESH", mesh).replace("ARGS", args)
     (tmp_path / "mine.yaml").write_text(text)
     code, _, err = rlcli("validate", "mine.yaml")
     assert code in (2, 5)
-    assert f"error[R49] mine.yaml:{place}: " in err
+    assert f"error[R49] mine.yaml:{position}: " in err
     assert message in err
     assert remedy in " ".join(err.split())
     assert "Traceback" not in err
@@ -131,10 +131,12 @@ def layouts_of(rlcli, *overrides, memory="80"):
     """The rows of the actor by mesh, without dimensions of one rank."""
     arguments = ("--layouts", "--json", "--device-memory", memory)
     _, out, _ = rlcli("plan", "sft_math", *FOUR, "cluster.device=cuda", *overrides, *arguments)
-    return {
-        " ".join(f"{name}{degree}" for name, degree in row["mesh"].items() if degree > 1): row
-        for row in json.loads(out)["layouts"]["actor"]
-    }
+    rows = json.loads(out)["layouts"]["actor"]
+    return {title_of(row["mesh"]): row for row in rows}
+
+
+def title_of(mesh):
+    return " ".join(f"{name}{degree}" for name, degree in mesh.items() if degree > 1)
 
 
 def test_a_plan_lists_what_layouts_take_and_send_and_advises_one(rlcli):
@@ -146,6 +148,9 @@ def test_a_plan_lists_what_layouts_take_and_send_and_advises_one(rlcli):
     assert set(rows["dp4 ep4"]["sent"]) == {"all-gather", "reduce-scatter", "all-to-all"}
     assert rows["dp4 ep4"]["sent"]["all-gather"] < rows["dp4"]["sent"]["all-gather"] / 4
     assert [mesh for mesh, row in rows.items() if row["is_advised"]] == ["dp4 ep4"]
+
+
+def test_the_table_of_layouts_marks_that_of_the_recipe(rlcli):
     _, out, _ = rlcli("plan", "sft_math", *FOUR, LARGE, "--layouts")
     assert "advised: models.actor.mesh.ep=4" in out
     assert "dp4 *" in out
@@ -178,6 +183,6 @@ def test_the_advised_layout_fits_if_the_memory_of_devices_is_known(rlcli):
 def test_stages_of_a_pipeline_are_idle_while_it_fills_and_drains(rlcli):
     megatron = ["models.actor.backend={type: megatron}", "models.actor.mesh.pp=2"]
     rows = layouts_of(rlcli, *megatron, "train.max_tokens_per_microbatch=128")
-    (own,) = (row for row in rows.values() if row["is_own"])
-    assert own["idle"] == 1 / (32 + 1)  # of 64 sequences, each is a micro-batch of 2 data ranks
+    (chosen,) = (row for row in rows.values() if row["is_own"])
+    assert chosen["idle"] == 1 / (32 + 1)  # of 64 sequences, each is a micro-batch of 2 data ranks
     assert rows["dp4"]["idle"] == 0

@@ -61,9 +61,7 @@ def plan(
     ] = False,
     layouts: Annotated[
         bool,
-        typer.Option(
-            "--layouts", help="Show what other layouts would take and send, and advise one."
-        ),
+        typer.Option("--layouts", help="Compare layouts: memory, messages; advise one."),
     ] = False,
     strict: Annotated[
         bool,
@@ -78,8 +76,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who computes what on which devices, the batch arithmetic, memory and disk, without
-    starting anything.
+    """Show roles on devices, batch arithmetic, memory and disk; start nothing.
 
     Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2 --device-memory 80
     """

@@ -112,6 +112,7 @@ NOT_HERE = {
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",
+    "backends/_layouts.py": "speaks of a device, and uses none",
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "interfaces/rewards/_text_reward.py": "is the base of rewards of projects; none is built in",
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",

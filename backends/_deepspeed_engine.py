@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from rlcli.api.block_parts import BlockPart
 from rlcli.api.data import SequenceSample
-from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import EngineState, GivesParameters, Model, ModelOutput, PipelinableEngine
 
 from ._engine import TransformersEngine
@@ -114,7 +114,7 @@ class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
 
     # -- weights -----------------------------------------------------------------------------------
 
-    def named_weights(self) -> dict[str, torch.Tensor | FlatPart]:
+    def named_weights(self) -> dict[str, torch.Tensor | BlockPart]:
         self._onload()
         return self._zero.weights(super().named_weights())
 

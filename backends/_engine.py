@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from rlcli.api.block_parts import BlockPart
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
-from rlcli.api.flat_parts import FlatPart
 from rlcli.api.generation import check_positions, prompts_of
 from rlcli.api.model import (
     EngineState,
@@ -332,7 +332,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         return EngineState(self.named_weights())
 
-    def named_weights(self) -> Mapping[str, torch.Tensor | FlatPart]:
+    def named_weights(self) -> Mapping[str, torch.Tensor | BlockPart]:
         """Parameters (each once) and the buffers that are stored in the model's files."""
         return own_weights(self.lm)
 
@@ -366,7 +366,7 @@ def dimension(mesh: Any, name: str) -> Any:
 
 def held_blocks(name: str, parameter: Any) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
     """This rank's blocks of a parameter, as live tensors."""
-    if isinstance(parameter, FlatPart):
+    if isinstance(parameter, BlockPart):
         for box in parameter.boxes():
             yield (
                 WeightBlock(name, tuple(parameter.shape), box.offsets, tuple(box.tensor.shape)),
@@ -385,7 +385,7 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 def gathered(tensor: Any) -> torch.Tensor:
     """The whole parameter, on every rank. Offloaded parts of a DTensor are gathered on the
     devices."""
-    if isinstance(tensor, FlatPart):
+    if isinstance(tensor, BlockPart):
         return tensor.full_tensor()
     if not isinstance(tensor, DTensor):
         return tensor

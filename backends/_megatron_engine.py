@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,27 +13,36 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.family import HFFamily
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, read_loss
-from rlcli.api.micro_batches import MicroBatch
+from rlcli.api.micro_batches import MicroBatch, idle_micro_batch
 from rlcli.api.model import EngineState, GivesParameters, LossFn, Model, ModelSource, TrainEngine
-from rlcli.api.weight_blocks import Region, WeightBlock
+from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
+from rlcli.ops.attention import packed_attention
+from rlcli.ops.context_choice import Choice
+from rlcli.ops.packing import positions
 
-from ._megatron_groups import no_scratch_left, role_groups
-from ._megatron_layout import Place, Share, StageLayout, mark_shared
-from ._megatron_model import StageModel, StageOutput, check_model, padded
+from ._megatron_groups import role_groups
+from ._megatron_layout import Place, StageLayout, mark_shared
+from ._megatron_messages import StageMessages
+from ._megatron_model import (
+    PackedSequences,
+    StageModel,
+    StageOutput,
+    check_model,
+    transformer_config,
+)
 from ._megatron_optimizer import ShardedAdamW, data_parallel
 from ._megatron_state import StageState
+from ._megatron_weights import StageWeights
 from ._process_group import process_group
 from ._put_away import PutAway
 from ._saving import Ranks, describe, save_model
-from ._transformers import compute_dtype
+from ._transformers import Pack, compute_dtype
 
 if TYPE_CHECKING:
     from .megatron import Megatron
@@ -67,50 +75,64 @@ class MegatronEngine(TrainEngine):
         config = replace(
             family.config_from_hf(source.config.to_dict()), value_head=source.head == "value"
         )
-        check_model(model.name, config, groups.tp.size(), groups.pp.size())
-        position = Place(groups.tp.rank(), groups.tp.size(), groups.pp.rank(), groups.pp.size())
+        tp, pp, chunks = groups.tp, groups.pp, settings.virtual_stages
+        position = Place(tp.rank(), tp.size(), pp.rank(), pp.size(), chunks)
+        check_model(model.name, config, position)
+        self._pack = self._pack_for(settings.context_parallel)
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
         self.layout = StageLayout(config, family, shapes, position)
         rope = self.lm.base_model.rotary_emb.inv_freq.to(model.device, torch.float32)
-        self.stage = StageModel(config, rope, groups, self._dtype, settings.gradient_checkpointing)
-        self.stage.to(model.device, self._dtype)  # norms start as float32 on the host
-        mark_shared(self.stage, self.layout)
+        self._config = transformer_config(
+            config, position, self._dtype, settings.gradient_checkpointing
+        )
+        self.chunks = [
+            StageModel(config, self._config, rope, groups, position, chunk)
+            for chunk in range(chunks)
+        ]
+        for chunk in self.chunks:
+            chunk.to(model.device, self._dtype)  # norms start as float32 on the host
+        self.held = self.layout.held(self.chunks)
+        mark_shared(self.held)
         self._load(source)
         self._freeze()
-        self.wrapped = data_parallel(self.stage, groups)
-        self.wrapped.train()  # dropout is off; without this, activations would not be recomputed
+        self.wrapped = [data_parallel(chunk, groups) for chunk in self.chunks]
+        for wrapped in self.wrapped:
+            wrapped.train()  # dropout is off; without this, activations would not be recomputed
         self.optimizer = ShardedAdamW(self.wrapped, settings, groups)
-        self.stage.config.finalize_model_grads_func = _reduce_gradients
-        self._state = StageState(self.stage, self.layout, self.optimizer, groups)
+        self._config.finalize_model_grads_func = _reduce_gradients
+        self._state = StageState(self.held, self.layout, self.optimizer, groups)
+        self._weights = StageWeights(self.held, self.layout, self.optimizer, groups)
         self._away_weights, self._away_gradients, self._away_optimizer = (
             PutAway(),
             PutAway(),
             PutAway(),
         )
 
+    def _pack_for(self, choice: Choice) -> Pack:
+        """How this rank takes its share of a pack of sequences. Raises ModelError."""
+        if self.groups.cp.size() == 1:
+            return packed_attention
+        from ._context_parallel import pack_over_ranks
+
+        return pack_over_ranks(self.lm, self.groups.cp, choice, self.groups.tp.size(), self.role)
+
     def _load(self, source: ModelSource) -> None:
         """Fill this rank's parameters, one at a time."""
         with torch.no_grad():
-            for name, parameter in self.stage.named_parameters():
-                share = self.layout.shares[name]
-                parts = self.layout.parts(share).values()
-                read = {
-                    held_part.name: source.read(held_part.name, held_part.region).to(self._device)
-                    for held_part in parts
-                }
+            for share, parameter in self.held:
+                parts = self.layout.parts(share)
+                read = [source.read(part.name, part.region).to(self._device) for part in parts]
                 self.layout.join(share, read, parameter)
 
     def _freeze(self) -> None:
         """Freeze the parameters that are not trained in transformers' model. Raises ModelError for
         one that is fused from both trained and frozen ones."""
         trained = {name: parameter.requires_grad for name, parameter in self.lm.named_parameters()}
-        for name, parameter in self.stage.named_parameters():
-            parts = [
-                held_part.name for held_part in self.layout.parts(self.layout.shares[name]).values()
-            ]
-            frozen = [part_name for part_name in parts if not trained[part_name]]
-            if 0 < len(frozen) < len(parts):
-                others = ", ".join(part_name for part_name in parts if trained[part_name])
+        for share, parameter in self.held:
+            names = [part.name for part in self.layout.parts(share)]
+            frozen = [name for name in names if not trained[name]]
+            if 0 < len(frozen) < len(names):
+                others = ", ".join(name for name in names if trained[name])
                 raise ModelError(
                     f"Megatron fuses {frozen[0]} of role {self.role}, which is "
                     f"frozen, with {others}"
@@ -195,40 +217,54 @@ class MegatronEngine(TrainEngine):
         if not micro_batches:
             return []
         self._away_weights.bring_back()
+        micro_batches = self._enough(micro_batches)
 
         def step(
             batches: Iterator[MicroBatch], model: Any
         ) -> tuple[torch.Tensor, Callable[..., Any]]:
             micro_batch = next(batches)
             tokens, lengths = self._tokens(micro_batch.sample)
-            batch = padded(tokens, lengths)
-            hidden = model(batch.tokens, batch.positions, batch.mask)
+            packing = self._pack(lengths, self._device)
+            hidden = model(
+                packing.mine(tokens)[None],
+                packing.mine(positions(lengths, self._device))[None],
+                None,
+                packed_seq_params=PackedSequences(packing),
+            )
 
             def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
-                packed = hidden.flatten(0, 1)[batch.places]
-                return then(
-                    StageOutput(self.stage, packed, tokens, lengths, self._dtype), micro_batch
-                )
+                output = StageOutput(self.chunks[-1], hidden[:, 0], tokens, packing)
+                return then(output, micro_batch)
 
             return hidden, finish
 
-        pipelined = self.groups.pp.size() > 1
-        run = get_forward_backward_func(self.groups.pp.size(), None)
-        with process_group(), no_scratch_left():
-            return run(
+        stages, chunks = self.groups.pp.size(), len(self.chunks)
+        schedule = get_forward_backward_func(stages, chunks if chunks > 1 else None)
+        batches = [iter(micro_batches) for _ in self.chunks]
+        with process_group():
+            return schedule(
                 forward_step_func=step,
-                data_iterator=iter(micro_batches),
-                model=[self.wrapped],
+                data_iterator=batches if chunks > 1 else batches[0],
+                model=self.wrapped,
                 num_microbatches=len(micro_batches),
                 seq_length=1,  # stages send each other the shapes of their tensors
                 micro_batch_size=1,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,
-                p2p_communicator=P2PCommunicator(self.groups.pp, self.stage.config)
-                if pipelined
+                p2p_communicator=StageMessages(self.groups.pp, self._config)
+                if stages > 1
                 else None,
                 pg_collection=self.groups.collection(),
             )
+
+    def _enough(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """As many as Megatron's schedule needs, the last ones idle. Virtual stages take turns with
+        as many micro-batches as there are stages; with fewer than two turns, stages that are still
+        filling the pipeline would wait for those that already empty it."""
+        stages = self.groups.pp.size()
+        turns = max(2, -(-len(micro_batches) // stages)) if len(self.chunks) > 1 else 0
+        missing = range(len(micro_batches), turns * stages)
+        return [*micro_batches, *(idle_micro_batch(self._device) for _ in missing)]
 
     def _tokens(self, sample: SequenceSample) -> tuple[torch.Tensor, tuple[int, ...]]:
         assert sample.data is not None
@@ -251,8 +287,9 @@ class MegatronEngine(TrainEngine):
     def offload(self) -> None:
         """Weights are restored by the next pass, the gradient buffer and the optimizer's state by
         the next step."""
-        self._away_weights.put_away((*self.stage.parameters(), *self.stage.buffers()))
-        self._away_gradients.put_away((), [buffer.grad_data for buffer in self.wrapped.buffers])
+        kept = [t for chunk in self.chunks for t in (*chunk.parameters(), *chunk.buffers())]
+        self._away_weights.put_away(kept)
+        self._away_gradients.put_away((), self.optimizer.gradient_buffers())
         self._offload_optimizer()
 
     def _offload_optimizer(self) -> None:
@@ -280,82 +317,16 @@ class MegatronEngine(TrainEngine):
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gathered from the ranks that share a copy of the model."""
         self._onload()
-        owned = self._owned()
         for name, parameter in self.lm.named_parameters():
-            values = torch.zeros(parameter.shape, device=self._device)
-            if name in owned:
-                share, stage_parameter = owned[name]
-                for held_part, tensor in self.layout.separate(
-                    share, self.optimizer.weight(stage_parameter)
-                ):
-                    if held_part.name == name:
-                        values[held_part.region] = tensor
-            if self.groups.model.size() > 1:  # each number is on one rank; the others have 0
-                dist.all_reduce(values, group=self.groups.model)
-            yield name, values
-
-    def _owned(self) -> dict[str, tuple[Share, nn.Parameter]]:
-        """Name in transformers → where a parameter is that this rank owns, in whole or in part."""
-        owned: dict[str, tuple[Share, nn.Parameter]] = {}
-        for name, parameter in self.stage.named_parameters():
-            share = self.layout.shares[name]
-            if not share.is_copy and (share.axis is not None or self.groups.tp.rank() == 0):
-                owned |= {
-                    held_part.name: (share, parameter)
-                    for held_part in self.layout.parts(share).values()
-                }
-        return owned
+            yield name, self._weights.whole(name, parameter.shape, self._device)
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         self._onload()
-        return {
-            block: partial(self._read, block.name, share, parameter)
-            for block, share, parameter in self._blocks()
-        }
-
-    def _blocks(self) -> Iterator[tuple[WeightBlock, Share, nn.Parameter]]:
-        for name, parameter in self.stage.named_parameters():
-            share = self.layout.shares[name]
-            for held_part in self.layout.parts(share).values():
-                block = WeightBlock.of_region(held_part.name, held_part.shape, held_part.region)
-                if block.numbers:  # rows beyond the vocabulary belong to no part
-                    yield block, share, parameter
-
-    def _read(self, name: str, share: Share, parameter: nn.Parameter) -> torch.Tensor:
-        separated = self.layout.separate(share, self.optimizer.weight(parameter))
-        return next(tensor for held_part, tensor in separated if held_part.name == name)
+        return self._weights.blocks()
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         self._onload()
-        blocks: dict[str, list[tuple[WeightBlock, Share, nn.Parameter]]] = {}
-        for block_of_mine in self._blocks():
-            blocks.setdefault(block_of_mine[0].name, []).append(block_of_mine)
-        with torch.no_grad():
-            for block, theirs in source.parameter_blocks():
-                for mine, share, parameter in blocks.get(block.name, ()):
-                    if (common := mine.common(block)) is not None:
-                        values = theirs[common.within(block)]
-                        self._mix(share, parameter, mine.name, common.within(mine), values, eta)
-
-    def _mix(
-        self,
-        share: Share,
-        parameter: nn.Parameter,
-        name: str,
-        region: Region,
-        theirs: torch.Tensor,
-        eta: float,
-    ) -> None:
-        """Update a region of one of the parameters that a Megatron parameter holds."""
-        weight = self.optimizer.weight(parameter)
-        mixed = {
-            held_part.name: tensor for held_part, tensor in self.layout.separate(share, weight)
-        }
-        mixed[name] = mixed[name].clone()
-        mixed[name][region].lerp_(theirs.to(weight), eta)
-        values = torch.empty_like(weight)
-        self.layout.join(share, mixed, values)
-        self.optimizer.set_weight(parameter, values)
+        self._weights.mix_in(source, eta)
 
     # -- saving ------------------------------------------------------------------------------------
 

@@ -3,13 +3,12 @@ different meshes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import distributed_c10d
 
@@ -21,15 +20,21 @@ class RoleGroups:
     tp: dist.ProcessGroup
     pp: dist.ProcessGroup
     dp: dist.ProcessGroup
+    """Ranks with other samples."""
+    cp: dist.ProcessGroup
+    """Ranks that share the tokens of a micro-batch."""
+    dp_cp: dist.ProcessGroup
+    """Both: ranks with other tokens, and the same parameters except experts."""
     model: dist.ProcessGroup
-    """Ranks that share one copy of the model: its stages and their tensor-parallel parts."""
+    """Ranks that together hold one copy of the model: its stages and their tensor-parallel
+    parts."""
+    stage: dist.ProcessGroup
+    """The ranks of this stage of the pipeline."""
     all: dist.ProcessGroup
     """Every rank of the role."""
     ends: dist.ProcessGroup | None
     """First and last stage, if they are different ranks and this is one of them."""
     alone: dist.ProcessGroup
-    stage: tuple[tuple[int, ...], ...]
-    """The ranks of this stage, indexed by tensor-parallel, then by data-parallel rank."""
 
     @property
     def is_first_stage(self) -> bool:
@@ -45,73 +50,72 @@ class RoleGroups:
         return self.all.rank() == 0
 
     def collection(self) -> ProcessGroupCollection:
-        """The groups in the form that Megatron's classes and functions take,
-        so that they use no global state."""
+        """The groups in the form that Megatron's classes and functions take, so that they use no
+        global state. Megatron does not know of context parallelism: to it, these ranks are
+        data-parallel."""
         return ProcessGroupCollection(
             tp=self.tp,
             pp=self.pp,
             mp=self.model,
-            dp=self.dp,
-            dp_cp=self.dp,
+            dp=self.dp_cp,
+            dp_cp=self.dp_cp,
             cp=self.alone,
             embd=self.ends,
             pos_embd=None,
             ep=self.alone,
             expt_tp=self.tp,
-            expt_dp=self.dp,
+            expt_dp=self.dp_cp,
             tp_ep_pp=self.model,
             intra_dist_opt=self.all,
         )
 
 
+_AXES = ("dp", "cp", "pp", "tp")
+
+
 def role_groups(mesh: Any) -> RoleGroups:
     """The groups of a role with `mesh`, or of one on this rank only (None).
     Every rank of the role calls it."""
-    # scratch memory of Megatron's attention, not a group
-    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
-        parallel_state._set_global_memory_buffer()
     if mesh is None:
         alone = _alone()
-        return RoleGroups(alone, alone, alone, alone, alone, None, alone, ((dist.get_rank(),),))
-    ranks, names = mesh.mesh, mesh.mesh_dim_names
-    by_name = {name: ranks.shape[axis] for axis, name in enumerate(names)}
-    used = [names.index(name) for name in ("dp", "pp", "tp") if name in names]
-    unused = [axis for axis in range(len(names)) if axis not in used]
-    cube = ranks.permute(used + unused).reshape(
-        [by_name.get(name, 1) for name in ("dp", "pp", "tp")]
-    )
-    dp, pp, tp = (cube == dist.get_rank()).nonzero()[0].tolist()
-    stages = cube[dp, :, tp].tolist()
+        return RoleGroups(alone, alone, alone, alone, alone, alone, alone, alone, None, alone)
+    ranks = _by_axis(mesh)
+    dp, cp, pp, tp = (ranks == dist.get_rank()).nonzero()[0].tolist()
+    stages = ranks[dp, cp, :, tp].tolist()
     at_an_end = len(stages) > 1 and pp in (0, len(stages) - 1)
+    group_of = cache(_group)  # groups of the same ranks are one
     return RoleGroups(
-        tp=_group(cube[dp, pp].tolist()),
-        pp=_group(stages),
-        dp=_group(cube[:, pp, tp].tolist()),
-        model=_group(cube[dp].flatten().tolist()),
-        all=_group(cube.flatten().tolist()),
-        ends=_group([stages[0], stages[-1]]) if at_an_end else None,
+        tp=group_of(_numbers(ranks[dp, cp, pp])),
+        pp=group_of(_numbers(ranks[dp, cp, :, tp])),
+        dp=group_of(_numbers(ranks[:, cp, pp, tp])),
+        cp=group_of(_numbers(ranks[dp, :, pp, tp])),
+        dp_cp=group_of(_numbers(ranks[:, :, pp, tp])),
+        model=group_of(_numbers(ranks[dp, cp])),
+        stage=group_of(_numbers(ranks[:, :, pp])),
+        all=group_of(_numbers(ranks)),
+        ends=group_of((stages[0], stages[-1])) if at_an_end else None,
         alone=_alone(),
-        stage=tuple(map(tuple, cube[:, pp].T.tolist())),
     )
 
 
-@contextmanager
-def no_scratch_left() -> Iterator[None]:
-    """Free the memory for scores that Megatron's attention would keep,
-    as much as the largest batch has needed."""
-    try:
-        yield
-    finally:
-        parallel_state.get_global_memory_buffer().buffer.clear()
+def _numbers(ranks: torch.Tensor) -> tuple[int, ...]:
+    return tuple(ranks.flatten().tolist())
 
 
-def _group(ranks: list[int]) -> dist.ProcessGroup:
+def _by_axis(mesh: Any) -> torch.Tensor:
+    """The ranks of a mesh, with the dimensions `_AXES`; those that it lacks have one rank."""
+    ranks, names = mesh.mesh, mesh.mesh_dim_names
+    used = [names.index(name) for name in _AXES if name in names]
+    unused = [axis for axis in range(len(names)) if axis not in used]
+    sizes = dict(zip(names, ranks.shape, strict=True))
+    return ranks.permute(used + unused).reshape([sizes.get(name, 1) for name in _AXES])
+
+
+def _group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     """A group of ranks that all call this, while others do not."""
-    return (
-        _alone()
-        if ranks == [dist.get_rank()]
-        else dist.new_group(ranks, use_local_synchronization=True)
-    )
+    if ranks == (dist.get_rank(),):
+        return _alone()
+    return dist.new_group(list(ranks), use_local_synchronization=True)
 
 
 _ALONE: list[dist.ProcessGroup] = []

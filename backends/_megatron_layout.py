@@ -23,20 +23,27 @@ Region = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a rank among a model's tensor-parallel ranks and pipeline stages."""
+    """The place of a rank among those that together hold a model."""
 
     tp: int
     tp_size: int
     pp: int
     pp_size: int
+    chunks: int = 1
+    """Groups of consecutive blocks on each rank (virtual stages): chunk c of all stages comes
+    before chunk c + 1 of any."""
 
-    @property
-    def is_first(self) -> bool:
-        return self.pp == 0
+    def is_first(self, chunk: int) -> bool:
+        return self.pp == 0 and chunk == 0
 
-    @property
-    def is_last(self) -> bool:
-        return self.pp == self.pp_size - 1
+    def is_last(self, chunk: int) -> bool:
+        return self.pp == self.pp_size - 1 and chunk == self.chunks - 1
+
+    def blocks(self, layers: int, chunk: int) -> range:
+        """The numbers of the blocks in a chunk."""
+        each = layers // (self.pp_size * self.chunks)
+        first = (chunk * self.pp_size + self.pp) * each
+        return range(first, first + each)
 
 
 @dataclass(frozen=True)
@@ -59,34 +66,29 @@ def rows_per_rank(vocabulary: int, tp_size: int) -> int:
     return -(-vocabulary // tp_size)
 
 
-def shares(config: ModelConfig, position: Place) -> Iterator[Share]:
-    """All parameters of a rank, in the order of the forward pass."""
-    each = config.layers // position.pp_size
-    if position.is_first:
+def shares(config: ModelConfig, position: Place, chunk: int) -> Iterator[Share]:
+    """All parameters of a rank's chunk, in the order of the forward pass."""
+    if position.is_first(chunk):
         yield Share(Link("embedding.word_embeddings.weight", ("embedding.tokens.weight",)), axis=0)
-    for number in range(each):
-        yield from _block(
-            config,
-            f"decoder.layers.{number}",
-            f"layers.{position.pp * each + number}",
-            position.tp_size,
-        )
-    if position.is_last:
+    for number, block in enumerate(position.blocks(config.layers, chunk)):
+        yield from _block(config, f"decoder.layers.{number}", block, position)
+    if position.is_last(chunk):
         yield Share(Link("decoder.final_layernorm.weight", ("head.norm.weight",)))
-        yield from _head(config, position)
+        yield from _head(config, has_embedding=position.is_first(chunk))
 
 
-def _head(config: ModelConfig, position: Place) -> Iterator[Share]:
+def _head(config: ModelConfig, has_embedding: bool) -> Iterator[Share]:
     if config.value_head:
         yield Share(Link("output_layer.weight", ("head.value.weight",)))
         yield Share(Link("output_layer.bias", ("head.value.bias",)))
     elif not config.tied:
         yield Share(Link("output_layer.weight", ("head.output.weight",)), axis=0)
-    elif not position.is_first:
+    elif not has_embedding:
         yield Share(Link("output_layer.weight", ("embedding.tokens.weight",)), axis=0, is_copy=True)
 
 
-def _block(config: ModelConfig, theirs: str, ours: str, tp_size: int) -> Iterator[Share]:
+def _block(config: ModelConfig, theirs: str, number: int, position: Place) -> Iterator[Share]:
+    ours, tp_size = f"layers.{number}", position.tp_size
     head, groups = config.head_dim, config.kv_heads // tp_size
     qkv = (config.heads // tp_size * head, groups * head, groups * head)
     mlp = config.mlp // tp_size
@@ -125,8 +127,10 @@ class HeldPart:
     shape: tuple[int, ...]
     """Shape of the whole parameter."""
     region: Region
-    axis: int | None
-    """The axis along which ranks divide it."""
+
+
+Held = Sequence[tuple[Share, nn.Parameter]]
+"""The parameters of a rank."""
 
 
 class StageLayout:
@@ -141,7 +145,10 @@ class StageLayout:
     ):
         """`shapes` are those of transformers' parameters, tied ones once."""
         self.position = position
-        self.shares = {share.link.theirs: share for share in shares(config, position)}
+        self._shares = [
+            {share.link.theirs: share for share in shares(config, position, chunk)}
+            for chunk in range(position.chunks)
+        ]
         self._names = {
             ours: link.theirs
             for link in family.layout(config, "module").links
@@ -149,27 +156,29 @@ class StageLayout:
         }
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
 
-    def parts(self, share: Share) -> dict[str, HeldPart]:
-        """Our name → the part of it that a parameter holds."""
-        return {ours: self._part(self._names[ours], share.axis) for ours in share.link.ours}
+    def held(self, chunks: Sequence[nn.Module]) -> Held:
+        """The parameters of the rank's chunks, each with its share."""
+        return [
+            (of_chunk[name], parameter)
+            for of_chunk, chunk in zip(self._shares, chunks, strict=True)
+            for name, parameter in chunk.named_parameters()
+        ]
 
-    def separate(
-        self, share: Share, tensor: torch.Tensor
-    ) -> Iterator[tuple[HeldPart, torch.Tensor]]:
+    def parts(self, share: Share) -> list[HeldPart]:
+        """The parts that a parameter holds."""
+        return [self._part(self._names[ours], share.axis) for ours in share.link.ours]
+
+    def separate(self, share: Share, tensor: torch.Tensor) -> list[tuple[HeldPart, torch.Tensor]]:
         """The parts that a tensor in the form of a parameter holds, as views where possible,
         without rows beyond the vocabulary."""
-        separated = share.link.separate(tensor)
-        for ours, held_part in self.parts(share).items():
-            yield (
-                held_part,
-                separated[ours][tuple(slice(0, size) for size in _sizes(held_part.region))],
-            )
+        views = share.link.separate(tensor).values()
+        parts = zip(self.parts(share), views, strict=True)
+        return [(part, view[tuple(map(slice, _sizes(part.region)))]) for part, view in parts]
 
-    def join(self, share: Share, parts: Mapping[str, torch.Tensor], into: torch.Tensor) -> None:
-        """Fill a tensor in the form of a parameter from parts, by transformers' name; rows beyond
-        the vocabulary become zero."""
-        by_our_name = {ours: parts[held_part.name] for ours, held_part in self.parts(share).items()}
-        joined = share.link.join(by_our_name)
+    def join(self, share: Share, tensors: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+        """Fill a tensor in the form of a parameter from its parts, in their order; rows beyond the
+        vocabulary become zero."""
+        joined = share.link.join(dict(zip(share.link.ours, tensors, strict=True)))
         into[: joined.shape[0]].copy_(joined)
         into[joined.shape[0] :].zero_()
 
@@ -180,22 +189,21 @@ class StageLayout:
             each = rows_per_rank(shape[axis], self.position.tp_size)
             first = min(shape[axis], self.position.tp * each)
             region[axis] = slice(first, min(shape[axis], first + each))
-        return HeldPart(name, shape, tuple(region), axis)
+        return HeldPart(name, shape, tuple(region))
 
 
-def mark_shared(module: nn.Module, layout: StageLayout) -> None:
+def mark_shared(held: Held) -> None:
     """Mark for Megatron the parameters that ranks divide: gradients of the others count once in the
     norm."""
-    for name, parameter in module.named_parameters():
-        share, marked = layout.shares[name], parameter
-        if share.axis is not None and not hasattr(marked, "tensor_model_parallel"):
+    for share, parameter in held:
+        if share.axis is not None and not hasattr(parameter, "tensor_model_parallel"):
             marks: Any = {
                 "tensor_model_parallel": True,
                 "partition_dim": share.axis,
                 "partition_stride": 1,
             }
             for mark, value in marks.items():
-                setattr(marked, mark, value)
+                setattr(parameter, mark, value)
 
 
 def _sizes(region: Region) -> list[int]:

@@ -1,21 +1,21 @@
 """The memory of `megatron`: of one tensor-parallel part of its fullest pipeline stage.
 
-Parameters and products have `dtype`, gradients and the optimizer's state are float32. Attention
-holds the scores of a sequence's tokens with each other, so memory grows with tokens times the
-longest sequence. A plan for the longest sequences has no padding. Activations are those that a test
-has counted on the CPU; CUDA's norms save less. No torch here: `rlcli plan` imports this file.
+Parameters and products have `dtype`, gradients and the optimizer's state are float32. Sequences are
+packed, without padding. Activations are those that a test has counted on the CPU; CUDA's norms save
+less. No torch here: `rlcli plan` imports this file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 from rlcli.api.architecture import Architecture, TransformerBlock
-from rlcli.api.memory import Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
+from rlcli.api.memory import Kept, Parts, PlacedRole, UnknownMemory
 
-from ._memory import logits_at_once, part_of
+from ._memory import SharedTokens, logits_at_once, part_of
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Stage:
 
     layers: tuple[TransformerBlock, ...]
     parameters: int
-    waiting: int
+    waiting: Fraction
     """Most micro-batches that have passed through it when their first backward pass starts here."""
     is_first: bool
     is_last: bool
 
 
-def stages_of(sizes: Architecture, head: str, count: int) -> tuple[Stage, ...]:
-    """`count` stages of equal numbers of blocks. The first also has the embedding, the last the
-    norm and the head, which is a copy of the embedding if they are tied and this is another
-    stage."""
+def stages_of(sizes: Architecture, head: str, count: int, chunks: int) -> tuple[Stage, ...]:
+    """`count` stages of equal numbers of blocks, each with so many `chunks`. The first also has the
+    embedding, the last the norm and the head, which is a copy of the embedding if they are tied and
+    this is another stage."""
     each, matrix = len(sizes.layers) // count, sizes.vocabulary * sizes.hidden
     stages = []
     for number in range(count):
@@ -45,11 +45,21 @@ def stages_of(sizes: Architecture, head: str, count: int) -> tuple[Stage, ...]:
             parameters += sizes.final_norm + sizes.hidden + 1
         elif is_last:
             parameters += sizes.final_norm + (0 if sizes.tied and number == 0 else matrix)
-        stages.append(Stage(layers, parameters, count - number, number == 0, is_last))
+        waiting = _waiting(number, count, chunks)
+        stages.append(Stage(layers, parameters, waiting, number == 0, is_last))
     return tuple(stages)
 
 
-class MegatronMemory(MemoryModel):
+def _waiting(number: int, stages: int, chunks: int) -> Fraction:
+    """Micro-batches that wait in a stage. With virtual stages some wait in a few chunks only: they
+    count as parts (https://arxiv.org/abs/2104.04473, section 2.2)."""
+    if chunks == 1:
+        return Fraction(stages - number)
+    passes = 2 * (stages - number - 1) + (chunks - 1) * stages + 1
+    return Fraction(passes, chunks)
+
+
+class MegatronMemory(SharedTokens):
     """Weights and the buffer of gradients of a stage; the optimizer's state divided over
     data-parallel ranks."""
 
@@ -61,7 +71,7 @@ class MegatronMemory(MemoryModel):
         others = [
             f"{name}{size}"
             for name, size in mesh.items()
-            if size > 1 and name not in ("dp", "tp", "pp")
+            if size > 1 and name not in ("dp", "tp", "pp", "cp")
         ]
         if others:
             raise UnknownMemory(
@@ -76,29 +86,26 @@ class MegatronMemory(MemoryModel):
                 f"pp={mesh['pp']} does not divide the model's {len(architecture.layers)} layers"
             )
         self.sizes = part_of(architecture, mesh["tp"])
+        self.context = mesh["cp"]
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
-        """Bytes of a parameter, and of a number in matrix products;
-        `auto` is treated as bfloat16."""
         self.recomputes = bool(role.arguments.get("gradient_checkpointing"))
-        self.ranks = mesh["dp"]
-        self.stages = stages_of(self.sizes, role.head, mesh["pp"])
+        self.ranks = mesh["dp"] * mesh["cp"]
+        """Ranks that divide the optimizer's state."""
+        chunks = role.arguments.get("virtual_stages") or 1
+        self.stages = stages_of(self.sizes, role.head, mesh["pp"], chunks)
         self.largest = max(self.stages, key=lambda stage: stage.parameters).parameters
         """Parameters of the fullest stage."""
+        chunks_of_all = stages_of(self.sizes, role.head, mesh["pp"] * chunks, 1)
+        last_chunks = zip(self.stages, chunks_of_all[-mesh["pp"] :], strict=True)
+        _, self.last_chunk = max((stage.parameters, last.parameters) for stage, last in last_chunks)
+        """Parameters of the chunk that is copied into its buffer when all others are loaded."""
 
     def savings(self) -> list[list[dict[str, Any]]]:
         is_trained = "train_step" in self.role.calls
         return [[{"gradient_checkpointing": True}]] if is_trained and not self.recomputes else []
 
     def remarks(self) -> list[str]:
-        longest = self.role.longest
-        scores = self._scores_saved_per_token() * longest >> 20
-        return [
-            (
-                f"its attention is quadratic in memory: {scores} MiB per layer for the "
-                f"scores of a sequence of {longest} tokens with each other, four times as "
-                "much for twice the length"
-            )
-        ]
+        return [self._messages()] if self.context > 1 else []
 
     # -- between calls -----------------------------------------------------------------------------
 
@@ -116,7 +123,7 @@ class MegatronMemory(MemoryModel):
     def load(self) -> Parts:
         """Parameters are copied into their buffer; then the optimizer's copies are made."""
         masters = 4 * self.largest // self.ranks if self.width == 2 else 0
-        return Parts(gathered=max(self.width * self.largest, masters))
+        return Parts(gathered=max(self.width * self.last_chunk, masters))
 
     def snapshot(self) -> int:
         """Weights and moments in float32, divided over data-parallel ranks."""
@@ -137,9 +144,8 @@ class MegatronMemory(MemoryModel):
         return max(candidates, key=memory)[1]
 
     def inference(self, tokens: int) -> Parts:
-        in_block = Parts(
-            activations=tokens * (self._scores_kept_for_attention + self._passing_per_token())
-        )
+        exchanged, tokens = self.exchanged(tokens), self.slots(tokens)
+        in_block = Parts(activations=tokens * self._passing_per_token() + exchanged)
         logits = logits_at_once(tokens, self.sizes.vocabulary) if self.role.head == "lm" else 0
         at_head = Parts(activations=tokens * 2 * self.width * self.sizes.hidden, logits=8 * logits)
         return max((in_block, at_head), key=lambda parts: parts.total)
@@ -153,14 +159,12 @@ class MegatronMemory(MemoryModel):
         in the optimizer."""
         sizes, width = self.sizes, self.width
         matrix = sizes.vocabulary * sizes.hidden
+        exchanged, tokens = self.exchanged(tokens), self.slots(tokens)
         waiting = min(micro_batches, stage.waiting)
-        saved = (
-            waiting * tokens * self._saved_by_stage(stage)
-            + tokens * self._scores_kept_for_attention
-        )
+        saved = int(waiting * tokens * self._saved_by_stage(stage))
         if stage.is_last:
             yield Parts(activations=saved, logits=self._at_head(tokens, matrix))
-        yield Parts(activations=saved + tokens * self._backward_of_block(stage))
+        yield Parts(activations=saved + tokens * self._backward_of_block(stage) + exchanged)
         if stage.is_first:
             yield Parts(
                 gradients=width * matrix, activations=saved - tokens * self._saved_by_stage(stage)
@@ -181,11 +185,12 @@ class MegatronMemory(MemoryModel):
         hidden, width = self.sizes.hidden, self.width
         each = width * hidden if self.recomputes else self._saved_by_block()
         ends = 8 * hidden + 2 * width * hidden + 32 if stage.is_last else width * hidden
-        return each * len(stage.layers) + ends
+        angles = 4 * self.sizes.head_dim
+        return each * len(stage.layers) + ends + angles
 
     def _saved_by_block(self) -> int:
-        """Norms save their input and what they compute from it in float32,
-        attention the scores after softmax."""
+        """Norms save their input and what they compute from it in float32, attention its inputs and
+        its result."""
         sizes, width = self.sizes, self.width
         queries = sizes.heads * sizes.head_dim
         norms = 2 * (8 * sizes.hidden + 4)
@@ -193,38 +198,30 @@ class MegatronMemory(MemoryModel):
             norms += 8 * (queries + sizes.kv_heads * sizes.head_dim) + 4 * (
                 sizes.heads + sizes.kv_heads
             )
-        scores = self._scores_saved_per_token()
-        return (
-            norms + 2 * width * sizes.hidden + 4 * width * queries + scores + 5 * width * sizes.mlp
-        )
+        return norms + 2 * width * sizes.hidden + self._saved_by_attention() + 5 * width * sizes.mlp
 
-    def _scores_saved_per_token(self) -> int:
-        return (4 if self.width == 4 else 6) * self.sizes.heads * self.role.longest
+    def _saved_by_attention(self) -> int:
+        """In float32 there is no kernel for fewer heads of keys than of queries: they are
+        repeated."""
+        sizes, width = self.sizes, self.width
+        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        is_repeated = width == 4 and queries != keys
+        angles = 16 * sizes.head_dim if width == 4 else 0
+        return width * ((5 if is_repeated else 3) * queries + 2 * keys) + 4 * sizes.heads + angles
 
     def _backward_of_block(self, stage: Stage) -> int:
         """Bytes per token for gradients in a block, beyond what it has saved;
         if it is recomputed, including that."""
         sizes, width = self.sizes, self.width
         mlp = width * (2 * sizes.hidden + 4 * sizes.mlp)
-        scores = (8 + width if width == 4 else 12 + width) * sizes.heads * self.role.longest
-        attention = (
-            width * (4 * sizes.hidden + 4 * sizes.heads * sizes.head_dim)
-            + scores
-            - 5 * width * sizes.mlp
-        )
+        queries = sizes.heads * sizes.head_dim
+        attention = width * (4 * sizes.hidden + 4 * queries) - 5 * width * sizes.mlp
         between = 0 if stage.is_last else 4 * width * sizes.hidden
         return max(mlp, attention) + between + (self._saved_by_block() if self.recomputes else 0)
-
-    @property
-    def _scores_kept_for_attention(self) -> int:
-        """Bytes per token of the memory that attention multiplies into;
-        it is kept until a pass ends."""
-        return self.width * self.sizes.heads * self.role.longest
 
     def _passing_per_token(self) -> int:
         """Bytes per token that one block needs at once when nothing is saved."""
         sizes, width = self.sizes, self.width
         queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        scores = (8 if width == 4 else 8 + width) * sizes.heads * self.role.longest
-        attention = width * (3 * sizes.hidden + 8 * queries + 8 * keys) + scores
+        attention = width * (3 * sizes.hidden + 8 * queries + 8 * keys)
         return max(attention, width * (4 * sizes.hidden + 5 * sizes.mlp))

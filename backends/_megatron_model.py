@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.tensor_parallel.random import (
-    get_cuda_rng_tracker,
-    model_parallel_cuda_manual_seed,
-)
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.nn import functional
 
 from rlcli.api.family import ModelConfig
 from rlcli.errors import ModelError
-from rlcli.ops.attention import packed_attention
+from rlcli.ops.attention import Scoring
 from rlcli.ops.logprobs import OutputHead
-from rlcli.ops.packing import positions
 from rlcli.ops.vocabulary import VocabularyShard
 
 from ._megatron_groups import RoleGroups
-from ._megatron_layout import rows_per_rank
+from ._megatron_layout import Place, rows_per_rank
 from ._transformers import PackedOutput
 from .megatron import Megatron
+
+if TYPE_CHECKING:
+    from ._transformers import Packing
 
 _ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu}
 _ROPES = ("default", "linear", "llama3")
 
 
-def check_model(role: str, config: ModelConfig, tp_size: int, pp_size: int) -> None:
+def check_model(role: str, config: ModelConfig, position: Place) -> None:
     """Raise ModelError if Megatron's model cannot be such a model,
     or cannot be divided like this."""
     scaling = config.rope.scaling.get("rope_type", "default") if config.rope is not None else None
@@ -51,16 +51,32 @@ def check_model(role: str, config: ModelConfig, tp_size: int, pp_size: int) -> N
         raise ModelError(
             f"the megatron backend cannot run the model of role {role}: {reason}", hint=hint
         )
+    _check_division(role, config, position)
+
+
+def _check_division(role: str, config: ModelConfig, position: Place) -> None:
     counts = {
         "attention heads": config.heads,
         "key-value heads": config.kv_heads,
         "MLP columns": config.mlp,
     }
     for quantity, count in counts.items():
-        if count % tp_size:
-            raise _cannot_divide(role, f"{count} {quantity}", "tp", tp_size)
-    if config.layers % pp_size:
-        raise _cannot_divide(role, f"{config.layers} layers", "pp", pp_size)
+        if count % position.tp_size:
+            raise _cannot_divide(role, f"{count} {quantity}", "tp", position.tp_size)
+    if config.layers % position.pp_size:
+        raise _cannot_divide(role, f"{config.layers} layers", "pp", position.pp_size)
+    if position.chunks > 1 and position.pp_size == 1:
+        raise ModelError(
+            f"virtual_stages of role {role} is {position.chunks}, but its pipeline has one stage",
+            hint=f"set models.{role}.mesh.pp=2, or leave out virtual_stages",
+        )
+    each = config.layers // position.pp_size
+    if each % position.chunks:
+        raise ModelError(
+            f"each of the {position.pp_size} stages of role {role} has {each} layers, which "
+            f"virtual_stages={position.chunks} does not divide",
+            hint=f"set models.{role}.backend.args.virtual_stages to a divisor",
+        )
 
 
 def _cannot_divide(role: str, quantity: str, dimension: str, size: int) -> ModelError:
@@ -71,10 +87,9 @@ def _cannot_divide(role: str, quantity: str, dimension: str, size: int) -> Model
 
 
 def transformer_config(
-    config: ModelConfig, groups: RoleGroups, dtype: torch.dtype, recompute: bool
+    config: ModelConfig, position: Place, dtype: torch.dtype, recompute: bool
 ) -> TransformerConfig:
     """Megatron's own description of the model and of how it is divided."""
-    windows = [window for window in config.windows if window is not None]
     return TransformerConfig(
         num_layers=config.layers,
         hidden_size=config.hidden,
@@ -91,11 +106,9 @@ def transformer_config(
         add_qkv_bias=config.qkv_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        window_size=(windows[0] - 1, 0) if windows else None,
-        window_attn_skip_freq=[int(window is not None) for window in config.windows] or None,
-        attention_softmax_in_fp32=True,
-        tensor_model_parallel_size=groups.tp.size(),
-        pipeline_model_parallel_size=groups.pp.size(),
+        tensor_model_parallel_size=position.tp_size,
+        pipeline_model_parallel_size=position.pp_size,
+        virtual_pipeline_model_parallel_size=position.chunks if position.chunks > 1 else None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -118,41 +131,76 @@ def transformer_config(
     )
 
 
+class PackedSequences(PackedSeqParams):
+    """What Megatron's layers pass on to the attention: the pack that a micro-batch is."""
+
+    def __init__(self, packing: Packing):
+        super().__init__()
+        self.packing = packing
+
+
+class PackedCoreAttention(nn.Module):
+    """Attention within packed sequences, in place of Megatron's, which would pad them and hold all
+    scores, and knows no context parallelism."""
+
+    def __init__(self, windows: tuple[int | None, ...], layer_number: int, **others: Any):
+        """`layer_number` counts from 1, over all stages."""
+        super().__init__()
+        self._scoring = Scoring(window=windows[layer_number - 1] if windows else None)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None,
+        packed_seq_params: PackedSequences,
+        **others: Any,
+    ) -> torch.Tensor:
+        """[S, 1, H · D] for queries [S, 1, H, D] of this rank's tokens."""
+        by_head = (states.permute(1, 2, 0, 3) for states in (query, key, value))
+        attended = packed_seq_params.packing.attend(*by_head, self._scoring)
+        return attended.flatten(2).transpose(0, 1)
+
+
 class StageModel(GPTModel):
-    """The blocks of one stage, with the embedding on the first stage,
-    and norm and head on the last."""
+    """A chunk of the blocks of one stage, with the embedding before the first block of the model,
+    and norm and head after the last."""
 
     def __init__(
         self,
         config: ModelConfig,
+        megatron: TransformerConfig,
         rope: torch.Tensor,
         groups: RoleGroups,
-        dtype: torch.dtype,
-        recompute: bool,
+        position: Place,
+        chunk: int,
     ):
         """`rope` [head_dim / 2]: the rotary frequencies. The parameters are not initialised yet."""
-        # Megatron's attention requires its stream; there is no dropout
-        if not get_cuda_rng_tracker().get_states():
-            _make_random_streams(groups.tp.rank())
-        size = groups.tp.size()
+        has_head = position.is_last(chunk)
         super().__init__(
-            config=transformer_config(config, groups, dtype, recompute),
-            transformer_layer_spec=get_gpt_layer_local_spec(
-                normalization="RMSNorm", qk_layernorm=config.qk_norm
-            ),
-            vocab_size=rows_per_rank(config.vocabulary, size) * size,
+            config=megatron,
+            transformer_layer_spec=_layer_spec(config),
+            vocab_size=rows_per_rank(config.vocabulary, position.tp_size) * position.tp_size,
             max_sequence_length=config.positions,
-            pre_process=groups.is_first_stage,
-            post_process=groups.is_last_stage,
+            pre_process=position.is_first(chunk),
+            post_process=has_head,
             share_embeddings_and_output_weights=config.tied and not config.value_head,
-            position_embedding_type="rope",
+            position_embedding_type="none",
             pg_collection=groups.collection(),
+            vp_stage=chunk if position.chunks > 1 else None,
         )
-        self.rotary_pos_emb.inv_freq = rope
+        self._rope = rope
         self.has_value_head = config.value_head
         self.vocabulary = config.vocabulary
-        if config.value_head and groups.is_last_stage:
-            self.output_layer = nn.Linear(config.hidden, 1, dtype=dtype)
+        if config.value_head and has_head:
+            self.output_layer = nn.Linear(config.hidden, 1, dtype=megatron.params_dtype)
+
+    def _preprocess(self, position_ids: torch.Tensor, **inputs: Any) -> tuple[Any, ...]:
+        """As Megatron's, with the rotary angles [S, 1, 1, head_dim] of positions [1, S]."""
+        embedded, _, *others = super()._preprocess(position_ids=position_ids, **inputs)
+        angles = position_ids[0].float()[:, None] * self._rope
+        return embedded, torch.cat((angles, angles), -1)[:, None, None], *others
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """[s, b, hidden], even on the last stage: the head's output is only computed when a loss
@@ -175,26 +223,21 @@ class StageModel(GPTModel):
         return OutputHead(rows, temperature=temperature, shard=shard)
 
 
-def _make_random_streams(tp_rank: int) -> None:
-    """Create Megatron's streams for dropout, without changing the random state that other code
-    draws from."""
-    before = torch.cuda.get_rng_state()
-    model_parallel_cuda_manual_seed(0, tp_rank=tp_rank, ep_rank=0, etp_rank=0)
-    torch.cuda.set_rng_state(before)
+def _layer_spec(config: ModelConfig) -> ModuleSpec:
+    """A block with Megatron's own modules, but for the attention to packed sequences."""
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_norm)
+    attention = partial(PackedCoreAttention, config.windows)
+    spec.submodules.self_attention.submodules.core_attention = attention
+    return spec
 
 
 class StageOutput(PackedOutput):
     """A `ModelOutput` of the last stage."""
 
     def __init__(
-        self,
-        model: StageModel,
-        hidden: torch.Tensor,
-        tokens: torch.Tensor,
-        lengths: tuple[int, ...],
-        dtype: torch.dtype,
+        self, model: StageModel, hidden: torch.Tensor, tokens: torch.Tensor, packing: Packing
     ):
-        super().__init__(model, hidden, tokens, packed_attention(lengths, tokens.device), dtype)
+        super().__init__(model, hidden, tokens, packing, model.config.params_dtype)
         self._model = model
 
     def _head(self) -> OutputHead:
@@ -202,32 +245,3 @@ class StageOutput(PackedOutput):
 
     def _value_head(self) -> nn.Module | None:
         return self._model.output_layer if self._model.has_value_head else None
-
-
-@dataclasses.dataclass(frozen=True)
-class PaddedBatch:
-    """Packed sequences in rows of equal length."""
-
-    tokens: torch.Tensor
-    """[b, s] int64; 0 for padding."""
-    positions: torch.Tensor
-    """[b, s] int64."""
-    mask: torch.Tensor
-    """[1, 1, s, s] bool: what a token must not see. In a row, only padding follows the sequence,
-    which does not see it either."""
-    places: torch.Tensor
-    """[T]: the index of each token of the packed batch among the b · s of [s, b]."""
-
-
-def padded(tokens: torch.Tensor, lengths: tuple[int, ...]) -> PaddedBatch:
-    """`tokens` [T] of sequences of `lengths` [N], as [b, s] with b = N and s the longest."""
-    device, longest = tokens.device, max(lengths)
-    columns = positions(lengths, device)
-    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
-    padded_tokens = torch.zeros(len(lengths), longest, dtype=torch.int64, device=device)
-    padded_tokens[rows, columns] = tokens
-    steps = torch.arange(longest, device=device)
-    mask = (steps[None, :] > steps[:, None])[None, None]
-    return PaddedBatch(
-        padded_tokens, steps.expand(len(lengths), -1), mask, columns * len(lengths) + rows
-    )

@@ -8,7 +8,7 @@ have the shape of parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ _MASTER = "master"
 
 
 def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParallel:
-    """The stage with one buffer of float32 gradients, summed over data-parallel ranks when a step
+    """The chunk with one buffer of float32 gradients, summed over data-parallel ranks when a step
     is complete."""
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=True
@@ -42,12 +42,15 @@ class ShardedAdamW:
     """AdamW over the shares of this rank."""
 
     def __init__(
-        self, wrapped: DistributedDataParallel, settings: AdamWSettings, groups: RoleGroups
+        self,
+        chunks: Sequence[DistributedDataParallel],
+        settings: AdamWSettings,
+        groups: RoleGroups,
     ):
-        self.wrapped = wrapped
+        self.chunks = chunks
         self.settings = settings
         self.groups = groups
-        parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+        parameters = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
         bf16 = parameters[0].dtype is torch.bfloat16
         adamw = torch.optim.AdamW(settings.groups(parameters), **settings.adamw())
         config = OptimizerConfig(
@@ -64,9 +67,9 @@ class ShardedAdamW:
             config,
             None,
             None,
-            [wrapped],
-            {0: wrapped.buffers},
-            groups.dp,
+            list(chunks),
+            {number: chunk.buffers for number, chunk in enumerate(chunks)},
+            groups.dp_cp,
             None,
             groups.model.rank(),
             0,
@@ -78,7 +81,8 @@ class ShardedAdamW:
         rank may have none.)"""
 
     def zero_grad(self) -> None:
-        self.wrapped.zero_grad_buffer()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def set_rate(self, rate: float) -> None:
@@ -111,6 +115,9 @@ class ShardedAdamW:
         parameter.detach().copy_(weight)
         if parameter.dtype is not torch.float32:
             self.scatter(parameter, _MASTER, weight)
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        return [buffer.grad_data for chunk in self.chunks for buffer in chunk.buffers]
 
     def kept_tensors(self) -> Iterator[torch.Tensor]:
         """Everything that an update needs on this rank besides weights and gradients."""
@@ -145,8 +152,8 @@ class ShardedAdamW:
         if located is not None:
             share, first = located
             values[first : first + share.numel()] = self._kept(share, name)
-        if self.groups.dp.size() > 1:  # each number is on one rank; the others have 0
-            dist.all_reduce(values, group=self.groups.dp)
+        if self.groups.dp_cp.size() > 1:  # each number is on one rank; the others have 0
+            dist.all_reduce(values, group=self.groups.dp_cp)
         return values.view(parameter.shape)
 
     def scatter(self, parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:

@@ -28,7 +28,45 @@ def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int 
     return min(total, most, total if cache_tokens is None else cache_tokens // longest)
 
 
-class InferenceMemory(MemoryModel):
+class SharedTokens(MemoryModel):
+    """A model whose context-parallel ranks share the tokens of a micro-batch."""
+
+    sizes: Architecture
+    """Sizes of the part that this rank computes with."""
+    context: int
+    """Ranks that share the tokens of a micro-batch, and the prompts of a call."""
+    width: int
+    """Bytes of a number in matrix products; `auto` is treated as bfloat16."""
+
+    def slots(self, tokens: int) -> int:
+        """A rank's share of the tokens of a micro-batch."""
+        return -(-tokens // self.context)
+
+    def attention_of(self, tokens: int) -> AttentionSizes:
+        sizes = self.sizes
+        return AttentionSizes(sizes.heads, sizes.kv_heads, self.context, self.slots(tokens))
+
+    def method(self, tokens: int) -> Method:
+        """How ranks attend to each other's tokens in a micro-batch."""
+        chosen = self.role.arguments.get("context_parallel", "auto")
+        return self.attention_of(tokens).method if chosen == "auto" else chosen
+
+    def exchanged(self, tokens: int) -> int:
+        """Bytes of messages and of what is computed from them, in one block: for Ulysses queries,
+        keys and values of all tokens, and a message on its way; for a ring, keys and values and
+        their float32 gradients, each received and sent, and float32 results."""
+        if self.context == 1:
+            return 0
+        sizes, attention = self.sizes, self.attention_of(tokens)
+        if self.method(tokens) == "ulysses":
+            keys = lcm(sizes.kv_heads, self.context)
+            vectors = self.width * (3 * sizes.heads + 2 * keys)
+        else:
+            vectors = (3 * self.width + 12) * 2 * sizes.kv_heads + 8 * sizes.heads
+        return vectors * sizes.head_dim * attention.tokens
+
+
+class InferenceMemory(SharedTokens):
     """A whole copy of the model on every data-parallel and context-parallel rank; forward passes
     and generation."""
 
@@ -51,12 +89,9 @@ class InferenceMemory(MemoryModel):
             named = " ".join(f"{name}{size}" for name, size in others.items())
             raise UnknownMemory(f"the memory of a mesh with {named} cannot be estimated yet")
         self.sizes = part_of(role.architecture, role.mesh.get("tp", 1))
-        """Sizes of the part that this rank computes with."""
         self.context = role.mesh.get("cp", 1)
-        """Ranks that share the tokens of a micro-batch, and the prompts of a call."""
         self.has_lm_head = role.head == "lm"
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
-        """Bytes of a number in matrix products; `auto` is treated as bfloat16."""
         is_narrow = self.holds_casts and role.arguments.get("dtype") == "bfloat16"
         self.narrow = self.linear_parameters if is_narrow else 0
         """Parameters that are held in bfloat16."""
@@ -91,35 +126,6 @@ class InferenceMemory(MemoryModel):
                 "sequence's tokens with each other, which are not counted here"
             )
         return remarks
-
-    # -- context parallelism -----------------------------------------------------------------------
-
-    def slots(self, tokens: int) -> int:
-        """A rank's share of the tokens of a micro-batch."""
-        return -(-tokens // self.context)
-
-    def attention_of(self, tokens: int) -> AttentionSizes:
-        sizes = self.sizes
-        return AttentionSizes(sizes.heads, sizes.kv_heads, self.context, self.slots(tokens))
-
-    def method(self, tokens: int) -> Method:
-        """How ranks attend to each other's tokens in a micro-batch."""
-        chosen = self.role.arguments.get("context_parallel", "auto")
-        return self.attention_of(tokens).method if chosen == "auto" else chosen
-
-    def exchanged(self, tokens: int) -> int:
-        """Bytes of messages and of what is computed from them, in one block: for Ulysses queries,
-        keys and values of all tokens, and a message on its way; for a ring, keys and values and
-        their float32 gradients, each received and sent, and float32 results."""
-        if self.context == 1:
-            return 0
-        sizes, attention = self.sizes, self.attention_of(tokens)
-        if self.method(tokens) == "ulysses":
-            keys = lcm(sizes.kv_heads, self.context)
-            vectors = self.width * (3 * sizes.heads + 2 * keys)
-        else:
-            vectors = (3 * self.width + 12) * 2 * sizes.kv_heads + 8 * sizes.heads
-        return vectors * sizes.head_dim * attention.tokens
 
     # -- inference ---------------------------------------------------------------------------------
 

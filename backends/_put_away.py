@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import torch
 
-from rlcli.api.flat_parts import FlatPart
+from rlcli.api.block_parts import BlockPart
 from rlcli.api.model import EngineState
 
-Held = torch.Tensor | FlatPart
+Held = torch.Tensor | BlockPart
 """A tensor in a state: all of it, or a part."""
 
 
@@ -77,8 +77,8 @@ def _copies(tensors: Mapping[str, Held]) -> dict[str, Held]:
 
 def _copy(tensor: Held) -> Held:
     copied = _own(tensor).detach().to("cpu", copy=True)
-    return replace(tensor, values=copied) if isinstance(tensor, FlatPart) else copied
+    return replace(tensor, values=copied) if isinstance(tensor, BlockPart) else copied
 
 
 def _own(tensor: Held) -> torch.Tensor:
-    return tensor.values if isinstance(tensor, FlatPart) else tensor
+    return tensor.values if isinstance(tensor, BlockPart) else tensor

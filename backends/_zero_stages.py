@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlcli.api.flat_parts import FlatPart
+from rlcli.api.block_parts import BlockPart, flat_part
 from rlcli.api.model import ModelSource
 from rlcli.api.model_source import fill_tensor, parameter_places
 
@@ -241,14 +241,14 @@ class DividedState(WholeState):
         masters = [] if self._masters_are_views else self._flat()
         return super().optimizer_tensors() + masters
 
-    def _part(self, parameter: torch.Tensor, flat: torch.Tensor) -> FlatPart:
+    def _part(self, parameter: torch.Tensor, flat: torch.Tensor) -> BlockPart:
         """This rank's part of a parameter, from its part of the flat tensor."""
         fragment = parameter._hp_mapping  # type: ignore[attr-defined]
         if fragment is None:
-            return FlatPart(parameter.shape, 0, flat[:0], self._sharers)
+            return flat_part(parameter.shape, 0, flat[:0], self._sharers)
         address = fragment.hp_fragment_address
         values = flat.narrow(0, address.start, address.numel)
-        return FlatPart(parameter.shape, fragment.lp_fragment_address.start, values, self._sharers)
+        return flat_part(parameter.shape, fragment.lp_fragment_address.start, values, self._sharers)
 
     def _flat(self) -> list[torch.Tensor]:
         return list(self.optimizer.single_partition_of_fp32_groups)
@@ -321,12 +321,12 @@ class DividedParameters(DividedState):
             *(buffer for buffer in buckets if buffer is not None),
         ]
 
-    def _range(self, parameter: Any, values: torch.Tensor) -> FlatPart:
+    def _range(self, parameter: Any, values: torch.Tensor) -> BlockPart:
         """`values` [n] without the padding beyond the end of the parameter."""
         size = parameter.ds_numel
         start = min(size, self.rank * parameter.partition_numel())
         stop = min(size, start + parameter.partition_numel())
-        return FlatPart(
+        return flat_part(
             torch.Size(parameter.ds_shape),
             start,
             values.detach().view(-1)[: stop - start],

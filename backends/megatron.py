@@ -1,7 +1,8 @@
-"""Megatron-Core's GPTModel: tensor, pipeline and data parallelism, and the distributed optimizer.
+"""Megatron-Core's GPTModel: tensor, pipeline, context and data parallelism, and the distributed
+optimizer.
 
-Needs CUDA devices, and `pip install 'rlcli[megatron]'`. Micro-batches are padded to rectangles with
-an explicit mask; Megatron's packed sequences and its sequence parallelism are not offered.
+Needs CUDA devices, and `pip install 'rlcli[megatron]'`. Sequences are packed: the attention is that
+of the other engines (`rlcli.ops`), in Megatron's blocks. Its sequence parallelism is not offered.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlcli.api.limits import ArgumentCheck
+from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ResourceError
 
 from ._argument_checks import check_megatron
-from ._settings import ComputeDtype, TrainingSettings
+from ._settings import ComputeDtype, ContextParallelism, TrainingSettings
 
 
 @register_backend("megatron")
 @dataclass(frozen=True, kw_only=True)
-class Megatron(TrainingSettings, ModelBackend):
+class Megatron(ContextParallelism, TrainingSettings, ModelBackend):
     """Trains a model of the llama, qwen2, qwen3 or mistral family,
     divided over ranks in every way but generation."""
 
     ELSEWHERE: ClassVar[str] = "mcore nemo"
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
-    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp")
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp", "cp")
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_megatron"
     MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
+    LIMITS: ClassVar[Limits] = {"virtual_stages": {"ge": 1}}
+    ON_RESUME: ClassVar[dict[str, str]] = {"virtual_stages": "safe"}
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
     FAMILIES: ClassVar[tuple[str, ...]] = ("llama", "qwen3", "mistral", "qwen2")
     """The families for which every number has been compared with transformers'."""
@@ -38,8 +41,10 @@ class Megatron(TrainingSettings, ModelBackend):
     """dtype of parameters and products: float32, or bfloat16 with float32 copies in the optimizer.
     auto: bfloat16 if the hardware supports it."""
 
-    packed_sequences: bool = False
-    """Pass packed sequences to Megatron. Not offered yet: not tested on a GPU."""
+    virtual_stages: int = 1
+    """Groups of consecutive layers on each pipeline stage. With several, a micro-batch passes
+    through all stages once for each group: stages idle less and send more. It needs `mesh.pp`, and
+    divides the layers of a stage."""
 
     sequence_parallel: bool = False
     """Divide norms and dropout along the sequence. Not offered yet: not tested on a GPU."""

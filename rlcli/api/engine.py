@@ -22,9 +22,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from rlcli.api.block_parts import BlockPart
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.flat_parts import FlatPart
 from rlcli.api.generation import GenerationEngine
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
@@ -85,10 +85,10 @@ class EngineState:
     """The state of an engine in a checkpoint: its live tensors by name, or copies of them. Loading
     fills them in place and then passes them back (`state_was_filled`)."""
 
-    weights: Mapping[str, torch.Tensor | FlatPart]
+    weights: Mapping[str, torch.Tensor | BlockPart]
     """Each once, even if tied, under the names that transformers gives them; a DTensor if ranks
-    hold parts, or a `FlatPart` if these parts are not blocks of rows."""
-    optimizer: Mapping[str, torch.Tensor | FlatPart] = field(default_factory=dict)
+    hold parts, or a `BlockPart` if these parts are not blocks of rows."""
+    optimizer: Mapping[str, torch.Tensor | BlockPart] = field(default_factory=dict)
     """`<weight>/<moment>`; empty without an optimizer, or before its first step."""
     is_copy: bool = False
     """Whether the tensors are copies on the host that nothing else uses, for an engine whose own

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from rlcli.api.block_parts import BlockPart
 from rlcli.api.engine import EngineState
-from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model_export import in_files, write_index
 from rlcli.errors import NumericError
 
@@ -28,7 +28,7 @@ those of the rank."""
 WHOLE = "whole_shape"
 """Key of the shape of the whole tensor, next to the offsets that torch needs: from it a rank knows,
 without looking into the files of all others, whether a file is of the same tensor."""
-Tensors = Mapping[str, torch.Tensor | FlatPart]
+Tensors = Mapping[str, torch.Tensor | BlockPart]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def writers_of(tensors: Tensors, rank: int, first: int) -> set[int]:
                 for coordinate, placement in coordinates
             )
             writers.add(int(tensor.device_mesh.mesh[at]))
-        elif not isinstance(tensor, FlatPart):
+        elif not isinstance(tensor, BlockPart):
             writers.add(first)
     return writers
 
@@ -147,21 +147,21 @@ def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[Tensor
 
 def _is_spread(tensor: Any) -> bool:
     """Whether the tensor records which ranks hold which part of it."""
-    return isinstance(tensor, FlatPart) or hasattr(tensor, "placements")
+    return isinstance(tensor, BlockPart) or hasattr(tensor, "placements")
 
 
 def _is_ours(tensor: Any, leads: bool) -> bool:
     """Whether this rank copies its part. Among ranks with the same part, the first of the tensor's
     mesh does; a tensor that is not a part of anything is identical on all ranks of the role."""
     if not hasattr(tensor, "placements"):
-        return leads or isinstance(tensor, FlatPart)
+        return leads or isinstance(tensor, BlockPart)
     coordinates = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
     return all(coordinate == 0 for coordinate, placement in coordinates if placement.is_replicate())
 
 
 def local_blocks(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
     """The blocks that this rank holds, and where they begin."""
-    if isinstance(tensor, FlatPart):
+    if isinstance(tensor, BlockPart):
         return [(box.tensor, box.offsets) for box in tensor.boxes()]
     if not hasattr(tensor, "placements"):
         return [(tensor, (0,) * tensor.dim())]

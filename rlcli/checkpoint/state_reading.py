@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlcli.api.flat_parts import FlatPart
+from rlcli.api.block_parts import BlockPart
 from rlcli.api.weight_files import read_head
 from rlcli.checkpoint.state import WHOLE, Tensors, local_blocks, writer_of
 from rlcli.checkpoint.tensor_files import SHARDING
@@ -85,7 +85,7 @@ def _holds_all(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], tensor
     return True
 
 
-def _blocks(tensor: torch.Tensor | FlatPart) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _blocks(tensor: torch.Tensor | BlockPart) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Offsets and shapes of the blocks that this rank holds."""
     return [
         (offsets, tuple(local.shape)) for local, offsets in local_blocks(tensor) if local.numel()
@@ -134,8 +134,8 @@ class _Listing:
 
 
 def _planner() -> Any:
-    """Reads into any object that lists its chunks, as `FlatPart` does; the default planner supports
-    only tensors, because it first looks through nested dictionaries."""
+    """Reads into any object that lists its chunks, as `BlockPart` does; the default planner
+    supports only tensors, because it first looks through nested dictionaries."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.utils import find_tensor_shard
 

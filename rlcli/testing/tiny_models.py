@@ -17,6 +17,7 @@ WINDOW = 4
 
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
+    "deep_llama": {"model_type": "llama", "num_key_value_heads": 2, "num_hidden_layers": 4},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "mistral": {"num_key_value_heads": 2, "sliding_window": WINDOW},
     "qwen2": {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": WINDOW,
@@ -44,13 +45,13 @@ _FAMILIES: dict[str, dict[str, Any]] = {
               "num_experts_per_tok": 2},
     "modernbert-decoder": {},
 }  # fmt: skip
-"""By `model_type`. Everything that scales, caps or hides something is set so that it has an
-effect."""
+"""By `model_type`, or by another name with a `model_type`. Everything that scales, caps or hides
+something is set so that it has an effect."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> Any:
-    """A two-layer configuration of `family` over a vocabulary of 97 tokens;
-    token 2 ends a sequence."""
+    """A configuration of `family` with two layers (the deep one has four) over a vocabulary of 97
+    tokens; token 2 ends a sequence."""
     from transformers import AutoConfig
 
     size = {
@@ -63,7 +64,8 @@ def tiny_config(family: str = "llama", **changes: Any) -> Any:
         size["intermediate_size"] = 64
     ids = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0}
     settings = {**size, **ids, **_FAMILIES[family], "attn_implementation": "eager", **changes}
-    return AutoConfig.for_model(family, vocab_size=VOCABULARY, **settings)
+    model_type = settings.pop("model_type", family)
+    return AutoConfig.for_model(model_type, vocab_size=VOCABULARY, **settings)
 
 
 def tiny_model(

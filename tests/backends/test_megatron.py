@@ -40,6 +40,13 @@ SIZE = {"hidden_size": 64}
 ROLES = {
     "tied, tp2 x pp2": ("llama", "lm", {"pp": 2, "tp": 2}, {"tie_word_embeddings": True}),
     "tied, dp2 x pp2": ("llama", "lm", {"dp": 2, "pp": 2}, {"tie_word_embeddings": True}),
+    "tied, virtual stages, dp2 x pp2": (
+        "llama",
+        "lm",
+        {"dp": 2, "pp": 2},
+        {"tie_word_embeddings": True, "num_hidden_layers": 4},
+    ),
+    "windows, cp2 x pp2": ("mistral", "lm", {"pp": 2, "cp": 2}, {}),
     "norms of heads, tp2 x dp2": ("qwen3", "lm", {"dp": 2, "tp": 2}, {}),
     "biases, tp2 x pp2": ("qwen2", "lm", {"pp": 2, "tp": 2}, {}),
     "critic, pp2 x dp2": ("qwen2", "value", {"dp": 2, "pp": 2}, {}),
@@ -111,7 +118,8 @@ def run_roles(folder):
         family, head, degrees, changes = ROLES[name]
         objective = OBJECTIVES[head]
         mesh = mesh_of_ranks(**degrees)
-        engine = make_engine(tiny_model(family, head=head, **SIZE, **changes), device, mesh)
+        args = {"virtual_stages": 2} if "virtual" in name else {}
+        engine = make_engine(tiny_model(family, head=head, **SIZE, **changes), device, mesh, **args)
         plain = plain_loop(tiny_model(family, head=head, **SIZE, **changes))
         seen = []
         for number in range(STEPS):
@@ -206,7 +214,7 @@ def test_a_checkpoint_of_bfloat16_parameters_has_float32_copies(tmp_path):
                 weight.dtype is torch.float32 and torch.equal(weight, theirs[n])
                 for n, weight in mine.items()
             )
-            dtypes = {str(parameter.dtype) for parameter in engine.stage.parameters()}
+            dtypes = {str(parameter.dtype) for _, parameter in engine.held}
             return {"losses": losses, "same": same, "kept": sorted(dtypes)}
 
     plain = plain_loop(tied_model())
@@ -266,10 +274,27 @@ def test_a_cpu_device_is_refused():
         make_engine(tied_model(), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", ["packed_sequences", "sequence_parallel"])
-def test_settings_that_were_never_run_on_a_gpu_are_refused(name):
-    with pytest.raises(UsageError, match=name):
-        make_backend(ModelBackendAbstraction("megatron", {name: True}))
+def test_sequence_parallelism_is_refused_with_what_divides_sequences():
+    with pytest.raises(UsageError, match=r"sequence_parallel is not supported yet; mesh\.cp"):
+        make_backend(ModelBackendAbstraction("megatron", {"sequence_parallel": True}))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"pp": 2}, "each of the 2 stages of role actor has 1 layers"),
+        ({"dp": 2}, "virtual_stages of role actor is 2, but its pipeline has one stage"),
+    ],
+)
+def test_virtual_stages_that_do_not_fit_are_refused(degrees, message):
+    def work(rank):
+        mesh = mesh_of_ranks(**degrees)
+        with pretend_cuda() as device, pytest.raises(ModelError) as caught:
+            make_engine(tiny_model("llama"), device, mesh, virtual_stages=2)
+        return {"said": str(caught.value)}
+
+    for result in run_on_ranks(2, work):
+        assert message in result["said"]
 
 
 @pytest.mark.parametrize(

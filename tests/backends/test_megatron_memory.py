@@ -26,10 +26,13 @@ CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 384,
           "head_dim": 32, "vocab_size": 2000, "max_position_embeddings": 2048,
           "tie_word_embeddings": False}  # fmt: skip
 ALL = ("train_step", "inference")
+DIMENSIONS = ("dp", "tp", "pp", "cp")
 
 
-def memory(config=CONFIG, head="lm", calls=ALL, longest=64, cp=1, dp=1, tp=1, pp=1, **arguments):
-    mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": 1}
+def memory(
+    config=CONFIG, head="lm", calls=ALL, longest=64, dp=1, tp=1, pp=1, cp=1, ep=1, **arguments
+):
+    mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep}
     return MegatronMemory(
         PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, "cuda")
     )
@@ -82,24 +85,45 @@ def test_memory_between_calls():
 
 
 def test_memory_of_an_update():
-    """256 tokens in rows of 64; a block saves 13 832 bytes of each in float32,
-    Megatron's scratch is 1024."""
-    saved = 2 * (8 * 128 + 4) + 2 * 4 * 128 + 4 * 4 * 128 + 4 * 4 * 64 + 5 * 4 * 384
-    assert saved == 13832
+    """256 tokens, of each of which a block saves 14 360 bytes in float32: norms, inputs of linear
+    layers, queries, keys and values (repeated for the heads of queries) with the result of the
+    attention, and the MLP. All blocks share 128 bytes of rotary angles."""
+    attention = 4 * (5 * 128 + 2 * 64) + 4 * 4 + 16 * 32
+    saved = 2 * (8 * 128 + 4) + 2 * 4 * 128 + attention + 5 * 4 * 384
+    assert saved == 14360
     logits = 20 * 256 * 2000 + 4 * MATRIX
     estimate = memory(dtype="float32").update(256, 1)
-    assert estimate.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 1024)
+    assert estimate.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 128)
     assert (estimate.logits, estimate.gradients, estimate.cache) == (logits, 0, 0)
     assert memory(dtype="float32", gradient_checkpointing=True).update(
         256, 1
-    ).activations == 256 * (4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 1024)
+    ).activations == 256 * (4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 128)
 
 
 def test_the_first_of_four_stages_keeps_at_most_four_micro_batches():
     deep = memory({**CONFIG, "vocab_size": 8}, pp=4, dtype="float32")
     single, four, many = (deep.update(256, count).activations for count in (1, 4, 9))
-    assert four - single == 3 * 256 * (13832 + 4 * 128)
+    assert four - single == 3 * 256 * (14360 + 4 * 128 + 128)
     assert many == four
+
+
+def test_with_virtual_stages_more_micro_batches_wait():
+    """Of eight passes, two for each of four micro-batches, the first of two stages has made five
+    when the first comes back."""
+    small = {**CONFIG, "vocab_size": 8}
+    plain = memory(small, pp=2, dtype="float32")
+    virtual = memory(small, pp=2, dtype="float32", virtual_stages=2)
+    assert [stage.waiting for stage in plain.stages] == [2, 1]
+    assert [stage.waiting for stage in virtual.stages] == [2.5, 1.5]
+    assert virtual.update(256, 4).activations > plain.update(256, 4).activations
+
+
+def test_context_parallel_ranks_share_tokens_and_the_state_of_the_optimizer():
+    alone, shared = memory(dp=2), memory(dp=2, cp=2)
+    assert shared.resident().weights == alone.resident().weights
+    assert shared.resident().optimizer == alone.resident().optimizer // 2
+    assert shared.update(256, 1).activations < 0.6 * alone.update(256, 1).activations
+    assert "context-parallel rank computes with 32" in shared.remarks()[0]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +135,7 @@ def test_the_first_of_four_stages_keeps_at_most_four_micro_batches():
             {"pp": 2},
             "pp=2 does not divide the model's 3 layers",
         ),
-        (CONFIG, {"cp": 2}, "a mesh with cp2"),
+        (CONFIG, {"ep": 2}, "a mesh with ep2"),
     ],
 )
 def test_unsupported_models_and_meshes_are_not_estimated(config, mesh, reason):
@@ -133,9 +157,7 @@ class MeasuredPhases:
             count,
             length,
         )
-        self.degrees = {
-            name: arguments.pop(name) for name in ("dp", "tp", "pp") if name in arguments
-        }
+        self.degrees = {name: arguments.pop(name) for name in DIMENSIONS if name in arguments}
         self.cuda.reset_peak_memory_stats()
         before = self.cuda.memory_allocated()
         self.engine = self.build(arguments)
@@ -202,9 +224,14 @@ LAYOUTS = {
         {"dtype": "bfloat16", "count": 2, "length": 128},
         {"dtype": "float32", "gradient_checkpointing": True, "count": 1, "length": 256},
     ],
+    "2 ranks that share tokens": [
+        {"dtype": "float32", "cp": 2, "context_parallel": "ulysses"},
+        {"dtype": "float32", "cp": 2, "context_parallel": "ring"},
+    ],
     "2 stages": [
         {"dtype": "float32", "pp": 2, "micro_batches": 2},
         {"dtype": "float32", "pp": 2, "head": "value"},
+        {"dtype": "float32", "pp": 2, "head": "value", "micro_batches": 4, "virtual_stages": 2},
     ],
 }
 
@@ -222,7 +249,7 @@ def test_estimates_match_what_the_device_counts(ranks):
                 measured.append([phases.loaded, phases.resident, *peaks])
         return {"measured": measured}
 
-    count = math.prod(LAYOUTS[ranks][0].get(name, 1) for name in ("dp", "tp", "pp"))
+    count = math.prod(LAYOUTS[ranks][0].get(name, 1) for name in DIMENSIONS)
     by_rank = [seen["measured"] for seen in run_on_ranks(count, work)]
     for number, layout in enumerate(LAYOUTS[ranks]):
         counted = [
@@ -237,4 +264,5 @@ def test_estimates_match_what_the_device_counts(ranks):
         growth = (model.update(tokens // cut, cut).total, model.inference(tokens).total)
         estimated = [loading, resident.total, *(resident.total + size for size in growth)]
         assert estimated[:2] == pytest.approx(counted[:2], rel=0.05), layout
-        assert estimated[2:] == pytest.approx(counted[2:], rel=0.12), layout
+        # the head of a forward pass is estimated for CUDA, whose logsumexp copies its input
+        assert estimated[2:] == pytest.approx(counted[2:], rel=0.14), layout

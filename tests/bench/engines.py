@@ -60,7 +60,7 @@ OPTIMIZER = {
     "eps": 1.0,
     "max_grad_norm": 0.5,
 }
-MODEL = {"hidden_size": 64, "num_hidden_layers": 2}
+MODEL = {"hidden_size": 64, "num_hidden_layers": 4}
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,9 @@ LAYOUTS = (
     Layout("megatron", {"pp": 2}, {}),
     Layout("megatron", {"tp": 2, "pp": 2}, {}),
     Layout("megatron", {"tp": 2, "dp": 2}, {}),
+    Layout("megatron", {"cp": 2}, {"context_parallel": "ulysses"}),
+    Layout("megatron", {"cp": 2, "dp": 2}, {"context_parallel": "ring"}),
+    Layout("megatron", {"pp": 2}, {"virtual_stages": 2}),
     Layout("deepspeed", {"dp": 2}, {"zero_stage": 1}),
     Layout("deepspeed", {"dp": 2}, {"zero_stage": 3}),
     Layout("inference", {}, {}),

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
+from rlcli.api.block_parts import flat_part
 from rlcli.api.engine import EngineState
-from rlcli.api.flat_parts import FlatPart
 from rlcli.checkpoint import state_reading
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, writers_of
 from rlcli.checkpoint.state_reading import fill
@@ -29,9 +29,9 @@ def parts_of(rank, ranks=RANKS, rows=ROWS, value=None):
     shared = SHARED.clone() if value is None else torch.full((2,), value)
     # empty on other ranks
     first = torch.tensor([7.0] if value is None else [value])[: 1 if rank == 0 else 0]
-    small = FlatPart(torch.Size((1,)), min(rank, 1), first, None)
+    small = flat_part(torch.Size((1,)), min(rank, 1), first, None)
     return {
-        "w": FlatPart(torch.Size((rows, COLUMNS)), start, values, None),
+        "w": flat_part(torch.Size((rows, COLUMNS)), start, values, None),
         "shared": shared,
         "small": small,
     }

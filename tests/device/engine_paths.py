@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from rlcli.api.block_parts import BlockPart
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
-from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import GenerationEngine, MicroBatchSpec, Model
 from rlcli.api.model_source import open_source
 from rlcli.checkpoint.families import family_of
@@ -59,7 +59,7 @@ def weights(engine):
 
 def local_tensor(tensor):
     """The local tensor; on a single rank it is the full tensor."""
-    return tensor.values.view(tensor.shape) if isinstance(tensor, FlatPart) else tensor
+    return tensor.values.view(tensor.shape) if isinstance(tensor, BlockPart) else tensor
 
 
 def train(engine, steps=2, first=0, loss=answer_loss, weight=answer_weight):

@@ -21,7 +21,7 @@ CONTRADICTIONS = [
     ("interfaces", "group_relative", {"overlong_buffer": 4, "overlong_limit": 2}),
     ("backends", "deepspeed", {"zero_stage": 0, "offload_optimizer": True}),
     ("backends", "deepspeed", {"zero_stage": 2, "offload_parameters": True}),
-    ("backends", "megatron", {"packed_sequences": True}),
+    ("backends", "megatron", {"sequence_parallel": True}),
     ("backends", "sglang", {"python": "/p", "tp": 3, "nodes": 2, "weights_folder": "/"}),
     ("backends", "sglang", {"urls": ["ftp://host"]}),
 ]

@@ -83,11 +83,14 @@ def test_a_mistake_in_one_role_does_not_hide_too_few_prompts_for_another():
 @pytest.mark.parametrize(
     ("backend", "dimension", "hint"),
     [
-        ("deepspeed", "cp", "it knows dp; cp works with backend.type=fsdp or inference"),
-        ("megatron", "cp", "it knows dp, tp, pp; cp works with backend.type=fsdp or inference"),
+        (
+            "deepspeed",
+            "cp",
+            "it knows dp; cp works with backend.type=fsdp or inference or megatron",
+        ),
         ("deepspeed", "ep", "it knows dp; ep works with backend.type=fsdp"),
         ("inference", "ep", "it knows dp, tp, cp; ep works with backend.type=fsdp"),
-        ("megatron", "ep", "it knows dp, tp, pp; ep works with backend.type=fsdp"),
+        ("megatron", "ep", "it knows dp, tp, pp, cp; ep works with backend.type=fsdp"),
     ],
 )
 def test_a_dimension_that_an_engine_does_not_know_is_refused(backend, dimension, hint):
@@ -103,7 +106,7 @@ def test_a_dimension_that_an_engine_does_not_know_is_refused(backend, dimension,
 def test_a_trained_role_is_offered_engines_that_train():
     layout = ["launch=local", "cluster.devices_per_node=2", "models.critic.backend.type=deepspeed"]
     problem = only_problem("ppo_math", [*layout, "models.critic.mesh={cp: 2}"])
-    assert problem.hint == "it knows dp; cp works with backend.type=fsdp"
+    assert problem.hint == "it knows dp; cp works with backend.type=fsdp or megatron"
 
 
 def only_problem(*recipe):

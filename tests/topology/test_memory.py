@@ -401,12 +401,3 @@ def test_weights_are_sent_in_the_dtype_of_the_servers(planned, stored, options, 
         dtype=stored,
     )
     assert plan.memory.servers[0].memory.sent == width * 8_030_261_248
-
-
-def test_attention_with_quadratic_memory_is_reported(planned):
-    plan = planned("70B", *MEGATRON, SERVERS, "models.actor.devices=0-511")
-    ((role, remark),) = plan.memory.remarks
-    scores = 6 * 8 * plan.memory.lengths.sequence**2
-    assert role == "actor"
-    assert f"quadratic in memory: {scores >> 20} MiB per layer" in remark
-    assert planned("8B").memory.remarks == ()

@@ -83,6 +83,12 @@ WITH_EXPERTS: tuple[Layout, ...] = (
 )
 """The same for a model with experts."""
 EXPERTS = ("mixtral",)
+WITH_VIRTUAL_STAGES: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+    ({"pp": 2}, {"virtual_stages": 2}),
+    ({"dp": 2, "pp": 2}, {"virtual_stages": 2}),
+)
+"""The same for a model with a layer for every virtual stage."""
+DEEP = ("deep_llama",)
 LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
 
 OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
@@ -175,10 +181,24 @@ class RanksChecks(BackendChecks):
         """ranks that divide experts (ep) pass the checks of ranks"""
         if "ep" not in self.dimensions():
             pytest.skip("knows no ep")
+        self._require_checks_of_ranks(EXPERTS, WITH_EXPERTS, tmp_path)
+
+    def test_ranks_with_virtual_stages_pass_the_checks_of_ranks(self, tmp_path: Path) -> None:
+        """ranks that take turns at a pipeline pass the checks of ranks"""
+        if not hasattr(self.backend(), "virtual_stages"):
+            pytest.skip("has no setting virtual_stages")
+        self._require_checks_of_ranks(DEEP, WITH_VIRTUAL_STAGES, tmp_path)
+
+    def _require_checks_of_ranks(
+        self,
+        families: Sequence[str],
+        layouts: Sequence[tuple[dict[str, int], dict[str, Any]]],
+        tmp_path: Path,
+    ) -> None:
         skip_without_forks()
-        changes = {"families": EXPERTS, "layouts": WITH_EXPERTS}
         checks = copy.copy(self)
-        checks.__class__ = type("WithExperts", (type(self),), changes)
+        changes = {"families": families, "layouts": layouts}
+        checks.__class__ = type("OtherRanks", (type(self),), changes)
         lives = checks.live(tmp_path)
         checks.test_ranks_get_through(lives)
         available = {"lives": lives, "reports": lives.reports}

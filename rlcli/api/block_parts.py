@@ -1,10 +1,11 @@
-"""Ranges of tensors, as ranks hold them if a library concatenates parameters and cuts the result
-into equal parts."""
+"""Parts of tensors that are not one block for each rank: ranges, if a library concatenates
+parameters and cuts the result into equal parts; several blocks, if it fuses matrices and divides
+each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,36 +22,48 @@ class Box:
     tensor: torch.Tensor
     """A live view."""
 
+    @property
+    def region(self) -> tuple[slice, ...]:
+        """The block as an index of the whole tensor."""
+        spans = zip(self.offsets, self.tensor.shape, strict=True)
+        return tuple(slice(offset, offset + size) for offset, size in spans)
+
+
+Span = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a block."""
+
 
 @dataclass(frozen=True)
-class FlatPart:
-    """The elements of a tensor that this rank holds, in row-major order, starting at `start`.
+class BlockPart:
+    """Any blocks of a tensor, as this rank holds them.
 
-    In an `EngineState` it represents the whole tensor,
-    as a DTensor does if parts are blocks of rows.
+    In an `EngineState` it represents the whole tensor, as a DTensor does if each rank has one block
+    and ranks with the same one are known.
 
     torch's distributed checkpoint reads into it through the last two methods.
     """
 
     shape: torch.Size
     """Shape of the whole tensor."""
-    start: int
+    spans: tuple[Span, ...]
     values: torch.Tensor
-    """[n], live; n may be 0."""
+    """[n], live: the elements of one block after another; n may be 0."""
     group: Any
-    """The ranks that together hold each element once."""
+    """The ranks that together hold each element once; None for this one alone."""
+
+    @classmethod
+    def of(cls, shape: Sequence[int], spans: Iterable[Span], group: Any) -> BlockPart:
+        """One with room for the blocks, float32 on the host, all zeros."""
+        held = tuple((offsets, sizes) for offsets, sizes in spans if math.prod(sizes))
+        count = sum(math.prod(sizes) for _, sizes in held)
+        return cls(torch.Size(shape), held, torch.zeros(count), group)
 
     def boxes(self) -> list[Box]:
-        """The range as blocks, which are all that files can describe: part of a row,
-        whole rows, part of a row."""
-        boxes, taken = [], 0
-        for offsets, sizes in _boxes(
-            tuple(self.shape), self.start, self.start + self.values.numel()
-        ):
-            count = math.prod(sizes)
-            boxes.append(Box(offsets, self.values[taken : taken + count].view(sizes)))
-            taken += count
-        return boxes
+        counts = [math.prod(sizes) for _, sizes in self.spans]
+        return [
+            Box(offsets, values.view(sizes))
+            for (offsets, sizes), values in zip(self.spans, self.values.split(counts), strict=True)
+        ]
 
     def dim(self) -> int:
         return len(self.shape)
@@ -68,13 +81,12 @@ class FlatPart:
 
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor, on every rank of the group; all of them must call it."""
-        full = torch.zeros(
-            math.prod(self.shape), dtype=self.values.dtype, device=self.values.device
-        )
-        full[self.start : self.start + self.values.numel()] = self.values
+        full = torch.zeros(self.shape, dtype=self.values.dtype, device=self.values.device)
+        for box in self.boxes():
+            full[box.region] = box.tensor
         if self.group is not None and dist.get_world_size(self.group) > 1:
             dist.all_reduce(full, group=self.group)
-        return full.view(self.shape)
+        return full
 
     def __create_chunk_list__(self) -> list[Any]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -85,6 +97,13 @@ class FlatPart:
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         return next(box.tensor for box in self.boxes() if box.offsets == tuple(index.offset))
+
+
+def flat_part(shape: Sequence[int], start: int, values: torch.Tensor, group: Any) -> BlockPart:
+    """The elements of a tensor in row-major order, starting at `start`, as blocks, which are all
+    that files can describe: part of a row, whole rows, part of a row."""
+    spans = tuple(_boxes(tuple(shape), start, start + values.numel()))
+    return BlockPart(torch.Size(shape), spans, values, group)
 
 
 def _boxes(

@@ -1,5 +1,5 @@
-"""Flat ranges of tensors: their blocks tile them, and files written for one partition are read for
-another."""
+"""Ranges and blocks of tensors: blocks tile a range, and files written for one partition are read
+for another."""
 
 import math
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from rlcli.api.block_parts import BlockPart, flat_part
 from rlcli.api.engine import EngineState
-from rlcli.api.flat_parts import FlatPart
 from rlcli.checkpoint.state import copy_to_host, write_optimizer
 from rlcli.checkpoint.state_reading import fill
 from rlcli.checkpoint.tensor_files import stored_tensors
@@ -25,24 +25,19 @@ def ranges(draw):
 
 
 def flat_part_of(tensor, start, stop):
-    return FlatPart(tensor.shape, start, tensor.reshape(-1)[start:stop].clone(), None)
+    return flat_part(tensor.shape, start, tensor.reshape(-1)[start:stop].clone(), None)
 
 
 @given(ranges())
 def test_blocks_cover_the_range_in_order_and_share_its_memory(case):
     shape, start, stop = case
     tensor = torch.arange(math.prod(shape)).view(shape)
-    flat_part = flat_part_of(tensor, start, stop)
-    blocks = [box.tensor.reshape(-1) for box in flat_part.boxes()]
+    part = flat_part_of(tensor, start, stop)
+    blocks = [box.tensor.reshape(-1) for box in part.boxes()]
     assert torch.cat([tensor.new_zeros(0), *blocks]).tolist() == list(range(start, stop))
-    for box in flat_part.boxes():
-        region = tuple(
-            slice(at, at + size) for at, size in zip(box.offsets, box.tensor.shape, strict=True)
-        )
-        assert torch.equal(tensor[region], box.tensor)
-        assert (
-            box.tensor.untyped_storage().data_ptr() == flat_part.values.untyped_storage().data_ptr()
-        )
+    for box in part.boxes():
+        assert torch.equal(tensor[box.region], box.tensor)
+        assert box.tensor.untyped_storage().data_ptr() == part.values.untyped_storage().data_ptr()
 
 
 def test_ranges_written_for_one_partition_fill_those_of_another(tmp_path):
@@ -54,10 +49,25 @@ def test_ranges_written_for_one_partition_fill_those_of_another(tmp_path):
         )
         write_optimizer(copy, tmp_path, rank)
     for start, stop in [(0, 60), (0, 1), (11, 52), (30, 30)]:
-        flat_part = flat_part_of(torch.zeros_like(tensor), start, stop)
-        fill({"w/moment": flat_part}, tmp_path)
-        assert flat_part.values.tolist() == list(range(start, stop))
+        part = flat_part_of(torch.zeros_like(tensor), start, stop)
+        fill({"w/moment": part}, tmp_path)
+        assert part.values.tolist() == list(range(start, stop))
     assert torch.equal(torch.from_numpy(stored_moment(tmp_path)), tensor)
+
+
+def test_several_blocks_of_a_rank_are_written_and_read(tmp_path):
+    tensor = torch.arange(32.0).view(2, 4, 4)
+    spans = [[((0, 2 * rank, 0), (2, 1, 4)), ((0, 2 * rank + 1, 1), (1, 1, 3))] for rank in (0, 1)]
+    for rank, held in enumerate(spans):
+        part = BlockPart.of(tensor.shape, held, None)
+        for box in part.boxes():
+            box.tensor.copy_(tensor[box.region])
+        write_optimizer(
+            copy_to_host(EngineState({}, {"w/m": part}), leads=rank == 0), tmp_path, rank
+        )
+    one_row = BlockPart.of(tensor.shape, [((1, 2, 1), (1, 1, 2)), ((0, 3, 2), (1, 1, 2))], None)
+    fill({"w/m": one_row}, tmp_path)
+    assert one_row.values.tolist() == [25.0, 26.0, 14.0, 15.0]
 
 
 def stored_moment(folder):

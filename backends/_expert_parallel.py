@@ -57,6 +57,49 @@ def _cannot_divide(role: str, message: str) -> ModelError:
     return ModelError(message, hint=f"set models.{role}.mesh.ep=1, or a divisor of their number")
 
 
+ComputeExperts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The outputs [R, H] of rows [R, H], given the number on this rank of the expert of each [R]."""
+
+
+def through_experts(
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    count: int,
+    group: dist.ProcessGroup,
+    compute: ComputeExperts,
+) -> torch.Tensor:
+    """[T, H] the sums over the experts that tokens [T, H] have chosen [T, k], times weights [T, k].
+    The `count` experts are divided among the ranks of the group, which all call this."""
+    tokens, per_token = chosen.shape
+    order = chosen.flatten().argsort(stable=True)
+    counts = chosen.flatten().bincount(minlength=count)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=group)
+    # [rank, expert there] and [rank, expert here]
+    sent, received = (n.view(group.size(), -1) for n in (counts, arriving))
+    splits = sent.sum(1).tolist(), received.sum(1).tolist()
+    arrived = _Exchange.apply(hidden[order // per_token], *splits, group)
+    outputs = _compute_received(arrived, received, compute)
+    returned = _Exchange.apply(outputs, *reversed(splits), group)
+    of_each_token = returned[order.argsort()].view(tokens, per_token, -1)
+    return (of_each_token * weights[..., None]).sum(1).to(hidden.dtype)
+
+
+def _compute_received(
+    rows: torch.Tensor, received: torch.Tensor, compute: ComputeExperts
+) -> torch.Tensor:
+    """The outputs [R, H] of this rank's experts for rows [R, H], which come rank by rank and from
+    each expert by expert."""
+    numbers = torch.arange(received.shape[1], device=rows.device).repeat(len(received))
+    experts = numbers.repeat_interleave(received.flatten())
+    count = len(rows)
+    if count == 0:  # all ranks reduce gradients of their experts, and send some back
+        rows = torch.cat((rows, rows.new_zeros((1, rows.shape[1]))))
+        experts = experts.new_zeros(1)
+    return compute(rows, experts)[:count]
+
+
 class _DividedExperts:
     """The forward pass of a stack of which each rank holds a part."""
 
@@ -74,32 +117,13 @@ class _DividedExperts:
         self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """[T, H] the sums over the experts that tokens have chosen [T, k], times weights [T, k]."""
-        tokens, per_token = chosen.shape
-        order = chosen.flatten().argsort(stable=True)
-        counts = chosen.flatten().bincount(minlength=self._experts)
-        arriving = torch.empty_like(counts)
-        dist.all_to_all_single(arriving, counts, group=self._group)
-        # [rank, expert there] and [rank, expert here]
-        sent, received = (n.view(self._group.size(), -1) for n in (counts, arriving))
-        splits = sent.sum(1).tolist(), received.sum(1).tolist()
-        arrived = _Exchange.apply(hidden[order // per_token], *splits, self._group)
-        outputs = self._compute_here(arrived, received)
-        returned = _Exchange.apply(outputs, *reversed(splits), self._group)
-        of_each_token = returned[order.argsort()].view(tokens, per_token, -1)
-        return (of_each_token * weights[..., None]).sum(1).to(hidden.dtype)
+        return through_experts(
+            hidden, chosen, weights, self._experts, self._group, self._compute_here
+        )
 
-    def _compute_here(self, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-        """The outputs [R, H] of this rank's experts for rows [R, H], which come rank by rank and
-        from each expert by expert."""
-        numbers = torch.arange(received.shape[1], device=rows.device).repeat(len(received))
-        experts = numbers.repeat_interleave(received.flatten())
-        count = len(rows)
-        if count == 0:  # all ranks reduce gradients of their experts, and send some back
-            rows = torch.cat((rows, rows.new_zeros((1, rows.shape[1]))))
-            experts = experts.new_zeros(1)
+    def _compute_here(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         with self._local_parameters():
-            outputs = self._compute(rows, experts[:, None], torch.ones_like(rows[:, :1]))
-        return outputs[:count]
+            return self._compute(rows, experts[:, None], torch.ones_like(rows[:, :1]))
 
     @contextmanager
     def _local_parameters(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ schedule."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.family import HFFamily
+from rlcli.api.family import HFFamily, ModelConfig
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, read_loss
 from rlcli.api.micro_batches import MicroBatch, idle_micro_batch
@@ -26,7 +26,8 @@ from rlcli.ops.attention import packed_attention
 from rlcli.ops.context_choice import Choice
 from rlcli.ops.packing import positions
 
-from ._megatron_groups import role_groups
+from ._megatron_experts import StageRouters
+from ._megatron_groups import RoleGroups, role_groups
 from ._megatron_layout import Place, StageLayout, mark_shared
 from ._megatron_messages import StageMessages
 from ._megatron_model import (
@@ -41,6 +42,7 @@ from ._megatron_state import StageState
 from ._megatron_weights import StageWeights
 from ._process_group import process_group
 from ._put_away import PutAway
+from ._routers import RoutedStep
 from ._saving import Ranks, describe, save_model
 from ._transformers import Pack, compute_dtype
 
@@ -67,7 +69,7 @@ class MegatronEngine(TrainEngine):
         self.lm: Any = model.source.skeleton()  # for its names and description; it has no weights
         family = _family(model, model.source)
         with process_group():
-            self.groups = role_groups(model.device_mesh)
+            self.groups = role_groups(model.device_mesh, model.expert_ranks)
             self._build(model, model.source, family)
 
     def _build(self, model: Model, source: ModelSource, family: HFFamily) -> None:
@@ -75,18 +77,17 @@ class MegatronEngine(TrainEngine):
         config = replace(
             family.config_from_hf(source.config.to_dict()), value_head=source.head == "value"
         )
-        tp, pp, chunks = groups.tp, groups.pp, settings.virtual_stages
-        position = Place(tp.rank(), tp.size(), pp.rank(), pp.size(), chunks)
+        chunks = settings.virtual_stages
+        position = _place(groups, chunks)
         check_model(model.name, config, position)
         self._pack = self._pack_for(settings.context_parallel)
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
         self.layout = StageLayout(config, family, shapes, position)
         rope = self.lm.base_model.rotary_emb.inv_freq.to(model.device, torch.float32)
-        self._config = transformer_config(
-            config, position, self._dtype, settings.gradient_checkpointing
-        )
+        self._config = transformer_config(config, position, self._dtype, settings)
+        self.routers = _routers(self.role, config, settings)
         self.chunks = [
-            StageModel(config, self._config, rope, groups, position, chunk)
+            StageModel(config, self._config, rope, groups, position, chunk, self.routers)
             for chunk in range(chunks)
         ]
         for chunk in self.chunks:
@@ -205,7 +206,30 @@ class MegatronEngine(TrainEngine):
             summed, stats = read_loss(loss_fn(output, micro_batch.sample))
             return summed / divisor.to(summed), uncounted, stats
 
-        return self._run(micro_batches, loss, forward_only=False)
+        if self.routers is None or not self.routers.is_measured:
+            return self._run(micro_batches, loss, forward_only=False)
+        return self._routed(micro_batches, loss, self.routers)
+
+    def _routed(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss: Callable[[StageOutput, MicroBatch], Any],
+        routers: StageRouters,
+    ) -> list[Stats]:
+        """The stats of a step with losses of routers. The load of the experts, which they need, is
+        counted first, in forward passes of their own."""
+        working = [micro_batch for micro_batch in micro_batches if not micro_batch.is_idle]
+        lengths = [sum(micro_batch.sample.flat_seqlens(SEQUENCES)) for micro_batch in working]
+        tokens = torch.tensor(sum(lengths), dtype=torch.float64, device=self._device)
+        step = RoutedStep(routers, self.all_reduce(tokens))
+        if routers.aux_coef:
+            with torch.no_grad(), routers.counting(self._device):
+                self._run(micro_batches, lambda *_: None, forward_only=True)
+            step.load = routers.load(self.groups)
+        with routers.training(step, self._device):
+            stats = self._run(micro_batches, loss, forward_only=False)
+        measured = step.stats(routers.sums(self.groups))
+        return [*stats, measured] if working and self.is_last_stage else stats
 
     def _run(
         self,
@@ -225,12 +249,15 @@ class MegatronEngine(TrainEngine):
             micro_batch = next(batches)
             tokens, lengths = self._tokens(micro_batch.sample)
             packing = self._pack(lengths, self._device)
-            hidden = model(
-                packing.mine(tokens)[None],
-                packing.mine(positions(lengths, self._device))[None],
-                None,
-                packed_seq_params=PackedSequences(packing),
-            )
+            is_padding = packing.is_padding | micro_batch.is_idle
+            with self.routers.forward_pass() if self.routers else nullcontext():
+                hidden = model(
+                    packing.mine(tokens)[None],
+                    packing.mine(positions(lengths, self._device))[None],
+                    None,
+                    packed_seq_params=PackedSequences(packing),
+                    padding_mask=is_padding[None],
+                )
 
             def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
                 output = StageOutput(self.chunks[-1], hidden[:, 0], tokens, packing)
@@ -359,6 +386,23 @@ def _family(model: Model, source: ModelSource) -> HFFamily:
             hint=f"set models.{model.name}.backend.type=fsdp",
         )
     return model.family
+
+
+def _place(groups: RoleGroups, chunks: int) -> Place:
+    tp, pp, ep = groups.tp, groups.pp, groups.ep
+    return Place(tp.rank(), tp.size(), pp.rank(), pp.size(), ep.rank(), ep.size(), chunks)
+
+
+def _routers(role: str, config: ModelConfig, settings: Megatron) -> StageRouters | None:
+    """Raises ModelError for a model without routers that is to have losses of routers."""
+    if config.experts is not None:
+        return StageRouters(config.experts, settings)
+    if (settings.router_aux_loss_coef, settings.router_z_loss_coef) != (None, None):
+        raise ModelError(
+            f"the {config.family} of role {role} has no routers that can be balanced",
+            hint=f"leave out router_… in models.{role}.backend.args",
+        )
+    return None
 
 
 def _reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:

@@ -25,9 +25,13 @@ class RoleGroups:
     """Ranks that share the tokens of a micro-batch."""
     dp_cp: dist.ProcessGroup
     """Both: ranks with other tokens, and the same parameters except experts."""
+    ep: dist.ProcessGroup
+    """Neighbours among these that together hold all experts."""
+    expert_dp: dist.ProcessGroup
+    """Those that hold the same experts."""
     model: dist.ProcessGroup
-    """Ranks that together hold one copy of the model: its stages and their tensor-parallel
-    parts."""
+    """Ranks that together hold one copy of the model: its stages, their tensor-parallel parts, and
+    the experts of these."""
     stage: dist.ProcessGroup
     """The ranks of this stage of the pipeline."""
     all: dist.ProcessGroup
@@ -62,9 +66,9 @@ class RoleGroups:
             cp=self.alone,
             embd=self.ends,
             pos_embd=None,
-            ep=self.alone,
+            ep=self.ep,
             expt_tp=self.tp,
-            expt_dp=self.dp_cp,
+            expt_dp=self.expert_dp,
             tp_ep_pp=self.model,
             intra_dist_opt=self.all,
         )
@@ -73,24 +77,32 @@ class RoleGroups:
 _AXES = ("dp", "cp", "pp", "tp")
 
 
-def role_groups(mesh: Any) -> RoleGroups:
-    """The groups of a role with `mesh`, or of one on this rank only (None).
+def role_groups(mesh: Any, expert_ranks: int) -> RoleGroups:
+    """The groups of a role with `mesh`, or of one on this rank only (None), in which `expert_ranks`
+    data- and context-parallel ranks share a copy of the experts.
     Every rank of the role calls it."""
     if mesh is None:
         alone = _alone()
-        return RoleGroups(alone, alone, alone, alone, alone, alone, alone, alone, None, alone)
+        return RoleGroups(*[alone] * 10, None, alone)
     ranks = _by_axis(mesh)
     dp, cp, pp, tp = (ranks == dist.get_rank()).nonzero()[0].tolist()
     stages = ranks[dp, cp, :, tp].tolist()
     at_an_end = len(stages) > 1 and pp in (0, len(stages) - 1)
+    by_tokens = ranks.flatten(0, 1)
+    own = dp * ranks.shape[1] + cp
+    first = own - own % expert_ranks
+    copy = slice(first, first + expert_ranks)
+    alike = slice(own % expert_ranks, None, expert_ranks)
     group_of = cache(_group)  # groups of the same ranks are one
     return RoleGroups(
         tp=group_of(_numbers(ranks[dp, cp, pp])),
         pp=group_of(_numbers(ranks[dp, cp, :, tp])),
         dp=group_of(_numbers(ranks[:, cp, pp, tp])),
         cp=group_of(_numbers(ranks[dp, :, pp, tp])),
-        dp_cp=group_of(_numbers(ranks[:, :, pp, tp])),
-        model=group_of(_numbers(ranks[dp, cp])),
+        dp_cp=group_of(_numbers(by_tokens[:, pp, tp])),
+        ep=group_of(_numbers(by_tokens[copy, pp, tp])),
+        expert_dp=group_of(_numbers(by_tokens[alike, pp, tp])),
+        model=group_of(_numbers(by_tokens[copy])),
         stage=group_of(_numbers(ranks[:, :, pp])),
         all=group_of(_numbers(ranks)),
         ends=group_of((stages[0], stages[-1])) if at_an_end else None,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlcli.api.family import HFFamily, ModelConfig
+from rlcli.api.family import Experts, HFFamily, ModelConfig
 from rlcli.api.parameters import Link
 
 Region = tuple[slice, ...]
@@ -29,6 +29,8 @@ class Place:
     tp_size: int
     pp: int
     pp_size: int
+    ep: int = 0
+    ep_size: int = 1
     chunks: int = 1
     """Groups of consecutive blocks on each rank (virtual stages): chunk c of all stages comes
     before chunk c + 1 of any."""
@@ -58,6 +60,8 @@ class Share:
     is_copy: bool = False
     """Whether another stage has the same parameter and owns it: the embedding,
     if it is also the head."""
+    experts: range | None = None
+    """If it is a stack of experts: their numbers. The link then names the parts of the first."""
 
 
 def rows_per_rank(vocabulary: int, tp_size: int) -> int:
@@ -102,10 +106,30 @@ def _block(config: ModelConfig, theirs: str, number: int, position: Place) -> It
         yield Share(Link(f"{attention}.k_layernorm.weight", (f"{fused}.k_norm.weight",)))
     yield from _output(f"{attention}.linear_proj", f"{fused}.output", config.output_bias)
     yield Share(Link(f"{theirs}.pre_mlp_layernorm.weight", (f"{ours}.mlp.norm.weight",)))
+    if config.experts is not None and number in config.experts.layers:
+        yield from _experts(config.experts, f"{theirs}.mlp", f"{ours}.mlp", position)
+        return
     for kind in _kinds(config.mlp_bias):
         names = tuple(f"{ours}.mlp.{matrix}.{kind}" for matrix in ("gate", "up"))
         yield Share(Link(f"{theirs}.mlp.linear_fc1.{kind}", names, rows=(mlp, mlp)), axis=0)
     yield from _output(f"{theirs}.mlp.linear_fc2", f"{ours}.mlp.down", config.mlp_bias)
+
+
+def _experts(experts: Experts, theirs: str, ours: str, position: Place) -> Iterator[Share]:
+    each = experts.count // position.ep_size
+    numbers = range(position.ep * each, (position.ep + 1) * each)
+    yield Share(Link(f"{theirs}.router.weight", (f"{ours}.router.weight",)))
+    first, stack = f"{ours}.experts.0", f"{theirs}.experts"
+    fused = (f"{first}.gate.weight", f"{first}.up.weight")
+    yield Share(Link(f"{stack}.gate_up_proj", fused), axis=0, experts=numbers)
+    yield Share(Link(f"{stack}.down_proj", (f"{first}.down.weight",)), axis=1, experts=numbers)
+    if experts.shared:
+        shared, rows = f"{ours}.shared_expert", experts.shared // position.tp_size
+        yield Share(Link(f"{theirs}.shared_router.weight", (f"{shared}.router.weight",)))
+        names = tuple(f"{shared}.{matrix}.weight" for matrix in ("gate", "up"))
+        fc1 = f"{theirs}.shared_expert.linear_fc1.weight"
+        yield Share(Link(fc1, names, rows=(rows, rows)), axis=0)
+        yield from _output(f"{theirs}.shared_expert.linear_fc2", f"{shared}.down", bias=False)
 
 
 def _output(theirs: str, ours: str, bias: bool) -> Iterator[Share]:
@@ -166,21 +190,48 @@ class StageLayout:
 
     def parts(self, share: Share) -> list[HeldPart]:
         """The parts that a parameter holds."""
-        return [self._part(self._names[ours], share.axis) for ours in share.link.ours]
+        names = [self._names[ours] for ours in share.link.ours]
+        if share.experts is None:
+            return [self._part(name, share.axis) for name in names]
+        return [self._part_of_experts(share, name, number) for number, name in enumerate(names)]
 
     def separate(self, share: Share, tensor: torch.Tensor) -> list[tuple[HeldPart, torch.Tensor]]:
         """The parts that a tensor in the form of a parameter holds, as views where possible,
         without rows beyond the vocabulary."""
-        views = share.link.separate(tensor).values()
+        views: Any = share.link.separate(tensor).values() if share.experts is None else None
+        if views is None:
+            views = tensor.chunk(len(share.link.ours), dim=1)
         parts = zip(self.parts(share), views, strict=True)
         return [(part, view[tuple(map(slice, _sizes(part.region)))]) for part, view in parts]
 
     def join(self, share: Share, tensors: Sequence[torch.Tensor], into: torch.Tensor) -> None:
         """Fill a tensor in the form of a parameter from its parts, in their order; rows beyond the
         vocabulary become zero."""
+        if share.experts is not None:
+            into.copy_(torch.cat(list(tensors), dim=1))
+            return
         joined = share.link.join(dict(zip(share.link.ours, tensors, strict=True)))
         into[: joined.shape[0]].copy_(joined)
         into[joined.shape[0] :].zero_()
+
+    def _part_of_experts(self, share: Share, name: str, number: int) -> HeldPart:
+        """Of a stack [E, rows, columns] of experts, which may have several matrices one above the
+        other."""
+        assert share.experts is not None
+        assert share.axis is not None
+        shape = self._shapes[name]
+        rows = shape[1] // len(share.link.ours)
+        above = number * rows
+        region = [
+            slice(share.experts.start, share.experts.stop),
+            slice(above, above + rows),
+            slice(0, shape[2]),
+        ]
+        whole = region[1 + share.axis]
+        each = (whole.stop - whole.start) // self.position.tp_size
+        first = whole.start + self.position.tp * each
+        region[1 + share.axis] = slice(first, first + each)
+        return HeldPart(name, shape, tuple(region))
 
     def _part(self, name: str, axis: int | None) -> HeldPart:
         shape = self._shapes[name]

@@ -8,14 +8,14 @@ less. No torch here: `rlcli plan` imports this file.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
 from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.memory import Kept, Parts, PlacedRole, UnknownMemory
 
-from ._memory import SharedTokens, logits_at_once, part_of
+from ._memory import SharedTokens, dense_width, logits_at_once, part_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Stage:
 
     layers: tuple[TransformerBlock, ...]
     parameters: int
+    experts: int
+    """Those of them that belong to experts which ranks divide."""
     waiting: Fraction
     """Most micro-batches that have passed through it when their first backward pass starts here."""
     is_first: bool
@@ -46,7 +48,8 @@ def stages_of(sizes: Architecture, head: str, count: int, chunks: int) -> tuple[
         elif is_last:
             parameters += sizes.final_norm + (0 if sizes.tied and number == 0 else matrix)
         waiting = _waiting(number, count, chunks)
-        stages.append(Stage(layers, parameters, waiting, number == 0, is_last))
+        experts = sum(layer.experts for layer in layers)
+        stages.append(Stage(layers, parameters, experts, waiting, number == 0, is_last))
     return tuple(stages)
 
 
@@ -57,6 +60,11 @@ def _waiting(number: int, stages: int, chunks: int) -> Fraction:
         return Fraction(stages - number)
     passes = 2 * (stages - number - 1) + (chunks - 1) * stages + 1
     return Fraction(passes, chunks)
+
+
+def _share_of_experts(sizes: Architecture, ranks: int) -> Architecture:
+    layers = tuple(replace(layer, experts=layer.experts // ranks) for layer in sizes.layers)
+    return replace(sizes, layers=layers)
 
 
 class MegatronMemory(SharedTokens):
@@ -71,13 +79,13 @@ class MegatronMemory(SharedTokens):
         others = [
             f"{name}{size}"
             for name, size in mesh.items()
-            if size > 1 and name not in ("dp", "tp", "pp", "cp")
+            if size > 1 and name not in ("dp", "tp", "pp", "cp", "ep")
         ]
         if others:
             raise UnknownMemory(
                 f"the memory of a mesh with {' '.join(others)} cannot be estimated yet"
             )
-        if architecture.position_rows or architecture.experts_per_token or not architecture.gated:
+        if architecture.position_rows or not architecture.gated:
             raise UnknownMemory(
                 f"the backend megatron runs no model of type {architecture.model_type}"
             )
@@ -85,27 +93,39 @@ class MegatronMemory(SharedTokens):
             raise UnknownMemory(
                 f"pp={mesh['pp']} does not divide the model's {len(architecture.layers)} layers"
             )
-        self.sizes = part_of(architecture, mesh["tp"])
+        self.expert_ranks = mesh["ep"]
+        self.sizes = _share_of_experts(part_of(architecture, mesh["tp"]), self.expert_ranks)
         self.context = mesh["cp"]
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
-        self.recomputes = bool(role.arguments.get("gradient_checkpointing"))
+        is_recomputed = bool(role.arguments.get("gradient_checkpointing"))
+        self.recomputed = role.arguments.get("recompute", "full") if is_recomputed else "nothing"
         self.ranks = mesh["dp"] * mesh["cp"]
         """Ranks that divide the optimizer's state."""
         chunks = role.arguments.get("virtual_stages") or 1
         self.stages = stages_of(self.sizes, role.head, mesh["pp"], chunks)
-        self.largest = max(self.stages, key=lambda stage: stage.parameters).parameters
+        fullest = max(self.stages, key=lambda stage: stage.parameters)
+        self.largest = fullest.parameters
         """Parameters of the fullest stage."""
+        self.share = self._share(fullest)
         chunks_of_all = stages_of(self.sizes, role.head, mesh["pp"] * chunks, 1)
         last_chunks = zip(self.stages, chunks_of_all[-mesh["pp"] :], strict=True)
-        _, self.last_chunk = max((stage.parameters, last.parameters) for stage, last in last_chunks)
-        """Parameters of the chunk that is copied into its buffer when all others are loaded."""
+        _, self.last_chunk = max(last_chunks, key=lambda pair: pair[0].parameters)
+        """The chunk of the fullest stage that is loaded when all others are."""
 
     def savings(self) -> list[list[dict[str, Any]]]:
         is_trained = "train_step" in self.role.calls
-        return [[{"gradient_checkpointing": True}]] if is_trained and not self.recomputes else []
+        return (
+            [[{"gradient_checkpointing": True}]]
+            if is_trained and self.recomputed == "nothing"
+            else []
+        )
 
     def remarks(self) -> list[str]:
-        return [self._messages()] if self.context > 1 else []
+        remarks: list[str] = []
+        if self.expert_ranks > 1:
+            count = self.sizes.experts // self.expert_ranks
+            remarks.append(f"each rank computes {count} of {self.sizes.experts} experts")
+        return remarks
 
     # -- between calls -----------------------------------------------------------------------------
 
@@ -116,18 +136,22 @@ class MegatronMemory(SharedTokens):
         moments = 8 if "train_step" in self.role.calls else 0
         return Kept(
             weights=self.width * self.largest,
-            optimizer=(masters + moments) * self.largest // self.ranks,
+            optimizer=(masters + moments) * self.share,
             buffers=4 * self.largest,
         )
 
     def load(self) -> Parts:
-        """Parameters are copied into their buffer; then the optimizer's copies are made."""
-        masters = 4 * self.largest // self.ranks if self.width == 2 else 0
-        return Parts(gathered=max(self.width * self.last_chunk, masters))
+        """Parameters are copied into their buffer, those of divided experts after the others; then
+        the optimizer's copies are made."""
+        experts = self.last_chunk.experts if self.expert_ranks > 1 else 0
+        others = self.last_chunk.parameters - experts
+        copies = max(self.width * others - 4 * experts, self.width * experts)
+        masters = 4 * self.share if self.width == 2 else 0
+        return Parts(gathered=max(copies, masters))
 
     def snapshot(self) -> int:
         """Weights and moments in float32, divided over data-parallel ranks."""
-        return 12 * self.largest // self.ranks
+        return 12 * self.share
 
     # -- passes ------------------------------------------------------------------------------------
 
@@ -150,6 +174,12 @@ class MegatronMemory(SharedTokens):
         at_head = Parts(activations=tokens * 2 * self.width * self.sizes.hidden, logits=8 * logits)
         return max((in_block, at_head), key=lambda parts: parts.total)
 
+    def _share(self, stage: Stage) -> int:
+        """Parameters of which a rank has the optimizer's state: ranks that hold the same divide
+        it."""
+        others = stage.parameters - stage.experts
+        return others // self.ranks + stage.experts * self.expert_ranks // self.ranks
+
     @property
     def _kept_per_parameter(self) -> float:
         return self.resident().total / self.largest
@@ -170,7 +200,7 @@ class MegatronMemory(SharedTokens):
                 gradients=width * matrix, activations=saved - tokens * self._saved_by_stage(stage)
             )
         # what AdamW computes for all parameters at once
-        yield Parts(gradients=4 * stage.parameters // self.ranks)
+        yield Parts(gradients=4 * self._share(stage))
 
     def _at_head(self, tokens: int, matrix: int) -> int:
         """Chunks of logits and their gradients, and the gradient of the head's matrix."""
@@ -183,12 +213,26 @@ class MegatronMemory(SharedTokens):
     def _saved_by_stage(self, stage: Stage) -> int:
         """Bytes per token that wait for the backward pass of a micro-batch."""
         hidden, width = self.sizes.hidden, self.width
-        each = width * hidden if self.recomputes else self._saved_by_block()
+        of_blocks = map(self._kept_of, stage.layers)
         ends = 8 * hidden + 2 * width * hidden + 32 if stage.is_last else width * hidden
         angles = 4 * self.sizes.head_dim
-        return each * len(stage.layers) + ends + angles
+        return sum(of_blocks) + ends + angles
 
-    def _saved_by_block(self) -> int:
+    def _kept_of(self, block: TransformerBlock) -> int:
+        """Bytes per token of a block, before its backward pass."""
+        hidden, width = self.sizes.hidden, self.width
+        if self.recomputed == "full":
+            return width * hidden
+        saved = self._saved_by(block)
+        return saved - self._computed_again(block) if self.recomputed == "selective" else saved
+
+    def _computed_again(self, block: TransformerBlock) -> int:
+        """What attention and MLP compute from their inputs."""
+        queries, keys = (n * self.sizes.head_dim for n in (self.sizes.heads, self.sizes.kv_heads))
+        inputs = self.width * (2 * queries + 2 * keys)
+        return self._saved_by_attention() - inputs + self._saved_by_mlp(block)
+
+    def _saved_by(self, block: TransformerBlock) -> int:
         """Norms save their input and what they compute from it in float32, attention its inputs and
         its result."""
         sizes, width = self.sizes, self.width
@@ -198,7 +242,19 @@ class MegatronMemory(SharedTokens):
             norms += 8 * (queries + sizes.kv_heads * sizes.head_dim) + 4 * (
                 sizes.heads + sizes.kv_heads
             )
-        return norms + 2 * width * sizes.hidden + self._saved_by_attention() + 5 * width * sizes.mlp
+        inputs = 2 * width * sizes.hidden
+        return norms + inputs + self._saved_by_attention() + self._saved_by_mlp(block)
+
+    def _saved_by_mlp(self, block: TransformerBlock) -> int:
+        """A router computes in float32. Rows of tokens are sorted by expert, and again where they
+        arrive."""
+        sizes, width = self.sizes, self.width
+        if not block.experts:
+            return 5 * width * dense_width(sizes, block)
+        router = (4 * sizes.hidden if width == 2 else 0) + 12 * sizes.experts
+        row = width * (2 * sizes.hidden + 4 * sizes.mlp) + 32
+        shared = 5 * width * (block.shared // (3 * sizes.hidden))
+        return router + sizes.experts_per_token * row + shared
 
     def _saved_by_attention(self) -> int:
         """In float32 there is no kernel for fewer heads of keys than of queries: they are
@@ -213,15 +269,19 @@ class MegatronMemory(SharedTokens):
         """Bytes per token for gradients in a block, beyond what it has saved;
         if it is recomputed, including that."""
         sizes, width = self.sizes, self.width
-        mlp = width * (2 * sizes.hidden + 4 * sizes.mlp)
+        block = stage.layers[-1]
+        rows = max(1, sizes.experts_per_token) if block.experts else 1
+        columns = sizes.mlp if block.experts else dense_width(sizes, block)
+        mlp = rows * width * (2 * sizes.hidden + 4 * columns)
         queries = sizes.heads * sizes.head_dim
-        attention = width * (4 * sizes.hidden + 4 * queries) - 5 * width * sizes.mlp
+        attention = width * (4 * sizes.hidden + 4 * queries) - self._saved_by_mlp(block)
         between = 0 if stage.is_last else 4 * width * sizes.hidden
-        return max(mlp, attention) + between + (self._saved_by_block() if self.recomputes else 0)
+        return max(mlp, attention) + between + self._saved_by(block) - self._kept_of(block)
 
     def _passing_per_token(self) -> int:
         """Bytes per token that one block needs at once when nothing is saved."""
         sizes, width = self.sizes, self.width
         queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         attention = width * (3 * sizes.hidden + 8 * queries + 8 * keys)
-        return max(attention, width * (4 * sizes.hidden + 5 * sizes.mlp))
+        rows = max(1, sizes.experts_per_token)
+        return max(attention, rows * width * (4 * sizes.hidden + 5 * sizes.mlp))

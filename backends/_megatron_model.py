@@ -9,7 +9,8 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.nn import functional
@@ -20,6 +21,7 @@ from rlcli.ops.attention import Scoring
 from rlcli.ops.logprobs import OutputHead
 from rlcli.ops.vocabulary import VocabularyShard
 
+from ._megatron_experts import StageRouters, routed_mlp
 from ._megatron_groups import RoleGroups
 from ._megatron_layout import Place, rows_per_rank
 from ._transformers import PackedOutput
@@ -60,9 +62,15 @@ def _check_division(role: str, config: ModelConfig, position: Place) -> None:
         "key-value heads": config.kv_heads,
         "MLP columns": config.mlp,
     }
+    if config.experts is not None:
+        counts["columns of an expert"] = config.experts.width
+        counts["columns of the shared expert"] = config.experts.shared
     for quantity, count in counts.items():
         if count % position.tp_size:
             raise _cannot_divide(role, f"{count} {quantity}", "tp", position.tp_size)
+    experts = config.experts.count if config.experts is not None else 0
+    if position.ep_size > 1 and (not experts or experts % position.ep_size):
+        raise _cannot_divide(role, f"{experts} experts", "ep", position.ep_size)
     if config.layers % position.pp_size:
         raise _cannot_divide(role, f"{config.layers} layers", "pp", position.pp_size)
     if position.chunks > 1 and position.pp_size == 1:
@@ -87,7 +95,7 @@ def _cannot_divide(role: str, quantity: str, dimension: str, size: int) -> Model
 
 
 def transformer_config(
-    config: ModelConfig, position: Place, dtype: torch.dtype, recompute: bool
+    config: ModelConfig, position: Place, dtype: torch.dtype, settings: Megatron
 ) -> TransformerConfig:
     """Megatron's own description of the model and of how it is divided."""
     return TransformerConfig(
@@ -125,10 +133,21 @@ def transformer_config(
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
         apply_rope_fusion=False,
-        recompute_granularity="full" if recompute else None,
-        recompute_method="uniform" if recompute else None,
-        recompute_num_layers=1 if recompute else None,
+        **_recomputation(settings),
     )
+
+
+def _recomputation(settings: Megatron) -> dict[str, Any]:
+    if not settings.gradient_checkpointing:
+        return {}
+    if settings.recompute == "selective":
+        modules = ["core_attn", "mlp"]
+        return {"recompute_granularity": "selective", "recompute_modules": modules}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
 
 
 class PackedSequences(PackedSeqParams):
@@ -175,12 +194,13 @@ class StageModel(GPTModel):
         groups: RoleGroups,
         position: Place,
         chunk: int,
+        routers: StageRouters | None,
     ):
         """`rope` [head_dim / 2]: the rotary frequencies. The parameters are not initialised yet."""
         has_head = position.is_last(chunk)
         super().__init__(
             config=megatron,
-            transformer_layer_spec=_layer_spec(config),
+            transformer_layer_spec=_block_specs(config, groups, position, chunk, routers),
             vocab_size=rows_per_rank(config.vocabulary, position.tp_size) * position.tp_size,
             max_sequence_length=config.positions,
             pre_process=position.is_first(chunk),
@@ -223,12 +243,25 @@ class StageModel(GPTModel):
         return OutputHead(rows, temperature=temperature, shard=shard)
 
 
-def _layer_spec(config: ModelConfig) -> ModuleSpec:
-    """A block with Megatron's own modules, but for the attention to packed sequences."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_norm)
-    attention = partial(PackedCoreAttention, config.windows)
-    spec.submodules.self_attention.submodules.core_attention = attention
-    return spec
+def _block_specs(
+    config: ModelConfig,
+    groups: RoleGroups,
+    position: Place,
+    chunk: int,
+    routers: StageRouters | None,
+) -> TransformerBlockSubmodules:
+    """Blocks with Megatron's own modules, but for the attention to packed sequences, and for
+    experts."""
+    specs = []
+    for number in position.blocks(config.layers, chunk):
+        spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_norm)
+        attention = partial(PackedCoreAttention, config.windows)
+        spec.submodules.self_attention.submodules.core_attention = attention
+        if config.experts is not None and number in config.experts.layers:
+            assert routers is not None
+            spec.submodules.mlp = routed_mlp(config.experts, groups, routers, number)
+        specs.append(spec)
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=WrappedTorchNorm)
 
 
 class StageOutput(PackedOutput):

@@ -38,6 +38,13 @@ def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParal
     return DistributedDataParallel(model.config, settings, model, pg_collection=groups.collection())
 
 
+def _buffers(chunks: Sequence[DistributedDataParallel]) -> list[Any]:
+    """Those of all parameters; Megatron keeps divided experts apart."""
+    return [
+        buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
+    ]
+
+
 class ShardedAdamW:
     """AdamW over the shares of this rank."""
 
@@ -68,7 +75,8 @@ class ShardedAdamW:
             None,
             None,
             list(chunks),
-            {number: chunk.buffers for number, chunk in enumerate(chunks)},
+            # it refuses several of one dtype in a list
+            {number: [buffer] for number, buffer in enumerate(_buffers(chunks))},
             groups.dp_cp,
             None,
             groups.model.rank(),
@@ -117,7 +125,7 @@ class ShardedAdamW:
             self.scatter(parameter, _MASTER, weight)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
-        return [buffer.grad_data for chunk in self.chunks for buffer in chunk.buffers]
+        return [buffer.grad_data for buffer in _buffers(self.chunks)]
 
     def kept_tensors(self) -> Iterator[torch.Tensor]:
         """Everything that an update needs on this rank besides weights and gradients."""
@@ -152,8 +160,10 @@ class ShardedAdamW:
         if located is not None:
             share, first = located
             values[first : first + share.numel()] = self._kept(share, name)
-        if self.groups.dp_cp.size() > 1:  # each number is on one rank; the others have 0
-            dist.all_reduce(values, group=self.groups.dp_cp)
+        has_all = getattr(parameter, "allreduce", True)
+        sharers = self.groups.dp_cp if has_all else self.groups.expert_dp
+        if sharers.size() > 1:  # each number is on one rank; the others have 0
+            dist.all_reduce(values, group=sharers)
         return values.view(parameter.shape)
 
     def scatter(self, parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:

@@ -85,9 +85,12 @@ class StageState:
     def _given(self, share: Share, values: torch.Tensor, suffix: str) -> dict[str, Any]:
         """Name in a state → a copy of this rank's part, from the whole value of a parameter."""
         separated = self._layout.separate(share, values)
-        if self._is_alone:
-            return {part.name + suffix: tensor.to("cpu", copy=True) for part, tensor in separated}
-        given = {}
+        given: dict[str, Any] = {}
+        if self._is_alone:  # its parts are all of the parameter
+            for held_part, tensor in separated:
+                room = torch.empty(held_part.shape, dtype=tensor.dtype)
+                given.setdefault(held_part.name + suffix, room)[held_part.region] = tensor.cpu()
+            return given
         parts = [part for part, _ in separated]
         for name, located in self._located(share).items():
             shape = next(part.shape for part in parts if part.name == name)
@@ -117,7 +120,7 @@ class StageState:
         """The parts of a parameter, in their order."""
         parts = self._layout.parts(share)
         if self._is_alone:
-            return [tensors[part.name + suffix].to(like) for part in parts]
+            return [tensors[part.name + suffix][part.region].to(like) for part in parts]
         gathered = [like.new_zeros(_sizes(part)) for part in parts]
         for name, located in self._located(share).items():
             boxes = tensors[name + suffix].boxes()
@@ -141,6 +144,8 @@ class StageState:
 
     def _sharers(self, share: Share) -> dist.ProcessGroup:
         """The ranks that hold the same numbers of a parameter."""
+        if share.experts is not None:
+            return self._groups.expert_dp
         return self._groups.stage if share.axis is None else self._groups.dp_cp
 
     def _alike(self, number: float) -> torch.Tensor:

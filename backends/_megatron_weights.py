@@ -49,7 +49,8 @@ class StageWeights:
         """The parameters with parts of `name` that this rank gives, among those that share a copy
         of the model."""
         for share, parameter in self._held:
-            is_given = share.axis is not None or self._groups.tp.rank() == 0
+            is_first_copy = share.experts is not None or self._groups.ep.rank() == 0
+            is_given = is_first_copy and (share.axis is not None or self._groups.tp.rank() == 0)
             names = {part.name for part in self._layout.parts(share)}
             if name in names and is_given and not share.is_copy:
                 yield share, parameter

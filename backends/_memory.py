@@ -266,7 +266,7 @@ def saved_by_layer(sizes: Architecture, layer: TransformerBlock, width: int) -> 
     if is_sparse:
         mlp = experts * (8 * hidden + 16 * sizes.mlp + 44) + 4 * layer.mlp // hidden
     else:
-        mlp = 4 * width * _dense_width(sizes, layer)
+        mlp = 4 * width * dense_width(sizes, layer)
     return norms + inputs + attention + mlp + _saved_by_shared_expert(sizes, layer, width)
 
 
@@ -279,7 +279,7 @@ def _saved_by_shared_expert(sizes: Architecture, layer: TransformerBlock, width:
     return narrow_inputs + inner + width * (sizes.hidden + 1)
 
 
-def _dense_width(sizes: Architecture, layer: TransformerBlock) -> int:
+def dense_width(sizes: Architecture, layer: TransformerBlock) -> int:
     """The width of a gated MLP from its parameters: a model with experts may have dense blocks of
     another width."""
     return sizes.mlp if not sizes.experts_per_token else layer.mlp // (3 * sizes.hidden)

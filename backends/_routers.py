@@ -117,9 +117,9 @@ def _are_probabilities(logits: torch.Tensor) -> bool:
 class RoutedStep:
     """What the routers do in one optimizer step; all tensors are sums over tokens."""
 
-    def __init__(self, routers: Routers, tokens: torch.Tensor):
+    def __init__(self, routers: Any, tokens: torch.Tensor):
         self._routers = routers
-        self._tokens = tokens
+        self.tokens = tokens
         """Of the step, on all ranks."""
         self.counted: list[torch.Tensor] = []
         """[L, E] the tokens that choose each expert, in each micro-batch that was counted ahead."""
@@ -138,9 +138,9 @@ class RoutedStep:
             entropies = torch.special.entr(probabilities).sum((1, 2))[:, None]
             sums = (counts, probabilities.sum(1), squares, entropies)
             self.trained.append(torch.cat([quantity.double() for quantity in sums], -1))
-        total = self._routers.z_coef * squares.mean(0).sum() / self._tokens
+        total = self._routers.z_coef * squares.mean(0).sum() / self.tokens
         if self.load is not None:
-            factors = self._routers.aux_coef * _balance_factors(self.load, self._tokens)
+            factors = self._routers.aux_coef * balance_factors(self.load, self.tokens)
             total = total + (factors.to(probabilities.dtype) * probabilities.sum(1)).sum()
         return total.to(logits.dtype)
 
@@ -150,11 +150,11 @@ class RoutedStep:
         experts = (sums.shape[-1] - 2) // 2
         counts, probabilities, squares, entropies = sums.split([experts, experts, 1, 1], -1)
         shares = counts / counts.mean(-1, keepdim=True)
-        choices = self._routers.per_token * self._tokens * len(sums)
+        choices = self._routers.per_token * self.tokens * len(sums)
         values = {
-            "router_aux_loss": (_balance_factors(counts, self._tokens) * probabilities).sum(),
-            "router_z_loss": squares.mean() / self._tokens,
-            "router_entropy": entropies.mean() / self._tokens,
+            "router_aux_loss": (balance_factors(counts, self.tokens) * probabilities).sum(),
+            "router_z_loss": squares.mean() / self.tokens,
+            "router_entropy": entropies.mean() / self.tokens,
             "router_load_max": shares.max(),
             "router_load_min": shares.min(),
             "router_dropped": 1 - counts.sum() / choices,
@@ -162,7 +162,7 @@ class RoutedStep:
         return {name: (value, torch.ones(())) for name, value in values.items()}
 
 
-def _balance_factors(load: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def balance_factors(load: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """[L, E] the derivatives of the auxiliary loss by the probabilities of any token."""
     layers, experts = load.shape
     return load * experts / (layers * tokens.square())

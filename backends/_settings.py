@@ -146,8 +146,8 @@ class ContextParallelism:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersTraining(TransformersSettings, TrainingSettings):
-    """A transformers model that also trains."""
+class RouterLosses:
+    """A model with a mixture of experts that trains its routers."""
 
     LIMITS: ClassVar[Limits] = {"router_aux_loss_coef": {"ge": 0}, "router_z_loss_coef": {"ge": 0}}
 
@@ -160,3 +160,8 @@ class TransformersTraining(TransformersSettings, TrainingSettings):
     router_z_loss_coef: float | None = None
     """Coefficient of the loss that keeps the logits of routers small (ST-MoE's z-loss). null: no
     such loss; 0 only measures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersTraining(RouterLosses, TransformersSettings, TrainingSettings):
+    """A transformers model that also trains."""

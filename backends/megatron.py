@@ -9,32 +9,35 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ResourceError
 
 from ._argument_checks import check_megatron
-from ._settings import ComputeDtype, ContextParallelism, TrainingSettings
+from ._settings import ComputeDtype, ContextParallelism, RouterLosses, TrainingSettings
 
 
 @register_backend("megatron")
 @dataclass(frozen=True, kw_only=True)
-class Megatron(ContextParallelism, TrainingSettings, ModelBackend):
-    """Trains a model of the llama, qwen2, qwen3 or mistral family,
-    divided over ranks in every way but generation."""
+class Megatron(ContextParallelism, RouterLosses, TrainingSettings, ModelBackend):
+    """Trains a model of the llama, qwen2, qwen3 or mistral family, or one with a mixture of
+    experts, divided over ranks in every way but generation."""
 
     ELSEWHERE: ClassVar[str] = "mcore nemo"
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
-    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp", "cp")
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp", "cp", "ep")
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_megatron"
     MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
+    LAYOUT: ClassVar[str] = "_megatron_stages.problems"
     LIMITS: ClassVar[Limits] = {"virtual_stages": {"ge": 1}}
-    ON_RESUME: ClassVar[dict[str, str]] = {"virtual_stages": "safe"}
+    ON_RESUME: ClassVar[dict[str, str]] = {"virtual_stages": "safe", "recompute": "safe"}
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
-    FAMILIES: ClassVar[tuple[str, ...]] = ("llama", "qwen3", "mistral", "qwen2")
+    FAMILIES: ClassVar[tuple[str, ...]] = (
+        "llama", "qwen3", "mistral", "qwen2", "mixtral", "qwen2_moe", "qwen3_moe",
+    )  # fmt: skip
     """The families for which every number has been compared with transformers'."""
 
     dtype: ComputeDtype = "auto"
@@ -45,6 +48,11 @@ class Megatron(ContextParallelism, TrainingSettings, ModelBackend):
     """Groups of consecutive layers on each pipeline stage. With several, a micro-batch passes
     through all stages once for each group: stages idle less and send more. It needs `mesh.pp`, and
     divides the layers of a stage."""
+
+    recompute: Literal["full", "selective"] = "full"
+    """What `gradient_checkpointing` recomputes. full: whole layers, from their inputs. selective:
+    attention and the MLP or the experts, from the inputs of each; less is computed again, norms and
+    queries, keys and values are kept."""
 
     sequence_parallel: bool = False
     """Divide norms and dropout along the sequence. Not offered yet: not tested on a GPU."""

@@ -57,6 +57,11 @@ class PackedAttention:
         a pack, `rlcli.ops.context_attention` takes the place of this class."""
         return rows
 
+    @property
+    def is_padding(self) -> torch.Tensor:
+        """[T] bool, for each row that this rank computes with: none is."""
+        return torch.zeros(sum(self.lengths), dtype=torch.bool, device=self.device)
+
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, ...] from the rows that each rank has computed."""
         return rows

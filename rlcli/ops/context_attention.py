@@ -43,6 +43,11 @@ class ContextAttention:
         """[S, ...]: this rank's rows of a tensor with one row per token of the pack."""
         return rows[self._tokens[self.group.rank()]]
 
+    @property
+    def is_padding(self) -> torch.Tensor:
+        """[S] bool, for each slot of this rank."""
+        return ~self.cut.filled[self.group.rank()].to(self.device)
+
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, ...] in the order of the pack, from the rows [S, ...] of each rank. The loss must be
         the same function of it on every rank: each keeps the gradient of its own rows."""
@@ -138,8 +143,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         rows = ctx.share.mine(grad)
-        is_padding = ~ctx.share.cut.filled[ctx.share.group.rank()].to(rows.device)
-        return rows.masked_fill(is_padding.view(-1, *[1] * (rows.dim() - 1)), 0.0), None
+        return rows.masked_fill(ctx.share.is_padding.view(-1, *[1] * (rows.dim() - 1)), 0.0), None
 
 
 class _AllToAll(torch.autograd.Function):

@@ -47,6 +47,13 @@ ROLES = {
         {"tie_word_embeddings": True, "num_hidden_layers": 4},
     ),
     "windows, cp2 x pp2": ("mistral", "lm", {"pp": 2, "cp": 2}, {}),
+    "experts, recomputed, cp2 x ep2 x pp2": (
+        "qwen2_moe",
+        "lm",
+        {"pp": 2, "cp": 2, "ep": 2},
+        {"num_experts": 4},
+    ),
+    "recomputed in part, cp2 x tp2": ("qwen3", "value", {"cp": 2, "tp": 2}, {}),
     "norms of heads, tp2 x dp2": ("qwen3", "lm", {"dp": 2, "tp": 2}, {}),
     "biases, tp2 x pp2": ("qwen2", "lm", {"pp": 2, "tp": 2}, {}),
     "critic, pp2 x dp2": ("qwen2", "value", {"dp": 2, "pp": 2}, {}),
@@ -54,6 +61,12 @@ ROLES = {
 }
 """Family, head, mesh and changes to the model. All are roles of the same four processes; 97, the
 size of their vocabulary, is prime."""
+WHOLE_LAYERS = {"gradient_checkpointing": True}
+SETTINGS_OF_ROLES = {
+    "tied, virtual stages, dp2 x pp2": {"virtual_stages": 2},
+    "experts, recomputed, cp2 x ep2 x pp2": WHOLE_LAYERS | {"context_parallel": "ring"},
+    "recomputed in part, cp2 x tp2": WHOLE_LAYERS | {"recompute": "selective"},
+}
 STEPS = 2
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 
@@ -75,14 +88,21 @@ def plain_loop(lm):
     )
 
 
-def make_engine(lm, device, mesh=None, backend="megatron", **args):
+def make_engine(lm, device, mesh=None, backend="megatron", expert_ranks=1, **args):
     backend = make_backend(
         ModelBackendAbstraction(backend, {**SETTINGS, "dtype": "float32", **args})
     )
     family = family_of(lm.config.model_type)
     source = HeldSource(lm)
     model = Model(
-        "actor", None, TinyTokenizer(), device, source=source, family=family, device_mesh=mesh
+        "actor",
+        None,
+        TinyTokenizer(),
+        device,
+        source=source,
+        family=family,
+        device_mesh=mesh,
+        expert_ranks=expert_ranks,
     )
     spec = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
     return backend.initialize(model, spec).module
@@ -118,7 +138,7 @@ def run_roles(folder):
         family, head, degrees, changes = ROLES[name]
         objective = OBJECTIVES[head]
         mesh = mesh_of_ranks(**degrees)
-        args = {"virtual_stages": 2} if "virtual" in name else {}
+        args = SETTINGS_OF_ROLES.get(name, {}) | {"expert_ranks": degrees.get("ep", 1)}
         engine = make_engine(tiny_model(family, head=head, **SIZE, **changes), device, mesh, **args)
         plain = plain_loop(tiny_model(family, head=head, **SIZE, **changes))
         seen = []
@@ -228,12 +248,16 @@ def test_a_checkpoint_of_bfloat16_parameters_has_float32_copies(tmp_path):
         assert rank["kept"] == ["torch.bfloat16"]
 
 
-def test_fsdp_and_megatron_continue_each_others_checkpoints(tmp_path):
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_fsdp_and_megatron_continue_each_others_checkpoints(tmp_path, family):
+    def some_model(seed=0):
+        return tiny_model(family, seed=seed, tie_word_embeddings=True, **SIZE)
+
     def work(rank):
         with pretend_cuda() as device:
             devices = {"fsdp": torch.device("cpu"), "megatron": device}
             engines = {
-                name: make_engine(tied_model(), target, backend=name)
+                name: make_engine(some_model(), target, backend=name)
                 for name, target in devices.items()
             }
             for name, engine in engines.items():
@@ -243,7 +267,7 @@ def test_fsdp_and_megatron_continue_each_others_checkpoints(tmp_path):
                 train_step(engine, 2)
             apart = []
             for name, source in (("fsdp", "megatron"), ("megatron", "fsdp")):
-                engine = make_engine(tied_model(seed=1), devices[name], backend=name)
+                engine = make_engine(some_model(seed=1), devices[name], backend=name)
                 restore(engine, tmp_path / source)
                 train_step(engine, 2)
                 mine, theirs = full_weights(engine), full_weights(engines[source])
@@ -310,15 +334,20 @@ def test_virtual_stages_that_do_not_fit_are_refused(degrees, message):
             {"tp": 2},
             "1 key-value heads, which tp=2 does not divide",
         ),
+        ("qwen3_moe", {}, {"dp": 2, "ep": 2}, "3 experts, which ep=2 does not divide"),
+        ("llama", {}, {"dp": 2, "ep": 2}, "0 experts, which ep=2 does not divide"),
+        ("mixtral", {"intermediate_size": 25}, {"tp": 2}, "25 MLP columns"),
     ],
 )
 def test_unsupported_models_are_refused_with_the_reason(family, changes, degrees, message):
     def work(rank):
+        mesh, expert_ranks = mesh_of_ranks(**degrees), degrees.get("ep", 1)
         with pretend_cuda() as device, pytest.raises(ModelError) as caught:
-            make_engine(tiny_model(family, **changes), device, mesh_of_ranks(**degrees))
+            make_engine(tiny_model(family, **changes), device, mesh, expert_ranks=expert_ranks)
         return {"said": str(caught.value)}
 
-    for result in run_on_ranks(math.prod(degrees.values()), work):
+    ranks = math.prod(size for name, size in degrees.items() if name != "ep")
+    for result in run_on_ranks(ranks, work):
         assert message in result["said"]
 
 

@@ -25,6 +25,8 @@ CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 384,
           "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
           "head_dim": 32, "vocab_size": 2000, "max_position_embeddings": 2048,
           "tie_word_embeddings": False}  # fmt: skip
+EXPERTS = {**CONFIG, "model_type": "mixtral", "intermediate_size": 96, "num_local_experts": 4,
+           "num_experts_per_tok": 2}  # fmt: skip
 ALL = ("train_step", "inference")
 DIMENSIONS = ("dp", "tp", "pp", "cp")
 
@@ -135,7 +137,6 @@ def test_context_parallel_ranks_share_tokens_and_the_state_of_the_optimizer():
             {"pp": 2},
             "pp=2 does not divide the model's 3 layers",
         ),
-        (CONFIG, {"ep": 2}, "a mesh with ep2"),
     ],
 )
 def test_unsupported_models_and_meshes_are_not_estimated(config, mesh, reason):
@@ -168,8 +169,9 @@ class MeasuredPhases:
         self.inference = self.highest(self.infer)
 
     def build(self, arguments):
-        source = open_source(CONFIG, head=self.head, tokenizer=None, seed=0)
-        mesh, family = mesh_of_ranks(**self.degrees), family_of("llama")
+        expert_ranks, config = arguments.pop("ep", 1), arguments.pop("config", CONFIG)
+        source = open_source(config, head=self.head, tokenizer=None, seed=0)
+        mesh, family = mesh_of_ranks(**self.degrees), family_of(config["model_type"])
         model = Model(
             "actor",
             None,
@@ -178,6 +180,7 @@ class MeasuredPhases:
             source=source,
             family=family,
             device_mesh=mesh,
+            expert_ranks=expert_ranks,
         )
         spec = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
         return (
@@ -223,7 +226,13 @@ LAYOUTS = {
         {"dtype": "float32"},
         {"dtype": "bfloat16", "count": 2, "length": 128},
         {"dtype": "float32", "gradient_checkpointing": True, "count": 1, "length": 256},
+        {"dtype": "float32", "gradient_checkpointing": True, "recompute": "selective"},
     ],
+    "experts": [
+        {"dtype": "float32", "config": EXPERTS},
+        {"dtype": "bfloat16", "config": EXPERTS},
+    ],
+    "2 ranks that divide experts": [{"dtype": "float32", "config": EXPERTS, "dp": 2, "ep": 2}],
     "2 ranks that share tokens": [
         {"dtype": "float32", "cp": 2, "context_parallel": "ulysses"},
         {"dtype": "float32", "cp": 2, "context_parallel": "ring"},

@@ -70,20 +70,16 @@ class Layout:
     backend: str
     degrees: dict[str, int]
     args: dict[str, Any]
+    family: str = "llama"
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Degrees of all dimensions; dp is at least as large as ep, which divides it."""
-        ones = dict.fromkeys(DIMENSIONS, 1)
-        return ones | {"dp": self.degrees.get("ep", 1)} | self.degrees
+        """Degrees of all dimensions."""
+        return dict.fromkeys(DIMENSIONS, 1) | self.degrees
 
     @property
     def ranks(self) -> int:
         return Mesh(**self.mesh).size
-
-    @property
-    def family(self) -> str:
-        return "mixtral" if self.mesh["ep"] > 1 else "llama"
 
     @property
     def refusal(self) -> str | None:
@@ -101,7 +97,8 @@ class Layout:
             " x ".join(f"{name}{degree}" for name, degree in self.degrees.items() if degree > 1)
             or "1 rank"
         )
-        return f"{self.backend} {args}".strip() + f", {where}"
+        family = "" if self.family == "llama" else f", {self.family}"
+        return f"{self.backend} {args}".strip() + f", {where}{family}"
 
 
 LAYOUTS = (
@@ -114,9 +111,9 @@ LAYOUTS = (
         for degrees in ({"cp": 2}, {"cp": 4}, {"dp": 2, "cp": 2}, {"cp": 2, "tp": 2})
         for method in ("ulysses", "ring")
     ),
-    Layout("fsdp", {"ep": 2}, {}),
-    Layout("fsdp", {"dp": 4, "ep": 2}, {}),
-    Layout("fsdp", {"dp": 2, "cp": 2, "ep": 2}, {}),
+    Layout("fsdp", {"dp": 2, "ep": 2}, {}, "mixtral"),
+    Layout("fsdp", {"dp": 4, "ep": 2}, {}, "mixtral"),
+    Layout("fsdp", {"dp": 2, "cp": 2, "ep": 2}, {}, "mixtral"),
     Layout("megatron", {}, {}),
     Layout("megatron", {"tp": 2}, {}),
     Layout("megatron", {"pp": 2}, {}),
@@ -125,6 +122,16 @@ LAYOUTS = (
     Layout("megatron", {"cp": 2}, {"context_parallel": "ulysses"}),
     Layout("megatron", {"cp": 2, "dp": 2}, {"context_parallel": "ring"}),
     Layout("megatron", {"pp": 2}, {"virtual_stages": 2}),
+    *(
+        Layout("megatron", degrees, {}, "mixtral")
+        for degrees in (
+            {},
+            {"dp": 2, "ep": 2},
+            {"cp": 2, "ep": 2},
+            {"dp": 2, "pp": 2, "ep": 2},
+            {"dp": 2, "tp": 2, "ep": 2},
+        )
+    ),
     Layout("deepspeed", {"dp": 2}, {"zero_stage": 1}),
     Layout("deepspeed", {"dp": 2}, {"zero_stage": 3}),
     Layout("inference", {}, {}),

@@ -487,6 +487,36 @@ def test_experts_not_divisible_among_expert_parallel_ranks_are_refused(
     assert fault.hint == f"the nearest layout that it can run is {hint}"
 
 
+@pytest.mark.parametrize(
+    ("changes", "finding", "hint"),
+    [
+        (["mesh.pp=2"], "", ""),
+        (["mesh.pp=4"], "6 layers, which cannot be divided among 4 pipeline stages",
+         "use a divisor: 1, 2, 3, 6"),
+        (["mesh.pp=2", "backend.args.virtual_stages=3"], "", ""),
+        (["mesh.pp=2", "backend.args.virtual_stages=2"],
+         "3 layers on a stage, which 2 virtual stages cannot divide", "use a divisor: 1, 3"),
+        (["mesh.dp=2", "backend.args.virtual_stages=2"],
+         "2 virtual stages, but its pipeline has one stage", "leave out virtual_stages"),
+    ],
+)  # fmt: skip
+def test_layers_not_divisible_among_stages_are_refused(project, changes, finding, hint):
+    sizes = {"model_type": "llama", **SIZES, "num_hidden_layers": 6}
+    (project / "model" / "config.json").write_text(json.dumps(sizes))
+    (project / "rows.jsonl").write_text(4 * ROW)
+    ranks = int(changes[0][-1])
+    faults = faults_before_start(
+        "launch=local",
+        f"cluster.devices_per_node={ranks}",
+        "train.prompts_per_step=2",
+        "models.actor.backend.type=megatron",
+        *(f"models.actor.{change}" for change in changes),
+    )
+    refused = [fault for fault in faults if "layers" in fault.what or "virtual" in fault.what]
+    expected = [("R49", f"models.actor has {finding}", hint)] if finding else []
+    assert [(fault.code, fault.what, fault.hint) for fault in refused] == expected
+
+
 def test_components_of_warm_starts_are_built_before_the_first_run():
     """Also those of a warm start, whose arguments are valid alone but not together."""
     valid, contradictory = (

@@ -80,6 +80,7 @@ takes those that it has."""
 WITH_EXPERTS: tuple[Layout, ...] = (
     ({"dp": 2, "ep": 2}, {}),
     ({"dp": 4, "ep": 2}, {}),
+    ({"dp": 2, "pp": 2, "ep": 2}, {}),
 )
 """The same for a model with experts."""
 EXPERTS = ("mixtral",)
@@ -111,6 +112,7 @@ class RanksChecks(BackendChecks):
         return cls().live(tmp_path_factory.mktemp("ranks"))
 
     layouts: ClassVar[Sequence[Layout]] = LAYOUTS
+    layouts_with_experts: ClassVar[Sequence[Layout]] = WITH_EXPERTS
 
     def live(self, folder: Path) -> Lives:
         """First a single rank, then the ranks of each layout."""
@@ -181,7 +183,7 @@ class RanksChecks(BackendChecks):
         """ranks that divide experts (ep) pass the checks of ranks"""
         if "ep" not in self.dimensions():
             pytest.skip("knows no ep")
-        self._require_checks_of_ranks(EXPERTS, WITH_EXPERTS, tmp_path)
+        self._require_checks_of_ranks(EXPERTS, self.layouts_with_experts, tmp_path)
 
     def test_ranks_with_virtual_stages_pass_the_checks_of_ranks(self, tmp_path: Path) -> None:
         """ranks that take turns at a pipeline pass the checks of ranks"""

@@ -4,9 +4,9 @@ however its batch is cut and spread over ranks."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from rlcli.testing.backend.base import (
     source_of,
     weights_apart,
 )
+from rlcli.testing.backend.lifecycle import layout_name
 from rlcli.testing.backend.plain import Loss, PlainTraining, sequences
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
@@ -32,11 +33,19 @@ from rlcli.testing.tiny_models import tiny_model
 LOSSES = {"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.02}
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SHARES = (4, 7, 5)
-"""Sequences of the first of two ranks at each step; at the second, the other has none."""
+"""Sequences of the first of two data-parallel ranks at each step; at the second, the other has
+none."""
 
 
 class RouterChecks(BackendChecks):
     """For backends with the setting `router_aux_loss_coef`."""
+
+    layouts_with_router_losses: ClassVar[Sequence[Mapping[str, int]]] = (
+        {"dp": 2},
+        {"dp": 2, "ep": 2},
+        {"pp": 2},
+    )
+    """Meshes of two ranks to try, if the backend knows their dimensions."""
 
     def test_router_losses_train_like_a_plain_loop(self) -> None:
         """losses of routers: steps of a plain loop, any micro-batches"""
@@ -55,10 +64,12 @@ class RouterChecks(BackendChecks):
         """ranks, uneven shares: losses of routers are those of all"""
         self._require_setting()
         skip_without_forks()
-        for expert_ranks in (1, 2) if "ep" in self.dimensions() else (1,):
-            life = RoutedLife(self, FAMILIES[0], "lm", expert_ranks=expert_ranks)
+        for degrees in self.layouts_with_router_losses:
+            if not set(degrees) <= set(self.dimensions()):
+                continue
+            life = RoutedLife(self, FAMILIES[0], "lm", degrees=degrees)
             for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
-                self._require_exact(deviations, f"rank {rank} of dp 2 ep {expert_ranks}")
+                self._require_exact(deviations, f"rank {rank} of {layout_name(degrees, {})}")
 
     def test_router_losses_are_added_only_where_they_are_set(self) -> None:
         """without coefficients nothing is added or measured"""
@@ -104,7 +115,7 @@ class RoutedLife:
     family: str
     head: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    expert_ranks: int = 1
+    degrees: Mapping[str, int] = field(default_factory=dict)
 
     def deviations(self, rank: int | None = None) -> dict[str, float]:
         """The largest relative error of each number, compared with a plain loop."""
@@ -126,14 +137,15 @@ class RoutedLife:
         return worst | {"weights": weights_apart(weights, plain.weights())}
 
     def _engine(self, rank: int | None) -> TrainEngine:
-        mesh = None if rank is None else mesh_of_ranks(dp=2)
+        mesh = None if rank is None else mesh_of_ranks(**self.degrees)
         settings = SETTINGS | LOSSES | dict(self.settings)
-        settings |= {"head": self.head, "mesh": mesh, "expert_ranks": self.expert_ranks}
+        settings |= {"head": self.head, "mesh": mesh, "expert_ranks": self.degrees.get("ep", 1)}
         return self.checks.trained_engine(self.family, **settings)
 
     def _train(self, engine: TrainEngine, step: int, rank: int | None) -> Mapping[str, float]:
         """The stats of a step; `loss` includes those of the routers."""
-        share = batch(step) if rank is None else _share(step, rank)
+        is_alone = rank is None or "dp" not in self.degrees
+        share = batch(step) if is_alone else _share(step, rank or 0)
         objective, cuts = OBJECTIVES[self.head], MicroBatchSpec(n_mbs=3 - step)
         stats = engine.train_batch(share, objective.loss, objective.weight, "global", cuts, step)
         added = sum(

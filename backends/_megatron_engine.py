@@ -92,8 +92,8 @@ class MegatronEngine(TrainEngine):
         ]
         for chunk in self.chunks:
             chunk.to(model.device, self._dtype)  # norms start as float32 on the host
-        self.held = self.layout.held(self.chunks)
-        mark_shared(self.held)
+        self.parameters = self.layout.parameters_of(self.chunks)
+        mark_shared(self.parameters)
         self._load(source)
         self._freeze()
         self.wrapped = [data_parallel(chunk, groups) for chunk in self.chunks]
@@ -101,8 +101,8 @@ class MegatronEngine(TrainEngine):
             wrapped.train()  # dropout is off; without this, activations would not be recomputed
         self.optimizer = ShardedAdamW(self.wrapped, settings, groups)
         self._config.finalize_model_grads_func = _reduce_gradients
-        self._state = StageState(self.held, self.layout, self.optimizer, groups)
-        self._weights = StageWeights(self.held, self.layout, self.optimizer, groups)
+        self._state = StageState(self.parameters, self.layout, self.optimizer, groups)
+        self._weights = StageWeights(self.parameters, self.layout, self.optimizer, groups)
         self._away_weights, self._away_gradients, self._away_optimizer = (
             PutAway(),
             PutAway(),
@@ -120,7 +120,7 @@ class MegatronEngine(TrainEngine):
     def _load(self, source: ModelSource) -> None:
         """Fill this rank's parameters, one at a time."""
         with torch.no_grad():
-            for share, parameter in self.held:
+            for share, parameter in self.parameters:
                 parts = self.layout.parts(share)
                 read = [source.read(part.name, part.region).to(self._device) for part in parts]
                 self.layout.join(share, read, parameter)
@@ -129,7 +129,7 @@ class MegatronEngine(TrainEngine):
         """Freeze the parameters that are not trained in transformers' model. Raises ModelError for
         one that is fused from both trained and frozen ones."""
         trained = {name: parameter.requires_grad for name, parameter in self.lm.named_parameters()}
-        for share, parameter in self.held:
+        for share, parameter in self.parameters:
             names = [part.name for part in self.layout.parts(share)]
             frozen = [name for name in names if not trained[name]]
             if 0 < len(frozen) < len(names):
@@ -268,6 +268,7 @@ class MegatronEngine(TrainEngine):
         stages, chunks = self.groups.pp.size(), len(self.chunks)
         schedule = get_forward_backward_func(stages, chunks if chunks > 1 else None)
         batches = [iter(micro_batches) for _ in self.chunks]
+        messages = StageMessages(self.groups.pp, self._config) if stages > 1 else None
         with process_group():
             return schedule(
                 forward_step_func=step,
@@ -278,9 +279,7 @@ class MegatronEngine(TrainEngine):
                 micro_batch_size=1,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,
-                p2p_communicator=StageMessages(self.groups.pp, self._config)
-                if stages > 1
-                else None,
+                p2p_communicator=messages,
                 pg_collection=self.groups.collection(),
             )
 
@@ -314,8 +313,8 @@ class MegatronEngine(TrainEngine):
     def offload(self) -> None:
         """Weights are restored by the next pass, the gradient buffer and the optimizer's state by
         the next step."""
-        kept = [t for chunk in self.chunks for t in (*chunk.parameters(), *chunk.buffers())]
-        self._away_weights.put_away(kept)
+        tensors = [t for chunk in self.chunks for t in (*chunk.parameters(), *chunk.buffers())]
+        self._away_weights.put_away(tensors)
         self._away_gradients.put_away((), self.optimizer.gradient_buffers())
         self._offload_optimizer()
 
@@ -345,7 +344,7 @@ class MegatronEngine(TrainEngine):
         """Gathered from the ranks that share a copy of the model."""
         self._onload()
         for name, parameter in self.lm.named_parameters():
-            yield name, self._weights.whole(name, parameter.shape, self._device)
+            yield name, self._weights.gathered(name, parameter.shape, self._device)
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         self._onload()

@@ -54,13 +54,7 @@ class RoutedMLP(nn.Module):
         self._activation: Any = config.activation_func
         hidden, dtype = config.hidden_size, config.params_dtype
         self.router = nn.Linear(hidden, experts.count, bias=False, dtype=dtype)
-        self.experts = nn.Module()
-        count, width = experts.count // groups.ep.size(), experts.width // groups.tp.size()
-        shapes = {"gate_up_proj": (count, 2 * width, hidden), "down_proj": (count, hidden, width)}
-        for name, shape in shapes.items():
-            parameter: Any = nn.Parameter(torch.empty(shape, dtype=dtype))
-            parameter.allreduce = groups.ep.size() == 1  # else Megatron reduces it over expert_dp
-            self.experts.register_parameter(name, parameter)
+        self.experts = _stack(hidden, experts, groups, dtype)
         if experts.shared:
             self.shared_router = nn.Linear(hidden, 1, bias=False, dtype=dtype)
             self.shared_expert = _shared_expert(config, experts.shared, groups.tp)
@@ -71,11 +65,7 @@ class RoutedMLP(nn.Module):
         """[S, 1, H], and no bias. `padding_mask` [1, S] bool: tokens that do not count for the
         router's losses."""
         rows = hidden_states[:, 0]
-        logits = linear(rows.float(), self.router.weight.float())
-        logits = self._routers.watched(logits, self._layer, padding_mask[0])
-        weights, chosen = logits.softmax(-1).topk(self._experts.per_token, -1)
-        if self._experts.normalized:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = self._choice(rows, padding_mask[0])
         tp, ep = self._groups.tp, self._groups.ep
         inputs, factors = (copy_to_tensor_model_parallel_region(x, tp) for x in (rows, weights))
         partial = through_experts(inputs, chosen, factors, self._experts.count, ep, self._compute)
@@ -85,6 +75,17 @@ class RoutedMLP(nn.Module):
             routed = routed + self.shared_router(hidden_states).sigmoid() * common
         return routed, None
 
+    def _choice(
+        self, rows: torch.Tensor, is_padding: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[S, k] the weights of the experts that each token goes through, and their numbers."""
+        logits = linear(rows.float(), self.router.weight.float())
+        logits = self._routers.watched(logits, self._layer, is_padding)
+        weights, chosen = logits.softmax(-1).topk(self._experts.per_token, -1)
+        if self._experts.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights, chosen
+
     def _compute(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """[R, H] this rank's part of the outputs of its experts number `experts` [R]."""
         order = experts.argsort(stable=True)
@@ -92,6 +93,18 @@ class RoutedMLP(nn.Module):
         gate, up = _products(rows[order], self.experts.gate_up_proj, counts).chunk(2, -1)
         outputs = _products(self._activation(gate) * up, self.experts.down_proj, counts)
         return outputs[order.argsort()]
+
+
+def _stack(hidden: int, experts: Experts, groups: RoleGroups, dtype: torch.dtype) -> nn.Module:
+    """This rank's experts, and of each its part."""
+    stack = nn.Module()
+    count, width = experts.count // groups.ep.size(), experts.width // groups.tp.size()
+    shapes = {"gate_up_proj": (count, 2 * width, hidden), "down_proj": (count, hidden, width)}
+    for name, shape in shapes.items():
+        parameter: Any = nn.Parameter(torch.empty(shape, dtype=dtype))
+        parameter.allreduce = groups.ep.size() == 1  # else Megatron reduces it over expert_dp
+        stack.register_parameter(name, parameter)
+    return stack
 
 
 def routed_mlp(

@@ -89,10 +89,10 @@ def role_groups(mesh: Any, expert_ranks: int) -> RoleGroups:
     stages = ranks[dp, cp, :, tp].tolist()
     at_an_end = len(stages) > 1 and pp in (0, len(stages) - 1)
     by_tokens = ranks.flatten(0, 1)
-    own = dp * ranks.shape[1] + cp
-    first = own - own % expert_ranks
+    position = dp * ranks.shape[1] + cp
+    first = position - position % expert_ranks
     copy = slice(first, first + expert_ranks)
-    alike = slice(own % expert_ranks, None, expert_ranks)
+    alike = slice(position % expert_ranks, None, expert_ranks)
     group_of = cache(_group)  # groups of the same ranks are one
     return RoleGroups(
         tp=group_of(_numbers(ranks[dp, cp, pp])),

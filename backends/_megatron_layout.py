@@ -124,12 +124,15 @@ def _experts(experts: Experts, theirs: str, ours: str, position: Place) -> Itera
     yield Share(Link(f"{stack}.gate_up_proj", fused), axis=0, experts=numbers)
     yield Share(Link(f"{stack}.down_proj", (f"{first}.down.weight",)), axis=1, experts=numbers)
     if experts.shared:
-        shared, rows = f"{ours}.shared_expert", experts.shared // position.tp_size
-        yield Share(Link(f"{theirs}.shared_router.weight", (f"{shared}.router.weight",)))
-        names = tuple(f"{shared}.{matrix}.weight" for matrix in ("gate", "up"))
-        fc1 = f"{theirs}.shared_expert.linear_fc1.weight"
-        yield Share(Link(fc1, names, rows=(rows, rows)), axis=0)
-        yield from _output(f"{theirs}.shared_expert.linear_fc2", f"{shared}.down", bias=False)
+        rows = experts.shared // position.tp_size
+        yield from _shared_expert(rows, f"{theirs}.shared", f"{ours}.shared_expert")
+
+
+def _shared_expert(rows: int, theirs: str, ours: str) -> Iterator[Share]:
+    yield Share(Link(f"{theirs}_router.weight", (f"{ours}.router.weight",)))
+    names = tuple(f"{ours}.{matrix}.weight" for matrix in ("gate", "up"))
+    yield Share(Link(f"{theirs}_expert.linear_fc1.weight", names, rows=(rows, rows)), axis=0)
+    yield from _output(f"{theirs}_expert.linear_fc2", f"{ours}.down", bias=False)
 
 
 def _output(theirs: str, ours: str, bias: bool) -> Iterator[Share]:
@@ -180,7 +183,7 @@ class StageLayout:
         }
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
 
-    def held(self, chunks: Sequence[nn.Module]) -> Held:
+    def parameters_of(self, chunks: Sequence[nn.Module]) -> Held:
         """The parameters of the rank's chunks, each with its share."""
         return [
             (of_chunk[name], parameter)
@@ -227,9 +230,9 @@ class StageLayout:
             slice(above, above + rows),
             slice(0, shape[2]),
         ]
-        whole = region[1 + share.axis]
-        each = (whole.stop - whole.start) // self.position.tp_size
-        first = whole.start + self.position.tp * each
+        extent = region[1 + share.axis]
+        each = (extent.stop - extent.start) // self.position.tp_size
+        first = extent.start + self.position.tp * each
         region[1 + share.axis] = slice(first, first + each)
         return HeldPart(name, shape, tuple(region))
 
@@ -243,10 +246,10 @@ class StageLayout:
         return HeldPart(name, shape, tuple(region))
 
 
-def mark_shared(held: Held) -> None:
+def mark_shared(parameters: Held) -> None:
     """Mark for Megatron the parameters that ranks divide: gradients of the others count once in the
     norm."""
-    for share, parameter in held:
+    for share, parameter in parameters:
         if share.axis is not None and not hasattr(parameter, "tensor_model_parallel"):
             marks: Any = {
                 "tensor_model_parallel": True,

@@ -34,9 +34,9 @@ class StageState:
     """Converts what this rank holds to tensors of a checkpoint, and back."""
 
     def __init__(
-        self, held: Held, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups
+        self, parameters: Held, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups
     ):
-        self._held = held
+        self._parameters = parameters
         self._layout = layout
         self._optimizer = optimizer
         self._groups = groups
@@ -64,7 +64,7 @@ class StageState:
         """Put the tensors of a state into their places. All ranks of the role call it."""
         optimizer = self._optimizer
         with torch.no_grad():
-            for share, parameter in self._held:
+            for share, parameter in self._parameters:
                 optimizer.set_weight(parameter, self._taken(share, parameter, state.weights, ""))
                 if state.optimizer and parameter.requires_grad:
                     for moment in MOMENTS:
@@ -78,27 +78,27 @@ class StageState:
 
     def _owned(self) -> Iterator[tuple[Share, nn.Parameter]]:
         """Parameters, except copies of those of another stage."""
-        return ((share, parameter) for share, parameter in self._held if not share.is_copy)
+        return ((share, parameter) for share, parameter in self._parameters if not share.is_copy)
 
     # -- parts -------------------------------------------------------------------------------------
 
     def _given(self, share: Share, values: torch.Tensor, suffix: str) -> dict[str, Any]:
         """Name in a state → a copy of this rank's part, from the whole value of a parameter."""
         separated = self._layout.separate(share, values)
-        given: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         if self._is_alone:  # its parts are all of the parameter
             for held_part, tensor in separated:
                 room = torch.empty(held_part.shape, dtype=tensor.dtype)
-                given.setdefault(held_part.name + suffix, room)[held_part.region] = tensor.cpu()
-            return given
+                tensors.setdefault(held_part.name + suffix, room)[held_part.region] = tensor.cpu()
+            return tensors
         parts = [part for part, _ in separated]
         for name, located in self._located(share).items():
             shape = next(part.shape for part in parts if part.name == name)
             spans = [_span(parts[number], region) for number, region in located]
-            part = given[name + suffix] = BlockPart.of(shape, spans, self._groups.stage)
-            for box, (number, region) in zip(part.boxes(), located, strict=True):
+            block_part = tensors[name + suffix] = BlockPart.of(shape, spans, self._groups.stage)
+            for box, (number, region) in zip(block_part.boxes(), located, strict=True):
                 box.tensor.copy_(separated[number][1][region])
-        return given
+        return tensors
 
     def _taken(
         self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, Any], suffix: str
@@ -135,9 +135,9 @@ class StageState:
         ones."""
         group = self._sharers(share)
         located: dict[str, list[tuple[int, tuple[slice, ...]]]] = {}
-        for number, part in enumerate(self._layout.parts(share)):
-            region = _own_region(_sizes(part), group.rank(), group.size())
-            regions = located.setdefault(part.name, [])
+        for number, held_part in enumerate(self._layout.parts(share)):
+            region = _own_region(_sizes(held_part), group.rank(), group.size())
+            regions = located.setdefault(held_part.name, [])
             if all(extent.stop > extent.start for extent in region):
                 regions.append((number, region))
         return located
@@ -161,8 +161,8 @@ def _mesh_of(group: dist.ProcessGroup) -> DeviceMesh:
     return DeviceMesh.from_group(group, "cpu", mesh_dim_names=("stage",))
 
 
-def _sizes(part: HeldPart) -> list[int]:
-    return [extent.stop - extent.start for extent in part.region]
+def _sizes(held_part: HeldPart) -> list[int]:
+    return [extent.stop - extent.start for extent in held_part.region]
 
 
 def _own_region(sizes: list[int], rank: int, ranks: int) -> tuple[slice, ...]:
@@ -176,8 +176,8 @@ def _own_region(sizes: list[int], rank: int, ranks: int) -> tuple[slice, ...]:
     return tuple(region)
 
 
-def _span(part: HeldPart, region: tuple[slice, ...]) -> Span:
+def _span(held_part: HeldPart, region: tuple[slice, ...]) -> Span:
     """Where a region of a part is in the whole parameter."""
-    starts = [extent.start for extent in part.region]
+    starts = [extent.start for extent in held_part.region]
     offsets = tuple(start + cut.start for start, cut in zip(starts, region, strict=True))
     return offsets, tuple(cut.stop - cut.start for cut in region)

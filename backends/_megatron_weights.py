@@ -25,22 +25,22 @@ class StageWeights:
     """Reads and writes what this rank holds."""
 
     def __init__(
-        self, held: Held, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups
+        self, parameters: Held, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups
     ):
-        self._held = held
+        self._parameters = parameters
         self._layout = layout
         self._optimizer = optimizer
         self._groups = groups
 
-    def whole(self, name: str, shape: torch.Size, device: torch.device) -> torch.Tensor:
+    def gathered(self, name: str, shape: torch.Size, device: torch.device) -> torch.Tensor:
         """One of transformers' parameters, gathered from the ranks that share a copy of the model.
         All of them call this."""
         values = torch.zeros(shape, device=device)
         for share, parameter in self._owned(name):
             weight = self._optimizer.weight(parameter)
-            for part, tensor in self._layout.separate(share, weight):
-                if part.name == name:
-                    values[part.region] = tensor
+            for held_part, tensor in self._layout.separate(share, weight):
+                if held_part.name == name:
+                    values[held_part.region] = tensor
         if self._groups.model.size() > 1:  # each number is on one rank; the others have 0
             dist.all_reduce(values, group=self._groups.model)
         return values
@@ -48,7 +48,7 @@ class StageWeights:
     def _owned(self, name: str) -> Iterator[tuple[Share, nn.Parameter]]:
         """The parameters with parts of `name` that this rank gives, among those that share a copy
         of the model."""
-        for share, parameter in self._held:
+        for share, parameter in self._parameters:
             is_first_copy = share.experts is not None or self._groups.ep.rank() == 0
             is_given = is_first_copy and (share.axis is not None or self._groups.tp.rank() == 0)
             names = {part.name for part in self._layout.parts(share)}
@@ -62,9 +62,9 @@ class StageWeights:
         }
 
     def _blocks(self) -> Iterator[HeldBlock]:
-        for share, parameter in self._held:
-            for number, part in enumerate(self._layout.parts(share)):
-                block = WeightBlock.of_region(part.name, part.shape, part.region)
+        for share, parameter in self._parameters:
+            for number, held_part in enumerate(self._layout.parts(share)):
+                block = WeightBlock.of_region(held_part.name, held_part.shape, held_part.region)
                 if block.numbers:  # rows beyond the vocabulary belong to no part
                     yield block, share, parameter, number
 

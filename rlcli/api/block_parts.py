@@ -54,9 +54,9 @@ class BlockPart:
     @classmethod
     def of(cls, shape: Sequence[int], spans: Iterable[Span], group: Any) -> BlockPart:
         """One with room for the blocks, float32 on the host, all zeros."""
-        held = tuple((offsets, sizes) for offsets, sizes in spans if math.prod(sizes))
-        count = sum(math.prod(sizes) for _, sizes in held)
-        return cls(torch.Size(shape), held, torch.zeros(count), group)
+        filled = tuple((offsets, sizes) for offsets, sizes in spans if math.prod(sizes))
+        count = sum(math.prod(sizes) for _, sizes in filled)
+        return cls(torch.Size(shape), filled, torch.zeros(count), group)
 
     def boxes(self) -> list[Box]:
         counts = [math.prod(sizes) for _, sizes in self.spans]

@@ -32,12 +32,12 @@ def flat_part_of(tensor, start, stop):
 def test_blocks_cover_the_range_in_order_and_share_its_memory(case):
     shape, start, stop = case
     tensor = torch.arange(math.prod(shape)).view(shape)
-    part = flat_part_of(tensor, start, stop)
-    blocks = [box.tensor.reshape(-1) for box in part.boxes()]
+    flat = flat_part_of(tensor, start, stop)
+    blocks = [box.tensor.reshape(-1) for box in flat.boxes()]
     assert torch.cat([tensor.new_zeros(0), *blocks]).tolist() == list(range(start, stop))
-    for box in part.boxes():
+    for box in flat.boxes():
         assert torch.equal(tensor[box.region], box.tensor)
-        assert box.tensor.untyped_storage().data_ptr() == part.values.untyped_storage().data_ptr()
+        assert box.tensor.untyped_storage().data_ptr() == flat.values.untyped_storage().data_ptr()
 
 
 def test_ranges_written_for_one_partition_fill_those_of_another(tmp_path):
@@ -49,25 +49,24 @@ def test_ranges_written_for_one_partition_fill_those_of_another(tmp_path):
         )
         write_optimizer(copy, tmp_path, rank)
     for start, stop in [(0, 60), (0, 1), (11, 52), (30, 30)]:
-        part = flat_part_of(torch.zeros_like(tensor), start, stop)
-        fill({"w/moment": part}, tmp_path)
-        assert part.values.tolist() == list(range(start, stop))
+        flat = flat_part_of(torch.zeros_like(tensor), start, stop)
+        fill({"w/moment": flat}, tmp_path)
+        assert flat.values.tolist() == list(range(start, stop))
     assert torch.equal(torch.from_numpy(stored_moment(tmp_path)), tensor)
 
 
 def test_several_blocks_of_a_rank_are_written_and_read(tmp_path):
     tensor = torch.arange(32.0).view(2, 4, 4)
-    spans = [[((0, 2 * rank, 0), (2, 1, 4)), ((0, 2 * rank + 1, 1), (1, 1, 3))] for rank in (0, 1)]
-    for rank, held in enumerate(spans):
-        part = BlockPart.of(tensor.shape, held, None)
-        for box in part.boxes():
+    for rank, row in enumerate((0, 2)):
+        spans = [((0, row, 0), (2, 1, 4)), ((0, row + 1, 1), (1, 1, 3))]
+        block_part = BlockPart.of(tensor.shape, spans, None)
+        for box in block_part.boxes():
             box.tensor.copy_(tensor[box.region])
-        write_optimizer(
-            copy_to_host(EngineState({}, {"w/m": part}), leads=rank == 0), tmp_path, rank
-        )
-    one_row = BlockPart.of(tensor.shape, [((1, 2, 1), (1, 1, 2)), ((0, 3, 2), (1, 1, 2))], None)
-    fill({"w/m": one_row}, tmp_path)
-    assert one_row.values.tolist() == [25.0, 26.0, 14.0, 15.0]
+        copy = copy_to_host(EngineState({}, {"w/m": block_part}), leads=rank == 0)
+        write_optimizer(copy, tmp_path, rank)
+    two_rows = BlockPart.of(tensor.shape, [((1, 2, 1), (1, 1, 2)), ((0, 3, 2), (1, 1, 2))], None)
+    fill({"w/m": two_rows}, tmp_path)
+    assert two_rows.values.tolist() == [25.0, 26.0, 14.0, 15.0]
 
 
 def stored_moment(folder):

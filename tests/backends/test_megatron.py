@@ -234,7 +234,7 @@ def test_a_checkpoint_of_bfloat16_parameters_has_float32_copies(tmp_path):
                 weight.dtype is torch.float32 and torch.equal(weight, theirs[n])
                 for n, weight in mine.items()
             )
-            dtypes = {str(parameter.dtype) for _, parameter in engine.held}
+            dtypes = {str(parameter.dtype) for _, parameter in engine.parameters}
             return {"losses": losses, "same": same, "kept": sorted(dtypes)}
 
     plain = plain_loop(tied_model())

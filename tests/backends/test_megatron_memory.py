@@ -97,9 +97,12 @@ def test_memory_of_an_update():
     estimate = memory(dtype="float32").update(256, 1)
     assert estimate.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 128)
     assert (estimate.logits, estimate.gradients, estimate.cache) == (logits, 0, 0)
-    assert memory(dtype="float32", gradient_checkpointing=True).update(
-        256, 1
-    ).activations == 256 * (4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 128)
+
+
+def test_recomputed_layers_keep_their_inputs():
+    per_token = 4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 128
+    recomputed = memory(dtype="float32", gradient_checkpointing=True).update(256, 1)
+    assert recomputed.activations == 256 * per_token
 
 
 def test_the_first_of_four_stages_keeps_at_most_four_micro_batches():

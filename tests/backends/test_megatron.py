@@ -380,3 +380,17 @@ def test_an_offloaded_engine_leaves_the_device_and_returns_on_demand(dtype):
     assert seen["left"] < 0.02
     assert seen["steps"][0] == seen["steps"][1]
     assert seen["same"]
+
+
+def test_grouped_products_of_experts_are_those_of_a_loop():
+    from rlcli.backends._megatron_experts import _products
+
+    torch.manual_seed(0)
+    rows, matrices = torch.randn(7, 16), torch.randn(3, 24, 16)
+    counts = torch.tensor([4, 0, 3])
+    expected = _products(rows, matrices, counts)
+    with pretend_cuda() as device:
+        narrow = (tensor.to(device, torch.bfloat16) for tensor in (rows, matrices))
+        actual = _products(*narrow, counts.to(device))
+        assert actual.dtype is torch.bfloat16
+        assert distance(actual.float().cpu(), expected) < 0.02

@@ -52,24 +52,35 @@ class RouterChecks(BackendChecks):
         self._require_setting()
         for family in FAMILIES:
             for head in OBJECTIVES:
-                self._require_exact(RoutedLife(self, family, head).deviations(), "one rank")
+                self._require_exact(RoutedLife(self, family, head).deviations(None), "one rank")
 
     def test_recomputed_routers_count_once(self) -> None:
         """losses of routers are the same with recomputed activations"""
         self._require_setting()
         life = RoutedLife(self, FAMILIES[0], "lm", {"gradient_checkpointing": True})
-        self._require_exact(life.deviations(), "one rank that recomputes activations")
+        self._require_exact(life.deviations(None), "one rank that recomputes activations")
 
-    def test_ranks_share_router_losses(self) -> None:
-        """ranks, uneven shares: losses of routers are those of all"""
-        self._require_setting()
+    @pytest.fixture(scope="class")
+    @classmethod
+    def routed_ranks(cls) -> dict[str, list[dict[str, float]]]:
+        """The deviations of each rank, by layout."""
+        checks = cls()
+        checks._require_setting()
         skip_without_forks()
-        for degrees in self.layouts_with_router_losses:
-            if not set(degrees) <= set(self.dimensions()):
-                continue
-            life = RoutedLife(self, FAMILIES[0], "lm", degrees=degrees)
-            for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
-                self._require_exact(deviations, f"rank {rank} of {layout_name(degrees, {})}")
+        lives = [
+            RoutedLife(checks, FAMILIES[0], "lm", degrees=degrees)
+            for degrees in cls.layouts_with_router_losses
+            if set(degrees) <= set(checks.dimensions())
+        ]
+        return {layout_name(life.degrees, {}): run_on_ranks(2, life.on_rank) for life in lives}
+
+    def test_ranks_share_router_losses(
+        self, routed_ranks: dict[str, list[dict[str, float]]]
+    ) -> None:
+        """ranks, uneven shares: losses of routers are those of all"""
+        for layout, ranks in routed_ranks.items():
+            for rank, deviations in enumerate(ranks):
+                self._require_exact(deviations, f"rank {rank} of {layout}")
 
     def test_router_losses_are_added_only_where_they_are_set(self) -> None:
         """without coefficients nothing is added or measured"""
@@ -117,12 +128,13 @@ class RoutedLife:
     settings: Mapping[str, Any] = field(default_factory=dict)
     degrees: Mapping[str, int] = field(default_factory=dict)
 
-    def deviations(self, rank: int | None = None) -> dict[str, float]:
-        """The largest relative error of each number, compared with a plain loop."""
+    def on_rank(self, rank: int) -> dict[str, float]:
+        """Likewise, in a process of its own."""
         with self.checks.at_device():
-            return self._deviations(rank)
+            return self.deviations(rank)
 
-    def _deviations(self, rank: int | None) -> dict[str, float]:
+    def deviations(self, rank: int | None) -> dict[str, float]:
+        """The largest relative error of each number, compared with a plain loop."""
         engine = self._engine(rank)
         plain = PlainTraining(
             tiny_model(self.family, head=self.head), self.checks.optimizer_settings(**SETTINGS)

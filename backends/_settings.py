@@ -155,7 +155,8 @@ class RouterLosses:
     """Coefficient of the loss that balances the experts of a mixture (Switch Transformers), taken
     over all tokens of an update. null: no such loss, whatever config.json says, as in transformers
     unless it is asked for router logits; 0 only measures. If a rank has several micro-batches,
-    the load of all but the first is counted in forward passes of their own, a third more work."""
+    the load of all but the first (with megatron, of all) is counted in forward passes of their own,
+    a third more work."""
 
     router_z_loss_coef: float | None = None
     """Coefficient of the loss that keeps the logits of routers small (ST-MoE's z-loss). null: no

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -90,16 +91,14 @@ def layout_of(
     )
 
 
-def remedy(
-    columns: Sequence[str], kinds: Collection[str], argument: str = "{field}_key: {column}"
-) -> str | None:
+def remedy(columns: Sequence[str], kinds: Collection[str], column_key: str) -> str | None:
     """What to do with rows of these columns, which lack a field of the datasets `kinds`; None if
-    nothing is likely. `argument`: how a recipe names the column of a field."""
+    nothing is likely. `column_key`: the recipe's key that names the column of a field."""
     layout = layout_of(columns, kinds, {})
     if layout is not None:
         located = layout.columns_of(columns, {}).items()
-        settings = [argument.format(field=field, column=column) for field, column in located]
-        return f"set {', '.join(settings)}, or take type: hf, which finds the columns"
+        settings = [_setting(column_key, *column) for column in located]
+        return f"set {' '.join(settings)}; a dataset of type hf finds the columns itself"
     candidates = list(_candidates(columns, kinds))
     if not candidates:  # a dataset of a project
         return None
@@ -109,7 +108,7 @@ def remedy(
     if others and most >= nearest.present:
         fullest = [layout.kind for layout in others if len(layout.usual) == most]
         return _for_other_algorithms(fullest)
-    return _naming(columns, nearest, argument) if nearest.present else None
+    return _naming(columns, nearest, column_key) if nearest.present else None
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,12 @@ def _for_other_algorithms(kinds: Sequence[str]) -> str:
     return f"these are rows of {types}, for {commands}"
 
 
-def _naming(columns: Sequence[str], nearest: _Candidate, argument: str) -> str:
+def _setting(column_key: str, field: str, column: str) -> str:
+    """The column of a field, as it is set on the command line."""
+    return f"{column_key.format(field=field)}={shlex.quote(column)}"
+
+
+def _naming(columns: Sequence[str], nearest: _Candidate, column_key: str) -> str:
     """How to name the columns of the fields that are missing."""
     named = dict(nearest.slips)
     taken = {**nearest.located, **named}
@@ -168,10 +172,17 @@ def _naming(columns: Sequence[str], nearest: _Candidate, argument: str) -> str:
         named[missing.pop()] = free[0]
     if missing:
         names = [" or ".join(nearest.layout.usual[field][:2]) for field in missing]
-        example = argument.format(field=missing[0], column="COLUMN")
+        example = _setting(column_key, missing[0], "COLUMN")
         return (
             f"rows of {nearest.layout.kind} also have {' and '.join(names)}; if a column of "
             f"another name holds that, set {example}"
         )
-    settings = [argument.format(field=field, column=column) for field, column in named.items()]
-    return f"if {' and '.join(named.values())} is meant, set {', '.join(settings)}"
+    return _proposal(column_key, named)
+
+
+def _proposal(column_key: str, named: Mapping[str, str]) -> str:
+    """Settings that name columns which are probably those of some fields. `named`: field → its
+    column."""
+    meant = " and ".join(f"{column} is the {field}" for field, column in named.items())
+    settings = [_setting(column_key, *column) for column in named.items()]
+    return f"if {meant}, set {' '.join(settings)}"

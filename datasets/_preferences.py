@@ -17,6 +17,8 @@ class PreferenceFields:
     """None: the prompt is what the answers begin with."""
     positive: str
     negative: str
+    prompt_setting: str
+    """The recipe's key that names the field of the prompt, for hints."""
 
     def read(self, fields: dict[str, Any]) -> tuple[Prompt, list[str], list[str]]:
         """The prompt, the preferred and the rejected answers. Raises BadRow."""
@@ -52,7 +54,7 @@ class PreferenceFields:
         if not has_prompt or not all(text[end:].strip() for text in texts):
             raise BadRow(
                 f"the row has no prompt: {self.positive} and {self.negative} do not begin with one",
-                hint="name the field that holds it: prompt_key",
+                hint=f"name the field that holds it: {self.prompt_setting}=FIELD",
             )
         after = [text[end:] for text in texts]
         return texts[0][:end], after[: len(positive)], after[len(positive) :]
@@ -68,7 +70,7 @@ class PreferenceFields:
         if others:
             raise BadRow(
                 f"which field is the prompt? The row also has {', '.join(others)}",
-                hint=f"name it, prompt_key: {others[0]}, or leave out the others",
+                hint=f"set {self.prompt_setting}={others[0]}, or leave out the others",
             )
 
 

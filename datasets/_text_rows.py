@@ -177,7 +177,8 @@ class FileRows:
             return self._read(fields)
         except MissingField as missing:
             kind = type(self).__module__.rpartition(".")[2]  # a component has the name of its file
-            raise BadRow(str(missing), missing.code, remedy(missing.columns, (kind,))) from None
+            hint = remedy(missing.columns, (kind,), self.util.column_key)
+            raise BadRow(str(missing), missing.code, hint) from None
 
     def _source(self) -> RowSource:
         return RowSource(self.path, self.split, self.config, self.streaming)

@@ -22,6 +22,7 @@ class ArithmeticDemonstrations(ArithmeticRows):
 
     NAME: ClassVar[str] = "arithmetic-demonstration"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    PAIRS: ClassVar[str] = ""
     LONGEST: ClassVar[int] = 80
     """Tokens of the longest row at the default levels."""
 

@@ -22,6 +22,7 @@ class Chat(FileRows):
 
     ELSEWHERE: ClassVar[str] = "messages conversation conversations sharegpt chatml"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    PAIRS: ClassVar[str] = ""
     NEEDS_TEMPLATE: ClassVar[bool] = True
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {

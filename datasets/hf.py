@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -66,9 +66,14 @@ class HuggingFace(TextRows):
         args = {name: getattr(self, name) for name in common}
         del args["util"]
         args["scores"] = self.scores and asdict(self.scores)
-        self._taken = make_dataset(DatasetAbstraction(kind, args | keys), self.util)
+        util = replace(self.util, column_key=self._column_key)
+        self._taken = make_dataset(DatasetAbstraction(kind, args | keys), util)
         named = ", ".join(f"{key}: {column or 'null'}" for key, column in keys.items())
         self.notes = [f"read as rows of {kind} ({named})", *self._taken.notes]
+
+    @property
+    def _column_key(self) -> str:
+        return self.util.column_key.replace("{field}_key", "columns.{field}")
 
     @property
     def _kinds(self) -> list[str]:
@@ -128,11 +133,12 @@ class HuggingFace(TextRows):
         """The error for a row of which none of the datasets makes sense."""
         kinds, columns = self._kinds, list(row)
         nested = [name for name, value in row.items() if is_conversation(value)]
-        hint = remedy(columns, kinds, "args.columns={{{field}: {column}}}")
+        hint = remedy(columns, kinds, self._column_key)
         if hint is None and nested and len(columns) == len(nested):
             hint = f"if {nested[0]!r} is a list of rows, write that list to the file"
         hint = hint or (
-            "name them, args.columns={prompt: …, answer: …}, and kind if that is not enough"
+            f"name the columns: {self._column_key.format(field='prompt')}=COLUMN and so on; set "
+            "kind too if that is not enough"
         )
         message = f"the columns of {self.path} are {', '.join(columns) or 'none'}"
         if self.kind != "auto":

@@ -125,7 +125,8 @@ class Mixture:
                 f"weights names {name}, which is not another dataset of the "
                 f"recipe; there is {names}"
             )
-        source = make_dataset(self.util.datasets[name], replace(self.util, datasets=others))
+        util = replace(self.util, datasets=others).named(name)
+        source = make_dataset(self.util.datasets[name], util)
         if is_stream(source):
             raise ValueError(
                 f"weights names {name}, a stream, whose number of rows is not "

@@ -103,12 +103,16 @@ class Paired(TextRows):
         about = self._about(row, row.content[0])
         return Preview.answered(prompt, answers, answers=self._answers(row), **about)
 
+    @property
+    def _names(self) -> PreferenceFields:
+        setting = self.util.column_key.format(field="prompt")
+        return PreferenceFields(self.prompt_key, self.positive_key, self.negative_key, setting)
+
     def _read(self, fields: dict[str, Any]) -> Texts:
         fields = {
             key: [value] if self._is_one(key, value) else value for key, value in fields.items()
         }
-        names = PreferenceFields(self.prompt_key, self.positive_key, self.negative_key)
-        prompt, positive, negative = names.read(fields)
+        prompt, positive, negative = self._names.read(fields)
         if len(positive) != len(negative):
             raise BadRow(
                 f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}"

@@ -20,6 +20,7 @@ class PlainText(FileRows):
     """Rows of a text, which ends with the end-of-sequence token. No template is applied."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    PAIRS: ClassVar[str] = ""
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"text": "Two and two are four."},
         {"text": "Ein Käse, zwei Käse.\nKein Käse."},

@@ -23,6 +23,7 @@ class PromptAnswer(TextRows):
 
     ELSEWHERE: ClassVar[str] = "sft alpaca instruction prompt_completion"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    PAIRS: ClassVar[str] = ""
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"prompt": "What is 2+2?", "answer": "4"},
         {"prompt": "Translate into German: good morning", "answer": "Guten Morgen! Schönen Tag."},

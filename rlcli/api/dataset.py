@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,9 +83,9 @@ class DatasetUtility:
     which `rlcli test dataset` tests it; LONGEST, the tokens of its longest row, if no argument sets
     them; PROMPT, how it writes a question as a prompt (`{question}\\n`), if it has no arguments
     `template`, `system` and `chat` for that; PAIRS, the argument with the number of pairs of
-    sequences in a row, if it has pairs; NEEDS_TEMPLATE, that its rows are conversations, which only
-    a chat template can write; TRIED_ON, the `args` and `datasets` with which `rlcli test dataset`
-    tests it if it is made of other datasets.
+    sequences in a row, or an empty text if a row is a single sequence; NEEDS_TEMPLATE, that its
+    rows are conversations, which only a chat template can write; TRIED_ON, the `args` and
+    `datasets` with which `rlcli test dataset` tests it if it is made of other datasets.
 
     A run builds every dataset as rank 0 of 1 and distributes the rows itself.
     """
@@ -96,6 +96,12 @@ class DatasetUtility:
     tokenizer: PreTrainedTokenizerBase
     datasets: Mapping[str, DatasetAbstraction] = field(default_factory=dict)
     """All datasets of the recipe, for those that are made of others."""
+    column_key: str = "datasets.train.args.{field}_key"
+    """The recipe's key that names the column of a field, for hints."""
+
+    def named(self, dataset: str) -> DatasetUtility:
+        """The same for a dataset of that name in the recipe."""
+        return replace(self, column_key=f"datasets.{dataset}.args.{{field}}_key")
 
     def __post_init__(self) -> None:
         if not 0 <= self.dp_rank < self.world_size:

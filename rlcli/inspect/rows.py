@@ -131,7 +131,8 @@ def open_dataset(
     try:
         with quiet("rlcli.datasets"):  # the report contains its warnings
             args = {**component.args, **(overriding or {})}
-            dataset = registry.make_dataset(DatasetAbstraction(component.type, args), util)
+            described = DatasetAbstraction(component.type, args)
+            dataset = registry.make_dataset(described, util.named(name))
     except RlcliError:
         raise
     except Exception as error:  # whatever a user's dataset raises

@@ -60,9 +60,13 @@ def made_by(call: Node | None) -> list[str]:
 def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> dict[str, Call]:
     """The calls, each with the keys that it lists or, if it lists none, those of its interface.
     `brought`: keys of the dataset's rows."""
-    calls = {name: _listing(call, outputs=_needed("outputs", call)) for name, call in calls.items()}
+    calls = {
+        name: _listing(call, outputs=needed_keys("outputs", call)) for name, call in calls.items()
+    }
     silent = [name for name, call in calls.items() if "inputs" not in call.model_fields_set]
-    calls |= {name: _listing(calls[name], inputs=_needed("inputs", calls[name])) for name in silent}
+    calls |= {
+        name: _listing(calls[name], inputs=needed_keys("inputs", calls[name])) for name in silent
+    }
     for name in silent:
         given_keys = _given(name, calls, brought)
         calls[name] = calls[name].model_copy(update={"inputs": [*calls[name].inputs, *given_keys]})
@@ -75,7 +79,8 @@ def _listing(call: Call, **fields: list[str]) -> Call:
     )
 
 
-def _needed(field: Field, call: Call) -> list[str]:
+def needed_keys(field: Field, call: Call) -> list[str]:
+    """The batch keys that a call reads or writes whatever else it receives."""
     keys = keys_of(field, call)
     if keys is None:
         return []

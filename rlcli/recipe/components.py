@@ -224,7 +224,8 @@ def _without_leftovers(
         if not entries and all(name.startswith(f"{section}.") for name in names):
             names = [section]
         drop = " ".join(f"{name}=null" for name in names)
-        problems.add("R71", message, left[first].key, f"drop what it does not take: {drop}")
+        hint = f"drop what it does not take: {drop}"
+        problems.add("R71", message, left[first].key, hint, section=(*path, "args"))
     return replace(args, entries=entries)
 
 
@@ -394,13 +395,28 @@ def dataset_keys(
             ).needed
         except (ValueError, TypeError):
             return None  # `rlcli test dataset` reports it
+    keys = [dataset_keys(datasets, source, (*asking, name)) for source in _made_of(dataset)]
+    return keys[0] if keys and all(others == keys[0] for others in keys) else None
+
+
+def holds_pairs(
+    datasets: ReadMapping[str, Component], name: str, asking: tuple[str, ...] = ()
+) -> bool | None:
+    """Whether a row of one of a recipe's datasets is pairs of sequences, as `PAIRS` in its class,
+    or in those of the datasets that it is made of, declares; None if it is not declared."""
+    dataset = datasets.get(name, Component(type=name))
+    argument = declared("datasets", dataset.type, "PAIRS")
+    if argument is not None or name in asking:
+        return None if argument is None else bool(argument)
+    answers = {holds_pairs(datasets, source, (*asking, name)) for source in _made_of(dataset)}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _made_of(dataset: Component) -> list[str]:
+    """The datasets that the argument `KEYS_OF` of a dataset names."""
     argument = declared("datasets", dataset.type, "KEYS_OF")
-    others = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
-    if not others:
-        return None
-    named = [others] if isinstance(others, str) else others
-    keys = [dataset_keys(datasets, str(source), (*asking, name)) for source in named]
-    return keys[0] if all(others == keys[0] for others in keys) else None
+    named = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
+    return [named] if isinstance(named, str) else list(map(str, named or ()))
 
 
 def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int | None]) -> No
     if rows is not None and rows < batch and not recipe.takes_each_row_once:
         raise DataError(
             (
-                f"dataset {train} has {rows} rows, fewer than one step takes: "
+                f"dataset {train} has {rows} row{'s'[: rows != 1]}, fewer than one step takes: "
                 f"prompts_per_step is {batch}"
             ),
             hint="lower train.prompts_per_step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,23 @@ DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
 
 
 class DevicesError(ValueError):
-    """Impossible devices or mesh; `key`: which key of the role is at fault, `missing`:
-    devices that do not exist."""
+    """Impossible devices or mesh.
 
-    def __init__(self, message: str, key: str, missing: bool = False, hint: str | None = None):
+    `key`: which key of the role is at fault; `needs`: the devices that would be enough, if there
+    are too few; `fitting`: dimensions of the mesh, each with a size that fits.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        key: str,
+        needs: int | None = None,
+        fitting: Sequence[tuple[str, int]] = (),
+    ):
         super().__init__(message)
-        self.hint = hint
         self.key = key
-        self.missing = missing
+        self.needs = needs
+        self.fitting = fitting
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
             raise DevicesError(
                 f"{message} (0-{world - 1})" if world > 1 else f"{message} (0)",
                 "devices",
-                missing=True,
+                needs=last + 1,
             )
         ranks |= set(range(int(match[1]), last + 1))
     return tuple(sorted(ranks))
@@ -97,27 +107,29 @@ def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
         product = inner * (mesh.dp or 1)
         word = "devices" if devices > 1 else "device"
         message = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
-        raise DevicesError(message, "mesh", hint=_fitting(mesh, devices))
-    if (dp * mesh.cp) % mesh.ep:
-        raise DevicesError(
-            f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}", "mesh"
-        )
+        needs = product if product > devices else None
+        raise DevicesError(message, "mesh", needs, _fitting(mesh, devices))
+    if (shared := dp * mesh.cp) % mesh.ep:
+        message = f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}"
+        sizes = [size for size in range(1, shared + 1) if shared % size == 0]
+        fitting = [("ep", size) for size in _around(sizes, mesh.ep)]
+        raise DevicesError(message, "mesh", fitting=fitting)
     return result
 
 
-def _fitting(mesh: MeshSection, devices: int) -> str:
-    """The nearest mesh that fits: another data-parallel size, or another size of the dimension that
-    does not divide."""
+def _fitting(mesh: MeshSection, devices: int) -> list[tuple[str, int]]:
+    """The nearest sizes that fit: of data parallelism, or of the dimension that does not divide;
+    none if several do not."""
     inner = mesh.tp * mesh.pp * mesh.cp
     if devices % inner == 0:
-        return f"use dp {devices // inner}, or leave dp out"
+        return [("dp", devices // inner)]
     for name in ("tp", "pp", "cp"):
         size = getattr(mesh, name)
         rest = inner // size
         sizes = [n for n in range(1, devices + 1) if devices % (n * rest) == 0]
         if size > 1 and sizes:
-            return f"use {name} {' or '.join(str(n) for n in _around(sizes, size))}"
-    return f"tp x pp x cp must divide {devices}"
+            return [(name, fitting) for fitting in _around(sizes, size)]
+    return []
 
 
 def _around(sizes: list[int], target: int) -> list[int]:

@@ -178,7 +178,7 @@ def test_every_command_in_hints_and_quotes_of_the_sources_exists():
 @pytest.mark.parametrize(
     ("override", "component"),
     [
-        ("datasets.train=prompt_answer", "prompt_answer"),
+        ("datasets.train=math_prompts", "math_prompts"),
         ("ppo.kl_clt=0.1", "ppo_actor"),
         ("models.ref.backend.args.dtpye=x", "inference"),
         ("train.stpes=1", "train"),

@@ -4,6 +4,7 @@ and the mistakes of a first day."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -79,17 +80,17 @@ WRONG_ROWS = {
     "a misspelt prompt": (
         "sft",
         PROMT,
-        ["promt", "columns={prompt: promt}"],
+        ["promt", "datasets.train.args.columns.prompt=promt"],
     ),
     "a misspelt answer": (
         "dpo",
         REGECTED,
-        ["columns={negative: regected}"],
+        ["datasets.train.args.columns.negative=regected"],
     ),
     "an unusual name": (
         "grpo",
         EXERCISES,
-        ["exercise", "columns={question: "],
+        ["exercise", "datasets.train.args.columns.question="],
     ),
     "no rows": ("sft", [], ["rows.jsonl", "no rows"]),
     "a mixture of rows": ("sft", [*ANSWERED, *PAIRS], ["rows.jsonl:5", "'completion'", "chosen"]),
@@ -218,7 +219,10 @@ def test_a_missing_field_proposes_the_arguments_that_name_the_columns(rlcli, cha
     dataset = f"{{type: paired, args: {{path: {data(PAIRS)}}}}}"
     code, out, _ = rlcli("check", "dpo", "--model", str(chat_model), f"datasets.train={dataset}")
     assert code == 4
-    assert "positive_key: chosen, negative_key: rejected, or take type: hf" in " ".join(out.split())
+    settings = re.findall(r"datasets\.train\.args\.\w+=\w+", out)
+    assert "datasets.train.args.positive_key=chosen" in settings
+    words = [f"datasets.train={dataset}", *settings, "train.prompts_per_step=1"]
+    assert rlcli("check", "dpo", "--model", str(chat_model), *words)[0] == 0
 
 
 # -- what rows may look like -----------------------------------------------------------------------

@@ -44,14 +44,14 @@ def test_the_datasets_that_may_read_rows_decide_what_columns_mean(columns, kinds
     [
         ("a b", EVERY_KIND, None),
         ("prompt chosen", ("paired",), "rows of paired also have neg_answers or rejected"),
-        ("prompt chosen rejected", ("paired",), "set prompt_key: prompt, positive_key: chosen"),
-        ("prompt anwser", DEMONSTRATIONS, "if anwser is meant, set answer_key: anwser"),
+        ("prompt chosen rejected", ("paired",), "set a.prompt=prompt a.positive=chosen a.negative"),
+        ("prompt anwser", DEMONSTRATIONS, "if anwser is the answer, set a.answer=anwser"),
         ("exercise answer id", PROMPTS, "if a column of another name holds that"),
         ("prompt chosen rejected", DEMONSTRATIONS, "rlcli train dpo or rlcli train reward"),
     ],
 )
 def test_a_remedy_names_columns_or_the_algorithms_for_such_rows(columns, kinds, hint):
-    proposed = remedy(columns.split(), kinds)
+    proposed = remedy(columns.split(), kinds, "a.{field}")
     assert proposed is hint if hint is None else hint in proposed
 
 

@@ -223,7 +223,7 @@ def test_unknown_columns_are_reported(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"a": "x", "b": "y"}')
     with pytest.raises(DataError, match=r"the columns of .* are a, b") as caught:
         build(tmp_path / "rows.jsonl", "hf")
-    assert "columns={prompt: …, answer: …}" in caught.value.hint
+    assert "datasets.train.args.columns.prompt=COLUMN" in caught.value.hint
     with pytest.raises(
         UsageError, match="columns has promt; prompt_answer takes prompt, context, answer"
     ):

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hint_following import problems, still_wrong
 
 from rlcli.cli.main import main
 from rlcli.recipe.parsing.write import to_yaml
@@ -39,6 +40,9 @@ LOOP = (
 
 BLOCKS = "".join(f"b{n}: {{a: 1}}\n" for n in (5, 3, 1, 4, 2))
 BLOCKS += "name: 'r${b5.a}${b3.a}${b1.a}${b4.a}${b2.a}'\n"
+
+LONG = 10_000
+"""Characters of recipes that are refused for their size, and have no hint to follow."""
 
 CASES = [
     # id, recipe, place, what the hint or the message must name
@@ -131,13 +135,13 @@ CASES = [
      "= 2) does not fit its 1 device"),
     ("R49",
      TOP + "launch: local\ncluster: {devices_per_node: 4}\nmodels: {actor: {mesh: {tp: 3}}}\n",
-     "bad.yaml:4:18", "tp 2 or 4"),
+     "bad.yaml:4:18", "mesh.tp=2, or models.actor.mesh.tp=4"),
     ("R49",
      TOP + "launch: local\ncluster: {devices_per_node: 4}\nmodels: {actor: {mesh: {dp: 3}}}\n",
-     "bad.yaml:4:18", "dp 4"),
+     "bad.yaml:4:18", "use models.actor.mesh.dp=4"),
     ("R49",
      TOP + "launch: local\ncluster: {devices_per_node: 2}\nmodels: {actor: {mesh: {pp: 2}}}\n",
-     "bad.yaml:4:29", "fsdp of actor knows no pp"),
+     "bad.yaml:4:29", "fsdp of actor does not support pp (models.actor.mesh.pp=2)"),
     ("R49", TOP + "cluster: {device: cpu}\nmodels: {actor: {backend: megatron}}\n",
      "bad.yaml:2:19", "megatron of actor runs on cuda only, not on cpu"),
     ("R49", "extends: ppo_math\nppo: {minibatches: 65}\n", "bad.yaml:2:20",
@@ -259,6 +263,18 @@ def test_a_bad_recipe_is_refused_with_id_location_and_exit_code_2(
     assert "canary" not in output
     assert "\x1b" not in output
     assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.usefixtures("command")
+def test_the_hints_of_bad_recipes_work(folder: Path):
+    followed = 0
+    for _, recipe, _, _ in CASES:
+        if isinstance(recipe, str) and len(recipe) < LONG:
+            (folder / "bad.yaml").write_text(recipe, encoding="utf-8", errors="surrogatepass")
+            for hint in (problem.hint or "" for problem in problems("bad.yaml")):
+                assert still_wrong("bad.yaml", [], hint) == [], (recipe, hint)
+                followed += "=" in hint
+    assert followed > 10
 
 
 @pytest.mark.parametrize(

@@ -86,26 +86,31 @@ def test_a_mistake_in_one_role_does_not_hide_too_few_prompts_for_another():
         (
             "deepspeed",
             "cp",
-            "it knows dp; cp works with backend.type=fsdp or inference or megatron",
+            "it supports dp; cp works with the backend fsdp or inference or megatron",
         ),
-        ("deepspeed", "ep", "it knows dp; ep works with backend.type=fsdp or megatron"),
-        ("inference", "ep", "it knows dp, tp, cp; ep works with backend.type=fsdp or megatron"),
+        ("deepspeed", "ep", "it supports dp; ep works with the backend fsdp or megatron"),
+        (
+            "inference",
+            "ep",
+            "it supports dp, tp, cp; ep works with the backend fsdp or megatron",
+        ),
     ],
 )
-def test_a_dimension_that_an_engine_does_not_know_is_refused(backend, dimension, hint):
-    """The refusal is at the number in the recipe, and names the engines that know it."""
+def test_a_dimension_that_an_engine_does_not_support_is_refused(backend, dimension, hint):
+    """The refusal is at the number in the recipe, and names the engines that support it."""
     others = ["launch=local", "cluster.devices_per_node=2", "models.critic.mesh.dp=2"]
     layout = [f"models.ref.backend.type={backend}", f"models.ref.mesh={{{dimension}: 2}}"]
     problem = only_problem("ppo_math", [*others, *layout])
     assert (problem.code, problem.hint) == ("R49", hint)
-    assert problem.what == f"the backend {backend} of ref knows no {dimension}, which is to be 2"
+    setting = f"models.ref.mesh.{dimension}=2"
+    assert problem.what == f"the backend {backend} of ref does not support {dimension} ({setting})"
     assert f"{dimension}: 2" in (problem.excerpt or "")
 
 
 def test_a_trained_role_is_offered_engines_that_train():
     layout = ["launch=local", "cluster.devices_per_node=2", "models.critic.backend.type=deepspeed"]
     problem = only_problem("ppo_math", [*layout, "models.critic.mesh={cp: 2}"])
-    assert problem.hint == "it knows dp; cp works with backend.type=fsdp or megatron"
+    assert problem.hint == "it supports dp; cp works with the backend fsdp or megatron"
 
 
 def only_problem(*recipe):
@@ -326,7 +331,9 @@ def test_a_server_over_nodes_that_cannot_start_is_refused(overrides, message):
 
 
 def test_tensor_parallelism_is_refused_for_a_client_of_servers():
-    with pytest.raises(RecipeError, match="the backend sglang of actor_rollout knows no tp"):
+    with pytest.raises(
+        RecipeError, match="the backend sglang of actor_rollout does not support tp"
+    ):
         load_recipe("ppo_math", [*SERVERS, "models.actor.rollout.mesh.tp=8"], ["sglang"])
 
 

@@ -5,12 +5,11 @@ What built-in layers say of a component that the change replaces vanishes with i
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from hint_following import problems, still_wrong
 
-from rlcli.errors import Problem, RecipeError
 from rlcli.recipe.parsing.layers import profile_names
 from rlcli.recipe.resolve import load_recipe
 
@@ -24,7 +23,22 @@ OTHER_RECIPES = [
     for recipe in ("sft_math", "grpo_math", "dpo_arithmetic", "best_of_n_math")
     for engine in ("megatron", "inference", "sglang")
 ]
-MESHES = [f"ppo_math models.actor.mesh.{size}=2" for size in ("dp", "tp", "pp", "cp", "ep")]
+MESHES = [
+    f"ppo_math{cluster} models.actor.mesh.{dimension}={size}"
+    for cluster in ("", " launch=local cluster.devices_per_node=8")
+    for dimension in ("dp", "tp", "pp", "cp", "ep")
+    for size in (2, 3)
+]
+REMOVED_ROLES = [
+    f"{recipe} models.{role}=null"
+    for recipe in ("ppo_math", "grpo_math", "sft_math", "dpo_arithmetic", "best_of_n_math")
+    for role in ("actor", "critic", "ref", "reward")
+]
+SINGLE = [
+    f"dpo_arithmetic datasets.train={dataset}"
+    for dataset in ("prompt_answer", "chat", "plain_text", "arithmetic_demonstrations")
+]
+"""Rows that are not pairs."""
 PROFILES = [
     f"{recipe} --with {profile}"
     for recipe in ("ppo_math", "grpo_math", "dpo_arithmetic", "sft_math")
@@ -71,25 +85,20 @@ CHANGES = [
     "ppo_math train.eval.dataset=null",
     "distill_math models.teacher=null",
     "sft_math models.actor.backend.args.lora=8",
+    *REMOVED_ROLES,
+    "ppo_math graph.reward_inf=null",
+    "ppo_math graph.actor_gen=null",
+    "distill_math graph.teacher_inf=null",
+    "ppo_math datasets.held_out=null",
+    *SINGLE,
+    "dpo_arithmetic datasets.train=math_prompts",
+    "rm_arithmetic datasets.train=prompt_answer",
+    "rm_arithmetic datasets.train=math_prompts",
+    "ppo_math datasets.train=paired",
+    "sft_math datasets.train=prompt_only",
+    "ppo_math models.actor.devices=0-3",
+    "ppo_math models.actor.rollout.mesh.tp=2",
 ]
-
-
-ABSENT = "lora=8"
-"""What rlcli does not have; the hint says what comes nearest instead."""
-
-
-def problems(*words: str) -> list[Problem]:
-    recipe, *overrides = words
-    profiles = []
-    while "--with" in overrides:
-        at = overrides.index("--with")
-        profiles.append(overrides[at + 1])
-        del overrides[at : at + 2]
-    try:
-        load_recipe(recipe, overrides, profiles)
-    except RecipeError as error:
-        return list(error.problems)
-    return []
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -99,31 +108,7 @@ def test_one_change_of_a_shipped_recipe_is_at_most_one_error(change: str):
     assert len(reported) <= 1, "\n".join(map(str, reported))
     for problem in reported:
         assert "<" not in (problem.hint or "")
-        followed = followed_overrides(problem.hint or "")
-        assert not followed or problem.what not in [
-            again.what for again in problems(recipe, *with_overrides(words, followed))
-        ]
-
-
-def followed_overrides(hint: str) -> list[str]:
-    """The overrides and profiles that a hint consists of or names."""
-    profiles = re.findall(r"--with (\w+)", hint)
-    if profiles:
-        return ["--with", profiles[0]]
-    return [
-        word.rstrip(",;")
-        for word in re.findall(r"[a-z_]+(?:\.[a-z_0-9]+)*=[^\s;,]+", hint)
-        if "…" not in word and not re.search(r"=[A-Z]+$", word)
-    ]
-
-
-def with_overrides(words: list[str], followed: list[str]) -> list[str]:
-    """The command line after the hint: the last value of a key counts, as does a profile."""
-    keys = {word.partition("=")[0] for word in followed}
-    keys |= {word.partition("=")[0] for word in words if word.endswith(ABSENT)}
-    if followed[:1] == ["--with"]:
-        return followed
-    return [word for word in words if word.partition("=")[0] not in keys] + followed
+        assert still_wrong(recipe, words, problem.hint or "") == []
 
 
 @pytest.mark.parametrize("key", ["models.actor.backend", "models.actor.backend.type"])
@@ -140,18 +125,50 @@ def test_built_in_arguments_of_an_engine_vanish_with_it(key: str):
 def test_the_users_arguments_of_another_engine_are_one_error(tmp_path: Path):
     mine = tmp_path / "mine.yaml"
     mine.write_text(
-        "extends: dpo_arithmetic\nmodels: {ref: {backend: {args: {dtype: float32, x: 1}}}}\n"
+        "extends: dpo_arithmetic\n"
+        "models: {ref: {backend: {args: {context_parallel: ring, x: 1}}}}\n"
     )
-    server = ["models.ref.backend=sglang", "graph.ref_inf.interface.args.temperature=1.0"]
-    reported = problems(str(mine), *server)
-    assert [problem.what for problem in reported if "takes no" in problem.what] == [
-        "models.ref.backend is sglang, which takes no dtype, x"
-    ]
-    drop = "models.ref.backend.args=null"
-    assert [problem.hint for problem in reported if "takes no" in problem.what] == [
-        f"drop what it does not take: {drop}"
-    ]
-    assert not any("takes no" in problem.what for problem in problems(str(mine), *server, drop))
+    engine = "models.ref.backend=deepspeed"
+    (problem,) = problems(str(mine), engine)
+    assert problem.what == "models.ref.backend is deepspeed, which takes no context_parallel, x"
+    dropped = ["models.ref.backend.args.context_parallel=null", "models.ref.backend.args.x=null"]
+    assert problem.hint == f"drop what it does not take: {' '.join(dropped)}"
+    assert problems(str(mine), engine, *dropped) == []
+
+
+@pytest.mark.parametrize("engine", ["inference", "sglang", "vllm", "deepspeed"])
+def test_another_engine_is_one_error_whatever_arguments_the_user_wrote_for_the_first(
+    engine: str, tmp_path: Path
+):
+    mine = tmp_path / "mine.yaml"
+    arguments = "{lr: 1e-5, dtype: float32, offload_optimizer: true, beta3: 1}"
+    mine.write_text(f"extends: sft_math\nmodels: {{actor: {{backend: {{args: {arguments}}}}}}}\n")
+    reported = problems(str(mine), f"models.actor.backend={engine}")
+    assert len(reported) == 1, "\n".join(map(str, reported))
+
+
+def test_the_users_arguments_of_a_rollout_vanish_with_an_engine_that_cannot_generate(
+    tmp_path: Path,
+):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "extends: ppo_math\nmodels: {actor: {rollout: {backend: {args: {kv_cache_tokens: 9}}}}}\n"
+    )
+    (problem,) = problems(str(mine), "models.actor.rollout.backend=megatron")
+    assert problem.what.startswith("the backend megatron of models.actor.rollout cannot generate")
+
+
+def test_rows_of_single_sequences_are_refused_where_pairs_are_compared():
+    (problem,) = problems("dpo_arithmetic", "datasets.train=prompt_answer")
+    assert problem.what == (
+        "rows of datasets.train (prompt_answer) have one sequence each, but dpo_train compares "
+        "pairs"
+    )
+    assert (problem.hint or "").endswith("datasets.train=arithmetic_pairs")
+    rows = "datasets.train={type: hf, args: {path: hf:owner/rows, kind: prompt_answer}}"
+    assert [problem.code for problem in problems("dpo_arithmetic", rows)] == ["R71"]
+    assert problems("dpo_arithmetic", rows.replace("prompt_answer", "paired")) == []
+    assert problems("dpo_arithmetic", rows.replace("prompt_answer", "auto")) == []
 
 
 def test_an_argument_that_is_written_with_its_engine_is_still_an_unknown_key(tmp_path: Path):

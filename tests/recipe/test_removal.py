@@ -151,7 +151,8 @@ def test_calls_of_a_removed_role_are_refused(folder: Path):
     (folder / "mine.yaml").write_text("extends: ppo_math\nmodels: {critic: null}\n")
     ((code, where, message, hint),) = problems("mine.yaml")
     assert (code, message) == ("R71", "the role critic is removed at mine.yaml:2:18")
-    assert hint == "remove the calls too: graph.critic_inf=null graph.critic_train=null"
+    calls = "graph.critic_inf=null graph.critic_train=null"
+    assert hint == f"remove the calls too: {calls}, and set ppo.disable_value=true"
     assert where is not None
     assert "base/ppo.yaml" in where
 

@@ -183,7 +183,7 @@ class _Interpolator:
                         f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed "
                         f"{place_of(child.mark)}"
                     )
-                    self.problems.add("R61", message, mark)
+                    self.problems.add("R61", message, mark, section=path[: walked + 1])
                     return None
                 child = None if meaning == "default" else child
             if child is None:

@@ -8,6 +8,7 @@ from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
     Mapping,
     Mark,
+    Path,
     default_mark,
     dotted,
     key_mark,
@@ -23,6 +24,7 @@ class Problems:
     def __init__(self) -> None:
         self.reported: list[Problem] = []
         self._marks: list[Mark | None] = []
+        self._sections: list[Path] = []
         self._known: set[tuple[str, str | None, str]] = set()
         self.sources: dict[str, list[str]] = {}
         self.pulled_in_by: dict[str, Mark] = {}
@@ -53,10 +55,12 @@ class Problems:
         width: int = 0,
         same: str | None = None,
         about: str | None = None,
+        section: Path = (),
     ) -> None:
         """Report a problem. `width`: characters under the caret. Problems with the same `same`
         (default: the text) at one place are one problem,
-        even if an interpolation carries it to many keys."""
+        even if an interpolation carries it to many keys. `section`: the key that it is about, for
+        `withdraw`."""
         where = str(mark) if mark else None
         identity = (code, repr(mark), same or message)
         if identity in self._known:
@@ -65,6 +69,18 @@ class Problems:
         excerpt = self._excerpt(mark, width) if mark else None
         self.reported.append(Problem(code, message, where, hint, excerpt, about))
         self._marks.append(mark)
+        self._sections.append(section)
+
+    def withdraw(self, section: Path) -> None:
+        """Take back the problems of a key and those below it: they follow from another problem."""
+        staying = [
+            index
+            for index, path in enumerate(self._sections)
+            if not path or path[: len(section)] != section
+        ]
+        self.reported = [self.reported[index] for index in staying]
+        self._marks = [self._marks[index] for index in staying]
+        self._sections = [self._sections[index] for index in staying]
 
     def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
         """The key written at a place, from where a reference may have carried it elsewhere."""

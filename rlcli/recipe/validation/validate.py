@@ -177,7 +177,8 @@ class _Checker:
         """Report a problem with the keys around a path."""
         section = str((*self.prefix, *path, "")[0])
         about = self.component or (section if section in SECTIONS else None)
-        self.problems.add(code, message, mark, about=about, **details)
+        full_path = (*self.prefix, *path)
+        self.problems.add(code, message, mark, about=about, section=full_path, **details)
 
     @property
     def roles(self) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping as ReadMapping
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
 from rlcli.api.limits import unmet
+from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import (
     argument_of,
     dataset_keys,
@@ -34,8 +35,9 @@ from rlcli.recipe.validation.semantics.keys import (
 )
 from rlcli.recipe.validation.semantics.models import sources
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
+from rlcli.recipe.validation.semantics.removals import without_role
 from rlcli.recipe.validation.semantics.routing import check_routing
-from rlcli.recipe.validation.semantics.row_keys import check_rows
+from rlcli.recipe.validation.semantics.row_keys import check_pairs, check_rows
 from rlcli.registry import COMPUTED
 from rlcli.spelling import nearest_name
 
@@ -69,10 +71,11 @@ def check(notes: Notes) -> None:
 def _strays(notes: Notes) -> None:
     """Report calls of roles that do not exist; those of a removed role as one problem."""
     for role, paths in notes.strays.items():
-        removals = " ".join(f"{dotted(path)}=null" for path in paths)
-        hint = f"remove the call{'s' if len(paths) > 1 else ''} too: {removals}"
-        is_removed = removed_at(notes.problems.written, ("models", role)) is not None
-        for path in paths[:1] if is_removed else paths:
+        hint = None
+        if removed_at(notes.problems.written, ("models", role)) is not None:
+            hint, paths = without_role(notes, role, paths), paths[:1]
+            notes.removed.add(role)
+        for path in paths:
             notes.unknown("role", role, ("models",), (*path, "model"), hint)
 
 
@@ -139,8 +142,9 @@ def _graph(
         else:
             _linked_wrongly(notes, problem, calls, path, dataset, basis)
     of_rows = check_rows(notes, unmade, path, dataset, basis)
+    check_pairs(notes, calls, dataset)
     others = {key: readers for key, readers in unmade.items() if key not in of_rows}
-    check_made(notes, others, calls, path, basis)
+    check_made(notes, others, calls, keys or (), path, basis)
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls), keys or ())
         check_effects(notes, call, calls, (*path, name), path)
@@ -243,7 +247,16 @@ def _other_head(notes: Notes, call: Call, path: Path, head: str, needed: str | N
     message = (
         f"{key} has the head {head}; {dotted(path)} ({call.interface.type}) needs the head {needed}"
     )
-    hint, needs = f"{key}.head={needed}", _identity(path)
+    hint = f"{key}.head={needed}"
+    others = [
+        dotted(other_path)
+        for other_path, other in calls_of(notes.recipe)
+        if (other.model, _needed_head(other)) == (name, head)
+    ]
+    if others:
+        need = "need" if others[1:] else "needs"
+        hint = f"{in_words(others)} {need} the head {head}: choose another interface or role"
+    needs = _identity(path)
     notes.note_once(("head", name), "R71", message, ("models", name, "head"), hint, needs)
 
 
@@ -282,6 +295,7 @@ def _inabilities(notes: Notes) -> None:
         )
         notes.note("R71", message, (*section, "type"), f"for example {key}={TRAINED}")
         notes.unresolved.values.add((*section, "args"))  # they would be those of another
+        notes.problems.withdraw((*notes.written(section), "args"))
 
 
 def _needed_head(call: Call) -> str | None:

@@ -7,13 +7,15 @@ from collections.abc import Mapping as ReadMapping
 from collections.abc import Sequence
 
 from rlcli import registry
+from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
 from rlcli.recipe.layouts import layout_problems, what_it_can
 from rlcli.recipe.mesh import DIMENSIONS, DevicesError, Mesh, devices_of, mesh_of, world_of
 from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.rollouts import as_rollout
-from rlcli.recipe.schema import Cluster, Role
+from rlcli.recipe.schema import Cluster, MeshSection, Role
 from rlcli.recipe.servers import PlacedServer, placed_servers, servers_on
+from rlcli.recipe.validation.semantics.calls import ABILITIES
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 CLUSTER: tuple[Path, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
@@ -91,35 +93,20 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
     0 if they are wrong or in doubt."""
     where: Path = ("models", name)
     layout: list[Path] = [(*where, "mesh"), (*where, "devices")]
+    backend = role.backend.type if role.backend is not None else ""
+    if _unsupported(notes, name, backend, role.mesh):
+        return 0
     try:
         ranks = devices_of(name, role.devices, world)
         mesh = mesh_of(name, role.mesh, len(ranks))
     except DevicesError as error:
-        code = "R50" if error.missing else "R49"
-        notes.note(code, str(error), (*where, error.key), error.hint, needs=[*CLUSTER, *layout])
+        _does_not_fit(notes, name, error, layout)
         return 0
-    backend = role.backend.type if role.backend is not None else ""
+    if not _unsupported(notes, name, backend, mesh):
+        _layout(notes, name, mesh)
     _device_of(notes, name, backend)
     _servers(notes, name, role, ranks)
     _one_per_rank(notes, name, role, len(ranks))
-    able = declared("backends", backend, "DIMENSIONS")
-    for dimension in DIMENSIONS:
-        size = getattr(mesh, dimension)
-        if size > 1 and isinstance(able, tuple) and dimension not in able:
-            message = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
-            hint = f"it knows {', '.join(able) or 'one device'}"
-            if others := _engines_with(dimension, is_trained=name in notes.recipe.trained_roles):
-                hint += f"; {dimension} works with backend.type={' or '.join(others)}"
-            notes.note(
-                "R49",
-                message,
-                (*where, "mesh", dimension),
-                hint,
-                needs=[(*where, "backend", "type")],
-            )
-            break
-    else:
-        _layout(notes, name, mesh)
     return 0 if any(map(notes.is_doubtful, layout)) else mesh.dp
 
 
@@ -132,14 +119,70 @@ def _layout(notes: Notes, name: str, mesh: Mesh) -> None:
         notes.note("R49", problem.message, (*section, *problem.key), hint, needs=needs)
 
 
-def _engines_with(dimension: str, is_trained: bool) -> list[str]:
-    """Backends whose engines know a dimension of the mesh, and train if that is needed."""
-    return [
+def _does_not_fit(notes: Notes, name: str, error: DevicesError, layout: Sequence[Path]) -> None:
+    """Report impossible devices or mesh of a role, with the settings that would fit."""
+    code = "R50" if error.needs and error.key == "devices" else "R49"
+    mesh = dotted(notes.written(("models", name, "mesh")))
+    settings = [f"{mesh}.{dimension}={size}" for dimension, size in error.fitting]
+    if error.needs and _may_have(notes, error.needs):
+        launch = "launch=local " if notes.recipe.launch.type == "inline" else ""
+        settings.append(f"{launch}cluster.devices_per_node={error.needs}")
+    hint = f"use {', or '.join(settings)}" if settings else None
+    path: Path = ("models", name, error.key)
+    notes.note(code, str(error), path, hint, needs=[*CLUSTER, *layout])
+
+
+def _may_have(notes: Notes, devices: int) -> bool:
+    """Whether one node could have that many devices without a change of another role."""
+    laid_out = [role for role in notes.recipe.models.values() if role.devices or role.mesh.dp]
+    return (
+        notes.recipe.cluster.nodes == 1
+        and len(laid_out) < 2
+        and devices <= notes.recipe.train.prompts_per_step
+    )
+
+
+def _unsupported(notes: Notes, name: str, backend: str, mesh: Mesh | MeshSection) -> bool:
+    """Report dimensions of a role's mesh that its backend does not support."""
+    able = declared("backends", backend, "DIMENSIONS")
+    if not isinstance(able, tuple):
+        return False
+    sizes = {dimension: getattr(mesh, dimension) or 1 for dimension in DIMENSIONS}
+    wrong = [dimension for dimension, size in sizes.items() if size > 1 and dimension not in able]
+    for dimension in wrong:
+        path: Path = ("models", name, "mesh", dimension)
+        setting = f"{dotted(notes.written(path))}={sizes[dimension]}"
+        message = f"the backend {backend} of {name} does not support {dimension} ({setting})"
+        hint = _supported(notes, name, able, dimension)
+        notes.note("R49", message, path, hint, needs=[("models", name, "backend", "type")])
+    return bool(wrong)
+
+
+def _supported(notes: Notes, name: str, able: Sequence[str], dimension: str) -> str:
+    """What a role's backend supports, and which backends support the dimension."""
+    supports = f"it supports {', '.join(able) or 'one device'}"
+    others = _engines_with(notes, name, dimension)
+    return (
+        f"{supports}; {dimension} works with the backend {' or '.join(others)}"
+        if others
+        else supports
+    )
+
+
+def _engines_with(notes: Notes, name: str, dimension: str) -> list[str]:
+    """Backends that support a dimension of the mesh, and what calls ask of the role."""
+    asked = {ABILITIES[call.call][0] for _, call in calls_of(notes.recipe) if call.model == name}
+
+    def is_able(backend: str) -> bool:
+        abilities = (declared("backends", backend, ability) for ability in asked)
+        return all(ability is not False for ability in abilities)
+
+    with_dimension = [
         backend
         for backend in registry.names("backends")
         if dimension in (declared("backends", backend, "DIMENSIONS") or ())
-        and (declared("backends", backend, "TRAINS") is not False or not is_trained)
     ]
+    return list(filter(is_able, with_dimension))
 
 
 def _device_of(notes: Notes, name: str, backend: str) -> None:

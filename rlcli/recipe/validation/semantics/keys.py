@@ -10,10 +10,13 @@ from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.recipe.call_keys import DECLARED_IN, Field, keys_of, made_by
 from rlcli.recipe.components import argument_named, argument_of, declared, lacks_method
+from rlcli.recipe.graph import producers
 from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import Path, at, dotted, plain
 from rlcli.recipe.schema import Call
+from rlcli.recipe.validation.semantics.models import unused_roles
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
+from rlcli.recipe.validation.semantics.removals import setting_without
 from rlcli.spelling import did_you_mean, nearest_name
 
 VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
@@ -211,11 +214,14 @@ def check_made(
     notes: Notes,
     unmade: ReadMapping[str, list[str]],
     calls: ReadMapping[str, Call],
+    brought: Collection[str],
     graph: Path,
     basis: Iterable[Path],
 ) -> None:
     """Report keys that calls read, as their interfaces declare, but that nothing makes: at the
-    first reader, and once for all keys of one removed call. `unmade`: key → its readers."""
+    first reader, and once for all keys of one removed call. `unmade`: key → its readers;
+    `brought`: keys of the dataset's rows."""
+    available = {*producers(calls), *brought}
     remedies: dict[str, list[str]] = {}
     for key in unmade:
         remedies.setdefault(_remedy_for(notes, key, calls, graph), []).append(key)
@@ -226,21 +232,19 @@ def check_made(
             f"{in_words(readers)} {reads} {in_words(keys)}, which neither a call nor the "
             "dataset provides"
         )
-        arguments = {_due_to(key, calls[name]) for key in keys for name in unmade[key]}
-        hint = (
-            f"{remedy}, or change {arguments.pop()}"
-            if len(arguments) == 1 and None not in arguments
-            else remedy
-        )
+        instead = {
+            setting_without(notes, calls[name], (*graph, name), key, available)
+            for key in keys
+            for name in unmade[key]
+        }
+        idle = [f"models.{role}=null" for role in unused_roles(notes)]
+        settings = " ".join([*map(str, instead), *idle])
+        hint = remedy if None in instead else f"{remedy}, or set {settings}"
         needs = [*basis, *((*graph, name, "inputs") for name in readers)]
-        notes.note(
-            "R71",
-            message,
-            (*graph, readers[0], "interface", "type"),
-            hint,
-            needs,
-            same=f"no call produces {keys}",
-        )
+        where = (*graph, readers[0], "interface", "type")
+        if notes.note("R71", message, where, hint, needs, same=f"no call produces {keys}"):
+            for name in notes.missed:  # references to a removed call vanish if it is kept
+                notes.problems.withdraw((*graph, name))
 
 
 def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path) -> str:
@@ -252,12 +256,6 @@ def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Pa
                 f"{name} makes it as {call.output_key_remap[key]}: rename it in input_key_remap too"
             )
     return f"add a call that makes {key}"
-
-
-def _due_to(key: str, call: Call) -> str | None:
-    """The argument that makes a call read a key."""
-    keys = keys_of("inputs", call)
-    return keys.due_to.get(call.input_key_remap.get(key, key)) if keys is not None else None
 
 
 def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:

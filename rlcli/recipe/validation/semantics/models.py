@@ -19,7 +19,7 @@ from rlcli.spelling import did_you_mean
 
 
 def check(notes: Notes) -> None:
-    unused = _unused(notes)
+    unused = unused_roles(notes)
     for name, role in notes.recipe.models.items():
         if name not in unused:
             _weights(notes, role, ("models", name))
@@ -36,7 +36,7 @@ def sources(role: str) -> list[Path]:
 def _weights(notes: Notes, role: Role, path: Path) -> None:
     sources_set = [key for key in WEIGHTS if getattr(role, key) is not None]
     _number_of_sources(notes, role, path, sources_set)
-    if role.init is not None and role.init not in notes.recipe.models:
+    if role.init is not None and role.init not in {*notes.recipe.models, *notes.removed}:
         notes.unknown("role", role.init, ("models",), (*path, "init"))
     if role.scratch is not None and len(sources_set) == 1:
         _scratch(notes, role.scratch, role.tokenizer, path)
@@ -118,7 +118,7 @@ def _circles(notes: Notes) -> None:
             )
 
 
-def _unused(notes: Notes) -> list[str]:
+def unused_roles(notes: Notes) -> list[str]:
     """The roles that no call uses and no role starts from, as far as that is certain."""
     calls = dict(calls_of(notes.recipe))
     used = {call.model for call in calls.values()}

@@ -32,6 +32,8 @@ class Notes:
     """Role → call → a verb for what the call asks of the role's backend, which cannot do it."""
     strays: dict[str, list[Path]] = field(default_factory=dict)
     """Name that no role has → the calls of it."""
+    removed: set[str] = field(default_factory=set)
+    """Roles that null removes, reported where a call names them."""
     missed: set[str] = field(default_factory=set)
     """Calls that null removes, although others read what they made."""
 
@@ -43,16 +45,17 @@ class Notes:
         hint: str | None = None,
         needs: Iterable[Path] = (),
         same: str | None = None,
-    ) -> None:
+    ) -> bool:
         """Point at a value, or at the key if the value is a mapping or a default. `needs`: what the
         verdict depends on in addition to the value itself; if any of it is in doubt, so is the
         verdict. Problems with the same `same` are reported once per place in a file, which aliases
-        may have carried to several calls."""
+        may have carried to several calls. Returns whether the verdict stands."""
         if self.unresolved.about(path) or self.unresolved.about_absence(self.tree, path):
-            return
+            return False
         if any(self.is_doubtful(needed) for needed in needs):
-            return
+            return False
         self.problems.add(code, message, self.mark(path), hint, same=same)
+        return True
 
     def note_once(
         self,
@@ -64,11 +67,8 @@ class Notes:
         needs: Iterable[Path],
     ) -> None:
         """Like `note`, for a value shared by several calls: reported only for the first of them."""
-        if same not in self.told:
-            reported_before = len(self.problems.reported)
-            self.note(code, message, path, hint, needs)
-            if len(self.problems.reported) > reported_before:
-                self.told.add(same)
+        if same not in self.told and self.note(code, message, path, hint, needs):
+            self.told.add(same)
 
     def is_doubtful(self, path: Path) -> bool:
         """Whether a value is known not to be what its user intended."""

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as ReadMapping
 
 from rlcli import registry
-from rlcli.recipe.components import dataset_keys
+from rlcli.api.declared_keys import largest_number
+from rlcli.recipe.components import dataset_keys, declared_of_call, holds_pairs
 from rlcli.recipe.parsing.tree import Path, Scalar, at, dotted
+from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.keys import removed_maker
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
@@ -29,8 +31,37 @@ def check_rows(
     section: Path = ("datasets", dataset)
     rows = f"rows of {dotted(section)} ({notes.recipe.datasets[dataset].type}) have {in_words(has)}"
     message, hint = f"{rows}, but {_reads(unmade, candidates)}", _instead(notes, section, fitting)
-    notes.note("R71", message, (*section, "type"), hint, needs=basis)
+    _refuse(notes, section, message, hint, basis)
     return set(candidates)
+
+
+def check_pairs(notes: Notes, calls: ReadMapping[str, Call], dataset: str) -> None:
+    """Report a dataset of single sequences where calls compare the sequences of a row. Those of a
+    graph that generates compare responses."""
+    comparing = [
+        name
+        for name, call in calls.items()
+        if largest_number(declared_of_call("NEEDS_GROUP", call), default=1) > 1
+    ]
+    generates = any(call.call == "generate" for call in calls.values())
+    if generates or not comparing or holds_pairs(notes.recipe.datasets, dataset) is not False:
+        return
+    section: Path = ("datasets", dataset)
+    kind = notes.recipe.datasets[dataset].type
+    compare = "compare" if comparing[1:] else "compares"
+    message = (
+        f"rows of {dotted(section)} ({kind}) have one sequence each, but "
+        f"{in_words(comparing)} {compare} pairs"
+    )
+    fitting = [name for name in registry.names("datasets") if holds_pairs({}, name)]
+    needs: list[Path] = [("graph", name, "interface", "type") for name in comparing]
+    _refuse(notes, section, message, _instead(notes, section, fitting), needs)
+
+
+def _refuse(notes: Notes, section: Path, message: str, hint: str, needs: Iterable[Path]) -> None:
+    """Report a dataset that does not fit, and nothing of its arguments."""
+    if notes.note("R71", message, (*section, "type"), hint, needs=needs):
+        notes.problems.withdraw((*section, "args"))
 
 
 def _reads(readers_of: ReadMapping[str, list[str]], keys: list[str]) -> str:

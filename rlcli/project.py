@@ -137,9 +137,7 @@ def component_folders(kind: str) -> list[Path]:
     it would hide that one.
     """
     folders = [Path(folder) for folder in search_path(kind)]
-    subfolders = [
-        path for folder in folders for path in sorted(folder.iterdir()) if _is_subfolder(path)
-    ]
+    subfolders = [path for folder in folders for path in _subfolders(folder)]
     packages = [path for path in subfolders if (path / "__init__.py").exists()]
     names = {path.name for path in subfolders if path not in packages}
     for package in packages:
@@ -148,8 +146,10 @@ def component_folders(kind: str) -> list[Path]:
     return folders + [path for path in subfolders if path not in packages]
 
 
-def _is_subfolder(path: Path) -> bool:
-    return path.name.isidentifier() and not path.name.startswith("_") and path.is_dir()
+def _subfolders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.name.isidentifier() and entry.is_dir()]
+    return [folder / name for name in sorted(names) if not name.startswith("_")]
 
 
 @contextlib.contextmanager

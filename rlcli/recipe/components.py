@@ -174,9 +174,11 @@ def _missing_space(node: Node) -> str | None:
 
 def _readable_signature(kind: str, name: Scalar, problems: Problems) -> registry.Signature | None:
     """A component's signature; None, with the reason reported, if there is none."""
-    by = replaced_interfaces().get(str(name.value)) if kind == "interfaces" else None
-    if by is None or known_signature(kind, str(name.value)) is not None:
-        return _read(partial(signature_of, kind, str(name.value)), name, problems)
+    component = str(name.value)
+    is_known = known_signature(kind, component) is not None
+    by = replaced_interfaces().get(component) if kind == "interfaces" and not is_known else None
+    if by is None:
+        return _read(partial(signature_of, kind, component), name, problems)
     message = (
         f"the interface {name.value} is now {by['by']}, with a call of "
         f"{by['prepared_by']} before it"

@@ -86,6 +86,8 @@ class Resolved:
     """Layers added on the command line, as given; their files are the last of `layers`."""
     problems: Problems = field(default_factory=Problems, compare=False, repr=False)
     """Holds the sources, so that later checks can quote them."""
+    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What other modules derive from it once, because it takes long."""
 
     def origin(self, key: str | TreePath) -> Mark:
         """Where the effective value was written; `default` if no layer sets it."""

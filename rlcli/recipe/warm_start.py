@@ -31,8 +31,16 @@ def warm_starts(resolved: Resolved) -> list[WarmStart]:
     """The warm starts of the recipe itself. Raises RecipeError if it names a recipe or role that
     does not exist.
 
-    The other recipe is loaded as it is: neither profiles nor overrides of this one apply to it.
+    The other recipe is loaded as it is, once: neither profiles nor overrides of this one apply to
+    it.
     """
+    if "warm_starts" not in resolved.derived:
+        resolved.derived["warm_starts"] = _loaded(resolved)
+    starts: list[WarmStart] = resolved.derived["warm_starts"]
+    return starts
+
+
+def _loaded(resolved: Resolved) -> list[WarmStart]:
     starts: list[WarmStart] = []
     for name, role in resolved.recipe.models.items():
         if role.warm_start is None:

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from rlcli.cli.findings import finding_lines, summary
 from rlcli.inspect.findings import Finding
-from rlcli.registry import load
+from rlcli.recipe import resolve
+from rlcli.registry import listing, load
 
 HEAVY = ("torch", "transformers", "sympy", "math_verify", "datasets", "huggingface_hub")
 SFT = """\
@@ -265,3 +266,18 @@ def test_training_and_checking_refuse_the_same_model_files(rlcli, text_recipe):
     assert (code, trained) == (5, 5)
     assert "the tokenizer in model has 380 tokens" in " ".join(out.split())
     assert "the tokenizer in model has 380 tokens" in err
+
+
+def test_each_recipe_of_a_chain_is_read_once_and_no_component_is_guessed(rlcli, monkeypatch):
+    """Most of the time of a check was this."""
+    read: list[str] = []
+    resolve_layers = resolve.resolve_layers
+
+    def counted(path: Path, *args):
+        read.append(path.stem)
+        return resolve_layers(path, *args)
+
+    monkeypatch.setattr(resolve, "resolve_layers", counted)
+    monkeypatch.setattr(listing, "called_elsewhere", pytest.fail)
+    assert rlcli("check", "ppo_math", "--rows", "5")[0] == 0
+    assert read == ["ppo_math", "sft_math"]

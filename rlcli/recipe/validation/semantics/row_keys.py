@@ -24,9 +24,11 @@ def check_rows(
     """Report keys that nothing makes, but rows of some other dataset have, as one problem of the
     dataset. Returns those keys. `unmade`: key → its readers."""
     candidates = _only_in_rows(notes, unmade, graph)
-    fitting = list(_datasets_with(candidates))
     has = dataset_keys(notes.recipe.datasets, dataset)
-    if not candidates or not fitting or has is None or dataset not in notes.recipe.datasets:
+    if not candidates or has is None or dataset not in notes.recipe.datasets:
+        return set()
+    fitting = list(_datasets_with(candidates))
+    if not fitting:
         return set()
     section: Path = ("datasets", dataset)
     rows = f"rows of {dotted(section)} ({notes.recipe.datasets[dataset].type}) have {in_words(has)}"

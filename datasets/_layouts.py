@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+
+Setting = Callable[[str, str], str]
+"""(field, column) → how that is set on the command line."""
 
 PROMPT = ("prompt", "instruction", "question", "problem", "query", "input")
 ANSWER = ("answer", "completion", "response", "output", "solution")
@@ -91,13 +93,13 @@ def layout_of(
     )
 
 
-def remedy(columns: Sequence[str], kinds: Collection[str], column_key: str) -> str | None:
+def remedy(columns: Sequence[str], kinds: Collection[str], setting: Setting) -> str | None:
     """What to do with rows of these columns, which lack a field of the datasets `kinds`; None if
-    nothing is likely. `column_key`: the recipe's key that names the column of a field."""
+    nothing is likely."""
     layout = layout_of(columns, kinds, {})
     if layout is not None:
         located = layout.columns_of(columns, {}).items()
-        settings = [_setting(column_key, *column) for column in located]
+        settings = [setting(*column) for column in located]
         return f"set {' '.join(settings)}; a dataset of type hf finds the columns itself"
     candidates = list(_candidates(columns, kinds))
     if not candidates:  # a dataset of a project
@@ -108,7 +110,7 @@ def remedy(columns: Sequence[str], kinds: Collection[str], column_key: str) -> s
     if others and most >= nearest.present:
         fullest = [layout.kind for layout in others if len(layout.usual) == most]
         return _for_other_algorithms(fullest)
-    return _naming(columns, nearest, column_key) if nearest.present else None
+    return _naming(columns, nearest, setting) if nearest.present else None
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,7 @@ def _for_other_algorithms(kinds: Sequence[str]) -> str:
     return f"these are rows of {types}, for {commands}"
 
 
-def _setting(column_key: str, field: str, column: str) -> str:
-    """The column of a field, as it is set on the command line."""
-    return f"{column_key.format(field=field)}={shlex.quote(column)}"
-
-
-def _naming(columns: Sequence[str], nearest: _Candidate, column_key: str) -> str:
+def _naming(columns: Sequence[str], nearest: _Candidate, setting: Setting) -> str:
     """How to name the columns of the fields that are missing."""
     named = dict(nearest.slips)
     taken = {**nearest.located, **named}
@@ -172,17 +169,17 @@ def _naming(columns: Sequence[str], nearest: _Candidate, column_key: str) -> str
         named[missing.pop()] = free[0]
     if missing:
         names = [" or ".join(nearest.layout.usual[field][:2]) for field in missing]
-        example = _setting(column_key, missing[0], "COLUMN")
+        example = setting(missing[0], "COLUMN")
         return (
             f"rows of {nearest.layout.kind} also have {' and '.join(names)}; if a column of "
             f"another name holds that, set {example}"
         )
-    return _proposal(column_key, named)
+    return _proposal(setting, named)
 
 
-def _proposal(column_key: str, named: Mapping[str, str]) -> str:
+def _proposal(setting: Setting, named: Mapping[str, str]) -> str:
     """Settings that name columns which are probably those of some fields. `named`: field → its
     column."""
     meant = " and ".join(f"{column} is the {field}" for field, column in named.items())
-    settings = [_setting(column_key, *column) for column in named.items()]
+    settings = [setting(*column) for column in named.items()]
     return f"if {meant}, set {' '.join(settings)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ class PreferenceFields:
     """None: the prompt is what the answers begin with."""
     positive: str
     negative: str
-    prompt_setting: str
-    """The recipe's key that names the field of the prompt, for hints."""
+    setting: Callable[[str, str], str]
+    """How the field of the prompt is named on the command line, for hints."""
 
     def read(self, fields: dict[str, Any]) -> tuple[Prompt, list[str], list[str]]:
         """The prompt, the preferred and the rejected answers. Raises BadRow."""
@@ -54,7 +55,7 @@ class PreferenceFields:
         if not has_prompt or not all(text[end:].strip() for text in texts):
             raise BadRow(
                 f"the row has no prompt: {self.positive} and {self.negative} do not begin with one",
-                hint=f"name the field that holds it: {self.prompt_setting}=FIELD",
+                hint=f"name the field that holds it: {self.setting('prompt', 'FIELD')}",
             )
         after = [text[end:] for text in texts]
         return texts[0][:end], after[: len(positive)], after[len(positive) :]
@@ -70,7 +71,7 @@ class PreferenceFields:
         if others:
             raise BadRow(
                 f"which field is the prompt? The row also has {', '.join(others)}",
-                hint=f"set {self.prompt_setting}={others[0]}, or leave out the others",
+                hint=f"set {self.setting('prompt', others[0])}, or leave out the others",
             )
 
 

@@ -6,7 +6,7 @@ import csv
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,9 @@ BATCH = 1024
 """Rows of a table held in memory at once."""
 
 
+Setting = Callable[[str, str], str]
+
+
 @dataclass(frozen=True)
 class RowSource:
     """A source of rows."""
@@ -40,6 +43,8 @@ class RowSource:
     split: str = "train"
     config: str | None = None
     streaming: bool = False
+    setting: Setting = "{}={}".format
+    """How an argument is set on the command line, for hints."""
 
     def rows(self) -> Iterator[Parsed]:
         """(number of the row, its line, its content or fault), both counted from 1; in formats
@@ -67,7 +72,8 @@ class RowSource:
             Exception
         ) as error:  # the network, the Hub and its files make the library raise all kinds
             message = f"cannot read {name} from the Hub: {first_line(error)}"
-            raise DataError(message, hint=_choice(str(error)) or OFFLINE, code="F81") from error
+            hint = _choice(str(error), self.setting) or OFFLINE
+            raise DataError(message, hint=hint, code="F81") from error
 
     def _of_folder(self, folder: Path) -> Iterator[Any]:
         _refuse_without_rows(folder)
@@ -88,15 +94,14 @@ class RowSource:
             raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
 
 
-def _choice(message: str) -> str | None:
+def _choice(message: str, setting: Setting) -> str | None:
     """The hint for a missing or wrong name of a part of a dataset, where the library lists them:
     `Unknown split "train". Should be one of ['test'].`"""
     listed = re.search(r"(config|split).*?\[(.*?)\]", message, re.IGNORECASE | re.DOTALL)
     names = re.findall(r"['\"](.+?)['\"]", listed[2]) if listed else []
     if not listed or not names:
         return None
-    argument = listed[1].lower()
-    return f"choose one of {', '.join(names)}: args.{argument}={names[0]}"
+    return f"choose one of {', '.join(names)}: {setting(listed[1].lower(), names[0])}"
 
 
 def _refuse_without_rows(folder: Path) -> None:

@@ -177,11 +177,11 @@ class FileRows:
             return self._read(fields)
         except MissingField as missing:
             kind = type(self).__module__.rpartition(".")[2]  # a component has the name of its file
-            hint = remedy(missing.columns, (kind,), self.util.column_key)
+            hint = remedy(missing.columns, (kind,), self.util.column_setting)
             raise BadRow(str(missing), missing.code, hint) from None
 
     def _source(self) -> RowSource:
-        return RowSource(self.path, self.split, self.config, self.streaming)
+        return RowSource(self.path, self.split, self.config, self.streaming, self.util.setting)
 
     def _within_limit(
         self,

@@ -22,6 +22,9 @@ Kind = Literal["chat", "paired", "prompt_answer", "math_prompts", "prompt_only",
 OPTIONAL = {"chat": ("tools",), "paired": ("margin",)}
 """Optional fields of some kinds, used if rows have them."""
 
+COLUMN = "columns.{field}"
+"""The argument that names the column of a field."""
+
 LOOKED_AT = 20
 """Rows read to find the columns, in case the first is bad."""
 
@@ -66,14 +69,10 @@ class HuggingFace(TextRows):
         args = {name: getattr(self, name) for name in common}
         del args["util"]
         args["scores"] = self.scores and asdict(self.scores)
-        util = replace(self.util, column_key=self._column_key)
+        util = replace(self.util, column_argument=COLUMN)
         self._taken = make_dataset(DatasetAbstraction(kind, args | keys), util)
         named = ", ".join(f"{key}: {column or 'null'}" for key, column in keys.items())
         self.notes = [f"read as rows of {kind} ({named})", *self._taken.notes]
-
-    @property
-    def _column_key(self) -> str:
-        return self.util.column_key.replace("{field}_key", "columns.{field}")
 
     @property
     def _kinds(self) -> list[str]:
@@ -133,12 +132,13 @@ class HuggingFace(TextRows):
         """The error for a row of which none of the datasets makes sense."""
         kinds, columns = self._kinds, list(row)
         nested = [name for name, value in row.items() if is_conversation(value)]
-        hint = remedy(columns, kinds, self._column_key)
+        util = replace(self.util, column_argument=COLUMN)
+        hint = remedy(columns, kinds, util.column_setting)
         if hint is None and nested and len(columns) == len(nested):
             hint = f"if {nested[0]!r} is a list of rows, write that list to the file"
         hint = hint or (
-            f"name the columns: {self._column_key.format(field='prompt')}=COLUMN and so on; set "
-            "kind too if that is not enough"
+            f"name the columns: {util.column_setting('prompt', 'COLUMN')} and so on; set kind too "
+            "if that is not enough"
         )
         message = f"the columns of {self.path} are {', '.join(columns) or 'none'}"
         if self.kind != "auto":

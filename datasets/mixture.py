@@ -125,7 +125,7 @@ class Mixture:
                 f"weights names {name}, which is not another dataset of the "
                 f"recipe; there is {names}"
             )
-        util = replace(self.util, datasets=others).named(name)
+        util = replace(self.util, datasets=others, name=name)
         source = make_dataset(self.util.datasets[name], util)
         if is_stream(source):
             raise ValueError(

@@ -105,8 +105,9 @@ class Paired(TextRows):
 
     @property
     def _names(self) -> PreferenceFields:
-        setting = self.util.column_key.format(field="prompt")
-        return PreferenceFields(self.prompt_key, self.positive_key, self.negative_key, setting)
+        return PreferenceFields(
+            self.prompt_key, self.positive_key, self.negative_key, self.util.column_setting
+        )
 
     def _read(self, fields: dict[str, Any]) -> Texts:
         fields = {

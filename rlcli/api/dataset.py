@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,12 +97,18 @@ class DatasetUtility:
     tokenizer: PreTrainedTokenizerBase
     datasets: Mapping[str, DatasetAbstraction] = field(default_factory=dict)
     """All datasets of the recipe, for those that are made of others."""
-    column_key: str = "datasets.train.args.{field}_key"
-    """The recipe's key that names the column of a field, for hints."""
+    name: str = "train"
+    """Its name in the recipe, for hints."""
+    column_argument: str = "{field}_key"
+    """The argument that names the column of a field, for hints."""
 
-    def named(self, dataset: str) -> DatasetUtility:
-        """The same for a dataset of that name in the recipe."""
-        return replace(self, column_key=f"datasets.{dataset}.args.{{field}}_key")
+    def setting(self, argument: str, value: str) -> str:
+        """An argument of the dataset, as it is set on the command line."""
+        return f"datasets.{self.name}.args.{argument}={shlex.quote(value)}"
+
+    def column_setting(self, field: str, column: str) -> str:
+        """The column of a field, as it is set on the command line."""
+        return self.setting(self.column_argument.format(field=field), column)
 
     def __post_init__(self) -> None:
         if not 0 <= self.dp_rank < self.world_size:

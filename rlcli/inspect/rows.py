@@ -4,7 +4,7 @@ where they allow it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ def open_dataset(
         with quiet("rlcli.datasets"):  # the report contains its warnings
             args = {**component.args, **(overriding or {})}
             described = DatasetAbstraction(component.type, args)
-            dataset = registry.make_dataset(described, util.named(name))
+            dataset = registry.make_dataset(described, replace(util, name=name))
     except RlcliError:
         raise
     except Exception as error:  # whatever a user's dataset raises

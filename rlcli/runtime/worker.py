@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,9 @@ class ModelWorker:
         util = DatasetUtility(self.recipe.seed, 0, 1, self._tokenizer, described)
         for name in self.recipe.used_datasets:
             if self.rank == 0 or self._takes_rows(name):
-                self.datasets[name] = registry.make_dataset(described[name], util.named(name))
+                self.datasets[name] = registry.make_dataset(
+                    described[name], replace(util, name=name)
+                )
         answer = described_rows(self.datasets) if self.rank == 0 else {}
         self.datasets = {name: by_number(dataset, name) for name, dataset in self.datasets.items()}
         return answer

@@ -51,7 +51,7 @@ def test_the_datasets_that_may_read_rows_decide_what_columns_mean(columns, kinds
     ],
 )
 def test_a_remedy_names_columns_or_the_algorithms_for_such_rows(columns, kinds, hint):
-    proposed = remedy(columns.split(), kinds, "a.{field}")
+    proposed = remedy(columns.split(), kinds, lambda field, column: f"a.{field}={column}")
     assert proposed is hint if hint is None else hint in proposed
 
 

@@ -103,9 +103,9 @@ def test_without_a_hub_the_error_says_how_to_use_a_copy(train, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "hint"),
     [
-        ("config=null", "choose one of main, socratic: args.config=main"),
-        ("config=mian", "choose one of main, socratic: args.config=main"),
-        ("split=dev", "choose one of train: args.split=train"),
+        ("config=null", "choose one of main, socratic: datasets.train.args.config=main"),
+        ("config=mian", "choose one of main, socratic: datasets.train.args.config=main"),
+        ("split=dev", "choose one of train: datasets.train.args.split=train"),
     ],
 )
 def test_a_part_of_a_dataset_that_is_not_there_is_reported_with_those_that_are(

@@ -63,7 +63,7 @@ def installed_roots() -> dict[str, Path]:
     """The folders that installed packages bring, by the name of the package.
     Nothing of them is imported.
 
-    An entry point that names no package is warned of: it must not stop those who do not need it.
+    An entry point that names no package is a warning: it must not stop those who do not need it.
     """
     folders = {}
     for name, entry, folder in installed_entry_points():

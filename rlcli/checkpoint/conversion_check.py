@@ -90,7 +90,9 @@ def _check_files(conversion: Conversion, folder: Path) -> int:
     written = {name: tensor.spec for name, tensor in stored_tensors(folder).items()}
     odd = sorted(name for name in {*planned, *written} if planned.get(name) != written.get(name))
     if odd:
-        raise ModelError(f"{odd[0]} was to be {planned.get(odd[0])} and is {written.get(odd[0])}")
+        name = odd[0]
+        message = f"{name} was written as {written.get(name)} instead of {planned.get(name)}"
+        raise ModelError(message)
     return len(written)
 
 

@@ -43,14 +43,14 @@ def find_role(source: Path, role: str | None = None, step: int | None = None) ->
         if role is not None or step is not None:
             option = "--role" if role is not None else "--step"
             raise UsageError(
-                f"{source} is a model's folder, of which {option} cannot choose",
+                f"{source} is a model's folder: {option} does not apply",
                 hint=f"leave out {option}",
             )
         return _described(source)
     if (source / MANIFEST).is_file() or NAME.fullmatch(source.name):
         if step is not None:
             raise UsageError(
-                f"{source} is one checkpoint, of which --step cannot choose",
+                f"{source} is a single checkpoint: --step does not apply",
                 hint="leave out --step",
             )
         return _in_checkpoint(source, role)

@@ -117,7 +117,7 @@ def _specs(head: Head) -> Iterator[tuple[TensorSpec, Piece]]:
             shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
             if entry["dtype"] not in BYTES:
                 raise ModelError(
-                    f"{name} is of type {entry['dtype']}, which rlcli does not know",
+                    f"{name} is of type {entry['dtype']}, which rlcli does not support",
                     where=str(head.file),
                 )
             spec = TensorSpec(name, entry["dtype"], shape)

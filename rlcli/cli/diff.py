@@ -131,7 +131,7 @@ def _print_recipe(changed: list[Difference], left: Side, right: Side) -> None:
             sections = ", ".join(_with_removal(top, other_side) for top in tops)
             print_text(wrapped(f"only in {letter}: {sections}", "  ", "    "))
     if silent:
-        print_text(f"  {count(len(silent), 'default')} that only one of the two knows: --json")
+        print_text(f"  {count(len(silent), 'default')} that only one of the two has: --json")
 
 
 def _with_removal(key: str, side: Side) -> str:

@@ -209,7 +209,7 @@ def _who(resolved: Resolved, key: str) -> str:
         uses = {"training": recipe.train.dataset, "evaluation": recipe.train.eval.dataset}
         return (
             " and ".join(word for word, name in uses.items() if name == path[1])
-            or "no one in this recipe"
+            or "nothing in this recipe"
         )
     return _PARTS.get(".".join(path[:2]), _PARTS.get(path[0], ""))
 

@@ -335,7 +335,7 @@ def _check_devices(resolved: Resolved) -> Finding:
         return Finding(
             level="warn",
             about="devices",
-            says=f"{says}; the recipe wants {cluster.devices_per_node} per node",
+            says=f"{says}; the recipe needs {cluster.devices_per_node} per node",
             fix=f"set cluster.devices_per_node={len(gpus)} to run it here",
             code="R50",
         )

@@ -96,7 +96,7 @@ def _check_python(requirements: Requirements) -> Finding:
     from packaging.specifiers import SpecifierSet
 
     version = platform.python_version()
-    says = f"python {version} (wants {requirements.python}), rlcli {__version__}"
+    says = f"python {version} (needs {requirements.python}), rlcli {__version__}"
     if SpecifierSet(requirements.python).contains(version, prereleases=True):
         return Finding(level="ok", about="python", says=says)
     return Finding(
@@ -116,15 +116,14 @@ def _check_needed(requirements: Requirements) -> Iterator[Finding]:
             good += 1
             continue
         says = (
-            f"{version} is installed, rlcli wants {requirement.specifier}"
+            f"{version} is installed, rlcli needs {requirement.specifier}"
             if version
             else "is not installed"
         )
         fix = f"pip install '{requirement}'"
         yield Finding(level="FAIL", about=requirement.name, says=says, fix=fix, exit_code=1)
     says = (
-        f"{good} of {len(requirements.needed)} packages that rlcli needs, in the "
-        "versions that it wants"
+        f"{good} of {len(requirements.needed)} required packages are installed in suitable versions"
     )
     if good == len(requirements.needed):
         yield Finding(level="ok", about="packages", says=says)

@@ -58,7 +58,7 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
         about=opened.name,
         says=f"{says}; {count(len(bad), 'bad row')} skipped",
         details=[*_some(bad), *opened.notes],
-        fix="fix them, or leave bad_rows: skip",
+        fix="correct them, or keep bad_rows: skip",
         code="F31",
     )
 
@@ -325,7 +325,7 @@ def check_leak(
     about = "held-out rows"
     if not leaked:
         all_rows = len(prompts) == len(held_out) and len(trained) >= len(train)
-        scope = "" if all_rows else ", as far as looked at"
+        scope = "" if all_rows else " among the rows that were checked"
         return Finding(
             level="ok",
             about=about,

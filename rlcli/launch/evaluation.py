@@ -48,7 +48,8 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
     """
     if named is None and run is None:
         raise UsageError(
-            "which rows? --dataset names them", hint="give a .jsonl file, a dataset or a recipe"
+            "no rows are named: --dataset is missing",
+            hint="give a .jsonl file, a dataset or a recipe",
         )
     if named is None:
         assert run is not None

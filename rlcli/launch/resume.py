@@ -178,8 +178,8 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
         raise ResourceError(message, hint="remove the folder and start the run again", code="F72")
     message = "it is missing, and the run needs it"
     hint = (
-        f"put it back; {run.recipe} has what it was made of, and the "
-        "checkpoints are left as they are"
+        f"put it back; {run.recipe} has the recipe as it was written, and the "
+        "checkpoints are unchanged"
     )
     raise ResourceError(message, where=str(run.resolved_recipe), hint=hint, code="F72")
 

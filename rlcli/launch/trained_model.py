@@ -44,9 +44,7 @@ def trained_model(
     path = Path(named).expanduser()
     if not path.exists() and HUB_ID.fullmatch(named):
         if role is not None or step is not None:
-            raise UsageError(
-                f"{named} is a model of the Hub, of which neither --role nor --step can choose"
-            )
+            raise UsageError(f"{named} is a model of the Hub: --role and --step do not apply")
         yield TrainedModel(named, named)
         return
     role_folder = find_role(path, role, step)

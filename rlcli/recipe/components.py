@@ -220,13 +220,13 @@ def _without_leftovers(
     entries = {key: entry for key, entry in args.entries.items() if key not in left}
     if refused:
         first = next(iter(refused))
-        message = f"{refused[first]}, which takes no {', '.join(refused)}"
+        message = f"{refused[first]}; it has no argument {' or '.join(refused)}"
         section = dotted((*path, "args"))
         names = [_name_written(left[key].key, section, key, problems) for key in refused]
         if not entries and all(name.startswith(f"{section}.") for name in names):
             names = [section]
         drop = " ".join(f"{name}=null" for name in names)
-        hint = f"drop what it does not take: {drop}"
+        hint = f"remove what it does not have: {drop}"
         problems.add("R71", message, left[first].key, hint, section=(*path, "args"))
     return replace(args, entries=entries)
 
@@ -243,7 +243,7 @@ def _chosen(path: Path, name: Scalar, problems: Problems) -> tuple[Mark, str]:
     if name.mark.is_default:
         for call, removed, mark in removed_calls(problems.written, ("graph",)):
             if (plain(removed).get("model"), plain(removed).get("call")) == (path[1], "train_step"):
-                return mark, f"{words}, for the call {call} is removed {place_of(mark)}"
+                return mark, f"{words} because the call {call} is removed {place_of(mark)}"
     return name.mark, words
 
 

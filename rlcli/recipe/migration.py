@@ -209,7 +209,7 @@ class _Rewriting:
                 for call, value in values.items()
             ]
             listed += [f"{value!r} in {call} (the default)" for call, value in unset.items()]
-            message = f"{name} is {' and '.join(listed)}, but all learn from what it decides"
+            message = f"{name} is {' and '.join(listed)}, but the calls must agree on it"
             raise self._refusal(
                 message,
                 [*written.values()][-1],

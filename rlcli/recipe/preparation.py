@@ -198,7 +198,7 @@ def _check_agreement(
                 f"{values[name]!r} in {name} ({places[name]})" for name in entries
             )
             last = next(entry for entry in reversed(entries.values()) if entry is not None)
-            problem = f"{argument} is {listed}, but all learn from what it decides"
+            problem = f"{argument} is {listed}, but the calls must agree on it"
             problems.add(
                 "R71",
                 problem,

@@ -236,7 +236,7 @@ def word_here(word: str, legal: Collection[str]) -> str | None:
 def called_here(word: str, key: str) -> str:
     """The hint for another framework's word, which may use another unit."""
     is_size, is_count = "batch_size" in word or word == "mbs", key.endswith("batches")
-    unit = ", a count: into how many parts a batch is cut" if is_size and is_count else ""
+    unit = ", the number of parts that a batch is divided into" if is_size and is_count else ""
     return f'"{word}" is called {key} in rlcli{unit}'
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlcli.api.component import KINDS, module_name
 from rlcli.api.elsewhere import COMPONENTS
 from rlcli.errors import ProjectError, UnknownComponent
-from rlcli.project import component_folders, module_place, search_path
+from rlcli.project import component_folders, is_built_in, module_place, search_path
 from rlcli.spelling import nearest_name
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
@@ -45,13 +45,13 @@ def _only_file(kind: str, files: list[Path]) -> Path:
     """The file of a component. Raises ProjectError if others have its name."""
     path, *others = files
     if others:
-        raise ProjectError(
-            f"two {kind} are named {path.stem!r}: {path} and {others[0]}",
-            hint=(
-                "rename yours; if both are built in, one is installed and one is this "
-                "checkout: `pip install -e .` makes them one"
-            ),
-        )
+        hint = "choose another name for yours"
+        if all(map(is_built_in, files)):
+            hint = (
+                "one is installed and one is this checkout: pip install -e . installs the checkout"
+            )
+        problem = f"two {kind} are named {path.stem!r}: {path} and {others[0]}"
+        raise ProjectError(problem, hint=hint)
     return path
 
 

@@ -79,7 +79,7 @@ def make_batch(
     requested = list(keys)
     unknown = [key for key in requested if key not in _MAKERS]
     if unknown:
-        raise ValueError(f"nobody knows what {unknown[0]!r} holds; known are {', '.join(KEYS)}")
+        raise ValueError(f"the content of {unknown[0]!r} is unknown; known keys: {', '.join(KEYS)}")
     names = [f"s{first_index + i}" for i in range(len(draw.groups))]
     usual_metadata: dict[str, list[Any]] = {
         "batch_index": list(range(first_index, first_index + len(names))),

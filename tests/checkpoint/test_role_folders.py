@@ -69,9 +69,9 @@ def test_a_checkpoint_or_a_role_folder_may_be_named(run):
     assert find_role(checkpoint, role="critic").folder == checkpoint / "models" / "critic"
     location = find_role(checkpoint / "models" / "critic")
     assert (location.role, location.step, location.checkpoint) == ("critic", 2, checkpoint)
-    with pytest.raises(UsageError, match="--step cannot choose"):
+    with pytest.raises(UsageError, match="--step does not apply"):
         find_role(checkpoint, step=2)
-    with pytest.raises(UsageError, match="--role cannot choose"):
+    with pytest.raises(UsageError, match="--role does not apply"):
         find_role(checkpoint / "models" / "actor", role="actor")
 
 

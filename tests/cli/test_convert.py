@@ -92,7 +92,7 @@ def test_a_dry_run_writes_no_files(model, rlcli):
         (["MODEL", "--from-hf", "MODEL", "--to", "out"], 2, "--from-hf names the folder to read"),
         (["MODEL", "--to-hf", "out", "--to", "out"], 2, "needs either"),
         (["nowhere", "--to-hf", "out"], 2, "there is no folder nowhere"),
-        (["MODEL", "--to-hf", "out", "--step", "3"], 2, "--step cannot choose"),
+        (["MODEL", "--to-hf", "out", "--step", "3"], 2, "--step does not apply"),
         (["MODEL", "--to-hf", "out", "--dtype", "float8"], 2, "--dtype"),
         (["MODEL", "--to-hf", "out", "--max-shard-size", "big"], 2, "not a valid file size"),
         (["--from-hf", "MODEL", "--to", "out", "--ranks", "0"], 2, "at least one"),

@@ -71,7 +71,7 @@ def test_an_old_package_fails(monkeypatch):
     )
     finding = findings()["transformers"]
     assert (finding.level, finding.exit_code) == ("FAIL", 1)
-    assert finding.says.startswith("1.0 is installed, rlcli wants >=")
+    assert finding.says.startswith("1.0 is installed, rlcli needs >=")
 
 
 def test_extras_are_optional_and_have_their_range(monkeypatch):

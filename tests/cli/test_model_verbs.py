@@ -135,7 +135,7 @@ def test_eval_uses_the_held_out_rows_of_a_recipe(rlcli):
             "neither a run, nor a checkpoint, nor a model's folder",
         ),
         (("mute", "--dataset", "rows.jsonl"), 5, "tokenizer"),
-        (("chat",), 2, "which rows?"),
+        (("chat",), 2, "no rows are named"),
         (("chat", "--dataset", "arithmetik"), 2, "did you mean arithmetic?"),
         (("chat", "--dataset", "nothing.jsonl"), 2, "no rows 'nothing.jsonl'"),
         (("chat", "--dataset", "sft_math"), 2, "evaluates on no dataset"),

@@ -131,7 +131,7 @@ def test_a_duplicate_name_is_reported_with_both_files_and_stops_only_what_uses_i
         registry.path_of("backends", "fsdp")
     assert str(built_in) in caught.value.what
     assert str(mine) in caught.value.what
-    assert "pip install -e ." in caught.value.hint
+    assert "choose another name" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sentences import all_sentences
 
 HOME = Path(__file__).parents[2]
 FOLDERS = ("rlcli", "interfaces", "backends", "datasets")
@@ -15,6 +16,29 @@ QUAINT = re.compile(
     r"\b(goes? on|(?<!there )is no (?!longer)\w+|so many|as often|lies (in|under|beside)|by "
     r"chance|stands before|all well|laid over|beside|has a home|no legal|crowd|told)\b"
 )
+
+
+BANNED = {
+    r"as far as (looked|seen|known) (at|here)": "say which were checked",
+    r"\bflatters?\b": "overstates",
+    r"is not what it was": "has changed since …",
+    r"what was made of": "name the result",
+    r"\bknows no \w+, which": "does not support",
+    r"which is to be \d": "write the setting: (models.actor.mesh.pp=2)",
+    r"\bgoes by\b": "uses",
+    r"\b(is|are) warned of\b": "rlcli warns about …, or causes a warning",
+    r"for want of": "without, or for lack of",
+    r"\bput back into the queue\b": "requeued",
+    r"in its stead": "instead",
+    r"\bnobody knows\b": "is unknown",
+    r"\bwho knows?\b": "name it",
+    r"lead back to themselves": "circular",
+    r"part of the language": "supported",
+    r"of which [^ ]+ cannot choose": "does not apply",
+    r"\b(rlcli|recipe|it|YAML) wants\b": "needs",
+    r"left (to|for) itself": "reserved",
+}
+"""Phrases that make a reader stop, and what to write instead."""
 
 
 def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -44,3 +68,15 @@ def test_messages_are_plain_english(folder: str):
         if (match := QUAINT.search(text))
     ]
     assert problems == []
+
+
+def test_no_sentence_contains_a_phrase_that_makes_a_reader_stop():
+    pattern = re.compile("|".join(f"(?:{phrase})" for phrase in BANNED), re.IGNORECASE)
+    sentences = list(all_sentences())
+    problems = [
+        f"{sentence}: {match.group()!r} is among BANNED"
+        for sentence in sentences
+        if (match := pattern.search(sentence.text))
+    ]
+    assert problems == []
+    assert len(sentences) > 5000

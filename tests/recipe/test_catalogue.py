@@ -112,7 +112,7 @@ CASES = [
     ("R70", TOP + "models: {actor: {scratch: {model_type: lama}}}\n", "bad.yaml:2:40",
      "did you mean llama?"),
     ("R42", "extends: ppo_math\nppo: {mini_batch_size: 4}\n", "bad.yaml:2:7",
-     "ppo.minibatches in rlcli, a count"),
+     "ppo.minibatches in rlcli, the number of parts"),
     ("R71", "extends: sft_math\ngraph: {sft_train: {model: actr}}\n", "bad.yaml:2:28",
      "did you mean actor?"),
     ("R42", TOP + "train: {stepz: 3}\n", "bad.yaml:2:9", "did you mean steps?"),

@@ -130,9 +130,11 @@ def test_the_users_arguments_of_another_engine_are_one_error(tmp_path: Path):
     )
     engine = "models.ref.backend=deepspeed"
     (problem,) = problems(str(mine), engine)
-    assert problem.what == "models.ref.backend is deepspeed, which takes no context_parallel, x"
+    assert (
+        problem.what == "models.ref.backend is deepspeed; it has no argument context_parallel or x"
+    )
     dropped = ["models.ref.backend.args.context_parallel=null", "models.ref.backend.args.x=null"]
-    assert problem.hint == f"drop what it does not take: {' '.join(dropped)}"
+    assert problem.hint == f"remove what it does not have: {' '.join(dropped)}"
     assert problems(str(mine), engine, *dropped) == []
 
 

@@ -272,11 +272,11 @@ def test_the_users_training_settings_of_a_role_that_is_no_longer_trained_are_ref
     ((code, where, message, hint),) = problems("mine.yaml", "graph.critic_train=null")
     assert (code, where) == ("R71", "mine.yaml:2:36")
     assert message == (
-        "models.critic.backend is inference, for the call critic_train is removed on the command "
-        "line, which takes no lr, eps"
+        "models.critic.backend is inference because the call critic_train is removed on the "
+        "command line; it has no argument lr or eps"
     )
     dropped = ["models.critic.backend.args.lr=null", "models.critic.backend.args.eps=null"]
-    assert hint == f"drop what it does not take: {' '.join(dropped)}"
+    assert hint == f"remove what it does not have: {' '.join(dropped)}"
     load_recipe("mine.yaml", ["graph.critic_train=null", *dropped])
 
 

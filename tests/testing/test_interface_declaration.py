@@ -53,7 +53,7 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
                 "mb_spec):\n        return {}\n"
             ),
             "its_training_can_be_tried",
-            "nobody knows what 'my_mask' holds",
+            "the content of 'my_mask' is unknown",
         ),
         (
             f'{CLASS}    "Does."\n    METRICS: ClassVar = {{"gap": "nats"}}\n',

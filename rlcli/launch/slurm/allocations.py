@@ -1,5 +1,4 @@
-"""Allocations of a job: the nodes it has from the time it begins until it ends or is put back into
-the queue.
+"""Allocations of a job: the nodes it has from the time it begins until it ends or is requeued.
 
 Each allocation is a line of job.allocations.jsonl, written as it begins. These lines reveal a run
 that is requeued again and again without making progress, whatever ended its allocations: the time
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 ALLOCATIONS_FILE = "job.allocations.jsonl"
 AGAIN = (75, 7, 8)
-"""Exit codes after which a run is put back into the queue: it was asked to stop, a process died, a
+"""Exit codes after which a run is requeued: it was asked to stop, a process died, a
 deadline passed."""
 LEAD = 900
 """Seconds before its end at which a run is warned while no steps have been measured."""
@@ -52,7 +51,7 @@ class Allocation:
 
     job: str
     restart: int
-    """How often the job had been put back into the queue."""
+    """How often the job had been requeued."""
     started: str
     """ISO time."""
     nodes: str

@@ -144,7 +144,7 @@ class Job:
     nodes: str | None = None
     """As Slurm abbreviates them: `node[1-4]`."""
     restarts: int = 0
-    """How often it was put back into the queue; 0 once only the accounting knows it."""
+    """How often it was requeued; 0 once only the accounting knows it."""
 
     @property
     def is_alive(self) -> bool:

@@ -118,7 +118,7 @@ class SlurmRunning:
             )
             hint = (
                 "choose a --run-dir or log.dir that all nodes see; "
-                f"{self._run_dir / 'logs' / LOG} has what it found"
+                f"{self._run_dir / 'logs' / LOG} says what it found"
             )
             raise ResourceError(message, where=self._world.name_of(node), hint=hint, code="F67")
         return code

@@ -77,7 +77,7 @@ def batch_script(
     except (OSError, UnicodeDecodeError, TemplateError) as error:
         message = f"the template {template} cannot be used: {error}"
         raise UsageError(
-            message, where="launch.slurm.template", hint=f"{TEMPLATE} is the one of rlcli"
+            message, where="launch.slurm.template", hint=f"the default is {TEMPLATE}"
         ) from None
 
 

@@ -148,7 +148,7 @@ class _Interpolator:
         if variable := _VARIABLE.fullmatch(reference):
             return self.variable(variable[1], mark)
         if not _KEYS.fullmatch(reference):
-            hint = "nesting and defaults (:-) are not part of the language"
+            hint = "nesting and defaults (:-) are not supported"
             self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
             return nothing
         if reference in self.resolved:
@@ -254,7 +254,7 @@ class _Interpolator:
         if match.group() == "$${":
             return "${"
         if match.group(1) is None:
-            hint = "nesting is not part of the language; write $${ for a literal ${"
+            hint = "nesting is not supported; write $${ for a literal ${"
             self.problems.add("R63", "${ without its closing brace", mark, hint)
             return None
         target = self.target(match.group(1).strip(), mark, depth)

@@ -130,7 +130,7 @@ def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[
     """The file of that name, if there is one; and whether the name is refused,
     with the reason reported."""
     if "\0" in text or not text:
-        problems.add("R59", f"{text!r} is not a possible file name", mark)
+        problems.add("R59", f"{text!r} is not a valid file name", mark)
         return None, True
     try:
         candidates = [

@@ -55,7 +55,7 @@ def read_file(
 
 def _why_unreadable(error: OSError | ValueError, shown: str) -> tuple[str, str]:
     if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
-        return "R59", f"{shown[:200]!r} is not a possible file name"
+        return "R59", f"{shown[:200]!r} is not a valid file name"
     if error.errno == errno.EINVAL:
         return "R57", f"{shown} is not a regular file"
     if error.errno == errno.EFBIG:

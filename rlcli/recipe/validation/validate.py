@@ -230,7 +230,7 @@ class _Checker:
         first, *others = names
         message = f"{dotted((*self.prefix, *section, first))} is required"
         if others:
-            message += f", and {', '.join(others)} next to it"
+            message += f", and so {'are' if others[1:] else 'is'} {', '.join(others)}"
         mark, same = nearest(tree, (*section, first)).mark, f"lacks {first} {others}"
         is_data = self.prefix[:1] == ("datasets",) and first == "path"
         hint = self.names_beside(tree, section)

@@ -182,7 +182,7 @@ class RanksChecks(BackendChecks):
     @classmethod
     def lives_with_experts(cls, tmp_path_factory: pytest.TempPathFactory) -> OtherLives:
         if "ep" not in cls().dimensions():
-            pytest.skip("knows no ep")
+            pytest.skip("does not support ep")
         folder = tmp_path_factory.mktemp("experts")
         return cls._other_lives(EXPERTS, cls.layouts_with_experts, folder)
 

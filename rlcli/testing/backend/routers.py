@@ -92,7 +92,7 @@ class RouterChecks(BackendChecks):
         stats = engine.train_batch(batch(), objective.loss, objective.weight, version_steps=0)
         self._require_exact({"grad_norm": _error(stats, expected, "grad_norm")}, "one rank")
         if measured := sorted(name for name in stats if name.startswith("router")):
-            cause = "leave out what nobody has asked for"
+            cause = "compute it only if its coefficient is set"
             raise Violation(f"{', '.join(measured)} without a coefficient", cause, _of(engine))
 
     def test_a_model_without_routers_is_refused(self) -> None:

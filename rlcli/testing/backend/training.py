@@ -255,8 +255,8 @@ def _cause_of_ratio(ratio: float) -> str:
             )
         if ratio == pytest.approx(1 / number, rel=1e-3):
             return (
-                f"{number} times too little: the engine divides by the weight of all "
-                "micro-batches, nobody else does"
+                f"{number} times too little: only the engine divides, by the weight of "
+                "all micro-batches"
             )
     return (
         "sum the gradients of all micro-batches of a step, and of no other; take "

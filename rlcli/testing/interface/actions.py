@@ -91,7 +91,7 @@ def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
     for key, lengths in batch.seqlens.items():
         if lengths not in per_token:
             if lengths != [[1] * len(group) for group in tokens]:
-                pytest.skip(f"not tried: nobody knows how long {key} is in a longer sequence")
+                pytest.skip(f"not tried: the length of {key} in a longer sequence is unknown")
             continue
         rows: torch.Tensor = copy.data[key]
         padding = _noise(key, rows)

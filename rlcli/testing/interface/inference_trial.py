@@ -271,7 +271,7 @@ def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABUL
         lacking = [key for key in keys.needed if key not in authors_batch.keys]
         if lacking:
             raise ValueError(
-                f"nobody knows what {unknown[0]!r} holds, and the fixture "
+                f"the content of {unknown[0]!r} is unknown, and the fixture "
                 f"`batches` has no {lacking[0]}"
             )
         return authors_batch.select(key for key in keys.all if key in authors_batch.keys)

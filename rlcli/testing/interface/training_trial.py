@@ -265,7 +265,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 def usual_batches(interface: ModelInterface) -> Batches:
     """Makes batches with the keys that training declares, in groups of the required size: also
     those that it only reads if they are there. If it declares none, all known keys; a key that it
-    needs but nobody knows must be supplied."""
+    needs and that is unknown here must be supplied."""
     declared = interface.reads("train_step")
     if declared is None:
         keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step")))

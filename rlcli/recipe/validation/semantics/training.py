@@ -169,7 +169,7 @@ def _kept(notes: Notes) -> None:
             )
     evaluated = recipe.train.eval.dataset is not None
     if settings.keep_best and settings.best_metric.startswith(EVALUATIONS) and not evaluated:
-        message = f"checkpoint.keep_best goes by {settings.best_metric}, but nothing is evaluated"
+        message = f"checkpoint.keep_best uses {settings.best_metric}, but nothing is evaluated"
         hint = "set train.eval.dataset, or a checkpoint.best_metric of training such as reward"
         needs = [("train", "eval", "dataset"), ("checkpoint", "best_metric")]
         notes.note("R71", message, ("checkpoint", "keep_best"), hint, needs=needs)
@@ -212,7 +212,7 @@ def _folder(notes: Notes) -> None:
     except (OSError, ValueError, RuntimeError):
         notes.note(
             "R59",
-            f"log.dir {text[:200]!r} is not a possible folder",
+            f"log.dir {text[:200]!r} is not a valid name for a folder",
             ("log", "dir"),
             "for example runs",
         )

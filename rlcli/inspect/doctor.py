@@ -360,7 +360,7 @@ def _check_project() -> Iterator[Finding]:
         yield failure("project", error)
         return
     if project is None:
-        says = "none here; components and recipes that came with rlcli are there"
+        says = "none here; the built-in components and recipes are available"
         yield Finding(level="ok", about="project", says=says)
         return
     count, broken = _own_components(project)

@@ -217,3 +217,12 @@ def test_weight_bytes_fails_above_its_limit(tmp_path, monkeypatch, capsys):
     assert bench["main"]([str(tmp_path), "--rates", "1e-9", "--steps", "1"]) == 0
     assert bench["main"]([str(tmp_path), "--rates", "1.0", "--steps", "1"]) == 1
     assert capsys.readouterr().out.count("| yes |") == 2
+
+
+def test_the_first_hour_notices_a_command_that_ends_otherwise_than_expected(tmp_path, capsys):
+    record = runpy.run_path(str(BENCHES / "first_hour.py"))["record"]
+    assert record("echo done", tmp_path, {}, 12)
+    assert record("exit 2  # 2", tmp_path, {}, 12)
+    assert not record("exit 4  # 2", tmp_path, {}, 12)
+    assert not record("exit 1", tmp_path, {}, 12)
+    assert "$ echo done\ndone\n" in capsys.readouterr().out

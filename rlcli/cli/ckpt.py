@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.arguments import AsJson
+from rlcli.cli.arguments import AsJson, named_folder
 from rlcli.cli.output import print_error, print_json, print_table, print_text
 from rlcli.cli.units import age, count, size
 from rlcli.cli.verbs import VerbCommand, new_typer
@@ -41,7 +41,11 @@ class Which(StrEnum):
 
 
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run, its folder of checkpoints, or one checkpoint.")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run (its folder or name), its folder of checkpoints, or one checkpoint.",
+    ),
 ]
 Steps = Annotated[
     list[int] | None,
@@ -73,7 +77,7 @@ def ls(
     """
     from rlcli.checkpoint.overview import find_checkpoints, leftovers, overview
 
-    location = find_checkpoints(run)
+    location = find_checkpoints(named_folder(run))
     best = _best(location, 1, best_metric, best_is)
     entries, unfinished = overview(location, best), list(leftovers(location))
     if as_json:
@@ -110,7 +114,7 @@ def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
     from rlcli.checkpoint.overview import find_checkpoints
     from rlcli.checkpoint.verify import examine
 
-    location = find_checkpoints(run)
+    location = find_checkpoints(named_folder(run))
     reports = []
     for path in location.select(step or ()):
         report = examine(path, run_id=_run_id(location))
@@ -160,7 +164,7 @@ def prune(
         raise UsageError(
             "at least one checkpoint stays", hint="--keep-last 1 or more, --keep-best 0 or more"
         )
-    location = find_checkpoints(run)
+    location = find_checkpoints(named_folder(run))
     if location.only is not None:
         raise UsageError(
             f"{run} is one checkpoint",
@@ -205,7 +209,7 @@ def show(
     from rlcli.checkpoint.manifest import read_manifest
     from rlcli.checkpoint.overview import find_checkpoints
 
-    location = find_checkpoints(run)
+    location = find_checkpoints(named_folder(run))
     path = location.select([] if step is None else [step])[0]
     manifest = read_manifest(path)
     if as_json:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.arguments import AsJson, DryRun, RoleName, StepNumber
+from rlcli.cli.arguments import AsJson, DryRun, RoleName, StepNumber, named_folder
 from rlcli.cli.output import print_json, print_text, wrapped
 from rlcli.cli.units import count, size
 from rlcli.errors import UsageError
@@ -87,7 +87,7 @@ def convert(
     from rlcli.checkpoint.role_folders import check_digests, find_role
 
     started = time.monotonic()
-    source_role = find_role(_only(source, to_hf, from_hf, to), role, step)
+    source_role = find_role(named_folder(_only(source, to_hf, from_hf, to)), role, step)
     target, new_dtype = to_hf or to, None if dtype is Type.KEEP else dtype.value
     assert target is not None
     conversions.refuse_existing(target)

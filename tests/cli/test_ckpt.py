@@ -262,3 +262,20 @@ def test_the_verbs_load_no_heavy_library(run, tmp_path):
         timeout=60,
     )
     assert done.stderr == "[]\n"
+
+
+def test_the_name_of_a_recipe_is_its_newest_run(rlcli, run):
+    folder = Path("runs/ppo_math/20261126-101500")
+    folder.parent.mkdir(parents=True)
+    shutil.move(run, folder)
+    of_folder = rlcli("ckpt", "ls", str(folder))
+    assert of_folder[0] == 0
+    assert rlcli("ckpt", "ls", "ppo_math") == of_folder
+    assert rlcli("ckpt", "ls", "20261126-101500") == of_folder
+    code, _, err = rlcli("ckpt", "ls", "sft_math")
+    assert code == 2
+    assert "there is no folder sft_math" in err
+    assert (
+        "there is no role judge in runs"
+        in rlcli("convert", "ppo_math", "--role", "judge", "--to-hf", "out")[2]
+    )

@@ -52,17 +52,6 @@ RunName = Annotated[
 RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of all runs.")]
 
 
-def named_folder(source: Path) -> Path:
-    """The folder that a path is, or the run that it names; any other path, for its reader to
-    report."""
-    if source.exists():
-        return source
-    try:
-        return find_run(str(source))
-    except NoSuchRun:
-        return source
-
-
 def runs_and_metrics(
     words: Sequence[str], find: Callable[[str], Sequence[Path]]
 ) -> tuple[list[Path], list[str]]:
@@ -104,7 +93,8 @@ def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL_OR_RUN", help="A model's folder or Hub id, or a run or checkpoint of ours."
+        metavar="MODEL_OR_RUN",
+        help="A model's folder or Hub id, or a run or checkpoint of ours.",
     ),
 ]
 RoleName = Annotated[

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.arguments import AsJson, named_folder
+from rlcli.cli.arguments import AsJson
 from rlcli.cli.output import print_error, print_json, print_table, print_text
 from rlcli.cli.units import age, count, size
 from rlcli.cli.verbs import VerbCommand, new_typer
 from rlcli.errors import RlcliError, UsageError
+from rlcli.observe.run_search import named_folder
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.manifest import Manifest
@@ -44,7 +45,7 @@ Run = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="A run (its folder or name), its folder of checkpoints, or one checkpoint.",
+        help="A run, its folder of checkpoints, or one checkpoint.",
     ),
 ]
 Steps = Annotated[

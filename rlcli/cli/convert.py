@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.arguments import AsJson, DryRun, RoleName, StepNumber, named_folder
+from rlcli.cli.arguments import AsJson, DryRun, RoleName, StepNumber
 from rlcli.cli.output import print_json, print_text, wrapped
 from rlcli.cli.units import count, size
 from rlcli.errors import UsageError
+from rlcli.observe.run_search import named_folder
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.conversion_check import ConversionReport

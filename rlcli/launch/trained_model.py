@@ -12,6 +12,7 @@ from pathlib import Path
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.api.weight_files import PARTS
 from rlcli.errors import UsageError
+from rlcli.observe.run_search import named_folder
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -41,7 +42,7 @@ def trained_model(
     from rlcli.checkpoint import convert
     from rlcli.checkpoint.role_folders import check_digests, find_role
 
-    path = Path(named).expanduser()
+    path = named_folder(Path(named).expanduser())
     if not path.exists() and HUB_ID.fullmatch(named):
         if role is not None or step is not None:
             raise UsageError(f"{named} is a model of the Hub: --role and --step do not apply")

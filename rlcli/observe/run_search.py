@@ -53,6 +53,17 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
     return matches[0]
 
 
+def named_folder(source: Path) -> Path:
+    """The folder that a path is, or the run that it names; any other path, for its reader to
+    report."""
+    if source.exists():
+        return source
+    try:
+        return find_run(str(source))
+    except NoSuchRun:
+        return source
+
+
 def folder_of_runs(name: str, root: Path = RUNS) -> Path | None:
     """The folder of several runs that a name refers to, such as a sweep, if there is one."""
     for folder in (Path(name.replace("\0", "")).expanduser(), root / name.replace("\0", "")):

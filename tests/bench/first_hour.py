@@ -45,17 +45,17 @@ rlcli compare ppo_math sft_math
 rlcli resume ppo_math train.steps=4 --accept-changes
 
 # Try the model
-rlcli eval sft_math -n 2 --limit 8
+rlcli eval sft_math --rows 8
 rlcli generate sft_math --prompt "What is 14+4-5-5?"
 echo "What is 2+3?" | rlcli chat sft_math
 rlcli convert sft_math --role actor --to-hf out/model
 
 # A model and rows of one's own
-rlcli train sft --model out/model --data rows.jsonl train.steps=2 train.prompts_per_step=4
-rlcli train grpo --model out/model --data sums.jsonl train.steps=1 train.prompts_per_step=4
+rlcli train sft --model out/model --data rows.jsonl train.prompts_per_step=4
+rlcli train grpo --model out/model --data sums.jsonl train.prompts_per_step=4
 rlcli cp sft mine.yaml models.actor.path=out/model datasets.train.args.path=rows.jsonl
 rlcli validate mine.yaml
-rlcli diff sft mine.yaml
+rlcli diff sft_math mine.yaml
 
 # Components of one's own
 rlcli new project my-project

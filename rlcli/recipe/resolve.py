@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlcli.errors import RlcliError, raise_all
 from rlcli.project import is_built_in, search_paths_kept
@@ -38,6 +38,7 @@ from rlcli.recipe.parsing.tree import (
     leaves,
     nodes,
     plain,
+    with_value,
 )
 from rlcli.recipe.parsing.tree import Path as TreePath
 from rlcli.recipe.parsing.write import to_yaml
@@ -229,6 +230,7 @@ def resolve_layers(
         problems.raise_if_any()
     unresolved = Unresolved()
     tree = without_removed(Recipe, unresolved.without_invalid(tree), problems)
+    tree = _without_built_in_length(tree, problems)
     tree = with_preparation(tree, problems)
     tree = check_components(with_backends(tree, unresolved), problems, unresolved)
     tree = check_scratch(tree, problems, unresolved)
@@ -277,6 +279,17 @@ def _refuse_newer_format(tree: Mapping, problems: Problems) -> None:
         message = f"the recipe has format {number.value}; this rlcli reads up to {FORMAT}"
         problems.add("F85", message, number.mark, "use a newer rlcli")
         problems.is_cut_off = True
+
+
+def _without_built_in_length(tree: Mapping, problems: Problems) -> Mapping:
+    """The tree without the steps or epochs of a built-in layer, if the user sets the other."""
+    lengths = {name: at(tree, ("train", name)) for name in ("steps", "epochs")}
+    built_in = [
+        name for name, node in lengths.items() if node is None or problems.is_built_in(node.mark)
+    ]
+    if len(built_in) != 1 or lengths[built_in[0]] is None:
+        return tree
+    return cast(Mapping, with_value(tree, ("train", built_in[0]), None))
 
 
 def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:

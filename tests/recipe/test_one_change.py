@@ -97,6 +97,8 @@ CHANGES = [
     "ppo_math datasets.train=paired",
     "sft_math datasets.train=prompt_only",
     "ppo_math models.actor.devices=0-3",
+    "ppo_math train.epochs=1",
+    "sft_chat train.steps=2",
     "ppo_math models.actor.rollout.mesh.tp=2",
 ]
 
@@ -136,6 +138,16 @@ def test_the_users_arguments_of_another_engine_are_one_error(tmp_path: Path):
     dropped = ["models.ref.backend.args.context_parallel=null", "models.ref.backend.args.x=null"]
     assert problem.hint == f"remove what it does not have: {' '.join(dropped)}"
     assert problems(str(mine), engine, *dropped) == []
+
+
+def test_the_users_length_of_training_replaces_that_of_a_built_in_layer(tmp_path: Path):
+    train = load_recipe("ppo_math", ["train.epochs=2"]).recipe.train
+    assert (train.steps, train.epochs) == (None, 2)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: ppo_math\ntrain: {epochs: 2}\n")
+    assert load_recipe(str(mine)).recipe.train.steps is None
+    (problem,) = problems(str(mine), "train.steps=3")
+    assert problem.code == "R47", "both are the user's"
 
 
 @pytest.mark.parametrize("engine", ["inference", "sglang", "vllm", "deepspeed"])

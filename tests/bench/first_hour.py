@@ -34,20 +34,20 @@ rlcli plan ppo_math
 rlcli plan ppo_math --devices 8 --device-memory 80
 
 # Train
-rlcli train sft_math train.steps=60
-rlcli train ppo_math models.actor.path=$(echo runs/sft_math/*/models/actor) train.steps=3
+rlcli train sft_math train.steps=20
+rlcli train ppo_math models.actor.path=$(echo runs/sft_math/*/models/actor) train.steps=2
 rlcli status
 rlcli status ppo_math
 rlcli samples ppo_math --worst 2
 rlcli plot ppo_math reward kl
 rlcli ckpt ls ppo_math
 rlcli compare ppo_math sft_math
-rlcli resume ppo_math train.steps=4 --accept-changes
+rlcli resume ppo_math train.steps=3 --accept-changes
 
 # Try the model
 rlcli eval sft_math --rows 8
 rlcli generate sft_math --prompt "What is 14+4-5-5?"
-echo "What is 2+3?" | rlcli chat sft_math
+echo "What is 2+3?" | rlcli chat sft_math  # 5
 rlcli convert sft_math --role actor --to-hf out/model
 
 # A model and rows of one's own

@@ -34,7 +34,7 @@ FILES = {
     "circle.yaml": "extends: ./circle.yaml\n",
     "graph.yaml": "extends: ppo_math\ngraph: {actor_train: {inputs: [packed_inputs]}}\n",
     "component.yaml": "extends: ppo_math\ndatasets: {train: arithmetics}\n",
-    "both.yaml": "extends: ppo_math\ntrain: {epochs: 2}\n",
+    "both.yaml": "extends: ppo_math\ntrain: {steps: 3, epochs: 2}\n",
     "reference.yaml": "extends: ppo_math\nseed: ${sead}\n",
     "model.yaml": "extends: ppo_math\nmodels: {actor: {path: ./gone}}\n",
 }

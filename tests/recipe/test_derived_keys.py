@@ -102,7 +102,8 @@ def test_a_key_that_no_call_produces_is_one_problem_for_all_readers(folder: Path
     assert problem.what == (
         "advantages reads proximal_logprobs, which neither a call nor the dataset provides"
     )
-    assert problem.hint == "add a call that makes proximal_logprobs, or change use_decoupled_loss"
+    setting = "ppo.use_decoupled_loss=false"
+    assert problem.hint == f"add a call that makes proximal_logprobs, or set {setting}"
     assert "type: gae" in (problem.excerpt or "")
 
 

@@ -161,9 +161,10 @@ def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
         message = f"recipe {recipe.name} " + (
             f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset"
         )
-        raise UsageError(
-            message, where="--dataset", hint=f"{named}#NAME names one: {', '.join(recipe.datasets)}"
-        )
+        name, *others = recipe.datasets
+        hint = f"name one: --dataset {named}#{name}"
+        hint += f"; the others are {', '.join(others)}" if others else ""
+        raise UsageError(message, where="--dataset", hint=hint)
     generation = recipe.generation.build()
     limits = {
         "max_new_tokens": generation.max_new_tokens,

@@ -45,7 +45,7 @@ rlcli compare ppo_math sft_math
 rlcli resume ppo_math train.steps=3 --accept-changes
 
 # Try the model
-rlcli eval sft_math --rows 8
+rlcli eval sft_math --dataset ppo_math --rows 8
 rlcli generate sft_math --prompt "What is 14+4-5-5?"
 echo "What is 2+3?" | rlcli chat sft_math  # 5
 rlcli convert sft_math --role actor --to-hf out/model

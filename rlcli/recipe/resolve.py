@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rlcli.errors import RlcliError, raise_all
 from rlcli.project import is_built_in, search_paths_kept
@@ -289,7 +289,7 @@ def _without_built_in_length(tree: Mapping, problems: Problems) -> Mapping:
     ]
     if len(built_in) != 1 or lengths[built_in[0]] is None:
         return tree
-    return cast(Mapping, with_value(tree, ("train", built_in[0]), None))
+    return with_value(tree, ("train", built_in[0]), None)
 
 
 def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:

@@ -19,15 +19,20 @@ SHORT = 4
 def nearest_name(word: str, names: Iterable[str]) -> str | None:
     """The name that a word begins, that it is a typo of, or that it continues; else one that
     it is a part of, or the most similar one; None if none is near."""
+    return next(iter(nearest_names(word, names)), None)
+
+
+def nearest_names(word: str, names: Iterable[str]) -> list[str]:
+    """The same; all of those that a word is a part of, as none of them is nearer than another."""
     candidates = list(names)
     same, plain, typo = _same(word, candidates), _plain(word), misspelt(word, candidates)
     if same is not None:
-        return same
+        return [same]
     begun = [name for name in candidates if len(plain) > 1 and _plain(name).startswith(plain)]
     continued = [name for name in candidates if _continues(plain, _plain(name))]
-    partly = [name for name in candidates if len(plain) > 2 and plain in _plain(name).split("_")]
     typos = [typo] if typo is not None else []
-    return next(iter((*begun, *typos, *continued, *partly, *_slips(word, candidates))), None)
+    partly = [name for name in candidates if len(plain) > 2 and plain in _plain(name).split("_")]
+    return [*begun, *typos, *continued][:1] or partly or _slips(word, candidates)[:1]
 
 
 def _slips(word: str, names: list[str]) -> list[str]:
@@ -48,9 +53,11 @@ def misspelt(word: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
-    """The hint for a wrong name: the nearest one, or something else if none is near."""
-    near = nearest_name(word, names)
-    return f"did you mean {near}?" if near else otherwise
+    """The hint for a wrong name: the nearest ones, or something else if none is near."""
+    near = nearest_names(word, names)
+    *others, last = near or [""]
+    alternatives = f"{', '.join(others)} or {last}" if others else last
+    return f"did you mean {alternatives}?" if near else otherwise
 
 
 def _plain(word: str) -> str:

@@ -201,3 +201,10 @@ def test_a_key_is_never_said_to_be_called_what_it_is():
         load_recipe("ppo_math", ["models.ref.backend=inference", "models.ref.backend.args.lr=1"])
     (problem,) = caught.value.problems
     assert "models.ref.backend.args.lr" not in (problem.hint or "")
+
+
+def test_all_recipes_are_named_of_which_a_word_is_a_part(rlcli):
+    """None of them is nearer than another."""
+    code, _, err = rlcli("train", "gsm8k")
+    assert code == 2
+    assert "did you mean best_of_n_gsm8k, distill_gsm8k, grpo_gsm8k, ppo_gsm8k or sft_gsm8k?" in err

@@ -13,8 +13,8 @@ from rlcli.cli.main import app
 
 COMMAND = re.compile(r"(?<![\w/.-])rlcli ([a-z][a-z-]*)([^`;,()\n]*)")
 IN_CODE = re.compile(r"`rlcli ([a-z][a-z-]*)")
-ALSO = {"help"}
-"""Understood as `--help`."""
+ALSO = {"help", "start"}
+"""Understood as `--help`, and a verb of another tool."""
 
 
 def verbs() -> dict[str, click.Command]:

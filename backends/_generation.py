@@ -491,6 +491,8 @@ class _ActiveRows:
 
     def _contents(self, rows: list[int]) -> list[dict[str, Any]]:
         """The fields of `Begun` that grow, for each of these rows: copies on the host."""
+        if not rows:
+            return []
         drawn = self.drawn[rows].tolist()
         tokens, logprobs = self.tokens[rows].cpu(), self.logprobs[rows].cpu()
         contents = [

@@ -15,12 +15,10 @@ from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, bat
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.flash_attn import flash_attn_installed
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
-pytestmark = pytest.mark.skipif(
-    torch.version.cuda is not None, reason="this torch has GPUs of its own"
-)
+pytestmark = needs_pretend_device
 NARROW = {"dtype": "bfloat16"} | SETTINGS
 
 

@@ -31,7 +31,7 @@ from rlcli.testing.backend.generation import NEW_TOKENS, generate
 from rlcli.testing.backend.lifecycle import ranks_in
 from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
 from rlcli.testing.backend.state import restore, save
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
@@ -495,6 +495,7 @@ def test_a_checkpoint_of_replicas_is_written_once_and_can_be_continued(tmp_path)
     assert written == pytest.approx(sum(p.nbytes for p in tiny_model().parameters()), rel=0.1)
 
 
+@needs_pretend_device
 def test_an_offloaded_role_leaves_the_device_and_trains_the_same():
     """An offloaded role keeps nothing on the device,
     and trains like one that was never offloaded."""

@@ -30,9 +30,11 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
+
+pytestmark = needs_pretend_device
 
 pytest.importorskip("megatron.core")
 

@@ -16,7 +16,7 @@ import torch
 
 from rlcli.backends._process_group import _group_of_one
 from rlcli.backends._zero import import_deepspeed
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 from .device_functions import Function, device_functions, functions_run
 from .engine_paths import ENGINES
@@ -24,8 +24,7 @@ from .interface_paths import INTERFACES
 from .rank_paths import RANKS
 from .runtime_paths import HOME, OF_RANKS, RUN_ON_RANKS, RUNTIME
 
-if torch.version.cuda or torch.version.hip:
-    pytest.skip("this torch has GPUs of its own", allow_module_level=True)
+pytestmark = needs_pretend_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

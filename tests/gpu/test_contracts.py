@@ -35,6 +35,11 @@ class OnGPU(
     __test__ = False
     device = "cuda:0"
 
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _require_device(cls):
+        """Without a GPU these checks are skipped already, or run on an emulated one."""
+
     @pytest.fixture(autouse=True)
     def _at_device(self, device_name):
         self.is_emulated = device_name == "cpu"

@@ -10,7 +10,7 @@ from rlcli.ops.attention import Scoring
 from rlcli.ops.block_attention import Block, BlockAttention, BlockGradients
 from rlcli.ops.packing import positions
 from rlcli.ops.token_cut import TokenCut
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 cuts = st.builds(
     TokenCut, st.lists(st.integers(1, 24), min_size=1, max_size=6).map(tuple), st.integers(1, 4)
@@ -122,6 +122,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_no_gradient():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
+@needs_pretend_device
 def test_the_kernel_for_16_bits_gives_the_same_block_by_block(dtype, ranks):
     """On the pretend device, with an implementation of the kernel's interface for the host."""
     cut = TokenCut((17, 1, 6, 3), ranks)

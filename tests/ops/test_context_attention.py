@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from rlcli.ops.attention import Scoring, packed_attention
 from rlcli.ops.context_attention import ContextAttention
 from rlcli.ops.context_choice import AttentionSizes
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
 CPU = torch.device("cpu")
@@ -79,6 +79,7 @@ def largest_error(share, scoring, key_heads):
 
 @pytest.mark.parametrize("choice", ["ulysses", "ring"])
 @pytest.mark.parametrize("scoring", [Scoring(), Scoring(window=3)], ids=["all", "window"])
+@needs_pretend_device
 def test_ranks_with_16_bits_on_a_device_attend_like_one(choice, scoring):
     """On the pretend device: the paths of CUDA, with kernels for the host."""
 

@@ -13,17 +13,13 @@ from rlcli.ops import flash_attention as module
 from rlcli.ops.attention import Scoring, packed_attention
 from rlcli.ops.flash_attention import LIBRARIES, FlashAttention, flash_attention
 from rlcli.testing.flash_attn import RECORD, flash_attn_installed, varlen_function
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 NAMES = [library.name for library in LIBRARIES]
 BY_NAME = {library.name: library for library in LIBRARIES}
 RECORDED = json.loads(RECORD.read_text())
 FUNCTIONS = {name: of for package in RECORDED.values() for name, of in package["functions"].items()}
 LENGTHS = (5, 1, 12, 3)
-
-needs_pretend_device = pytest.mark.skipif(
-    torch.version.cuda is not None, reason="this torch has GPUs of its own"
-)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import RankError, run_on_ranks
 from rlcli.topology import RolePlacement, plan_topology
 
@@ -105,6 +105,7 @@ def some_numbers(engine):
     return {name: tensor.flatten()[::7].tolist() for name, tensor in engine.whole_parameters()}
 
 
+@needs_pretend_device
 def test_any_layout_to_any_layout():
     """Sharded by rows, by tensor parallelism, by stages on a device, into ranges, and whole; ranks
     that are apart, and some that are in both. Then moving averages, into all of these."""

@@ -12,11 +12,10 @@ from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
-from rlcli.testing.pretend_cuda import DeviceTensor, pretend_cuda
+from rlcli.testing.pretend_cuda import DeviceTensor, needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import run_on_ranks
 
-if torch.version.cuda or torch.version.hip:
-    pytest.skip("this torch has GPUs of its own", allow_module_level=True)
+pytestmark = needs_pretend_device
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from rlcli.testing.backend.plain import (
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda import CANNOT_PRETEND, IS_BUILT_FOR_GPUS, pretend_cuda
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 TOTAL_STEPS = 10
@@ -83,6 +83,12 @@ class BackendChecks(Contract):
         """Context of the process that runs engines."""
         with pretend_cuda() if self.device != "cpu" else nullcontext():
             yield
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _require_device(cls) -> None:
+        if cls().device != "cpu" and IS_BUILT_FOR_GPUS:
+            pytest.skip(CANNOT_PRETEND)
 
     @pytest.fixture(autouse=True)
     def _at_device(self) -> Iterator[None]:

@@ -14,7 +14,18 @@ It does not model kernels, streams, timing or NCCL: everything happens immediate
 thread. torch.distributed needs no special handling; gloo transfers the device's tensors.
 """
 
-from rlcli.testing.pretend_cuda.context import pretend_cuda
+from rlcli.testing.pretend_cuda.context import (
+    CANNOT_PRETEND,
+    IS_BUILT_FOR_GPUS,
+    needs_pretend_device,
+    pretend_cuda,
+)
 from rlcli.testing.pretend_cuda.tensor import DeviceTensor
 
-__all__ = ["DeviceTensor", "pretend_cuda"]
+__all__ = [
+    "CANNOT_PRETEND",
+    "IS_BUILT_FOR_GPUS",
+    "DeviceTensor",
+    "needs_pretend_device",
+    "pretend_cuda",
+]

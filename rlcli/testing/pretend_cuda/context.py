@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._device import _device_constructors
@@ -20,6 +21,11 @@ from rlcli.testing.pretend_cuda.state import Devices, close_devices, open_device
 from rlcli.testing.pretend_cuda.tensor import Operations, let_autograd_know_the_label, swap_tensors
 
 _GIB = 1 << 30
+IS_BUILT_FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
+CANNOT_PRETEND = "its GPU is emulated, for which torch must be a CPU build"
+
+needs_pretend_device = pytest.mark.skipif(IS_BUILT_FOR_GPUS, reason=CANNOT_PRETEND)
+"""Marks tests that cannot run where torch is built for GPUs."""
 
 
 @contextlib.contextmanager
@@ -29,10 +35,10 @@ def pretend_cuda(
     """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first one.
     Threads started inside the context have them too.
 
-    Raises RuntimeError if torch has CUDA itself: then tests belong on the real device.
+    Raises RuntimeError if torch is built for GPUs.
     """
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        raise RuntimeError("this torch has GPUs of its own; the pretend device is for CPU builds")
+    if IS_BUILT_FOR_GPUS:
+        raise RuntimeError(CANNOT_PRETEND)
     let_autograd_know_the_label()
     # `with torch.device(…)` remembers torch's own functions, not their replacements
     _device_constructors()

@@ -242,7 +242,7 @@ class SimulatedRanks:
             return {"batch": batch.as_json(), "names": names, "missing": [], "length": None}
         if request.op == "run_call":
             return self._computed(args["call"], args["ids"])
-        return {"seconds": 0.0} if request.op in (MOVE, "copy_weights") else {}
+        return {"seconds": 0.0, "bytes": 0} if request.op in (MOVE, "copy_weights") else {}
 
     def _computed(self, call: str, ids: list[str]) -> dict[str, Any]:
         """Answers differ in length, as those of a model do."""

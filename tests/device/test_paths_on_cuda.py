@@ -50,9 +50,8 @@ def libraries():
     megatron for GPUs."""
     import_deepspeed(CPU)
     with pretend_cuda():
-        model = importlib.import_module("rlcli.backends._megatron_model")
+        importlib.import_module("rlcli.backends._megatron_model")
     # State that a process creates once may exist from other tests; it must be created here.
-    model.get_cuda_rng_tracker().reset()
     _group_of_one.cache_clear()
     gc.collect()
     # loaded objects: deepspeed and the paths make the garbage collector scan all others

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
+from cuda_libraries import deepspeed_on_cuda
 
+from rlcli.backends._zero import import_deepspeed
 from rlcli.errors import ModelError, UsageError
 from rlcli.ops.flash_attention import FlashAttention
 from rlcli.testing.backend import BackendContract
@@ -47,7 +50,12 @@ def test_training_and_generation_with_flash_attn_equal_those_with_torchs_kernels
 ):
     """gemma2 has windows and capped scores."""
     figures = []
-    with pretend_cuda() as device, flash_attn_installed("FlashAttention-2"):
+    import_deepspeed(torch.device("cpu"))  # as other tests of the process import it
+    with (
+        pretend_cuda() as device,
+        flash_attn_installed("FlashAttention-2"),
+        deepspeed_on_cuda() if backend == "deepspeed" else nullcontext(),
+    ):
         for attention in ("torch", "flash"):
             engine = contract(backend).engine(family, attention=attention, **NARROW)
             responses = generate(engine, prompts(), greedy=True)

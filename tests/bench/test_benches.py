@@ -118,7 +118,7 @@ def test_neighbour_fails_if_a_busy_machine_costs_too_much(monkeypatch):
 def test_engines_shows_why_an_engine_cannot_run_a_layout(capsys, monkeypatch):
     bench = runpy.run_path(str(BENCHES / "engines.py"))
     refused = [layout for layout in bench["LAYOUTS"] if layout.refusal is not None]
-    assert [layout.title for layout in refused] == ["fsdp, dp2 x cp2 x ep2"]
+    assert [layout.title for layout in refused] == ["fsdp, dp2 x cp2 x ep2, mixtral"]
     monkeypatch.setitem(bench["main"].__globals__, "LAYOUTS", tuple(refused))
     monkeypatch.setattr("sys.argv", ["engines.py"])
     assert bench["main"]() == 0

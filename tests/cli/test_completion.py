@@ -137,7 +137,7 @@ def complete(command, folder):
         ("test fam", ["family"]),
         ("test family qwen3", ["qwen3", "qwen3_moe"]),
         ("test reward m", ["math_reward"]),
-        ("test recipe sft_m", ["sft_math"]),
+        ("test recipe sft_m", ["sft_math", "sft_math_moe"]),
         ("test recipe mine.yaml models.j", ["models.judge."]),
         ("test interface sft see", []),
         ("test nothing s", []),
@@ -301,7 +301,7 @@ def shell(folder, monkeypatch):
         ("rlcli train ppo_math launch=l", ["local"]),  # readline replaces what follows the =
         ("rlcli train ppo_math launch=", ["inline", "local", "slurm"]),
         # and what follows the :
-        ("rlcli train ppo_math models.actor.path=recipe:sft_ma", ["sft_math#actor"]),
+        ("rlcli train ppo_math models.actor.path=recipe:sft_gs", ["sft_gsm8k#actor"]),
         ("rlcli train ppo_math 'launch=l", ["launch=local"]),  # but not inside quotes
         ("rlcli train ppo_math --with=mi", ["mine.yaml"]),
     ],
@@ -324,8 +324,8 @@ def test_completion_in_bash(shell, line, expected):
         (["rlcli", "tra"], ["train"]),
         (["rlcli", "train", "ppo_math", "launch=l"], ["launch=local"]),
         (
-            ["rlcli", "train", "ppo_math", "models.actor.path=recipe:sft_ma"],
-            ["models.actor.path=recipe:sft_math#actor"],
+            ["rlcli", "train", "ppo_math", "models.actor.path=recipe:sft_gs"],
+            ["models.actor.path=recipe:sft_gsm8k#actor"],
         ),
     ],
 )
@@ -346,8 +346,8 @@ def test_completion_in_zsh(shell, words, expected):
         ("rlcli tra", ["train"]),
         ("rlcli train ppo_math launch=l", ["launch=local"]),
         (
-            "rlcli train ppo_math models.actor.path=recipe:sft_ma",
-            ["models.actor.path=recipe:sft_math#actor"],
+            "rlcli train ppo_math models.actor.path=recipe:sft_gs",
+            ["models.actor.path=recipe:sft_gsm8k#actor"],
         ),
     ],
 )

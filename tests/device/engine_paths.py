@@ -5,6 +5,7 @@ import gc
 import math
 
 import torch
+from cuda_libraries import deepspeed_on_cuda
 
 from rlcli.api.block_parts import BlockPart
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
@@ -25,8 +26,6 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.batches import make_batch
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
-
-from .cuda_libraries import deepspeed_on_cuda
 
 SPEC = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
 CUT = MicroBatchSpec(n_mbs=2)

@@ -22,6 +22,7 @@ from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
 from rlcli.runtime.saving import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
+from rlcli.runtime.weight_wire import WholeWire
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
 from rlcli.testing.pretend_cuda import pretend_cuda
@@ -233,7 +234,9 @@ def weights_reach_another_rank(device, folder):
         with on(device), functions_run(HOME) as run:
             model = role(device, backend="inference", seed=rank + 1)
             channel = WeightChannel(
-                RolePlacement("actor", (0,), Mesh()), RolePlacement("rollout", (1,), Mesh())
+                RolePlacement("actor", (0,), Mesh()),
+                RolePlacement("rollout", (1,), Mesh()),
+                WholeWire(device),
             )
             ends = (model, None) if rank == 0 else (None, model.module)
             transfer = WeightTransfer(channel, rank, device, *ends, bucket=2000)

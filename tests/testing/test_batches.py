@@ -53,7 +53,7 @@ def test_empty_responses_and_empty_batches_have_valid_shapes():
 
 
 def test_an_unknown_key_is_refused():
-    with pytest.raises(ValueError, match=r"'my_mask'.*known are packed_prompts"):
+    with pytest.raises(ValueError, match=r"'my_mask'.*known keys: packed_prompts"):
         make_batch(["my_mask"])
 
 

@@ -102,7 +102,8 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
     except DevicesError as error:
         _does_not_fit(notes, name, error, layout)
         return 0
-    if not _unsupported(notes, name, backend, mesh):
+    is_known = declared("backends", backend, "DIMENSIONS") is not None
+    if is_known and not _unsupported(notes, name, backend, mesh):
         _layout(notes, name, mesh)
     _device_of(notes, name, backend)
     _servers(notes, name, role, ranks)

@@ -101,7 +101,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 EXAMPLES = """\
 rlcli trains language models by reinforcement learning, from recipes.
 
-  rlcli train ppo_math                   teach a small model arithmetic, on a CPU
+  rlcli train ppo_math                   teach a small model arithmetic on a CPU
   rlcli train sft --model M --data D     train your model on your rows
   rlcli train ppo_math ppo.kl_ctl=0.02   another value for a key of the recipe
   rlcli plan ppo_math                    devices, order, memory; starts nothing

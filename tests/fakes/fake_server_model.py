@@ -3,6 +3,7 @@ group."""
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import torch.distributed
 distributed: Any = torch.distributed
 """Untyped, like a library's own stores and groups."""
 PATIENCE = timedelta(seconds=30)
+_LOADING = threading.Lock()
+"""transformers replaces `tie_weights` of all models while it loads one: with two at a time, it
+would stay replaced."""
 
 
 class TransformersModel:
@@ -51,9 +55,13 @@ class TransformersModel:
         weights: dict[str, torch.Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
             weights |= load_file(file)
-        # files have the names of the family's checkpoints, and may have each expert by itself
+        if weights.keys() <= self.lm.state_dict().keys():
+            self._take(weights)
+            return
+        # these files have each expert by itself
         settings = {"config": self.lm.config, "state_dict": weights, "dtype": torch.float32}
-        self.lm = type(self.lm).from_pretrained(None, **settings).eval()
+        with _LOADING:
+            self.lm = type(self.lm).from_pretrained(None, **settings).eval()
 
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None:
         """Create a group as SGLang does, and in it the backend's group as torch does."""

@@ -15,6 +15,7 @@ import pytest
 
 from rlcli import registry
 from rlcli.api import model as model_api
+from rlcli.api.architecture import Architecture
 from rlcli.api.key_meaning import REWARDS
 from rlcli.api.model import Model, ModelInterface
 from rlcli.errors import RlcliError
@@ -26,7 +27,7 @@ from rlcli.recipe.role_sources import tokenizer_source
 from rlcli.recipe.schema import Component, Recipe
 from rlcli.recipe.warm_start import warm_starts
 from rlcli.topology import plan_topology
-from rlcli.topology.configs import cached_folder
+from rlcli.topology.configs import architecture_of, cached_folder
 
 STEPS = 2
 NEW_TOKENS = 8
@@ -44,6 +45,14 @@ TINY_MODEL = {
     "max_position_embeddings": 1 << 20,
     "tie_word_embeddings": True,
 }
+TINY_MIXTURE = TINY_MODEL | {
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+"""In place of a mixture of experts, which some settings need."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
     tokenizers = _Tokenizers(folder)
     for name, role in document["models"].items():
         if role["path"] is not None or role["scratch"] is not None:
-            role |= {"path": None, "scratch": TINY_MODEL}
+            role |= {"path": None, "scratch": _tiny(resolved, name)}
             role["tokenizer"] = tokenizers.local(*_source(resolved, name))
         elif role["tokenizer"] is not None:
             role["tokenizer"] = tokenizers.local(resolved, role["tokenizer"])
@@ -122,6 +131,13 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
     file = folder / f"{resolved.recipe.name}.yaml"
     file.write_text(to_yaml(document), encoding="utf-8")
     return load_recipe(file), tuple(tokenizers.replaced)
+
+
+def _tiny(resolved: Resolved, role: str) -> dict[str, Any]:
+    """The configuration in place of that of a role's model."""
+    sizes = architecture_of(resolved, role)
+    is_mixture = isinstance(sizes, Architecture) and sizes.experts > 0
+    return TINY_MIXTURE if is_mixture else TINY_MODEL
 
 
 def _source(resolved: Resolved, role: str) -> tuple[Resolved, str]:

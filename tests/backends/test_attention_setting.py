@@ -49,24 +49,27 @@ def test_training_and_generation_with_flash_attn_equal_those_with_torchs_kernels
     backend, family, calls
 ):
     """gemma2 has windows and capped scores."""
-    figures = []
     import_deepspeed(torch.device("cpu"))  # as other tests of the process import it
     with (
         pretend_cuda() as device,
         flash_attn_installed("FlashAttention-2"),
         deepspeed_on_cuda() if backend == "deepspeed" else nullcontext(),
     ):
-        for attention in ("torch", "flash"):
-            engine = contract(backend).engine(family, attention=attention, **NARROW)
-            responses = generate(engine, prompts(), greedy=True)
-            assert bool(calls) == (attention == "flash"), "prompts"
-            stats = engine.train_batch(batch().to(device), answer_loss, answer_weight)
-            figures.append((stats, scores(engine, batch(), "log-probs"), responses.tokens))
-    (of_torch, logprobs, _), (of_flash, other_logprobs, _) = figures
+        of_torch, logprobs = results(backend, family, "torch", device)
+        assert not calls
+        of_flash, other_logprobs = results(backend, family, "flash", device)
     assert of_flash["loss"] == pytest.approx(of_torch["loss"], rel=1e-2)
     assert of_flash["grad_norm"] == pytest.approx(of_torch["grad_norm"], rel=3e-2)
     torch.testing.assert_close(other_logprobs, logprobs, atol=5e-2, rtol=0)
     assert set(calls) >= {len(batch().flat_seqlens("packed_input_ids")), len(prompts().ids)}
+
+
+def results(backend, family, attention, device):
+    """Statistics of an update after a generation, and the log-probs that follow."""
+    engine = contract(backend).engine(family, attention=attention, **NARROW)
+    generate(engine, prompts(), greedy=True)
+    stats = engine.train_batch(batch().to(device), answer_loss, answer_weight)
+    return stats, scores(engine, batch(), "log-probs")
 
 
 def test_inference_takes_flash_attn_by_itself_where_it_is_installed(calls):

@@ -9,11 +9,13 @@ from cuda_libraries import deepspeed_on_cuda
 
 from rlcli.api.block_parts import BlockPart
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
+from rlcli.api.key_meaning import ROUTED_EXPERTS
 from rlcli.api.model import GenerationEngine, MicroBatchSpec, Model
 from rlcli.api.model_source import open_source
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
+from rlcli.interfaces._responses import sample_responses
 from rlcli.registry import make_backend
 from rlcli.testing.backend.base import (
     answer_loss,
@@ -130,6 +132,23 @@ def engine_scores(device, folder):
 
 def engine_generates(device, folder, family="llama", dtype="float32", **settings):
     return responses(role(device, tiny_model(family), "inference", dtype=dtype).module, **settings)
+
+
+def engine_replays_experts(device, folder):
+    """Log-probs of responses with the experts that their tokens were sampled with, and an update
+    with these."""
+    sampler, trainer = (
+        role(device, tiny_model("mixtral", seed=seed), backend)
+        for seed, backend in ((1, "inference"), (2, "fsdp"))
+    )
+    settings = GenerationHyperparameters(
+        max_new_tokens=6, greedy=True, responses_per_prompt=2, routing_replay=True
+    )
+    sampled = sample_responses(sampler, prompts().to(device), settings)
+    rows = sampled.seqlens[ROUTED_EXPERTS]
+    logprobs = trainer.module.forward(sampled, CUT, lambda output, _: output.logprobs, rows)
+    stats = trainer.module.train_batch(sampled, answer_loss, answer_weight, mb_spec=CUT)
+    return sampled.data[ROUTED_EXPERTS].cpu(), logprobs.cpu(), stats["loss"], stats["grad_norm"]
 
 
 def engine_is_paused(device, folder):
@@ -298,6 +317,8 @@ def engine_without_generation(device, folder):
     return isinstance(role(device, backend="megatron").module, GenerationEngine)
 
 
+EXPERTS = {"family": "mixtral", "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.1}
+
 ENGINES = {
     "training": engine_trains,
     "training, recomputed": functools.partial(engine_trains, gradient_checkpointing=True),
@@ -310,6 +331,8 @@ ENGINES = {
     "training, 16 bits, windows": functools.partial(
         engine_trains, family="mistral", dtype="bfloat16"
     ),
+    "training, experts": functools.partial(engine_trains, **EXPERTS),
+    "training, experts replayed": engine_replays_experts,
     "training, dtype of the device": functools.partial(engine_trains, dtype="auto"),
     "value head": engine_trains_a_value_head,
     "updates refused": engine_refuses_updates,
@@ -339,6 +362,10 @@ ENGINES = {
     ),
     "deepspeed, stage 3, weight copies": with_deepspeed(engine_passes_weights_on, zero_stage=3),
     "megatron, training, recomputed": with_megatron(engine_trains, gradient_checkpointing=True),
+    "megatron, training, experts": with_megatron(engine_trains, **EXPERTS),
+    "megatron, training, experts, 16 bits": with_megatron(
+        engine_trains, **EXPERTS, dtype="bfloat16"
+    ),
     "megatron, value head": with_megatron(engine_trains_a_value_head),
     "megatron, offload": with_megatron(engine_is_offloaded, generates=False),
     "megatron, checkpoint": with_megatron(engine_continues_from_a_checkpoint, others=1),

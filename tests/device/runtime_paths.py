@@ -22,7 +22,7 @@ from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
 from rlcli.runtime.saving import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
-from rlcli.runtime.weight_wire import WholeWire
+from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
 from rlcli.testing.pretend_cuda import pretend_cuda
@@ -227,8 +227,8 @@ def worker_joins_local_and_received_rows(device, folder):
     return answers[0]["lengths"]
 
 
-def weights_reach_another_rank(device, folder):
-    """One rank has a role, the other one a role that follows it."""
+def weights_reach_another_rank(device, folder, wire_of=WholeWire):
+    """One rank has a role, the other one a role that follows it through a second copy, too."""
 
     def work(rank):
         with on(device), functions_run(HOME) as run:
@@ -236,14 +236,15 @@ def weights_reach_another_rank(device, folder):
             channel = WeightChannel(
                 RolePlacement("actor", (0,), Mesh()),
                 RolePlacement("rollout", (1,), Mesh()),
-                WholeWire(device),
+                wire_of(device),
             )
             ends = (model, None) if rank == 0 else (None, model.module)
-            transfer = WeightTransfer(channel, rank, device, *ends, bucket=2000)
-            if rank == 0:
-                transfer.finish()
-            else:
-                model.module.take_parameters(transfer, 1.0)
+            for _ in range(2):
+                transfer = WeightTransfer(channel, rank, device, *ends, bucket=2000)
+                if rank == 0:
+                    transfer.finish()
+                else:
+                    model.module.take_parameters(transfer, 1.0)
             totals = {
                 name: tensor.double().sum().item() for name, tensor in weights(model.module).items()
             }
@@ -253,6 +254,10 @@ def weights_reach_another_rank(device, folder):
     RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
     assert answers[0]["held"] == answers[1]["held"]
     return answers[1]["held"]
+
+
+def changed_weights_reach_another_rank(device, folder):
+    return weights_reach_another_rank(device, folder, DeltaWire)
 
 
 def single_model_generates(device, folder):
@@ -284,7 +289,12 @@ RUNTIME = {
     "two ranks": worker_joins_local_and_received_rows,
     "a model alone": single_model_generates,
     "weights": weights_reach_another_rank,
+    "changed weights": changed_weights_reach_another_rank,
     "choice": device_is_picked,
 }
-OF_RANKS = (worker_joins_local_and_received_rows, weights_reach_another_rank)
+OF_RANKS = (
+    worker_joins_local_and_received_rows,
+    weights_reach_another_rank,
+    changed_weights_reach_another_rank,
+)
 """Paths of several ranks, each of which creates its own device."""

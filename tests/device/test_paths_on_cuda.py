@@ -101,16 +101,12 @@ NOT_HERE = {
     "backends/_server_backend.py ServerBackend._environment": (
         "names devices to servers of its own, which no pretend device can run"
     ),
-    "backends/_expert_parallel.py": "divides experts among several ranks",
-    "backends/_routers.py": (
-        "transformers counts the tokens of experts by an operation that the host lacks"
-    ),
+    "backends/_server_experts.py": "is on the host",
     "backends/_server_response.py": "is on the host",
     "backends/_server_weights.py": "is on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",
-    "backends/_layouts.py": "speaks of a device, and uses none",
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "interfaces/rewards/_text_reward.py": "is the base of rewards of projects; none is built in",
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",

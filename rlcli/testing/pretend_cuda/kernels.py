@@ -1,4 +1,5 @@
-"""Operations that torch has only on CUDA, written for the host: attention over packed sequences."""
+"""Operations that torch has only on CUDA, written for the host: attention over packed sequences,
+and histograms of integers."""
 
 from __future__ import annotations
 
@@ -128,7 +129,15 @@ def _seen(queries: int, keys: int, before: int, after: int) -> torch.Tensor:
     return seen
 
 
+def count_integers(
+    numbers: torch.Tensor, bins: int, min: int | float = 0, max: int | float = 0
+) -> torch.Tensor:
+    """How many of the integers [n] fall into each of the `bins` parts of [min, max]."""
+    return torch.histc(numbers.double(), bins, min, max).to(numbers.dtype)
+
+
 KERNELS: dict[Any, Callable[..., Any]] = {
     torch.ops.torch_attn._varlen_attn.default: attend_packed,
     torch.ops.torch_attn._varlen_attn_backward.default: attend_packed_backward,
+    torch.ops.aten.histc.default: count_integers,
 }

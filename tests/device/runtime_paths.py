@@ -1,7 +1,6 @@
 """Paths of the runtime: complete runs, and how a worker handles its samples."""
 
 import contextlib
-import gc
 import io
 import json
 from datetime import timedelta
@@ -31,7 +30,7 @@ from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 from rlcli.topology import RolePlacement, plan_topology
 
 from .device_functions import Function, functions_run
-from .engine_paths import responses, role, weights
+from .engine_paths import memory_of, responses, role, weights
 from .interface_paths import data_of
 
 HOME = Path(__file__).resolve().parents[2]
@@ -115,17 +114,29 @@ TURNS = (
 def trained_roles_take_turns(device, folder):
     """Actor and critic are on the device only during their calls; metrics equal those of a run in
     which both stay."""
-    run_recipe(ppo_recipe(device, *TURNS, evaluates=False), folder / "turns", quiet())
+
+    def train(name, *changes):
+        run_recipe(ppo_recipe(device, *changes, evaluates=False), folder / name, quiet())
+
+    train("staying")  # what libraries allocate once is allocated now
+    in_turns = peak_memory(device, lambda: train("turns", *TURNS))
+    staying = peak_memory(device, lambda: train("again"))
     if device.type == "cuda":
-        in_turns = torch.cuda.max_memory_allocated()
-        gc.collect()
-        before = torch.cuda.memory_allocated()
-        run_recipe(ppo_recipe(device, evaluates=False), folder / "staying", quiet())
         assert numbers(folder / "turns") == numbers(folder / "staying")
         critic = (folder / "turns" / "models" / "critic" / "model.safetensors").stat().st_size
-        staying = torch.cuda.max_memory_allocated() - before
         assert staying - in_turns > 2.5 * critic, (staying, in_turns)  # its weights and two moments
     return numbers(folder / "turns")
+
+
+def peak_memory(device, work):
+    """Bytes of a CUDA device that `work` takes at most."""
+    if device.type == "cpu":
+        work()
+        return 0
+    before = memory_of(device)
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def sft_runs(device, folder):
@@ -275,7 +286,8 @@ def described_by_rank_1(device):
 def device_is_picked(device, folder):
     """The start of a rank under torchrun is not run here, because NCCL needs GPUs,
     but its choice of a device is."""
-    return pick_device(device.type, 0).type == device.type == pick_device("auto", 0).type
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    return pick_device(device.type, 0).type == device.type, pick_device("auto", 0).type == automatic
 
 
 RUNTIME = {

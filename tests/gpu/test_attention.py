@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_in_blocks import attended_in_blocks, expected_of, random_states
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlcli.ops.attention import CachedAttention, PackedAttention, Scoring, packed_attention
 from rlcli.ops.flash_attention import flash_attention
+from rlcli.ops.token_cut import TokenCut
 
 LENGTHS = ((1, 1, 1), (128,), (5, 1, 300, 64, 33), (127, 128, 129))
 SCORINGS = {
@@ -111,6 +113,17 @@ def test_attention_by_flash_attn_equals_its_definition(dtype, scoring, kv_heads,
     attention = packed_attention(lengths, cuda, flash)
     computed = gradients(lambda *qkv: attention.attend(*qkv, SCORINGS[scoring]), on_gpu, weights)
     assert_close(computed, exact, WITHIN[dtype])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_attention_in_blocks_equals_its_definition(dtype, ranks, cuda):
+    """As the ranks of a ring attend: the kernel's results merge by their log-sum-exp."""
+    cut, scoring = TokenCut(LENGTHS[2], ranks), Scoring(scale=0.3)
+    *states, weights = random_states(cut, 2, dtype)
+    computed = attended_in_blocks(states, weights, cut, scoring, cuda, uses_kernel=True)
+    exact = expected_of(states, weights, cut, scoring)
+    assert_close([part.double() for part in computed], exact, WITHIN[dtype])
 
 
 def test_packed_attention_takes_memory_in_proportion_to_its_tokens(cuda, device_name):

@@ -38,6 +38,7 @@ class ServerBackend(ModelBackend):
     TRAINS: ClassVar[bool] = False
     SCORES: ClassVar[bool] = False
     REPRODUCIBLE: ClassVar[bool] = False
+    ROUTING_REPLAY: ClassVar[bool] = True
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     MEMORY: ClassVar[str] = "_server_memory.ClientMemory"
     SERVERS: ClassVar[str] = "_server_memory.servers_of_a_rank"

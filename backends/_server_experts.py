@@ -1,12 +1,14 @@
-"""The experts that a server's tokens were routed to: a NumPy file of three dimensions, in base64.
+"""The experts that a server's tokens were routed to, in base64: vLLM's answers have a NumPy file of
+three dimensions, SGLang's its numbers alone, as int32.
 
-Its header is not given to a general parser: a server is another machine.
+The file's header is not given to a general parser: a server is another machine.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -44,14 +46,25 @@ def read_experts(encoded: Any, tokens: int, routed: RoutedLayers) -> torch.Tenso
 
 
 def _numbers(content: bytes, tokens: int, routed: RoutedLayers) -> numpy.ndarray[Any, Any]:
+    expected = [(tokens, count, routed.per_token) for count in (len(routed.indices), routed.layers)]
     match = _FILE.match(content)
     if match is None:
-        raise ValueError("with experts that are not whole numbers of three dimensions")
+        return _plain_numbers(content, expected)
     shape = tuple(map(int, match["shape"].split(b", ")))
-    expected = [(tokens, count, routed.per_token) for count in (len(routed.indices), routed.layers)]
     if shape not in expected:
         raise ValueError(f"with experts of shape {shape} where {expected[0]} was expected")
     dtype = numpy.dtype(match["kind"].decode())
     if len(content) - match.end() != prod(shape) * dtype.itemsize:
         raise ValueError("with experts that are cut off")
     return numpy.frombuffer(content, dtype, offset=match.end()).reshape(shape)
+
+
+def _plain_numbers(
+    content: bytes, shapes: Sequence[tuple[int, int, int]]
+) -> numpy.ndarray[Any, Any]:
+    """In the first of the shapes that they fill."""
+    for shape in shapes:
+        if len(content) == _WIDEST * prod(shape):
+            return numpy.frombuffer(content, "<i4").reshape(shape)
+    message = "with experts that are neither a NumPy file of whole numbers nor int32 of shape "
+    raise ValueError(f"{message}{shapes[0]}")

@@ -83,6 +83,7 @@ class SGLangDialect(Dialect):
             "rid": request.id,
             "sampling_params": parameters,
             "return_logprob": True,
+            "return_routed_experts": request.bytes_of_experts > 0,
         }
 
     def reply(self, raw: Any) -> Reply:
@@ -91,7 +92,14 @@ class SGLangDialect(Dialect):
         if versions is None:  # older servers only report the last version
             versions = [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
         logged = [(entry[1], entry[0]) for entry in meta["output_token_logprobs"]]
-        return Reply(meta["id"], tokens, logged, meta["finish_reason"]["type"], versions)
+        return Reply(
+            meta["id"],
+            tokens,
+            logged,
+            meta["finish_reason"]["type"],
+            versions,
+            meta.get("routed_experts"),
+        )
 
     # -- pauses and memory -------------------------------------------------------------------------
 

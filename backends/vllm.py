@@ -22,7 +22,6 @@ class VLLM(ServerBackend):
 
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_vllm"
     MEMORY: ClassVar[str] = "_server_memory.VLLMClientMemory"
-    ROUTING_REPLAY: ClassVar[bool] = True
 
     update: Literal["disk"] = "disk"
     """How servers get new weights: they read `weights_folder`."""

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from attached_engines import Attached
-from server_kinds import VLLM
+from server_kinds import SGLANG, VLLM
 
 from rlcli.backends._routing_replay import RoutedLayers
 from rlcli.backends._server_answers import Answer, Sampling, Span, largest_answer
@@ -38,6 +38,14 @@ def test_layers_without_experts_are_left_out(dtype):
         assert torch.equal(experts, expected)
 
 
+def test_numbers_alone_are_read_too():
+    expected = torch.from_numpy(EXPERTS[:, [1, 3]]).to(torch.int16)
+    for array in (EXPERTS, EXPERTS[:, [1, 3]]):
+        text = base64.b64encode(array.astype("<i4").tobytes()).decode()
+        assert torch.equal(read_experts(text, TOKENS, ROUTED), expected)
+        assert len(text) < bytes_of_experts(TOKENS, ROUTED)
+
+
 def test_few_experts_take_a_byte():
     few = RoutedLayers(indices=(0,), layers=1, experts=256, per_token=1)
     array = numpy.full((TOKENS, 1, 1), 255, dtype="uint8")
@@ -54,11 +62,17 @@ WHOLE = encoded(EXPERTS.astype("int32"))
         ([WHOLE], "not a text"),
         ("%%%", "."),
         ("\ud800", "."),
-        ("", "not whole numbers"),
-        (encoded(EXPERTS.astype("float32")), "not whole numbers"),
-        (encoded(EXPERTS.astype("U4")), "not whole numbers"),
-        (encoded(numpy.asfortranarray(EXPERTS.astype("int32"))), "not whole numbers"),
-        (encoded(EXPERTS.astype("int32").reshape(TOKENS, -1)), "not whole numbers"),
+        ("", "neither a NumPy file of whole numbers nor int32"),
+        (encoded(EXPERTS.astype("float32")), "neither a NumPy file of whole numbers"),
+        (encoded(EXPERTS.astype("U4")), "neither a NumPy file of whole numbers"),
+        (
+            encoded(numpy.asfortranarray(EXPERTS.astype("int32"))),
+            "neither a NumPy file of whole numbers",
+        ),
+        (
+            encoded(EXPERTS.astype("int32").reshape(TOKENS, -1)),
+            "neither a NumPy file of whole numbers",
+        ),
         (encoded(EXPERTS[1:].astype("int32")), r"shape \(4, 4, 2\) where \(5, 2, 2\) was expected"),
         (encoded(EXPERTS[:, :3].astype("int32")), "shape"),
         (encoded((EXPERTS + 100).astype("int32")), "not numbers below 300"),
@@ -111,10 +125,10 @@ def test_the_rest_of_a_response_brings_the_experts_of_all_tokens():
     assert torch.equal(response.finished(0).routed_experts, rest)
 
 
-@pytest.fixture
-def attached(tmp_path):
+@pytest.fixture(params=[VLLM, SGLANG], ids=lambda kind: kind.name)
+def attached(request, tmp_path):
     checks = Attached()
-    checks.server_kind, checks.name, checks.update = VLLM, VLLM.name, "disk"
+    checks.server_kind, checks.name, checks.update = request.param, request.param.name, "disk"
     checks.tmp_path, checks.fakes = tmp_path, []
     with ExitStack() as checks.stack:
         yield checks
@@ -134,10 +148,15 @@ def test_a_server_that_reports_experts_of_fewer_tokens_is_refused(attached):
     engine = attached.engine("mixtral")
 
     def without_prompt(answer):
-        (choice,) = answer["choices"]
-        choice["routed_experts"] = encoded(numpy.zeros((len(choice["token_ids"]), 2, 2), "uint8"))
+        if attached.server_kind is SGLANG:
+            of_response = bytes(4 * len(answer["output_ids"]) * 2 * 2)
+            answer["meta_info"]["routed_experts"] = base64.b64encode(of_response).decode()
+        else:
+            (choice,) = answer["choices"]
+            of_response = numpy.zeros((len(choice["token_ids"]), 2, 2), "uint8")
+            choice["routed_experts"] = encoded(of_response)
         return answer
 
     attached.fakes[0].spoil = without_prompt
-    with pytest.raises(WorkerError, match="experts of shape"):
+    with pytest.raises(WorkerError, match=r"experts (of|that are neither .* int32 of) shape"):
         generate(engine, routing_replay=True)

@@ -68,6 +68,10 @@ class FakeModel(Protocol):
     def receive(
         self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
     ) -> None: ...
+    def take_received(self) -> None:
+        """All weights have been received."""
+        ...
+
     def digest(self) -> str: ...
 
 
@@ -105,6 +109,9 @@ class HashModel:
     ) -> None:
         raise ValueError("this one reads its weights from disk")
 
+    def take_received(self) -> None:
+        raise ValueError("this one reads its weights from disk")
+
     def digest(self) -> str:
         return self._weights
 
@@ -135,6 +142,8 @@ class FakeServer:
         self.scales = True
         """True: its log-probs are of the distribution at the temperature; false:
         of the unscaled one."""
+        self.returns_experts = True
+        """Whether it was started with --enable-return-routed-experts."""
         self._prefixes: dict[tuple[int, ...], list[float]] = {}
         self._lock = threading.Lock()
         self._state = threading.Condition()
@@ -153,6 +162,10 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._http.server_close()
+
+    def experts_of(self, tokens: tuple[int, ...]) -> list[list[list[int]]] | None:
+        """[T - 1, layers, k]: those of all tokens but the last; None if it does not report any."""
+        return self.model.experts(tokens[:-1]) if self.returns_experts else None
 
     def serve(self) -> None:
         self._http.serve_forever()

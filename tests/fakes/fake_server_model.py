@@ -28,6 +28,7 @@ class TransformersModel:
         self.lm: Any = AutoModelForCausalLM.from_config(config).float().eval()
         self.vocabulary = int(config.vocab_size)
         self._groups: dict[str, Any] = {}
+        self._arrived: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
     def logits(self, tokens: tuple[int, ...]) -> list[float]:
@@ -55,10 +56,14 @@ class TransformersModel:
         weights: dict[str, torch.Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
             weights |= load_file(file)
+        self._replace(weights)
+
+    def _replace(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take all weights, by their names in files."""
         if weights.keys() <= self.lm.state_dict().keys():
             self._take(weights)
             return
-        # these files have each expert by itself
+        # files have each expert by itself
         settings = {"config": self.lm.config, "state_dict": weights, "dtype": torch.float32}
         with _LOADING:
             self.lm = type(self.lm).from_pretrained(None, **settings).eval()
@@ -77,11 +82,14 @@ class TransformersModel:
     def receive(
         self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
     ) -> None:
-        arrived = {}
         for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
-            arrived[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._groups[group].broadcast([arrived[name]], distributed.BroadcastOptions()).wait()
-        self._take(arrived)
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            self._groups[group].broadcast([tensor], distributed.BroadcastOptions()).wait()
+            self._arrived[name] = tensor
+
+    def take_received(self) -> None:
+        self._replace(self._arrived)
+        self._arrived = {}
 
     def digest(self) -> str:
         sums = {

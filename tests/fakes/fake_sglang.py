@@ -77,9 +77,10 @@ class FakeSGLang(FakeServer):
             tuple(sampling.get("stop_token_ids", ())),
             tuple(body.get("token_ids_logprob", ())),
         )
-        return self.respond(wish, lambda sampled: self._answer(wish, sampled))
+        reports_experts = bool(body.get("return_routed_experts"))
+        return self.respond(wish, lambda sampled: self._answer(wish, sampled, reports_experts))
 
-    def _answer(self, wish: Wish, sampled: Sampled) -> dict[str, Any]:
+    def _answer(self, wish: Wish, sampled: Sampled, reports_experts: bool) -> dict[str, Any]:
         scores = zip(sampled.logprobs, sampled.tokens, strict=True)
         compared = [zip(at, wish.compared, strict=True) for at in sampled.compared]
         meta = {
@@ -92,7 +93,19 @@ class FakeSGLang(FakeServer):
             "weight_version": self.label,
             "weight_versions": spans(sampled.versions),
         }
+        if reports_experts:
+            meta["routed_experts"] = self._experts((*wish.prompt, *sampled.tokens))
         return {"text": "", "output_ids": sampled.tokens, "meta_info": meta}
+
+    def _experts(self, tokens: tuple[int, ...]) -> str | None:
+        experts = self.experts_of(tokens)
+        if not experts:
+            return None
+        import base64
+
+        import numpy
+
+        return base64.b64encode(numpy.array(experts, dtype="<i4").tobytes()).decode()
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -121,6 +134,8 @@ class FakeSGLang(FakeServer):
         if self._is_open == begins:
             raise Refused("already open" if begins else "not open")
         self._is_open = begins
+        if not begins:
+            self.model.take_received()
         return {"success": True}
 
     def _distributed(self, body: dict[str, Any]) -> Any:

@@ -24,8 +24,6 @@ class FakeVLLM(FakeServer):
     load_format = "dummy"
     """With which it reads weights: dummy reads none."""
     logprobs_mode = "processed_logprobs"
-    returns_experts = True
-    """Whether it was started with --enable-return-routed-experts."""
 
     def handlers(self) -> Mapping[str, Callable[[Any], Any]]:
         return {
@@ -100,8 +98,7 @@ class FakeVLLM(FakeServer):
         return {"request_id": f"generate-tokens-{wish.id}", "choices": [choice]}
 
     def _experts(self, tokens: tuple[int, ...]) -> str | None:
-        """Those of all tokens but the last, with a row for each layer of the model."""
-        experts = self.model.experts(tokens[:-1]) if self.returns_experts else None
+        experts = self.experts_of(tokens)
         if not experts:
             return None
         import base64

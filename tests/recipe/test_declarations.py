@@ -235,12 +235,6 @@ def test_experts_go_from_sampling_to_recomputation_and_training():
             "generation.routing_replay asks of graph.actor_train",
         ),
         (
-            "grpo_math",
-            ["models.actor.rollout.backend={type: sglang, args: {urls: ['http://127.0.0.1:1']}}"],
-            "the backend sglang of models.actor.rollout cannot record the experts of tokens, which "
-            "generation.routing_replay asks of graph.actor_gen",
-        ),
-        (
             "distill_math",
             [],
             "generation.routing_replay has no effect: no call trains with the experts of actor_gen",
@@ -257,9 +251,10 @@ def test_routing_replay_that_a_backend_or_the_graph_cannot_do_is_refused(
     assert reported[0].hint == "set generation.routing_replay=false"
 
 
-def test_servers_of_vllm_report_experts():
-    server = "models.actor.rollout.backend={type: vllm, args: {urls: ['http://127.0.0.1:1']}}"
-    load_recipe("grpo_math", [REPLAY, server])
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_servers_report_experts(kind: str):
+    server = f"{{type: {kind}, args: {{urls: ['http://127.0.0.1:1']}}}}"
+    load_recipe("grpo_math", [REPLAY, f"models.actor.rollout.backend={server}"])
 
 
 def test_comparing_with_the_batch_allows_one_response_per_prompt():

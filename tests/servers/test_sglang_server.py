@@ -31,9 +31,11 @@ from transformers import PreTrainedTokenizerFast
 
 from rlcli.backends._server_attach import Expected, check_logprobs, check_model
 from rlcli.errors import ModelError, UsageError
+from rlcli.testing import tiny_models
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.backend.plain import greedy_answers
+from rlcli.testing.backend.plain import greedy_answers, sequences
+from rlcli.testing.backend.routing_replay import chosen_by
 from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 
 PYTHON = os.environ.get("RLCLI_SGLANG_PYTHON")
@@ -59,11 +61,12 @@ PADDED_TO = 64
 """SGLang pads its matrices of the vocabulary to a multiple of this many rows."""
 
 
-def sglang_servers(run_dir, count, **options):
+def sglang_servers(run_dir, count, family="llama", **options):
     return own_servers(
         run_dir,
         count,
         "sglang",
+        family,
         python=PYTHON,
         options={**OPTIONS, **options},
         environment=ENVIRONMENT,
@@ -103,6 +106,7 @@ def checksums(server):
 
 class TestContract(AttachedContract):
     name = "sglang"
+    mixtures = ()  # the servers were started with a llama
     ways = itertools.cycle(("process_group", "process_group", "disk", "disk"))
 
     def further_args(self):
@@ -203,3 +207,18 @@ def test_additional_stop_tokens_end_responses_exactly(ours):
         generate(ours, min_new_tokens=2)
     stopped = generate(ours, greedy=True, stop_token_ids=(answer[3],)).tokens[0].tolist()
     assert stopped == answer[: answer.index(answer[3]) + 1]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_the_reported_experts_are_those_of_the_model(family, tokenizer, tmp_path, monkeypatch):
+    # SGLang gives every layer of this family experts, whatever its configuration says
+    monkeypatch.setitem(tiny_models._FAMILIES["qwen3_moe"], "decoder_sparse_step", 1)
+    options = {"tokenizer_path": str(tokenizer[0]), "enable_return_routed_experts": True}
+    with sglang_servers(tmp_path, 1, family, **options) as engine:
+        responses = [generate(engine, routing_replay=True, max_new_tokens=20) for _ in range(2)]
+    model = tiny_model(family)
+    texts = sequences(prompts(), "packed_prompts")
+    for answer in responses:
+        for text, tokens, experts in zip(texts, answer.tokens, answer.routed_experts, strict=True):
+            expected = chosen_by(model, torch.cat([text, tokens])[:-1])
+            assert torch.equal(experts.long().sort(-1).values, expected)

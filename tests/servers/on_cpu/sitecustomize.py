@@ -33,6 +33,11 @@ def leave_products_alone(operations):
     operations.enable_batch_invariant_mode = lambda *args, **kwargs: None
 
 
+def register_nothing(host_memory):
+    """Experts of tokens are kept in host memory that CUDA would be told of."""
+    host_memory._cuda_host_register = lambda *args, **kwargs: None
+
+
 class AllowsSeeds(importlib.abc.MetaPathFinder):
     """Requests have seeds with enable_deterministic_inference alone, which is refused on a CPU for
     the sake of matrix products that it would replace by kernels of a GPU;
@@ -41,6 +46,7 @@ class AllowsSeeds(importlib.abc.MetaPathFinder):
     CHANGES = {
         "sglang.srt.arg_groups.choices": allow_on_cpu,
         "sglang.srt.batch_invariant_ops": leave_products_alone,
+        "sglang.srt.mem_cache.pool_host.common": register_nothing,
     }
 
     def find_spec(self, name, path=None, target=None):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlcli.testing.pretend_cuda import needs_pretend_device
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FILES = sorted(path for path in HERE.glob("test_*.py") if path != Path(__file__))
@@ -41,6 +43,7 @@ def test_the_page_about_gpus_names_every_file_of_checks():
     assert [path.name for path in FILES if path.name not in page] == []
 
 
+@needs_pretend_device
 def test_checks_run_on_an_emulated_device():
     few = "plain and float32 and 128 or generation"
     done = run("tests/gpu/test_attention.py", "tests/gpu/test_memory_and_time.py",

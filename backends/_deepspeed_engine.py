@@ -4,16 +4,15 @@ stage."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from rlcli.api.block_parts import BlockPart
-from rlcli.api.data import SequenceSample
-from rlcli.api.model import EngineState, GivesParameters, Model, ModelOutput, PipelinableEngine
+from rlcli.api.model import EngineState, GivesParameters, Model, PipelinableEngine
 
 from ._engine import TransformersEngine
 from ._put_away import PutAway, copied_to_host, copy_into
@@ -24,8 +23,6 @@ from ._zero_stages import divide_parameters, make_stage
 
 if TYPE_CHECKING:
     from .deepspeed import DeepSpeed
-
-T = TypeVar("T")
 
 
 class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
@@ -78,17 +75,14 @@ class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
 
     # -- training ----------------------------------------------------------------------------------
 
-    def forward_micro_batch(
-        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
-    ) -> T:
-        self._onload()
-        tokens = micro_batch.data["packed_input_ids"].to(self._device)
-        lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
-        with (
-            self._recomputed.in_training_mode() if self._recomputed else nullcontext(),
-            self._surroundings(),
-        ):
-            return self._zero.forward(tokens, lengths, then)
+    @contextmanager
+    def _in_pass(self) -> Iterator[None]:
+        recomputed = self._recomputed.in_training_mode() if self._recomputed else nullcontext()
+        with recomputed, self._surroundings():
+            yield
+
+    def _compute(self, *inputs: Any) -> Any:
+        return self._zero.forward(*inputs)
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         with self._surroundings():

@@ -138,7 +138,11 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             routes = routes.to(self._device)
             self._choices_of(self.lm)
         with self._in_pass():
-            return self.packed(tokens, lengths, then, partial(self._route, routes))
+            return self._compute(tokens, lengths, then, partial(self._route, routes))
+
+    def _compute(self, *inputs: Any) -> Any:
+        """A forward pass of the packed model."""
+        return self.packed(*inputs)
 
     def _route(self, routes: torch.Tensor | None, packing: Packing) -> None:
         """Prescribe the experts [T, L, k] of a pack of tokens; None: routers choose."""

@@ -24,7 +24,7 @@ class FSDPMemory(TrainingMemory):
         self.shards = min(role.arguments.get("shard_size") or ranks, ranks)
         """Data- and context-parallel ranks that share one copy of the model."""
         self.expert_ranks = role.mesh.get("ep", 1)
-        """Data-parallel ranks among which the experts are divided."""
+        """Data- and context-parallel ranks among which the experts are divided."""
         self.defers = self.is_sharded and bool(role.arguments.get("defer_reduction"))
 
     @property

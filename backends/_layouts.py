@@ -8,33 +8,22 @@ from collections.abc import Iterator
 from rlcli.api.architecture import Architecture
 from rlcli.api.layout import LayoutProblem, RoleLayout
 
-ROUTER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef")
-
 
 def problems(layout: RoleLayout) -> Iterator[LayoutProblem]:
     """What `fsdp`, `inference` and `deepspeed` cannot do of a layout."""
-    if layout.mesh["cp"] > 1:
-        yield from _of_context_parallelism(layout)
+    if layout.mesh["cp"] > 1 and layout.sizes is not None:
+        yield from _of_context_parallelism(layout, layout.sizes)
     if layout.mesh["tp"] > 1 and layout.sizes is not None:
         yield from _of_tensor_parallelism(layout, layout.sizes)
     yield from _of_flash_attention(layout)
 
 
-def _of_context_parallelism(layout: RoleLayout) -> Iterator[LayoutProblem]:
-    mesh, arguments, role = layout.mesh, layout.arguments, f"models.{layout.role}"
-    if mesh["ep"] > 1:
-        message = f"{role} has cp and ep: experts cannot be divided where ranks share sequences"
-        yield LayoutProblem(message, ("mesh", "ep"))
-    for name in ROUTER_LOSSES:
-        if arguments.get(name) is not None:
-            message = f"{role} has cp and {name}: ranks that share sequences have no router losses"
-            yield LayoutProblem(message, ("backend", "args", name), "null")
-    if layout.sizes is not None and arguments.get("context_parallel") == "ulysses":
-        heads = layout.sizes.heads // mesh["tp"]
-        if heads % mesh["cp"]:
-            message = f"ulysses cannot divide the {heads} attention heads of {role} among"
-            key = ("backend", "args", "context_parallel")
-            yield LayoutProblem(f"{message} {mesh['cp']} context-parallel ranks", key, "ring")
+def _of_context_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[LayoutProblem]:
+    ranks, heads = layout.mesh["cp"], sizes.heads // layout.mesh["tp"]
+    if layout.arguments.get("context_parallel") == "ulysses" and heads % ranks:
+        message = f"ulysses cannot divide the {heads} attention heads of models.{layout.role} among"
+        key = ("backend", "args", "context_parallel")
+        yield LayoutProblem(f"{message} {ranks} context-parallel ranks", key, "ring")
 
 
 def _of_tensor_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[LayoutProblem]:

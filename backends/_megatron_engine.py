@@ -43,10 +43,12 @@ from ._megatron_weights import StageWeights
 from ._process_group import process_group
 from ._put_away import PutAway
 from ._routers import RoutedStep
+from ._routing_replay import RoutedLayers, routes_of
 from ._saving import Ranks, describe, save_model
 from ._transformers import Pack, compute_dtype
 
 if TYPE_CHECKING:
+    from ._transformers import Packing
     from .megatron import Megatron
 
 T = TypeVar("T")
@@ -249,14 +251,13 @@ class MegatronEngine(TrainEngine):
             micro_batch = next(batches)
             tokens, lengths = self._tokens(micro_batch.sample)
             packing = self._pack(lengths, self._device)
-            is_padding = packing.is_padding | micro_batch.is_idle
+            routes = self._routes(micro_batch, packing)
             with self.routers.forward_pass() if self.routers else nullcontext():
                 hidden = model(
                     packing.mine(tokens)[None],
                     packing.mine(positions(lengths, self._device))[None],
                     None,
-                    packed_seq_params=PackedSequences(packing),
-                    padding_mask=is_padding[None],
+                    packed_seq_params=PackedSequences(packing, routes),
                 )
 
             def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
@@ -291,6 +292,17 @@ class MegatronEngine(TrainEngine):
         turns = max(2, -(-len(micro_batches) // stages)) if len(self.chunks) > 1 else 0
         missing = range(len(micro_batches), turns * stages)
         return [*micro_batches, *(idle_micro_batch(self._device) for _ in missing)]
+
+    def _routes(self, micro_batch: MicroBatch, packing: Packing) -> torch.Tensor | None:
+        """What the routers of a model are told of the tokens in a micro-batch. Raises ModelError
+        for experts that it does not have."""
+        routes = routes_of(micro_batch.sample)
+        if routes is not None:
+            RoutedLayers.of(self.lm, self.role).check(routes, self.role)
+            routes = packing.mine(routes.to(self._device))
+        if self.routers is None:
+            return None
+        return self.routers.routes(routes, packing.is_padding | micro_batch.is_idle)
 
     def _tokens(self, sample: SequenceSample) -> tuple[torch.Tensor, tuple[int, ...]]:
         assert sample.data is not None

@@ -30,7 +30,11 @@ from rlcli.api.family import Experts
 from ._expert_parallel import through_experts
 from ._megatron_groups import RoleGroups
 from ._routers import RoutedStep, balance_factors
+from ._routing_replay import FREE
 from ._settings import RouterLosses
+
+PADDING = -2
+"""In place of an expert: the router chooses, and neither its losses nor its load count it."""
 
 
 class RoutedMLP(nn.Module):
@@ -62,10 +66,10 @@ class RoutedMLP(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, padding_mask: torch.Tensor, **others: Any
     ) -> tuple[torch.Tensor, None]:
-        """[S, 1, H], and no bias. `padding_mask` [1, S] bool: tokens that do not count for the
-        router's losses."""
+        """[S, 1, H], and no bias. In the place of Megatron's `padding_mask` are routes [S, L, k]
+        (see `StageRouters.routes`)."""
         rows = hidden_states[:, 0]
-        weights, chosen = self._choice(rows, padding_mask[0])
+        weights, chosen = self._choice(rows, self._routers.of_layer(padding_mask, self._layer))
         tp, ep = self._groups.tp, self._groups.ep
         inputs, factors = (copy_to_tensor_model_parallel_region(x, tp) for x in (rows, weights))
         partial = through_experts(inputs, chosen, factors, self._experts.count, ep, self._compute)
@@ -76,12 +80,15 @@ class RoutedMLP(nn.Module):
         return routed, None
 
     def _choice(
-        self, rows: torch.Tensor, is_padding: torch.Tensor
+        self, rows: torch.Tensor, routes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[S, k] the weights of the experts that each token goes through, and their numbers."""
+        """[S, k] the weights of the experts that each token goes through, and their numbers, for
+        the routes [S, k] of this layer."""
         logits = linear(rows.float(), self.router.weight.float())
-        logits = self._routers.watched(logits, self._layer, is_padding)
-        weights, chosen = logits.softmax(-1).topk(self._experts.per_token, -1)
+        logits = self._routers.watched(logits, self._layer, routes)
+        scores = logits.softmax(-1)
+        chosen = chosen_experts(scores, routes)
+        weights = scores.gather(-1, chosen)
         if self._experts.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights, chosen
@@ -127,6 +134,11 @@ def _products(rows: torch.Tensor, matrices: torch.Tensor, counts: torch.Tensor) 
         return grouped_mm(rows, matrices.transpose(-1, -2), offs=ends)
     parts = rows.split(counts.tolist())
     return torch.cat([linear(part, matrix) for part, matrix in zip(parts, matrices, strict=True)])
+
+
+def chosen_experts(scores: torch.Tensor, routes: torch.Tensor) -> torch.Tensor:
+    """[S, k] those with the highest scores [S, E], except where routes [S, k] prescribe others."""
+    return scores.topk(routes.shape[-1], -1).indices.where(routes < 0, routes)
 
 
 def _shared_expert(config: TransformerConfig, width: int, group: dist.ProcessGroup) -> MLP:
@@ -204,14 +216,27 @@ class StageRouters:
         finally:
             self._is_in_pass = False
 
-    def watched(self, logits: torch.Tensor, layer: int, is_padding: torch.Tensor) -> torch.Tensor:
+    def routes(self, prescribed: torch.Tensor | None, is_padding: torch.Tensor) -> torch.Tensor:
+        """[S, L, k] the experts that are prescribed for the slots of a micro-batch (None: for none
+        of them), `FREE` where a router chooses, `PADDING` where it does and that does not count."""
+        if prescribed is None:
+            shape = len(is_padding), len(self._index), self.per_token
+            prescribed = is_padding.new_full((1, 1, 1), FREE, dtype=torch.int64).expand(shape)
+        return prescribed.masked_fill(is_padding[:, None, None], PADDING)
+
+    def of_layer(self, routes: torch.Tensor, layer: int) -> torch.Tensor:
+        """[S, k] of routes [S, L, k]."""
+        return routes[:, self._index[layer]]
+
+    def watched(self, logits: torch.Tensor, layer: int, routes: torch.Tensor) -> torch.Tensor:
         """The logits [S, E] of a layer, whose gradient includes that of the router's losses."""
         index = self._index[layer]
+        counting = routes[:, 0] != PADDING
         if self._is_in_pass:
-            self._sums[index] += self._measured(logits.detach()[~is_padding])
+            self._sums[index] += self._measured(logits.detach()[counting], routes[counting])
         if self._tokens is None or not torch.is_grad_enabled():
             return logits
-        return _WithLoss.apply(logits, self._loss(logits[~is_padding], index))
+        return _WithLoss.apply(logits, self._loss(logits[counting], index))
 
     def _loss(self, logits: torch.Tensor, index: int) -> torch.Tensor:
         """What a layer's tokens contribute to the losses of the step, a scalar."""
@@ -222,10 +247,10 @@ class StageRouters:
             total = total + (self._factors[index] * logits.softmax(-1).sum(0)).sum()
         return total.to(logits.dtype)
 
-    def _measured(self, logits: torch.Tensor) -> torch.Tensor:
+    def _measured(self, logits: torch.Tensor, routes: torch.Tensor) -> torch.Tensor:
         """[2 E + 2] sums over tokens."""
         probabilities = logits.softmax(-1)
-        chosen = probabilities.topk(self.per_token, -1).indices
+        chosen = chosen_experts(probabilities, routes)
         counts = chosen.flatten().bincount(minlength=self._experts)
         squares = logits.logsumexp(-1).square().sum()[None]
         entropies = torch.special.entr(probabilities).sum()[None]

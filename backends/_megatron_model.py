@@ -153,9 +153,11 @@ def _recomputation(settings: Megatron) -> dict[str, Any]:
 class PackedSequences(PackedSeqParams):
     """What Megatron's layers pass on to the attention: the pack that a micro-batch is."""
 
-    def __init__(self, packing: Packing):
+    def __init__(self, packing: Packing, routes: torch.Tensor | None):
+        """`routes` [S, L, k]: what its routers are told, if it has any."""
         super().__init__()
         self.packing = packing
+        self.routes = routes
 
 
 class PackedCoreAttention(nn.Module):
@@ -216,11 +218,15 @@ class StageModel(GPTModel):
         if config.value_head and has_head:
             self.output_layer = nn.Linear(config.hidden, 1, dtype=megatron.params_dtype)
 
-    def _preprocess(self, position_ids: torch.Tensor, **inputs: Any) -> tuple[Any, ...]:
-        """As Megatron's, with the rotary angles [S, 1, 1, head_dim] of positions [1, S]."""
-        embedded, _, *others = super()._preprocess(position_ids=position_ids, **inputs)
+    def _preprocess(
+        self, position_ids: torch.Tensor, packed_seq_params: PackedSequences, **inputs: Any
+    ) -> tuple[Any, ...]:
+        """As Megatron's, with the rotary angles [S, 1, 1, head_dim] of positions [1, S], and with
+        routes in the place of the mask of padding, which is all that reaches the MLP of a block."""
+        embedded, _, *others, _ = super()._preprocess(position_ids=position_ids, **inputs)
         angles = position_ids[0].float()[:, None] * self._rope
-        return embedded, torch.cat((angles, angles), -1)[:, None, None], *others
+        rotary = torch.cat((angles, angles), -1)[:, None, None]
+        return embedded, rotary, *others, packed_seq_params.routes
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """[s, b, hidden], even on the last stage: the head's output is only computed when a loss

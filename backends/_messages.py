@@ -52,7 +52,7 @@ def _of_expert_weights(memory: FSDPMemory, experts: int) -> float:
     """Bytes of a rank's experts, to those ranks that have the same ones."""
     if memory.expert_ranks == 1:
         return _to_others(memory.shards) * 4 * experts
-    same = memory.role.mesh["dp"] // memory.expert_ranks
+    same = memory.role.mesh["dp"] * memory.context // memory.expert_ranks
     return _to_others(same) * 4 * experts / memory.expert_ranks
 
 
@@ -80,4 +80,4 @@ def _of_experts(memory: FSDPMemory, tokens: int) -> float:
     sparse = sum(layer.experts > 0 for layer in memory.sizes.layers)
     passes = 3 if memory.checkpointing else 2
     rows = 2 * passes * sparse * memory.sizes.experts_per_token
-    return 4 * memory.sizes.hidden * rows * tokens * _to_others(memory.expert_ranks)
+    return 4 * memory.sizes.hidden * rows * memory.slots(tokens) * _to_others(memory.expert_ranks)

@@ -2,8 +2,8 @@
 
 Let x[l, t, e] be the logit of expert e for token t in layer l, p = softmax over e, and let each
 token choose k of E experts. All N tokens of an optimizer step count, those of prompts too: over all
-micro-batches and data-parallel ranks, without padding, which never reaches a router. With L layers
-that have experts,
+micro-batches, data-parallel and context-parallel ranks, without the padding of the latter. With L
+layers that have experts,
 
     C[l, e] = number of tokens that choose e,   f[l, e] = C[l, e] / N
     P[l, e] = sum over t of p[l, t, e] / N
@@ -30,9 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rlcli.api.engine import LossFn
@@ -46,6 +47,32 @@ from ._router_modules import routers_in
 from ._routing_replay import FREE, routes_of
 from ._settings import TransformersTraining
 
+if TYPE_CHECKING:
+    from ._transformers import Packing
+
+
+class Observed:
+    """A pass of a model with routers, over this rank's slots of a pack."""
+
+    packing: Packing
+
+    def __init__(self) -> None:
+        self.logits: list[torch.Tensor] = []
+        """[S, E] of each layer."""
+
+    def of_tokens(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The logits [L, T, E] of the tokens that count, in float32, and the experts [L, T, k] that
+        the micro-batch prescribes for them, if it does. Padding does not count, nor does the token
+        of an idle micro-batch."""
+        logits = torch.stack([layer.float() for layer in self.logits])
+        if micro_batch.is_idle:
+            return logits[:, :0], None
+        counting = ~self.packing.is_padding
+        routes = routes_of(micro_batch.sample)
+        if routes is not None:
+            routes = self.packing.mine(routes.to(logits.device))[counting].transpose(0, 1)
+        return logits[:, counting], routes
+
 
 class Routers:
     """The routers of a transformers model: what they are trained for, and their logits."""
@@ -54,11 +81,12 @@ class Routers:
         self.aux_coef = aux_coef
         self.z_coef = z_coef
         self._role = role
-        self._logits: list[torch.Tensor] | None = None
+        self._observed: Observed | None = None
         self._are_logits: bool | None = None
         hint = f"leave out router_… in models.{role}.backend.args"
         modules, self._index = routers_in(lm, role, "balanced", hint)
         self.per_token: int = lm.config.get_text_config().num_experts_per_tok
+        lm.base_model.register_forward_pre_hook(self._observe_pass, with_kwargs=True)
         for module in modules.values():
             module.register_forward_hook(self._observe)
 
@@ -73,29 +101,31 @@ class Routers:
         return cls(lm, role, aux_coef, z_coef)
 
     @contextmanager
-    def observed(self) -> Iterator[list[torch.Tensor]]:
-        """The logits of the passes within this context. Layers that are recomputed by a backward
-        pass are outside it."""
-        logits: list[torch.Tensor] = []
-        self._logits = logits
+    def observed(self) -> Iterator[Observed]:
+        """The pass within this context. Layers that are recomputed by a backward pass are outside
+        it."""
+        self._observed = Observed()
         try:
-            yield logits
+            yield self._observed
         finally:
-            self._logits = None
+            self._observed = None
 
-    def counts(self, logits: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    def counts(self, logits: torch.Tensor, routes: torch.Tensor | None) -> torch.Tensor:
         """[L, E] the number of tokens that are routed to each expert: those that logits [L, T, E]
-        choose, except where the micro-batch prescribes others."""
+        choose, except where others [L, T, k] are prescribed."""
         chosen = logits.softmax(-1).topk(self.per_token, -1).indices
-        if (routes := routes_of(micro_batch.sample)) is not None:
-            by_layer = routes.transpose(0, 1).to(chosen.device)
-            chosen = chosen.where(by_layer == FREE, by_layer)
+        if routes is not None:
+            chosen = chosen.where(routes == FREE, routes)
         counts = logits.new_zeros((logits.shape[0], logits.shape[2]), dtype=torch.float64)
         ones = torch.ones_like(chosen, dtype=torch.float64)
         return counts.scatter_add_(1, chosen.flatten(1), ones.flatten(1))
 
+    def _observe_pass(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        if self._observed is not None:
+            self._observed.packing = named["packing"]
+
     def _observe(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._logits is None:
+        if self._observed is None:
             return
         logits = outputs[self._index].flatten(0, -2)
         if self._are_logits is None:
@@ -105,7 +135,7 @@ class Routers:
                 f"the routers of role {self._role} do not return logits",
                 hint="install a newer version of transformers",
             )
-        self._logits.append(logits)
+        self._observed.logits.append(logits)
 
 
 def _are_probabilities(logits: torch.Tensor) -> bool:
@@ -184,11 +214,11 @@ class RoutedTraining(TrainLoop):
         if self.routers.aux_coef:
             with torch.no_grad():
                 for micro_batch in micro_batches[1:]:
-                    logits = self._logits_of(micro_batch)
-                    step.counted.append(self.routers.counts(logits, micro_batch))
+                    logits, routes = self._pass_over(micro_batch).of_tokens(micro_batch)
+                    step.counted.append(self.routers.counts(logits, routes))
         self._routed = step
         stats = super().forward_backward_batch(micro_batches, loss_fn, divisor)
-        sums = self.all_reduce(torch.stack(step.trained).sum(0))
+        sums = self._over_all_tokens(torch.stack(step.trained).sum(0))
         has_work = any(not micro_batch.is_idle for micro_batch in micro_batches)
         return [*stats, step.stats(sums)] if has_work else stats
 
@@ -199,27 +229,34 @@ class RoutedTraining(TrainLoop):
             return super().loss_of(micro_batch, loss_fn, divisor)
         with self.routers.observed() as observed:
             loss, stats = super().loss_of(micro_batch, loss_fn, divisor)
-        step, logits = self._routed, _stacked(observed, micro_batch)
-        counts = self.routers.counts(logits.detach(), micro_batch)
+        step, (logits, routes) = self._routed, observed.of_tokens(micro_batch)
+        counts = self.routers.counts(logits.detach(), routes)
         if self.routers.aux_coef and step.load is None:
-            step.load = self.all_reduce(torch.stack([counts, *step.counted]).sum(0))
+            step.load = self._over_all_tokens(torch.stack([counts, *step.counted]).sum(0))
         return loss + step.loss(logits, counts), stats
 
-    def _logits_of(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """[L, T, E] from a forward pass of its own, without the head."""
+    def _pass_over(self, micro_batch: MicroBatch) -> Observed:
+        """A forward pass of its own, without the head."""
         assert self.routers is not None
         with self.routers.observed() as observed:
             self.forward_micro_batch(micro_batch.sample, lambda output: None)
-        return _stacked(observed, micro_batch)
+        return observed
+
+    def _over_all_tokens(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums over the tokens of a rank, added up over all ranks that have others."""
+        total = self.all_reduce(sums)
+        if self._context_group is not None:
+            total = total.clone()
+            dist.all_reduce(total, group=self._context_group)
+        return total
+
+    @property
+    def _context_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share the tokens of a micro-batch; None if there is only this one."""
+        return None
 
 
 def _length(micro_batch: MicroBatch) -> int:
     """Tokens that count."""
     lengths = () if micro_batch.is_idle else micro_batch.sample.flat_seqlens(SEQUENCES)
     return sum(lengths)
-
-
-def _stacked(observed: Sequence[torch.Tensor], micro_batch: MicroBatch) -> torch.Tensor:
-    """The layers' logits in float32; an idle micro-batch has none that count."""
-    logits = torch.stack([layer.float() for layer in observed])
-    return logits[:, :0] if micro_batch.is_idle else logits

@@ -71,6 +71,16 @@ class RoutedLayers:
         dtype = torch.uint8 if self.experts <= 256 else torch.int16
         return torch.zeros((0, len(self.indices), self.per_token), dtype=dtype)
 
+    def check(self, routes: torch.Tensor, role: str) -> None:
+        """Raises ModelError if routes [T, L, k] are those of another model."""
+        layers, per_token = len(self.indices), self.per_token
+        if routes.shape[1:] != (layers, per_token):
+            raise ModelError(
+                f"the batch has {routes.shape[2]} experts per token in {routes.shape[1]} layers, "
+                f"but role {role} has {per_token} in {layers}",
+                hint="the role that samples must have the same kind of model",
+            )
+
 
 class RouterChoices:
     """The experts that the routers of a model choose: recorded, or prescribed."""
@@ -79,7 +89,8 @@ class RouterChoices:
         self._role = role
         self._prescribed: torch.Tensor | None = None
         self._recorded: list[torch.Tensor] | None = None
-        self.no_tokens = RoutedLayers.of(lm, role).no_tokens
+        self._layers = RoutedLayers.of(lm, role)
+        self.no_tokens = self._layers.no_tokens
         """[0, L, k] of the dtype in which choices are recorded."""
         routers, _ = routers_in(lm, role, "replayed", SWITCH_OFF)
         modules: list[Any] = list(routers.values())
@@ -89,13 +100,8 @@ class RouterChoices:
     def prescribe(self, routes: torch.Tensor | None) -> None:
         """Set the experts [T, L, k] for the tokens of the next pass, and of its recomputation; None
         lets routers choose. Raises ModelError if they are those of another model."""
-        if routes is not None and routes.shape[1:] != self.no_tokens.shape[1:]:
-            layers, per_token = self.no_tokens.shape[1:]
-            raise ModelError(
-                f"the batch has {routes.shape[2]} experts per token in {routes.shape[1]} layers, "
-                f"but role {self._role} has {per_token} in {layers}",
-                hint="the role that samples must have the same kind of model",
-            )
+        if routes is not None:
+            self._layers.check(routes, self._role)
         self._prescribed = routes
 
     @contextmanager

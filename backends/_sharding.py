@@ -40,8 +40,8 @@ def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
 
 
 def expert_mesh(mesh: Any, expert_ranks: int) -> Any:
-    """The data-parallel ranks of a role's mesh as (ranks with the same experts, ranks that share a
-    copy of all experts), the latter neighbours. Every rank of the role calls it."""
+    """The data- and context-parallel ranks of a role's mesh as (ranks with the same experts, ranks
+    that share a copy of all experts), the latter neighbours. Every rank of the role calls it."""
     ranks_by_axis = mesh.mesh.view(-1, expert_ranks)
     return _mesh_of(ranks_by_axis, mesh.device_type, ("dp_experts", "ep"))
 

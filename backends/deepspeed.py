@@ -23,6 +23,7 @@ class DeepSpeed(TransformersTraining, ModelBackend):
 
     REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    ROUTING_REPLAY: ClassVar[bool] = True
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_zero"
     LAYOUT: ClassVar[str] = "_layouts.problems"
     MEMORY: ClassVar[str] = "_deepspeed_memory.DeepSpeedMemory"

@@ -21,14 +21,11 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from rlcli.api.engine import Hook
-from rlcli.api.layout import RoleLayout
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine, register_backend
-from rlcli.errors import ModelError
 
-from ._engine import TransformersEngine, dimension
-from ._layouts import problems
+from ._engine import TransformersEngine
 from ._recomputation import RecomputedLayers
 from ._routers import RoutedTraining, Routers
 from ._settings import ContextParallelism, TransformersTraining
@@ -95,7 +92,6 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         self._recomputed = (
             RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
         )
-        self._refuse_what_cp_lacks(model)
         if not self.is_sharded:
             return
         if model.expert_ranks > 1:
@@ -105,16 +101,6 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
             stacks = distribute_experts(self.lm, experts["ep"], self.role)
             shard_experts(stacks, experts["dp_experts"])
         shard(self.packed, sharding_mesh(self._mesh, self.settings.shard_size, self.role))
-
-    def _refuse_what_cp_lacks(self, model: Model) -> None:
-        """Raises ModelError where ranks would route parts of sequences."""
-        context_parallel = dimension(self._mesh, "cp")
-        ranks = context_parallel.size() if context_parallel is not None else 1
-        mesh = {"tp": 1, "cp": ranks, "ep": model.expert_ranks}
-        layout = RoleLayout(self.role, mesh, vars(self.settings), self.device.type)
-        for problem in problems(layout):
-            hint = f"set models.{self.role}.mesh.cp=1, and more of dp"
-            raise ModelError(problem.message, hint=hint)
 
     @property
     def is_sharded(self) -> bool:

@@ -29,6 +29,7 @@ class Megatron(ContextParallelism, RouterLosses, TrainingSettings, ModelBackend)
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp", "cp", "ep")
+    ROUTING_REPLAY: ClassVar[bool] = True
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_megatron"
     MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
     LAYOUT: ClassVar[str] = "_megatron_stages.problems"

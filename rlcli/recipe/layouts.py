@@ -64,7 +64,7 @@ def _meshes(recipe: Recipe, name: str, devices: int) -> Iterator[Mesh]:
             for cp in degrees("cp", devices // (tp * pp)):
                 dp = devices // (tp * pp * cp)
                 if tp <= recipe.cluster.devices_per_node and dp <= recipe.train.prompts_per_step:
-                    yield from (Mesh(dp, tp, pp, cp, ep) for ep in degrees("ep", dp))
+                    yield from (Mesh(dp, tp, pp, cp, ep) for ep in degrees("ep", dp * cp))
 
 
 def nearest_layout(

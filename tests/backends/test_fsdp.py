@@ -415,18 +415,6 @@ def test_experts_that_cannot_be_divided_are_refused(family, changes, finding):
     run_on_ranks(2, work)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"expert_ranks": 2}, {"router_aux_loss_coef": 0.1}, {"router_z_loss_coef": 0}]
-)
-def test_mixtures_of_context_parallel_ranks_have_neither_ep_nor_losses_of_routers(changes):
-    def work(rank):
-        with pytest.raises(ModelError, match=r"actor has cp and (ep|router_)"):
-            TestContract().engine("mixtral", mesh=mesh_of_ranks(cp=2), **changes)
-        return {}
-
-    run_on_ranks(2, work)
-
-
 def test_gradients_are_reduced_once_per_step_or_per_micro_batch(monkeypatch):
     """Replicas reduce once per step; ranks that share a copy reduce per micro-batch,
     or once if deferred."""

@@ -15,10 +15,6 @@ class TestContract(BackendContract):
     layouts_with_experts = (
         *BackendContract.layouts_with_experts,
         ({"dp": 2, "tp": 2, "ep": 2}, {}),
-        ({"cp": 2, "ep": 2}, {}),
     )
-    layouts_with_router_losses = (
-        *BackendContract.layouts_with_router_losses,
-        {"tp": 2},
-        {"cp": 2},
-    )
+    layouts_with_router_losses = (*BackendContract.layouts_with_router_losses, {"tp": 2})
+    layouts_with_replay = (*BackendContract.layouts_with_replay, ({"tp": 2}, {}))

@@ -11,6 +11,7 @@ from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.errors import RecipeError
 from rlcli.recipe.components import dataset_keys, declared
 from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.validation.semantics import routing
 from rlcli.recipe.schema import Component
 from rlcli.recipe.warm_start import chain
 
@@ -216,39 +217,35 @@ def test_experts_go_from_sampling_to_recomputation_and_training():
     assert "routed_experts" not in recipe.train.eval.graph["eval_gen"].outputs
 
 
-@pytest.mark.parametrize(
-    ("recipe", "settings", "problem"),
-    [
-        (
-            "grpo_math",
-            ["models.actor.backend.type=deepspeed"],
-            "the backend deepspeed of models.actor cannot record the experts of tokens, which "
-            "generation.routing_replay asks of graph.actor_gen",
-        ),
-        (
-            "ppo_math",
-            [
-                "models.actor.backend.type=megatron",
-                "models.actor.rollout.backend.args.dtype=float32",
-            ],
-            "the backend megatron of models.actor cannot prescribe the experts of tokens, which "
-            "generation.routing_replay asks of graph.actor_train",
-        ),
-        (
-            "distill_math",
-            [],
-            "generation.routing_replay has no effect: no call trains with the experts of actor_gen",
-        ),
-    ],
-)
-def test_routing_replay_that_a_backend_or_the_graph_cannot_do_is_refused(
-    recipe: str, settings: list[str], problem: str
-):
+def routing_problem(*settings):
+    """(what, hint) of the one problem that a recipe with replay has."""
     with pytest.raises(RecipeError) as caught:
-        load_recipe(recipe, [REPLAY, *settings])
+        load_recipe(*settings)
     reported = [one for one in caught.value.problems if "routing_replay" in one.what]
-    assert [one.what for one in reported] == [problem]
-    assert reported[0].hint == "set generation.routing_replay=false"
+    (problem,) = reported
+    return problem.what, problem.hint
+
+
+def test_routing_replay_of_a_backend_that_does_not_promise_it_is_refused(monkeypatch):
+    monkeypatch.setattr(routing, "declared", lambda kind, name, constant: name != "deepspeed")
+    assert routing_problem("grpo_math", [REPLAY, "models.actor.backend.type=deepspeed"]) == (
+        "the backend deepspeed of models.actor cannot record the experts of tokens, which "
+        "generation.routing_replay asks of graph.actor_gen",
+        "set generation.routing_replay=false",
+    )
+
+
+def test_routing_replay_that_nothing_trains_with_is_refused():
+    assert routing_problem("distill_math", [REPLAY]) == (
+        "generation.routing_replay has no effect: no call trains with the experts of actor_gen",
+        "set generation.routing_replay=false",
+    )
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "deepspeed", "megatron"])
+def test_every_backend_that_trains_prescribes_experts(backend: str):
+    rollout = "models.actor.rollout.backend.args.dtype=float32"
+    load_recipe("ppo_math", [REPLAY, f"models.actor.backend.type={backend}", rollout])
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])

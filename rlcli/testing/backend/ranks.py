@@ -79,6 +79,8 @@ takes those that it has."""
 WITH_EXPERTS: tuple[Layout, ...] = (
     ({"dp": 2, "ep": 2}, {}),
     ({"dp": 4, "ep": 2}, {}),
+    ({"cp": 2, "ep": 2}, ULYSSES),
+    ({"dp": 2, "cp": 2, "ep": 2}, RING),
     ({"dp": 2, "pp": 2, "ep": 2}, {}),
 )
 """The same for a model with experts."""

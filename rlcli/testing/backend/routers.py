@@ -43,6 +43,8 @@ class RouterChecks(BackendChecks):
     layouts_with_router_losses: ClassVar[Sequence[Mapping[str, int]]] = (
         {"dp": 2},
         {"dp": 2, "ep": 2},
+        {"cp": 2},
+        {"cp": 2, "ep": 2},
         {"pp": 2},
     )
     """Meshes of two ranks to try, if the backend knows their dimensions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,21 +29,27 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.backend.lifecycle import share_of
+from rlcli.testing.backend.lifecycle import layout_name, share_of
 from rlcli.testing.backend.plain import PlainTraining, exact, scores_of, sequences
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
 from rlcli.testing.tiny_models import tiny_model
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+OTHER = "mixtral"
+"""Of these, the one with experts in every layer."""
 SHARES = (4, 7, 5)
 """Sequences of the first of two data-parallel ranks at each step; at the second, the other has
 none."""
-LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+Layout = tuple[dict[str, int], dict[str, Any]]
+"""A mesh, and settings of the backend."""
+LAYOUTS: tuple[Layout, ...] = (
     ({"dp": 2}, {}),
+    ({"pp": 2}, {}),
     ({"dp": 2, "ep": 2}, {}),
     ({"cp": 2}, {"context_parallel": "ulysses"}),
     ({"cp": 2}, {"context_parallel": "ring"}),
+    ({"cp": 2, "ep": 2}, {"context_parallel": "ulysses"}),
 )
 """Meshes to try, if the backend knows their dimensions, and settings."""
 FOLLOW = (
@@ -59,6 +65,8 @@ REPORT = (
 
 class RoutingReplayChecks(BackendChecks):
     """For backends that declare ROUTING_REPLAY."""
+
+    layouts_with_replay: ClassVar[Sequence[Layout]] = LAYOUTS
 
     @property
     def mixtures(self) -> Sequence[str]:
@@ -94,15 +102,41 @@ class RoutingReplayChecks(BackendChecks):
                 cause = "prescribe experts for the tokens of that batch alone"
                 raise Violation("a later batch without routed_experts differs", cause, where)
 
-    def test_ranks_take_prescribed_experts(self) -> None:
-        """ranks: routed_experts are those of a rank's own tokens"""
-        self._require_replay(trains=True)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def replaying_ranks(cls) -> dict[str, list[dict[str, float]]]:
+        """The deviations of each rank, by layout."""
+        checks = cls()
+        checks._require_replay(trains=True)
         skip_without_forks()
-        for degrees, settings in LAYOUTS:
-            if set(degrees) <= set(self.dimensions()):
-                life = ReplayedLife(self, self.mixtures[0], settings, degrees)
-                for rank, deviations in enumerate(run_on_ranks(2, life.deviations)):
-                    self._require_followed(deviations, f"rank {rank} of {degrees}")
+        lives = [
+            ReplayedLife(checks, checks.mixtures[0], settings, degrees)
+            for degrees, settings in cls.layouts_with_replay
+            if set(degrees) <= set(checks.dimensions())
+        ]
+        return {
+            layout_name(life.degrees, life.settings): run_on_ranks(2, life.on_rank)
+            for life in lives
+        }
+
+    def test_ranks_take_prescribed_experts(
+        self, replaying_ranks: dict[str, list[dict[str, float]]]
+    ) -> None:
+        """ranks: routed_experts are those of a rank's own tokens"""
+        for layout, ranks in replaying_ranks.items():
+            for rank, deviations in enumerate(ranks):
+                self._require_followed(deviations, f"rank {rank} of {layout}")
+
+    def test_experts_that_a_model_lacks_are_refused(self) -> None:
+        """routed_experts of another model, or for a dense one, are refused"""
+        self._require_replay(trains=True)
+        sample, objective = with_experts(batch(), OTHER), OBJECTIVES["lm"]
+        findings = dict.fromkeys(self.mixtures, "experts per token in") | {"llama": "no routers"}
+        del findings[OTHER]
+        for family, finding in findings.items():
+            engine = self.trained_engine(family)
+            with pytest.raises(ModelError, match=finding):
+                engine.train_batch(sample, objective.loss, objective.weight)
 
     def test_a_sampler_reports_the_experts_of_all_tokens(self) -> None:
         """routing_replay: reports the experts of prompt and response"""
@@ -168,12 +202,13 @@ class ReplayedLife:
     settings: Mapping[str, Any] = field(default_factory=dict)
     degrees: Mapping[str, int] = field(default_factory=dict)
 
+    def on_rank(self, rank: int) -> dict[str, float]:
+        """Likewise, in a process of its own."""
+        with self.checks.at_device():
+            return self.deviations(rank)
+
     def deviations(self, rank: int | None = None) -> dict[str, float]:
         """The largest relative error of each number, compared with a plain loop."""
-        with self.checks.at_device():
-            return self._deviations(rank)
-
-    def _deviations(self, rank: int | None) -> dict[str, float]:
         engine = self._engine(rank)
         plain = PlainTraining(tiny_model(self.family), self.checks.optimizer_settings(**SETTINGS))
         model = PrescribedModel(plain.lm)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from rlcli.api.memory import Kept, Parts, PlacedRole
 
+from ._messages import of_deepspeed, total
 from ._training_memory import TrainingMemory
 
 BUCKET = 2**26
@@ -81,6 +82,9 @@ class DeepSpeedMemory(TrainingMemory):
         what offload needs is created after that."""
         twice = self.share if self.stage == 3 else self.unsharded if self.stage else 0
         return Parts(gathered=max(0, twice - self.resident().buffers) if self.offloads else twice)
+
+    def sent(self, tokens: int, micro_batches: int) -> dict[str, int]:
+        return total(of_deepspeed(self, micro_batches))
 
     # -- update ------------------------------------------------------------------------------------
 

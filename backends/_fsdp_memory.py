@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rlcli.api.memory import Kept, Parts, PlacedRole
 
-from ._messages import messages_of_update
+from ._messages import of_fsdp, total
 from ._training_memory import TrainingMemory
 
 
@@ -43,7 +43,7 @@ class FSDPMemory(TrainingMemory):
         return Kept(weights, optimizer=8 * self.parameters // self.shards if self.trains else 0)
 
     def sent(self, tokens: int, micro_batches: int) -> dict[str, int]:
-        return messages_of_update(self, tokens, micro_batches)
+        return total(of_fsdp(self, tokens, micro_batches))
 
     def backward_of_block(self) -> int:
         is_divided = self.expert_ranks > 1  # rows and gradients that are sent or have arrived

@@ -7,7 +7,7 @@ less. No torch here: `rlcli plan` imports this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.memory import Kept, Parts, PlacedRole, UnknownMemory
 
 from ._memory import SharedTokens, dense_width, logits_at_once, part_of
+from ._messages import fullest, of_megatron, total
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ class MegatronMemory(SharedTokens):
         self.recomputed = role.arguments.get("recompute", "full") if is_recomputed else "nothing"
         self.ranks = mesh["dp"] * mesh["cp"]
         """Ranks that divide the optimizer's state."""
-        chunks = role.arguments.get("virtual_stages") or 1
-        self.stages = stages_of(self.sizes, role.head, mesh["pp"], chunks)
-        fullest = max(self.stages, key=lambda stage: stage.parameters)
-        self.largest = fullest.parameters
+        self.chunks = role.arguments.get("virtual_stages") or 1
+        self.stages = stages_of(self.sizes, role.head, mesh["pp"], self.chunks)
+        largest = max(self.stages, key=lambda stage: stage.parameters)
+        self.largest = largest.parameters
         """Parameters of the fullest stage."""
-        self.share = self._share(fullest)
-        chunks_of_all = stages_of(self.sizes, role.head, mesh["pp"] * chunks, 1)
+        self.share = self._share(largest)
+        chunks_of_all = stages_of(self.sizes, role.head, mesh["pp"] * self.chunks, 1)
         last_chunks = zip(self.stages, chunks_of_all[-mesh["pp"] :], strict=True)
         _, self.last_chunk = max(last_chunks, key=lambda pair: pair[0].parameters)
         """The chunk of the fullest stage that is loaded when all others are."""
@@ -152,6 +153,11 @@ class MegatronMemory(SharedTokens):
     def snapshot(self) -> int:
         """Weights and moments in float32, divided over data-parallel ranks."""
         return 12 * self.share
+
+    def sent(self, tokens: int, micro_batches: int) -> Mapping[str, int]:
+        return fullest(
+            total(of_megatron(self, stage, tokens, micro_batches)) for stage in self.stages
+        )
 
     # -- passes ------------------------------------------------------------------------------------
 

@@ -1,29 +1,28 @@
-"""What a rank of `fsdp` sends in an update: formulas that follow the code of its engine. Tests
-compare them with the collectives of real processes. No torch here."""
+"""What a rank sends in an update: formulas that follow the code of the engines, and that of the
+libraries that they use. Tests compare them with the collectives of real processes. Not counted are
+passes in which only the load of experts is counted, and messages of a few numbers. No torch here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ._deepspeed_memory import DeepSpeedMemory
     from ._fsdp_memory import FSDPMemory
+    from ._megatron_memory import MegatronMemory, Stage
+    from ._memory import SharedTokens
+
+Messages = Iterator[tuple[str, float]]
+"""(kind of message, bytes)"""
 
 
-def messages_of_update(memory: FSDPMemory, tokens: int, micro_batches: int) -> dict[str, int]:
-    """Kind of message → bytes, for micro-batches of `tokens` tokens."""
-    of_parameters = _of_parameters(memory, micro_batches)
-    of_each = {
-        "all-reduce": _of_tensor_parallelism(memory, tokens),
-        "all-to-all": _of_experts(memory, tokens),
-    }
-    if memory.context > 1:
-        kind = "all-to-all" if memory.method(tokens) == "ulysses" else "ring"
-        of_each[kind] = of_each.get(kind, 0.0) + _of_context(memory, tokens)
-        # log-probs
-        of_each["all-gather"] = 4 * memory.slots(tokens) * (memory.context - 1)
-    totals = dict(of_parameters)
-    for kind, count in of_each.items():
-        totals[kind] = totals.get(kind, 0.0) + micro_batches * count
+def total(messages: Messages) -> dict[str, int]:
+    """Kind of message → bytes."""
+    totals: dict[str, float] = {}
+    for kind, count in messages:
+        totals[kind] = totals.get(kind, 0.0) + count
     return {kind: round(count) for kind, count in totals.items() if count}
 
 
@@ -32,7 +31,48 @@ def _to_others(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _of_parameters(memory: FSDPMemory, micro_batches: int) -> dict[str, float]:
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def _of_context(memory: SharedTokens, tokens: int, layers: int, recomputes: bool) -> Messages:
+    """Heads there and back (ulysses), or keys and values around the ring, and in its backward pass
+    also their float32 gradients, which return to the rank that they are from; and log-probs."""
+    if memory.context == 1:
+        return
+    method, attention = memory.method(tokens), memory.attention_of(tokens)
+    vectors = memory.width * attention.sent_by(method) * (3 if recomputes else 2)
+    if method == "ring":
+        vectors += 4 * 2 * attention.key_heads * attention.tokens * attention.ranks
+    kind = "all-to-all" if method == "ulysses" else "ring"
+    yield kind, vectors * memory.sizes.head_dim * layers
+    yield "all-gather", 4 * memory.slots(tokens) * (memory.context - 1)
+
+
+def _of_experts(
+    memory: SharedTokens, tokens: int, layers: int, recomputes: bool, ranks: int, width: int
+) -> Messages:
+    """Hidden states to the experts of so many `layers` and back, in the forward pass, its
+    recomputation and the backward pass, if all experts get equally many."""
+    rows = 2 * (3 if recomputes else 2) * layers * memory.sizes.experts_per_token
+    numbers = memory.sizes.hidden * rows * memory.slots(tokens)
+    yield "all-to-all", width * numbers * _to_others(ranks)
+
+
+# -- fsdp ------------------------------------------------------------------------------------------
+
+
+def of_fsdp(memory: FSDPMemory, tokens: int, micro_batches: int) -> Messages:
+    """For micro-batches of `tokens` tokens."""
+    yield from _of_sharded_parameters(memory, micro_batches)
+    layers, recomputes = memory.sizes.layers, memory.checkpointing
+    sparse = sum(layer.experts > 0 for layer in layers)
+    for _ in range(micro_batches):
+        yield "all-reduce", _of_tensor_parallelism(memory, tokens)
+        yield from _of_context(memory, tokens, len(layers), recomputes)
+        yield from _of_experts(memory, tokens, sparse, recomputes, memory.expert_ranks, 4)
+
+
+def _of_sharded_parameters(memory: FSDPMemory, micro_batches: int) -> Messages:
     """FSDP gathers blocks for the forward and again for the backward pass, the rest once for both;
     replicas of shards exchange their gradients once."""
     experts = sum(layer.experts for layer in memory.sizes.layers)
@@ -41,11 +81,9 @@ def _of_parameters(memory: FSDPMemory, micro_batches: int) -> dict[str, float]:
     to_others, of_experts = _to_others(memory.shards), _of_expert_weights(memory, experts)
     of_blocks = to_others * memory.width * matrices + of_experts
     reduced = to_others * 4 * (memory.parameters - experts) + of_experts
-    return {
-        "all-gather": micro_batches * (2 * of_blocks + to_others * memory.outside_blocks),
-        "reduce-scatter": (1 if memory.defers else micro_batches) * reduced,
-        "all-reduce": 2 * _to_others(replicas) * 4 * memory.parameters / memory.shards,
-    }
+    yield "all-gather", micro_batches * (2 * of_blocks + to_others * memory.outside_blocks)
+    yield "reduce-scatter", (1 if memory.defers else micro_batches) * reduced
+    yield "all-reduce", 2 * _to_others(replicas) * 4 * memory.parameters / memory.shards
 
 
 def _of_expert_weights(memory: FSDPMemory, experts: int) -> float:
@@ -64,20 +102,85 @@ def _of_tensor_parallelism(memory: FSDPMemory, tokens: int) -> float:
     return 2 * _to_others(memory.role.mesh["tp"]) * memory.slots(tokens) * per_token
 
 
-def _of_context(memory: FSDPMemory, tokens: int) -> float:
-    """Heads there and back (ulysses), or keys and values around the ring, and in its backward pass
-    also their float32 gradients, which return to the rank that they are from."""
-    method, attention = memory.method(tokens), memory.attention_of(tokens)
-    vectors = memory.width * attention.sent_by(method) * (3 if memory.checkpointing else 2)
-    if method == "ring":
-        vectors += 4 * 2 * attention.key_heads * attention.tokens * attention.ranks
-    return vectors * memory.sizes.head_dim * len(memory.sizes.layers)
+# -- deepspeed -------------------------------------------------------------------------------------
 
 
-def _of_experts(memory: FSDPMemory, tokens: int) -> float:
-    """Hidden states to the experts and back, in the forward pass, its recomputation and the
-    backward pass, if all experts get equally many."""
-    sparse = sum(layer.experts > 0 for layer in memory.sizes.layers)
-    passes = 3 if memory.checkpointing else 2
-    rows = 2 * passes * sparse * memory.sizes.experts_per_token
-    return 4 * memory.sizes.hidden * rows * memory.slots(tokens) * _to_others(memory.expert_ranks)
+def of_deepspeed(memory: DeepSpeedMemory, micro_batches: int) -> Messages:
+    """All numbers are float32. Up to stage 2, buckets of gradients are reduced whole, and each rank
+    keeps its part; stage 2 does so after each micro-batch."""
+    to_others = _to_others(memory.ranks)
+    if memory.stage == 3:
+        yield "all-gather", micro_batches * to_others * _gathered_by_stage_3(memory)
+        yield "reduce-scatter", micro_batches * to_others * memory.unsharded
+        return
+    reductions = micro_batches if memory.stage == 2 else 1
+    yield "all-reduce", reductions * 2 * to_others * memory.unsharded
+    if memory.stage:
+        yield "all-gather", to_others * memory.unsharded
+
+
+def _gathered_by_stage_3(memory: DeepSpeedMemory) -> int:
+    """Bytes of parameters that are gathered in a micro-batch: for the forward pass, and again for
+    the backward pass unless they stay, as two buckets of them may; likewise in a block that is
+    recomputed before its backward pass."""
+    stay = 2 * memory.bucket
+    gathered = 2 * memory.unsharded - min(memory.unsharded, stay)
+    if memory.checkpointing:
+        gathered += sum(max(0, 4 * layer.parameters - stay) for layer in memory.sizes.layers)
+    return gathered
+
+
+# -- megatron --------------------------------------------------------------------------------------
+
+
+def of_megatron(memory: MegatronMemory, stage: Stage, tokens: int, micro_batches: int) -> Messages:
+    """The same for a rank of a stage."""
+    yield from _of_distributed_optimizer(memory, stage)
+    layers, ranks = stage.layers, memory.expert_ranks
+    sparse = sum(layer.experts > 0 for layer in layers)
+    recomputes = memory.recomputed != "nothing"
+    for _ in range(micro_batches):
+        yield "all-reduce", _of_tensor_parallel_stage(memory, stage, tokens)
+        yield "pipeline", _between_stages(memory, stage) * memory.slots(tokens)
+        yield from _of_context(memory, tokens, len(layers), recomputes)
+        yield from _of_experts(memory, tokens, sparse, recomputes, ranks, memory.width)
+
+
+def _of_distributed_optimizer(memory: MegatronMemory, stage: Stage) -> Messages:
+    """Ranks that hold the same parameters reduce float32 gradients once, and gather what each of
+    them has updated. First and last stage sum the gradients of an embedding that both have."""
+    others = stage.parameters - stage.experts
+    of_experts = _to_others(memory.ranks // memory.expert_ranks) * stage.experts
+    numbers = _to_others(memory.ranks) * others + of_experts
+    yield "reduce-scatter", 4 * numbers
+    yield "all-gather", memory.width * numbers
+    is_shared = memory.sizes.tied and memory.role.head == "lm" and stage.is_first != stage.is_last
+    yield "all-reduce", 4 * memory.sizes.vocabulary * memory.sizes.hidden if is_shared else 0
+
+
+def _of_tensor_parallel_stage(memory: MegatronMemory, stage: Stage, tokens: int) -> float:
+    """Each block sums the outputs of its attention, of its MLP or experts and of a shared expert,
+    and the gradients of their inputs; what is recomputed is summed again, but attention only where
+    whole blocks are. The embedding sums its output, the head its float32 gradient."""
+    again_of_attention = memory.recomputed == "full"
+    again_of_mlp = memory.recomputed != "nothing"
+    sums = 0
+    for layer in stage.layers:
+        parts = 1 + (layer.shared > 0 and layer.experts > 0)
+        sums += 2 + again_of_attention + parts * (2 + again_of_mlp)
+    at_ends = memory.width * stage.is_first + 4 * (stage.is_last and memory.role.head == "lm")
+    per_token = memory.sizes.hidden * (memory.width * sums + at_ends)
+    return 2 * _to_others(memory.role.mesh["tp"]) * memory.slots(tokens) * per_token
+
+
+def _between_stages(memory: MegatronMemory, stage: Stage) -> int:
+    """Bytes per token: each chunk of a stage sends hidden states to the next one and gradients to
+    the one before, except at the ends of the model."""
+    chunks = memory.chunks
+    messages = 2 * chunks - stage.is_first - stage.is_last
+    return messages * memory.width * memory.sizes.hidden
+
+
+def fullest(by_stage: Iterator[Mapping[str, int]]) -> Mapping[str, int]:
+    """Of the stage that sends most."""
+    return max(by_stage, key=lambda sent: sum(sent.values()))

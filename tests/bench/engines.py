@@ -47,7 +47,7 @@ from rlcli.testing.tiny_models import tiny_model
 LIMITS = {
     "loss": 1e-6,
     "norm": 1e-5,
-    "updates": 1e-3,
+    "updates": 1e-4,
     "log-probs": 1e-5,
     "entropies": 1e-5,
     "values": 1e-5,

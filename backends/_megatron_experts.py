@@ -95,10 +95,11 @@ class RoutedMLP(nn.Module):
 
     def _compute(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """[R, H] this rank's part of the outputs of its experts number `experts` [R]."""
+        stack: Any = self.experts
         order = experts.argsort(stable=True)
-        counts = experts.bincount(minlength=len(self.experts.down_proj))
-        gate, up = _products(rows[order], self.experts.gate_up_proj, counts).chunk(2, -1)
-        outputs = _products(self._activation(gate) * up, self.experts.down_proj, counts)
+        counts = experts.bincount(minlength=len(stack.down_proj))
+        gate, up = _products(rows[order], stack.gate_up_proj, counts).chunk(2, -1)
+        outputs = _products(self._activation(gate) * up, stack.down_proj, counts)
         return outputs[order.argsort()]
 
 

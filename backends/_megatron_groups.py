@@ -83,7 +83,8 @@ def role_groups(mesh: Any, expert_ranks: int) -> RoleGroups:
     Every rank of the role calls it."""
     if mesh is None:
         alone = _alone()
-        return RoleGroups(*[alone] * 10, None, alone)
+        every: Any = [alone] * 10 + [None, alone]
+        return RoleGroups(*every)
     ranks = _by_axis(mesh)
     dp, cp, pp, tp = (ranks == dist.get_rank()).nonzero()[0].tolist()
     stages = ranks[dp, cp, :, tp].tolist()

@@ -196,7 +196,7 @@ class MegatronMemory(SharedTokens):
         sizes, width = self.sizes, self.width
         matrix = sizes.vocabulary * sizes.hidden
         exchanged, tokens = self.exchanged(tokens), self.slots(tokens)
-        waiting = min(micro_batches, stage.waiting)
+        waiting = min(Fraction(micro_batches), stage.waiting)
         saved = int(waiting * tokens * self._saved_by_stage(stage))
         if stage.is_last:
             yield Parts(activations=saved, logits=self._at_head(tokens, matrix))

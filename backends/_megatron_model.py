@@ -179,8 +179,8 @@ class PackedCoreAttention(nn.Module):
         **others: Any,
     ) -> torch.Tensor:
         """[S, 1, H · D] for queries [S, 1, H, D] of this rank's tokens."""
-        by_head = (states.permute(1, 2, 0, 3) for states in (query, key, value))
-        attended = packed_seq_params.packing.attend(*by_head, self._scoring)
+        q, k, v = (states.permute(1, 2, 0, 3) for states in (query, key, value))
+        attended = packed_seq_params.packing.attend(q, k, v, self._scoring)
         return attended.flatten(2).transpose(0, 1)
 
 

@@ -52,6 +52,8 @@ LAYOUTS: tuple[Layout, ...] = (
     ({"cp": 2, "ep": 2}, {"context_parallel": "ulysses"}),
 )
 """Meshes to try, if the backend knows their dimensions, and settings."""
+MEASURED = {"router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.0}
+"""Settings with which an engine reports the load of experts."""
 FOLLOW = (
     "route each token of a batch with routed_experts to the experts in its row, also in a pass "
     "that recomputes activations, and weight them by the router's own scores, so that it has "
@@ -110,7 +112,7 @@ class RoutingReplayChecks(BackendChecks):
         checks._require_replay(trains=True)
         skip_without_forks()
         lives = [
-            ReplayedLife(checks, checks.mixtures[0], settings, degrees)
+            ReplayedLife(checks, checks.mixtures[0], MEASURED | settings, degrees)
             for degrees, settings in cls.layouts_with_replay
             if set(degrees) <= set(checks.dimensions())
         ]
@@ -202,6 +204,13 @@ class ReplayedLife:
     settings: Mapping[str, Any] = field(default_factory=dict)
     degrees: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def _measures(self) -> bool:
+        """Whether the engine reports the load of experts."""
+        return all(self.settings.get(name) == 0 for name in MEASURED) and hasattr(
+            self.checks.backend(), "router_aux_loss_coef"
+        )
+
     def on_rank(self, rank: int) -> dict[str, float]:
         """Likewise, in a process of its own."""
         with self.checks.at_device():
@@ -217,6 +226,8 @@ class ReplayedLife:
             sample = with_experts(batch(step), self.family, step)
             model.prepared(sample)
             expected = plain.step([sample], OBJECTIVES["lm"].plain, rate)
+            if self._measures:
+                expected |= model.loads()
             errors = relative_errors(self._train(engine, sample, step, rank), expected)
             worst |= {name: max(worst.get(name, 0.0), error) for name, error in errors.items()}
         weights = self.checks.weights(engine)
@@ -249,7 +260,8 @@ class ReplayedLife:
 def relative_errors(actual: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
     """Relative where a number is not small."""
     return {
-        name: abs(actual[name] - value) / max(abs(value), 0.1) for name, value in expected.items()
+        name: abs(actual.get(name, math.inf) - value) / max(abs(value), 0.1)
+        for name, value in expected.items()
     }
 
 
@@ -273,24 +285,33 @@ class PrescribedModel:
         """The model, ready for one pass over each sequence of the sample, in order."""
         experts = sequences(sample, ROUTED_EXPERTS)
         self._waiting = iter(experts)
+        for router in self._routers:
+            router.counts = torch.zeros(router.num_experts, dtype=torch.int64)
         lm: nn.Module = self._lm
         return lm
 
     def _take_next(self, *_: Any) -> None:
         experts = next(self._waiting).long()
-        # nothing depends on the last token
-        last = torch.arange(experts.shape[2]).expand(1, experts.shape[1], -1)
         for layer, router in enumerate(self._routers):
-            router.experts = torch.cat([experts, last])[:, layer]
+            router.experts = experts[:, layer]
+
+    def loads(self) -> dict[str, float]:
+        """The most and the least that an expert has been used since the model was prepared."""
+        counts = torch.stack([router.counts for router in self._routers]).double()
+        relative = counts / counts.mean(-1, keepdim=True)
+        return {"router_load_max": float(relative.max()), "router_load_min": float(relative.min())}
 
 
 def _prescribed(router: Any, normalizes: bool) -> Any:
     def forward(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits = F.linear(hidden.flatten(0, -2), router.weight)
-        weights = logits.softmax(-1).gather(-1, router.experts)
+        last = logits[-1:].topk(router.top_k, -1).indices  # for which none are prescribed
+        experts = torch.cat([router.experts, last])
+        router.counts += experts.flatten().bincount(minlength=len(router.counts))
+        weights = logits.softmax(-1).gather(-1, experts)
         if normalizes:
             weights = weights / weights.sum(-1, keepdim=True)
-        return logits, weights, router.experts
+        return logits, weights, experts
 
     return forward
 

@@ -17,7 +17,7 @@ from rlcli.api.model import EngineState, GivesParameters, Model, PipelinableEngi
 from ._engine import TransformersEngine
 from ._put_away import PutAway, copied_to_host, copy_into
 from ._recomputation import RecomputedLayers
-from ._routers import RoutedTraining, Routers
+from ._routed_training import RoutedTraining, routers_of
 from ._zero import configuration, import_deepspeed, own_group, surroundings
 from ._zero_stages import divide_parameters, make_stage
 
@@ -31,7 +31,7 @@ class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
     def __init__(self, model: Model, settings: DeepSpeed):
         self.settings = settings
         super().__init__(model, settings)
-        self.routers = Routers.of(self.lm, self.role, settings)
+        self.routers = routers_of(self.lm, self.role, settings)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         with self._surroundings():
             self._zero = make_stage(self._library, self.packed, settings, self._config, self._group)

@@ -19,6 +19,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
 from rlcli.api.generation import check_positions, prompts_of
+from rlcli.api.key_meaning import ROUTED_EXPERTS
 from rlcli.api.model import (
     EngineState,
     GeneratedResponses,
@@ -37,13 +38,13 @@ from rlcli.ops.attention import packed_attention
 from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
-from ._routing_replay import RouterChoices, routes_of
 from ._saving import Ranks, describe, save_model
 from ._settings import ContextParallelism, TransformersSettings
 from ._tensor_parallel import parallelize
 from ._transformers import Pack, PackedModel, compute_dtype, flash_attention_of
 
 if TYPE_CHECKING:
+    from ._routing_replay import RouterChoices
     from ._transformers import Packing
 
 T = TypeVar("T")
@@ -133,16 +134,23 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
-        routes = routes_of(micro_batch)
-        if routes is not None:
-            routes = routes.to(self._device)
-            self._choices_of(self.lm)
+        routes = self._routes_of(micro_batch)
         with self._in_pass():
             return self._compute(tokens, lengths, then, partial(self._route, routes))
 
     def _compute(self, *inputs: Any) -> Any:
         """A forward pass of the packed model."""
         return self.packed(*inputs)
+
+    def _routes_of(self, micro_batch: SequenceSample) -> torch.Tensor | None:
+        """[T, L, k] the experts that are prescribed for its tokens, if any are."""
+        if ROUTED_EXPERTS not in micro_batch.keys:
+            return None
+        from ._routing_replay import routes_of
+
+        self._choices_of(self.lm)
+        routes = routes_of(micro_batch)
+        return None if routes is None else routes.to(self._device)
 
     def _route(self, routes: torch.Tensor | None, packing: Packing) -> None:
         """Prescribe the experts [T, L, k] of a pack of tokens; None: routers choose."""
@@ -152,6 +160,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def _choices_of(self, lm: nn.Module) -> RouterChoices:
         """Raises ModelError for a model without routers."""
         if lm not in self._choices:
+            from ._routing_replay import RouterChoices
+
             self._choices[lm] = RouterChoices(lm, self.role)
         return self._choices[lm]
 

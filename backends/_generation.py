@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,8 +25,10 @@ from rlcli.ops.attention import CachedAttention, packed_attention
 from rlcli.ops.packing import positions
 
 from ._memory import concurrent_responses
-from ._routing_replay import RouterChoices
 from ._transformers import Pack, compute_in, head_of
+
+if TYPE_CHECKING:
+    from ._routing_replay import RouterChoices
 
 
 class SlotCache(Cache):

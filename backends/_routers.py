@@ -28,24 +28,19 @@ without gradients for the others. So gradients are the same for any micro-batche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from rlcli.api.engine import LossFn
-from rlcli.api.engine_loop import TrainLoop
-from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.errors import ModelError
 
 from ._router_modules import routers_in
 from ._routing_replay import FREE, routes_of
-from ._settings import TransformersTraining
 
 if TYPE_CHECKING:
     from ._transformers import Packing
@@ -78,6 +73,7 @@ class Routers:
     """The routers of a transformers model: what they are trained for, and their logits."""
 
     def __init__(self, lm: Any, role: str, aux_coef: float, z_coef: float):
+        """Raises ModelError for a model without routers that can be balanced."""
         self.aux_coef = aux_coef
         self.z_coef = z_coef
         self._role = role
@@ -90,15 +86,9 @@ class Routers:
         for module in modules.values():
             module.register_forward_hook(self._observe)
 
-    @classmethod
-    def of(cls, lm: Any, role: str, settings: TransformersTraining) -> Routers | None:
-        """None if the settings ask for nothing. Raises ModelError for a model without routers that
-        can be balanced."""
-        coefficients = (settings.router_aux_loss_coef, settings.router_z_loss_coef)
-        if coefficients == (None, None):
-            return None
-        aux_coef, z_coef = (coefficient or 0.0 for coefficient in coefficients)
-        return cls(lm, role, aux_coef, z_coef)
+    def step(self, tokens: torch.Tensor) -> RoutedStep:
+        """An optimizer step with so many tokens, on all ranks."""
+        return RoutedStep(self, tokens)
 
     @contextmanager
     def observed(self) -> Iterator[Observed]:
@@ -196,67 +186,3 @@ def balance_factors(load: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """[L, E] the derivatives of the auxiliary loss by the probabilities of any token."""
     layers, experts = load.shape
     return load * experts / (layers * tokens.square())
-
-
-class RoutedTraining(TrainLoop):
-    """Training of a transformers model, with the losses of its routers if it has `routers`."""
-
-    routers: Routers | None = None
-    _routed: RoutedStep
-
-    def forward_backward_batch(
-        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
-    ) -> list[Stats]:
-        if self.routers is None:
-            return super().forward_backward_batch(micro_batches, loss_fn, divisor)
-        tokens = torch.tensor(sum(map(_length, micro_batches)), dtype=torch.float64)
-        step = RoutedStep(self.routers, self.all_reduce(tokens.to(self.device)))
-        if self.routers.aux_coef:
-            with torch.no_grad():
-                for micro_batch in micro_batches[1:]:
-                    logits, routes = self._pass_over(micro_batch).of_tokens(micro_batch)
-                    step.counted.append(self.routers.counts(logits, routes))
-        self._routed = step
-        stats = super().forward_backward_batch(micro_batches, loss_fn, divisor)
-        sums = self._over_all_tokens(torch.stack(step.trained).sum(0))
-        has_work = any(not micro_batch.is_idle for micro_batch in micro_batches)
-        return [*stats, step.stats(sums)] if has_work else stats
-
-    def loss_of(
-        self, micro_batch: MicroBatch, loss_fn: LossFn, divisor: torch.Tensor
-    ) -> tuple[torch.Tensor, Stats]:
-        if self.routers is None:
-            return super().loss_of(micro_batch, loss_fn, divisor)
-        with self.routers.observed() as observed:
-            loss, stats = super().loss_of(micro_batch, loss_fn, divisor)
-        step, (logits, routes) = self._routed, observed.of_tokens(micro_batch)
-        counts = self.routers.counts(logits.detach(), routes)
-        if self.routers.aux_coef and step.load is None:
-            step.load = self._over_all_tokens(torch.stack([counts, *step.counted]).sum(0))
-        return loss + step.loss(logits, counts), stats
-
-    def _pass_over(self, micro_batch: MicroBatch) -> Observed:
-        """A forward pass of its own, without the head."""
-        assert self.routers is not None
-        with self.routers.observed() as observed:
-            self.forward_micro_batch(micro_batch.sample, lambda output: None)
-        return observed
-
-    def _over_all_tokens(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sums over the tokens of a rank, added up over all ranks that have others."""
-        total = self.all_reduce(sums)
-        if self._context_group is not None:
-            total = total.clone()
-            dist.all_reduce(total, group=self._context_group)
-        return total
-
-    @property
-    def _context_group(self) -> dist.ProcessGroup | None:
-        """The ranks that share the tokens of a micro-batch; None if there is only this one."""
-        return None
-
-
-def _length(micro_batch: MicroBatch) -> int:
-    """Tokens that count."""
-    lengths = () if micro_batch.is_idle else micro_batch.sample.flat_seqlens(SEQUENCES)
-    return sum(lengths)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlcli.api.limits import ArgumentCheck, Limits, Needs, check_arguments
+from rlcli.ops.attention import Kernels
 from rlcli.ops.context_choice import Choice
-from rlcli.ops.flash_attention import Kernels
 from rlcli.ops.schedules import ScheduleName, learning_rate
 
 if TYPE_CHECKING:

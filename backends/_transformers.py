@@ -12,8 +12,7 @@ from torch import nn
 from rlcli.api.model_source import parameter_places
 from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
-from rlcli.ops.attention import PackedAttention, Scoring, packed_attention
-from rlcli.ops.flash_attention import FlashAttention, Kernels, flash_attention
+from rlcli.ops.attention import Kernels, PackedAttention, Scoring, packed_attention
 from rlcli.ops.logprobs import OutputHead, token_scores
 from rlcli.ops.packing import all_but_last, positions
 
@@ -21,6 +20,7 @@ from ._tensor_parallel import local, vocabulary_shard
 
 if TYPE_CHECKING:
     from rlcli.ops.context_attention import ContextAttention
+    from rlcli.ops.flash_attention import FlashAttention
 
     Packing = PackedAttention | ContextAttention
 
@@ -281,6 +281,10 @@ def flash_attention_of(
     lm: Any, kernels: Kernels, device: torch.device, dtype: torch.dtype, role: str
 ) -> FlashAttention | None:
     """What attends to the packs of a model in place of torch's kernel. Raises ModelError."""
+    if kernels == "torch" or (kernels == "auto" and device.type != "cuda"):
+        return None
+    from rlcli.ops.flash_attention import flash_attention
+
     config = lm.config.get_text_config()
     head_dim = getattr(config, "head_dim", None)
     if head_dim is None:

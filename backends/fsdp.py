@@ -27,7 +27,7 @@ from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine,
 
 from ._engine import TransformersEngine
 from ._recomputation import RecomputedLayers
-from ._routers import RoutedTraining, Routers
+from ._routed_training import RoutedTraining, routers_of
 from ._settings import ContextParallelism, TransformersTraining
 from ._sharding import (
     clip_gradients,
@@ -77,7 +77,7 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
     def __init__(self, model: Model, settings: FSDP):
         self.settings = settings
         super().__init__(model, settings)
-        self.routers = Routers.of(self.lm, self.role, settings)
+        self.routers = routers_of(self.lm, self.role, settings)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._is_in_step = False
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]

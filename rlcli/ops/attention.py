@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,6 +19,8 @@ from rlcli.ops.packing import cumulative, rectangles
 
 if TYPE_CHECKING:
     from rlcli.ops.flash_attention import FlashAttention
+
+Kernels = Literal["auto", "torch", "flash"]
 
 
 @dataclass(frozen=True)

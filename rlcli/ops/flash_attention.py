@@ -9,14 +9,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-    from rlcli.ops.attention import Scoring
-
-Kernels = Literal["auto", "torch", "flash"]
+    from rlcli.ops.attention import Kernels, Scoring
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,42 +103,53 @@ class Layout:
         return f"{self.backend} {args}".strip() + f", {where}{family}"
 
 
-LAYOUTS = (
-    Layout("fsdp", {}, {}),
-    Layout("fsdp", {"dp": 2}, {}),
-    Layout("fsdp", {"tp": 2}, {}),
-    Layout("fsdp", {"dp": 2, "tp": 2}, {}),
-    *(
-        Layout("fsdp", degrees, {"context_parallel": method})
-        for degrees in ({"cp": 2}, {"cp": 4}, {"dp": 2, "cp": 2}, {"cp": 2, "tp": 2})
-        for method in ("ulysses", "ring")
-    ),
-    Layout("fsdp", {"dp": 2, "ep": 2}, {}, "mixtral"),
-    Layout("fsdp", {"dp": 4, "ep": 2}, {}, "mixtral"),
-    Layout("fsdp", {"cp": 2, "ep": 2}, {"context_parallel": "ulysses"}, "mixtral"),
-    Layout("fsdp", {"dp": 2, "cp": 2, "ep": 2}, {"context_parallel": "ring"}, "mixtral"),
-    Layout("megatron", {}, {}),
-    Layout("megatron", {"tp": 2}, {}),
-    Layout("megatron", {"pp": 2}, {}),
-    Layout("megatron", {"tp": 2, "pp": 2}, {}),
-    Layout("megatron", {"tp": 2, "dp": 2}, {}),
-    Layout("megatron", {"cp": 2}, {"context_parallel": "ulysses"}),
-    Layout("megatron", {"cp": 2, "dp": 2}, {"context_parallel": "ring"}),
-    Layout("megatron", {"pp": 2}, {"virtual_stages": 2}),
-    Layout("deepspeed", {"dp": 2}, {"zero_stage": 1}),
-    Layout("deepspeed", {"dp": 2}, {"zero_stage": 3}),
-    Layout("inference", {}, {}),
-    Layout("inference", {"cp": 2}, {}),
-    *(
-        Layout("megatron", degrees, {}, "mixtral")
-        for degrees in (
-            {},
-            {"dp": 2, "ep": 2},
-            {"cp": 2, "ep": 2},
-            {"dp": 2, "pp": 2, "ep": 2},
-            {"dp": 2, "tp": 2, "ep": 2},
-        )
-    ),
+Where = tuple[dict[str, int], dict[str, Any]]
+"""A mesh, and settings of the backend."""
+CONTEXT_PARALLEL: list[Where] = list(
+    product(
+        ({"cp": 2}, {"cp": 4}, {"dp": 2, "cp": 2}, {"cp": 2, "tp": 2}),
+        ({"context_parallel": "ulysses"}, {"context_parallel": "ring"}),
+    )
+)
+PLACES: dict[tuple[str, str], list[Where]] = {
+    ("fsdp", "llama"): [
+        ({}, {}),
+        ({"dp": 2}, {}),
+        ({"tp": 2}, {}),
+        ({"dp": 2, "tp": 2}, {}),
+        *CONTEXT_PARALLEL,
+    ],
+    ("fsdp", "mixtral"): [
+        ({"dp": 2, "ep": 2}, {}),
+        ({"dp": 4, "ep": 2}, {}),
+        ({"cp": 2, "ep": 2}, {"context_parallel": "ulysses"}),
+        ({"dp": 2, "cp": 2, "ep": 2}, {"context_parallel": "ring"}),
+    ],
+    ("megatron", "llama"): [
+        ({}, {}),
+        ({"tp": 2}, {}),
+        ({"pp": 2}, {}),
+        ({"tp": 2, "pp": 2}, {}),
+        ({"tp": 2, "dp": 2}, {}),
+        ({"cp": 2}, {"context_parallel": "ulysses"}),
+        ({"cp": 2, "dp": 2}, {"context_parallel": "ring"}),
+        ({"pp": 2}, {"virtual_stages": 2}),
+    ],
+    ("megatron", "mixtral"): [
+        ({}, {}),
+        ({"dp": 2, "ep": 2}, {}),
+        ({"cp": 2, "ep": 2}, {}),
+        ({"dp": 2, "pp": 2, "ep": 2}, {}),
+        ({"dp": 2, "tp": 2, "ep": 2}, {}),
+    ],
+    ("deepspeed", "llama"): [({"dp": 2}, {"zero_stage": 1}), ({"dp": 2}, {"zero_stage": 3})],
+    ("inference", "llama"): [({}, {}), ({"cp": 2}, {})],
+}
+"""(backend, family) → where it is compared."""
+LAYOUTS = tuple(
+    Layout(backend, *where, family)
+    for (backend, family), places in PLACES.items()
+    for where in places
 )
 
 
@@ -147,34 +159,33 @@ def measure(layout: Layout, folder: Path) -> dict[str, float]:
 
     def work(rank: int) -> dict[str, Any]:
         with contract.at_device():
-            return look(rank)
-
-    def look(rank: int) -> dict[str, Any]:
-        mesh = mesh_of_ranks(**layout.mesh) if layout.ranks > 1 else None
-        placed = {"mesh": mesh, "expert_ranks": layout.mesh["ep"]}
-        engine = contract.engine(lm=_model(layout), **placed, **OPTIMIZER)
-        mine = _share(rank, layout)
-        critic = contract.engine(lm=_model(layout, "value"), **placed, **OPTIMIZER)
-        figures = _forward_passes(engine, critic, batch().select_indices(mine))
-        if contract.trains():
-            stats, *_ = [
-                engine.train_batch(
-                    batch(step).select_indices(mine),
-                    answer_loss,
-                    answer_weight,
-                    mb_spec=MicroBatchSpec(n_mbs=2),
-                    version_steps=step,
-                )
-                for step in range(UPDATES)
-            ]
-            weights = {name: weight.cpu().clone() for name, weight in engine.whole_parameters()}
-            save_file(weights, str(folder / f"{rank}.safetensors"))
-            figures |= {"loss": stats["loss"], "norm": stats["grad_norm"]}
-        return figures
+            return _figures(contract, layout, rank, folder)
 
     is_alone = layout.ranks == 1
     results = [work(0)] if is_alone else run_on_ranks(layout.ranks, work, timeout=120)
     return _compared(layout, results, folder)
+
+
+def _figures(contract: BackendContract, layout: Layout, rank: int, folder: Path) -> dict[str, Any]:
+    """Of a rank, whose weights after the updates are in the folder."""
+    mesh = mesh_of_ranks(**layout.mesh) if layout.ranks > 1 else None
+    settings = {"mesh": mesh, "expert_ranks": layout.mesh["ep"], **OPTIMIZER}
+    engine = contract.engine(lm=_model(layout), **settings)
+    critic = contract.engine(lm=_model(layout, "value"), **settings)
+    mine = _share(rank, layout)
+    figures = _forward_passes(engine, critic, batch().select_indices(mine))
+    if not contract.trains():
+        return figures
+    first, *_ = [_update(engine, step, mine) for step in range(UPDATES)]
+    weights = {name: weight.cpu().clone() for name, weight in engine.whole_parameters()}
+    save_file(weights, str(folder / f"{rank}.safetensors"))
+    return figures | {"loss": first["loss"], "norm": first["grad_norm"]}
+
+
+def _update(engine: Any, step: int, mine: range) -> Any:
+    share = batch(step).select_indices(mine)
+    cuts = MicroBatchSpec(n_mbs=2)
+    return engine.train_batch(share, answer_loss, answer_weight, mb_spec=cuts, version_steps=step)
 
 
 SCORES = ("log-probs", "entropies")
@@ -215,9 +226,21 @@ def _share(rank: int, layout: Layout) -> range:
 
 
 def _compared(layout: Layout, results: list[dict[str, Any]], folder: Path) -> dict[str, float]:
-    plain, critic = exact(_model(layout)), exact(_model(layout, "value"))
-    before = {name: weight.detach().clone() for name, weight in plain.named_parameters()}
-    apart = dict.fromkeys((*SCORES, "values"), 0.0)
+    plain = exact(_model(layout))
+    apart: dict[str, float] = {}
+    for deviations in (
+        *_of_forward_passes(layout, plain, results),
+        *(_of_updates(plain, results, folder) if "loss" in results[0] else ()),
+    ):
+        for name, value in deviations.items():
+            apart[name] = max(value, apart.get(name, 0.0))
+    return apart
+
+
+def _of_forward_passes(
+    layout: Layout, plain: Any, results: list[dict[str, Any]]
+) -> Iterator[dict[str, float]]:
+    critic = exact(_model(layout, "value"))
     for rank, result in enumerate(results):
         share = batch().select_indices(_share(rank, layout))
         with torch.no_grad():
@@ -226,27 +249,29 @@ def _compared(layout: Layout, results: list[dict[str, Any]], folder: Path) -> di
         for quantity, exact_values in expected.items():
             differences = (torch.tensor(result[quantity]) - exact_values).abs()
             # a sequence of one token has no log-probs
-            apart[quantity] = max([apart[quantity], *differences.tolist()])
-    if "loss" not in results[0]:
-        return apart
+            yield {quantity: max([0.0, *differences.tolist()])}
+
+
+def _of_updates(
+    plain: Any, results: list[dict[str, Any]], folder: Path
+) -> Iterator[dict[str, float]]:
+    before = {name: weight.detach().clone() for name, weight in plain.named_parameters()}
     training = PlainTraining(plain, AdamW(**OPTIMIZER))
-    expected_step, *_ = [
-        training.step([batch(step)], plain_answer_loss, 1.0) for step in range(UPDATES)
-    ]
-    moved = {name: weight - before[name] for name, weight in training.weights().items()}
+    first, *_ = [training.step([batch(step)], plain_answer_loss, 1.0) for step in range(UPDATES)]
+    expected = training.weights()
+    moved = {name: expected[name] - before[name] for name in expected}
     for rank, result in enumerate(results):
         weights = load_file(folder / f"{rank}.safetensors")
-        errors = [
-            (weights[name].double() - before[name] - move).norm() for name, move in moved.items()
-        ]
-        size = torch.stack([move.norm() for move in moved.values()]).norm()
-        deviations = {
-            "loss": abs(result["loss"] / expected_step["loss"] - 1),
-            "norm": abs(result["norm"] / expected_step["grad_norm"] - 1),
-            "updates": float(torch.stack(errors).norm() / size),
+        missed = {name: weights[name].double() - expected[name] for name in expected}
+        yield {
+            "loss": abs(result["loss"] / first["loss"] - 1),
+            "norm": abs(result["norm"] / first["grad_norm"] - 1),
+            "updates": _norm(missed) / _norm(moved),
         }
-        apart |= {name: max(value, apart.get(name, 0.0)) for name, value in deviations.items()}
-    return apart
+
+
+def _norm(tensors: dict[str, torch.Tensor]) -> float:
+    return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())
 
 
 def measured(layouts: tuple[Layout, ...]) -> Iterator[tuple[Layout, dict[str, float]]]:
@@ -268,25 +293,35 @@ def main() -> int:
     options = parser.parse_args()
     layouts = tuple(layout for layout in LAYOUTS if options.backend in (None, layout.backend))
     if not options.json:
-        print(f"{'':44}" + "".join(f"{name:>12}" for name in LIMITS))
+        print(f"{'':{TITLE}}" + "".join(f"{name:>12}" for name in LIMITS))
     rows, failed = [], False
     for layout, apart in measured(layouts):
-        over = [name for name, value in apart.items() if not value <= LIMITS[name]]
-        failed = failed or bool(over)
-        refusal = {} if apart else {"refused": layout.refusal}
-        rows.append({"engine": layout.title} | apart | refusal)
-        if refusal and not options.json:
-            print(f"{layout.title:44}  refused: {layout.refusal}")
-        elif not options.json:
-            cells = (f"{apart[name]:12.1e}" if name in apart else f"{'-':>12}" for name in LIMITS)
-            print(
-                f"{layout.title:44}"
-                + "".join(cells)
-                + ("  above the limit: " + ", ".join(over) if over else "")
-            )
+        failed = failed or bool(_above(apart))
+        rows.append({"engine": layout.title} | (apart or {"refused": layout.refusal}))
+        if not options.json:
+            print(_line(layout, apart), flush=True)
     if options.json:
         print(json.dumps(rows, indent=2))
     return int(failed)
+
+
+TITLE = 60
+"""Columns."""
+
+
+def _above(apart: dict[str, float]) -> list[str]:
+    return [name for name, value in apart.items() if not value <= LIMITS[name]]
+
+
+def _line(layout: Layout, apart: dict[str, float]) -> str:
+    if not apart:
+        return f"{layout.title:{TITLE}}  refused: {layout.refusal}"
+    line = f"{layout.title:{TITLE}}"
+    for name in LIMITS:
+        line += f"{apart[name]:12.1e}" if name in apart else f"{'-':>12}"
+    if over := _above(apart):
+        line += f"  above the limit: {', '.join(over)}"
+    return line
 
 
 if __name__ == "__main__":

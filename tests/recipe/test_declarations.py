@@ -11,8 +11,8 @@ from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.errors import RecipeError
 from rlcli.recipe.components import dataset_keys, declared
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.validation.semantics import routing
 from rlcli.recipe.schema import Component
+from rlcli.recipe.validation.semantics import routing
 from rlcli.recipe.warm_start import chain
 
 GROUPED = """

@@ -17,4 +17,7 @@ class TestContract(BackendContract):
         ({"dp": 2, "tp": 2, "ep": 2}, {}),
     )
     layouts_with_router_losses = (*BackendContract.layouts_with_router_losses, {"tp": 2})
-    layouts_with_replay = (*BackendContract.layouts_with_replay, ({"tp": 2}, {}))
+    layouts_with_replay = (
+        *BackendContract.layouts_with_replay,
+        ({"tp": 2}, {"gradient_checkpointing": True, "recompute": "selective"}),
+    )

@@ -181,3 +181,10 @@ def test_stages_of_a_pipeline_are_idle_while_it_fills_and_drains(rlcli):
     (chosen,) = (row for row in rows.values() if row["is_own"])
     assert chosen["idle"] == 1 / (32 + 1)  # of 64 sequences, each is a micro-batch of 2 data ranks
     assert rows["dp4"]["idle"] == 0
+    assert "pipeline" in chosen["sent"]
+    assert set(rows["dp4"]["sent"]) == {"all-gather", "reduce-scatter"}
+
+
+def test_a_plan_says_what_ranks_of_zero_send(rlcli):
+    rows = layouts_of(rlcli, "models.actor.backend={type: deepspeed, args: {zero_stage: 1}}")
+    assert set(rows["dp4"]["sent"]) == {"all-gather", "all-reduce"}

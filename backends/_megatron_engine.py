@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -298,11 +299,16 @@ class MegatronEngine(TrainEngine):
         for experts that it does not have."""
         routes = routes_of(micro_batch.sample)
         if routes is not None:
-            RoutedLayers.of(self.lm, self.role).check(routes, self.role)
+            self._routed_layers.check(routes, self.role)
             routes = packing.mine(routes.to(self._device))
         if self.routers is None:
             return None
         return self.routers.routes(routes, packing.is_padding | micro_batch.is_idle)
+
+    @cached_property
+    def _routed_layers(self) -> RoutedLayers:
+        """Raises ModelError for a model without routers."""
+        return RoutedLayers.of(self.lm, self.role)
 
     def _tokens(self, sample: SequenceSample) -> tuple[torch.Tensor, tuple[int, ...]]:
         assert sample.data is not None

@@ -54,13 +54,15 @@ LIMITS = {
     "values": 1e-5,
 }
 OPTIMIZER = {
-    "lr": 1e-2,
-    "weight_decay": 0.1,
+    "lr": 1.0,
+    "weight_decay": 1e-3,
     "beta1": 0.8,
     "beta2": 0.9,
     "eps": 1.0,
     "max_grad_norm": 0.5,
 }
+"""With which weights move by their gradients, not by their decay: else a wrong gradient would not
+show."""
 MODEL = {"hidden_size": 64, "num_hidden_layers": 4}
 UPDATES = 5
 

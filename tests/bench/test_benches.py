@@ -129,6 +129,23 @@ def test_engines_shows_why_an_engine_cannot_run_a_layout(capsys, monkeypatch):
     assert "refused: models.actor has 2 virtual stages" in capsys.readouterr().out
 
 
+def test_engines_sees_an_update_with_gradients_a_thousandth_too_large(tmp_path, monkeypatch):
+    bench = runpy.run_path(str(BENCHES / "engines.py"))
+    layout = bench["LAYOUTS"][0]
+    backend = sys.modules[type(bench["_contract"](layout).backend()).__module__]
+    clip = backend.clip_gradients
+
+    def clip_and_enlarge(parameters, max_norm):
+        norm = clip(parameters, max_norm)
+        for parameter in parameters:
+            parameter.grad.mul_(1.001)
+        return norm
+
+    assert bench["_above"](bench["measure"](layout, tmp_path)) == []
+    monkeypatch.setattr(backend, "clip_gradients", clip_and_enlarge)
+    assert bench["_above"](bench["measure"](layout, tmp_path)) == ["updates"]
+
+
 @pytest.mark.parametrize("figure", ["loss", "norm", "updates", "log-probs", "entropies", "values"])
 def test_engines_fails_for_a_figure_above_its_limit(monkeypatch, figure):
     bench = runpy.run_path(str(BENCHES / "engines.py"))

@@ -52,7 +52,7 @@ class DecodingStream(ResponseStream):
         return number
 
     @torch.no_grad()
-    def collect(self) -> list[FinishedResponse]:
+    def collect(self, until: Callable[[], bool] = lambda: False) -> list[FinishedResponse]:
         if self._paused:
             return []
         if self._weights_number() != self._started_with:
@@ -61,7 +61,7 @@ class DecodingStream(ResponseStream):
                 "generated: pause first"
             )
         with compute_in(self._decoder.dtype, self._decoder.device):
-            while self._decoding.is_busy:
+            while self._decoding.is_busy and not until():
                 self._decoding.advance()
                 if finished := self._decoding.collect():
                     return [self._finished(begun, ended=by_itself) for begun, by_itself in finished]

@@ -39,6 +39,7 @@ class ServerBackend(ModelBackend):
     SCORES: ClassVar[bool] = False
     REPRODUCIBLE: ClassVar[bool] = False
     ROUTING_REPLAY: ClassVar[bool] = True
+    STREAMS: ClassVar[bool] = True
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     MEMORY: ClassVar[str] = "_server_memory.ClientMemory"
     SERVERS: ClassVar[str] = "_server_memory.servers_of_a_rank"

@@ -16,7 +16,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.generation import check_positions, prompts_of
+from rlcli.api.generation import as_batch, check_positions, prompts_of, submit_all
 from rlcli.api.model import (
     EngineState,
     FinishedResponse,
@@ -85,19 +85,12 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         seeds: Sequence[int],
     ) -> GeneratedResponses:
         prompts = self._prompts(input_, gconfig)
-        if len(seeds) != len(prompts) * gconfig.responses_per_prompt:
-            raise ValueError(
-                f"{len(prompts)} prompts of {gconfig.responses_per_prompt} "
-                f"responses, {len(seeds)} seeds"
-            )
         finished: dict[int, FinishedResponse] = {}
         with self.open(tokenizer, gconfig, 0) as stream:
-            for number, seed in enumerate(seeds):
-                stream.submit(prompts[number // gconfig.responses_per_prompt], seed)
-            while len(finished) < len(seeds):
-                finished |= {one.number: one for one in stream.collect()}
-        in_order = [finished[number] for number in range(len(seeds))]
-        return _as_batch(in_order, gconfig.routing_replay)
+            numbers = submit_all(stream, prompts, seeds)
+            while len(finished) < len(numbers):
+                finished |= {response.number: response for response in stream.collect()}
+        return as_batch([finished[number] for number in numbers], gconfig.routing_replay)
 
     @property
     def weights_number(self) -> int:
@@ -239,12 +232,3 @@ class ServerEngine(HoldsWeights, GenerationEngine):
     def close(self) -> None:
         self._servers.close()
         shutil.rmtree(self._root, ignore_errors=True)
-
-
-def _as_batch(responses: Sequence[FinishedResponse], with_experts: bool) -> GeneratedResponses:
-    tokens = [response.tokens for response in responses]
-    logprobs = [response.logprobs for response in responses]
-    ended = torch.tensor([response.ended for response in responses], dtype=torch.bool)
-    experts = [response.routed_experts for response in responses]
-    reported = [rows for rows in experts if rows is not None]
-    return GeneratedResponses(tokens, logprobs, ended, reported if with_experts else None)

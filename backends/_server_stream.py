@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 import torch
@@ -13,6 +14,9 @@ from rlcli.api.model import FinishedResponse, ResponseStream
 
 from ._server_pool import Servers
 from ._server_response import Response
+
+LOOK_AGAIN_S = 0.02
+"""Seconds between checks whether a caller that waits for a response wants to continue."""
 
 
 class ServerStream(ResponseStream):
@@ -32,23 +36,27 @@ class ServerStream(ResponseStream):
         self._threads = ThreadPoolExecutor(most_at_once, "response")
         self._stop = threading.Event()
         self._making: dict[Future[Response], int] = {}
+        """Responses that were not collected yet, with their numbers."""
+        self._done: queue.SimpleQueue[Future[Response]] = queue.SimpleQueue()
+        """Those of them that are done."""
+        self._one_is_done = threading.Event()
         self._submitted = 0
         self._held = ExitStack()
         self._paused = False
 
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
         number, self._submitted = self._submitted, self._submitted + 1
-        self._making[self._threads.submit(self._respond, prompt.tolist(), seed, self._stop)] = (
-            number
-        )
+        making = self._threads.submit(self._respond, prompt.tolist(), seed, self._stop)
+        self._making[making] = number
+        making.add_done_callback(self._note)
         return number
 
-    def collect(self) -> list[FinishedResponse]:
-        return self._take(
-            wait(
-                self._making, timeout=0 if self._paused else None, return_when=FIRST_COMPLETED
-            ).done
-        )
+    def collect(self, until: Callable[[], bool] = lambda: False) -> list[FinishedResponse]:
+        while self._done.empty():
+            if self._paused or not self._making or until():
+                return []
+            self._wait_for_one()
+        return self._take()
 
     def pause(self) -> None:
         if not self._paused:
@@ -63,7 +71,9 @@ class ServerStream(ResponseStream):
         self._stop.set()
         self.resume()
         self._servers.abort()
-        finished = self._take(wait(self._making).done)
+        finished = []
+        while self._making:
+            finished += self.collect()
         self._stop.clear()
         return finished
 
@@ -75,5 +85,18 @@ class ServerStream(ResponseStream):
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._making.clear()
 
-    def _take(self, done: set[Future[Response]]) -> list[FinishedResponse]:
-        return [done_one.result().finished(self._making.pop(done_one)) for done_one in done]
+    def _note(self, made: Future[Response]) -> None:
+        self._done.put(made)
+        self._one_is_done.set()
+
+    def _wait_for_one(self) -> None:
+        self._one_is_done.wait(LOOK_AGAIN_S)
+        self._one_is_done.clear()
+
+    def _take(self) -> list[FinishedResponse]:
+        """All that are done."""
+        finished = []
+        while not self._done.empty():
+            made = self._done.get()
+            finished.append(made.result().finished(self._making.pop(made)))
+        return finished

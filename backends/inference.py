@@ -26,6 +26,7 @@ class Inference(ContextParallelism, TransformersSettings, ModelBackend):
     ELSEWHERE: ClassVar[str] = "transformers huggingface hf"
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
+    STREAMS: ClassVar[bool] = True
     ROUTING_REPLAY: ClassVar[bool] = True
     LAYOUT: ClassVar[str] = "_layouts.problems"
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import ATTEMPT, ROUTED_EXPERTS
+from rlcli.api.key_meaning import ATTEMPT, ROUTED_EXPERTS, WEIGHT_VERSIONS
 from rlcli.api.mocks import mock_responses
 from rlcli.api.model import GeneratedResponses, Model
 from rlcli.errors import ModelError
+
+T = TypeVar("T")
 
 
 def as_generation(
@@ -80,9 +82,13 @@ def _packed(
     routes = {}
     if settings.routing_replay:
         routes[ROUTED_EXPERTS] = _joined(sampled.routed_experts)
+    metadata = {}
+    if sampled.versions is not None:
+        metadata[WEIGHT_VERSIONS] = _in_groups(sampled.versions, group)
     return SequenceSample.from_default(
         ids=data.ids,
-        seqlens=[lengths[i : i + group] for i in range(0, len(lengths), group)],
+        seqlens=_in_groups(lengths, group),
+        metadata=metadata,
         data={
             "packed_input_ids": _cat(tokens, torch.int64),
             "prompt_mask": _cat(masks, torch.bool),
@@ -91,6 +97,10 @@ def _packed(
             **routes,
         },
     )
+
+
+def _in_groups(items: Sequence[T], size: int) -> list[list[T]]:
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
 def _joined(experts: list[torch.Tensor] | None) -> torch.Tensor:

@@ -9,7 +9,7 @@ each sampled with its own weights.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ import torch
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.errors import ModelError
+
+
+Spans = list[tuple[int, int]]
+"""(version, tokens): spans of a response that were sampled with weights of these versions."""
 
 
 @dataclass
@@ -37,6 +41,10 @@ class GeneratedResponses:
     """With `routing_replay`, N tensors [P_i + R_i - 1, L, k] uint8 or int16: the k experts that
     each token of prompt and response was routed to in each of the L layers with experts; the last
     token of a response has not been read. None: not asked for."""
+    versions: list[Spans] | None = None
+    """Where weights may change while responses are under way: for each response (version, tokens)
+    of its segments, in order; the version is `Model.version.global_step`. None: all tokens were
+    sampled with the weights that the role had when the call began."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +86,10 @@ class ResponseStream(abc.ABC):
         """Request a response to a prompt, [n] int64; returns its number."""
 
     @abc.abstractmethod
-    def collect(self) -> list[FinishedResponse]:
-        """Responses that have finished since the last call;
-        waits for one if any are in progress and not paused."""
+    def collect(self, until: Callable[[], bool] = lambda: False) -> list[FinishedResponse]:
+        """Responses that have finished since the last call; waits for one if any are in progress
+        and not paused. Returns without any as soon as `until`, which is asked between two tokens,
+        says so."""
 
     @abc.abstractmethod
     def pause(self) -> None:
@@ -154,6 +163,41 @@ class GenerationEngine(abc.ABC):
         """A stream for prompts of at most `longest_prompt` tokens.
         An engine has only one at a time."""
         raise NotImplementedError(f"{type(self).__name__} answers whole batches only")
+
+
+def submit_all(
+    stream: ResponseStream, prompts: Sequence[torch.Tensor], seeds: Sequence[int]
+) -> list[int]:
+    """Request responses to prompts, as many to each, one for each seed, in prompt-major order;
+    returns their numbers. Raises ValueError if seeds and prompts do not match."""
+    group, rest = divmod(len(seeds), max(len(prompts), 1))
+    if rest or bool(prompts) != bool(seeds):
+        raise ValueError(f"{len(seeds)} seeds for the responses to {len(prompts)} prompts")
+    return [stream.submit(prompts[place // group], seed) for place, seed in enumerate(seeds)]
+
+
+def as_batch(
+    responses: Sequence[FinishedResponse],
+    with_experts: bool,
+    versions: Mapping[int, int] | None = None,
+) -> GeneratedResponses:
+    """Responses of a stream as a batch. `versions`: number of the engine's weights → version."""
+    experts = [response.routed_experts for response in responses]
+    reported = [rows for rows in experts if rows is not None]
+    spans = [_spans(response, versions) for response in responses] if versions else None
+    return GeneratedResponses(
+        tokens=[response.tokens for response in responses],
+        logprobs=[response.logprobs for response in responses],
+        ended=torch.tensor([response.ended for response in responses], dtype=torch.bool),
+        routed_experts=reported if with_experts else None,
+        versions=spans,
+    )
+
+
+def _spans(response: FinishedResponse, versions: Mapping[int, int]) -> Spans:
+    return [
+        (versions[segment.weights], segment.end - segment.start) for segment in response.segments
+    ]
 
 
 def prompts_of(input_: SequenceSample) -> list[torch.Tensor]:

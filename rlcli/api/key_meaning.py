@@ -55,6 +55,9 @@ that generated the oldest part of it and those with which the step begins. Absen
 generated ahead of its step."""
 DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
+WEIGHT_VERSIONS = "weight_versions"
+"""Metadata of a generating call's output: for each sample a list with `(version, tokens)` of each
+segment of each response, where weights may change while responses are under way."""
 REASONS = "reward_reasons"
 """Metadata of a reward's output: for each sample a list with a short text for each response, why it
 has its reward, or None. People see it next to the response."""

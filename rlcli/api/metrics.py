@@ -81,6 +81,13 @@ STALENESS_METRICS: Metrics = {
     "staleness/min": ("steps", "staleness of the step's freshest sample"),
     "staleness/max": ("steps", "staleness of the step's oldest sample, at most max_staleness"),
     "staleness/share_<steps>": ("share", "share of the step's samples with this staleness"),
+    "staleness/tokens_<steps>": (
+        "share",
+        "share of the tokens of the step's responses with this staleness, where weights change "
+        "while responses are under way",
+    ),
+    "segments/mean": ("segments", "segments of a response, each with weights of its own, mean"),
+    "segments/max": ("segments", "segments of the response that has the most"),
     "samples/ahead": (
         "prompts",
         "prompts in progress or finished that no step has been trained on yet",

@@ -233,6 +233,9 @@ class ModelBackend(abc.ABC):
     """The mesh dimensions that its engines support."""
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """The kinds of devices that its engines run on."""
+    STREAMS: ClassVar[bool] = False
+    """Whether its engines generate on data-parallel ranks that need not wait for each other, and
+    can be given new weights while responses are under way (`GenerationEngine.open`)."""
     ROUTING_REPLAY: ClassVar[bool] = False
     """Whether its engines that generate report the experts of each token
     (`GenerationHyperparameters.routing_replay`), and those that score or train route the tokens of

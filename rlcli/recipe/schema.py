@@ -199,6 +199,10 @@ class Train(Section):
     """Number of training steps that generation may lag behind; 0 is synchronous. It is a bound that
     is reached: once generation is that far ahead, every sample is that old,
     unless `take_first` is freshest."""
+    max_segments: Positive | None = None
+    """With max_staleness, where generation has devices of its own: how many times the weights may
+    be new within one response, plus one. New weights wait for responses that have so many segments;
+    1: for all responses. null: max_staleness + 1, which no response exceeds that a step can take."""
     take_first: Literal["oldest", "freshest"] = "oldest"
     """With max_staleness: which finished samples a step takes first. oldest: none is wasted.
     freshest: those of the newest weights; others that become too stale meanwhile are generated

@@ -21,7 +21,7 @@ from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
 from rlcli.runtime.weight_flow import copy_hook
 from rlcli.topology import RolePlacement, Topology
-from rlcli.topology.groups import pool_name, pooled_roles
+from rlcli.topology.groups import lanes_of_roles, pooled_roles
 
 T = TypeVar("T")
 
@@ -92,6 +92,7 @@ class Calls:
         self._phase = phase
         self._updates = updates_per_step(train_graph(recipe))
         self._pooled = pooled_roles(recipe)
+        self._lanes = lanes_of_roles(recipe, topology)
         self._arrivals: list[Arrival] = []
         """What is being transferred."""
         self._names: dict[str, str] = {}
@@ -102,10 +103,9 @@ class Calls:
     # -- a call, in the order in which these are used ----------------------------------------------
 
     def ranks_of(self, mfc: MFCDef) -> tuple[int, ...]:
-        """The ranks that a call keeps busy: none if it runs in a pool."""
-        return (
-            () if mfc.model_name in self._pooled else self._topology.placement(mfc.model_name).ranks
-        )
+        """The ranks whose turn a call waits for: none if its role has a lane of its own."""
+        role = mfc.model_name
+        return () if role in self._lanes else self._topology.placement(role).ranks
 
     def prepare(
         self, mfc: MFCDef, ids: Sequence[str], number: int, ages: Mapping[str, int] | None = None
@@ -155,11 +155,9 @@ class Calls:
 
     def run(self, call: PreparedCall) -> Awaitable[Answers]:
         """Send it to its ranks."""
-        role = call.mfc.model_name
         self._phase(call.mfc.name)
-        return self._ranks.ask(
-            "run_call", call.requests, lane=pool_name(role) if role in self._pooled else COMPUTE
-        )
+        lane = self._lanes.get(call.mfc.model_name, COMPUTE)
+        return self._ranks.ask("run_call", call.requests, lane=lane)
 
     def take_in(self, call: PreparedCall, answers: Answers) -> Answered:
         """Note which samples now have which outputs; returns the rest of the answers."""

@@ -16,6 +16,7 @@ from typing import Protocol
 from rlcli.api.dataflow import CallGraph, MFCDef, ModelInterfaceType, weight_writers
 from rlcli.errors import UsageError
 from rlcli.runtime.calls import Calls, WeightCopy
+from rlcli.runtime.output_checks import Segments
 from rlcli.runtime.ranks import Turn
 from rlcli.runtime.report import Answered, add_report
 
@@ -69,6 +70,8 @@ class Batch:
     """Call → what it answered."""
     versions: dict[str, int] = field(default_factory=dict)
     """Generating call → training steps behind its weights, if these change."""
+    segments: dict[str, Mapping[str, Segments]] = field(default_factory=dict)
+    """Generating call → sample → the segments of its responses, if weights change meanwhile."""
     done: dict[str, asyncio.Event] = field(default_factory=dict)
     """The calls that it goes through."""
 
@@ -88,6 +91,7 @@ class Batch:
         add_report(self.reports, answered)
         if answered.mfc.interface_type is ModelInterfaceType.GENERATE and answered.updates:
             self.versions[call] = answered.version
+            self.segments[call] = answered.segments
         self.samples.drop(call, answered.dropped)
 
     def reports_in(self, graph: Iterable[MFCDef]) -> list[Answered]:

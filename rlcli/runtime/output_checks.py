@@ -32,6 +32,7 @@ from rlcli.api.key_meaning import (
     SEQUENCES,
     SOLVED,
     TOKENS,
+    WEIGHT_VERSIONS,
     Meaning,
 )
 from rlcli.api.sample_json import CARRIED
@@ -50,6 +51,8 @@ ROUNDING = 0.01
 FIELDS = ("ids", "keys", "seqlens", "data", "metadata")
 """What a component sets of a batch; its other fields follow."""
 Lengths = Sequence[Sequence[int]]
+Segments = list[list[tuple[int, int]]]
+"""For each response of a sample (version, tokens) of its segments, in order."""
 
 
 class Moments(NamedTuple):
@@ -189,6 +192,25 @@ def read_reasons(output: SequenceSample, origin: Origin) -> dict[str, list[str |
                 "each response"
             )
     return dict(zip(map(str, output.ids), of_samples, strict=True))
+
+
+def read_segments(output: SequenceSample, origin: Origin) -> dict[str, Segments]:
+    """Sample → the segments of its responses, if the call reports them."""
+    of_samples = output.metadata.get(WEIGHT_VERSIONS, [])
+    for responses in of_samples:
+        if not isinstance(responses, list) or not all(map(_are_spans, responses)):
+            raise origin.malformed(
+                f"returned {WEIGHT_VERSIONS} that are not a list of (version, tokens) for each "
+                "response of each sample"
+            )
+    return dict(zip(map(str, output.ids), of_samples, strict=bool(of_samples)))
+
+
+def _are_spans(segments: Any) -> bool:
+    return isinstance(segments, list) and all(
+        isinstance(span, tuple | list) and [type(number) for number in span] == [int, int]
+        for span in segments
+    )
 
 
 def read_drops(output: SequenceSample, reasons: Sequence[str], origin: Origin) -> dict[str, str]:

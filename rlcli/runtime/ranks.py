@@ -29,7 +29,7 @@ from rlcli.runtime.messages import (
 )
 from rlcli.runtime.transport import Transport, ignore
 from rlcli.topology import Topology
-from rlcli.topology.groups import pool_name, pooled_roles
+from rlcli.topology.groups import lanes_of_roles
 
 T = TypeVar("T")
 
@@ -323,12 +323,10 @@ class Turn:
 
 
 def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
-    """Lane → the ranks that have it. A pool has one on each rank of its role, so that its calls
-    block no other work."""
+    """Lane → the ranks that have it."""
     moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}
-    return moves | {
-        pool_name(role): topology.placement(role).ranks for role in pooled_roles(recipe)
-    }
+    lanes = lanes_of_roles(recipe, topology).items()
+    return moves | {lane: topology.placement(role).ranks for role, lane in lanes}
 
 
 class _MasterLoop(asyncio.BaseEventLoop):

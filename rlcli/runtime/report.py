@@ -24,7 +24,7 @@ from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.runtime.buffer import Buffer, owners
 from rlcli.runtime.messages import RESTARTED, WARNED, Report, Tell
-from rlcli.runtime.output_checks import Moments
+from rlcli.runtime.output_checks import Moments, Segments
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import RolePlacement, WorkerGroup
 
@@ -61,6 +61,8 @@ class Answered:
     """Errors and the like."""
     dropped: Mapping[str, str]
     """Sample → why the call drops it."""
+    segments: Mapping[str, Segments]
+    """Sample → the segments of its responses, if the weights may change while they are sampled."""
     copy_seconds: float = 0.0
     """Seconds until the last rank of the role that follows its role had the new weights;
     0 if none follows."""
@@ -75,6 +77,11 @@ class Answered:
         first, owned = answers[placement.ranks[0]], [answers[rank] for rank in owners(placement)]
         seconds = {rank: answers[rank]["seconds"] for rank in placement.ranks}
         version = int(first["version"]) // max(updates, 1)
+        segments = {
+            id_: in_steps(of_sample, max(updates, 1))
+            for answer in owned
+            for id_, of_sample in answer["segments"].items()
+        }
         scores = _sums(answer["scores"] for answer in owned)
         counts = _sums(answer["counts"] for answer in owned)
         dropped = {id_: why for answer in owned for id_, why in answer["dropped"].items()}
@@ -87,6 +94,7 @@ class Answered:
             scores=scores,
             counts=counts,
             dropped=dropped,
+            segments=segments,
         )
 
     def and_then(self, later: Answered) -> Answered:
@@ -119,6 +127,13 @@ class Answered:
         return (
             times | {f"{self.mfc.name}.copy_to": self.copy_seconds} if self.copy_seconds else times
         )
+
+
+def in_steps(responses: Segments, updates: int) -> Segments:
+    """The segments of a sample with versions counted in training steps of so many updates."""
+    return [
+        [(version // updates, tokens) for version, tokens in response] for response in responses
+    ]
 
 
 def add_report(reports: dict[str, Answered], answered: Answered) -> None:

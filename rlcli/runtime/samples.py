@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from rlcli.api.dataflow import CallGraph, MFCDef
 from rlcli.errors import DataError, UsageError
 from rlcli.runtime.data_order import DataOrder, training_id
+from rlcli.runtime.output_checks import Segments
 
 WHY_SO_MANY = (
     "look into why: with rewards that are all equal, the prompts are too easy or "
@@ -104,10 +105,12 @@ class Ready:
 
     draw: Draw
     versions: Mapping[str, int]
-    """Generating call → training steps behind the weights that it sampled with.
+    """Generating call → training steps behind the oldest weights that it sampled with.
     Only for weights that change."""
     chunk: int = -1
     """The chunk it was drawn with; -1 if it was drawn before the run was resumed."""
+    segments: Segments = field(default_factory=list)
+    """Of each of its responses, if weights may change while they are sampled."""
 
     @property
     def id(self) -> str:
@@ -120,11 +123,23 @@ class Ready:
 
     def as_json(self) -> dict[str, Any]:
         """The sample's entry in a checkpoint."""
-        return {"draw": list(self.draw), "versions": dict(self.versions)}
+        return {
+            "draw": list(self.draw),
+            "versions": dict(self.versions),
+            "segments": self.segments,
+        }
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Ready:
-        return Ready(Draw(*fields["draw"]), fields["versions"])
+        segments = fields.get("segments", [])
+        return Ready(Draw(*fields["draw"]), fields["versions"], segments=segments)
+
+    def as_ledger(self) -> dict[str, Any]:
+        """What the ledger says of its weights: of segments only if a response has several."""
+        line: dict[str, Any] = {"versions": dict(self.versions)}
+        if any(len(response) > 1 for response in self.segments):
+            line["segments"] = self.segments
+        return line
 
     def staleness(self, step: int) -> int:
         """Training steps between the weights that generated it and those that step number `step`
@@ -135,9 +150,13 @@ class Ready:
 class Chunk:
     """Samples that are drawn together and go through the calls before training."""
 
-    def __init__(self, number: int, draws: list[Draw], before: Mapping[str, set[str]]):
-        """`before`: call → the calls that it waits for, in the order of the graph."""
+    def __init__(
+        self, number: int, draws: list[Draw], before: Mapping[str, set[str]], version: int = 0
+    ):
+        """`before`: call → the calls that it waits for, in the order of the graph; `version`: of
+        the weights that there were when it was drawn."""
         self.number = number
+        self.version = version
         self.draws = draws
         self.drops: dict[str, Drop] = {}
         """Sample → why it was dropped."""
@@ -161,6 +180,21 @@ class Chunk:
         for id_, reason in reasons.items():
             drops = [self.drops.get(id_, Drop(call, reason)), Drop(call, reason)]
             self.drops[id_] = min(drops, key=lambda drop: in_order.index(drop.call))
+
+    def ready(
+        self, versions: Mapping[str, int], segments: Mapping[str, Mapping[str, Segments]]
+    ) -> Iterator[Ready]:
+        """Its samples that no call has dropped; `versions` and `segments` of each generating
+        call, the latter by sample."""
+        for draw in self.remaining:
+            of_calls = {
+                call: of_samples[draw.id]
+                for call, of_samples in segments.items()
+                if draw.id in of_samples
+            }
+            oldest = {call: _oldest(responses) for call, responses in of_calls.items()}
+            of_sample = [response for responses in of_calls.values() for response in responses]
+            yield Ready(draw, {**versions, **oldest}, self.number, of_sample)
 
     def replace(self, missing: Sequence[str], instead_of: Callable[[Draw], Draw]) -> list[Draw]:
         """Draw others instead of rows that do not exist; returns these."""
@@ -230,13 +264,15 @@ class StepSamples:
         taken = {sample.id: sample for sample in self.batch}
         for id_ in dict.fromkeys([*(draw.id for draw in self.drawn), *taken]):
             if id_ in taken:
-                yield {
-                    "sample": id_,
-                    "state": state,
-                    "versions": {**taken[id_].versions, **versions},
-                }
+                line = {"sample": id_, "state": state, **taken[id_].as_ledger()}
+                yield line | {"versions": {**line["versions"], **versions}}
             elif id_ in self.drops:
                 yield dropped_line(id_, self.drops[id_])
+
+
+def _oldest(responses: Segments) -> int:
+    """The version of the oldest segment of a sample's responses."""
+    return min(version for response in responses for version, _ in response)
 
 
 def dropped_line(id_: str, drop: Drop) -> dict[str, Any]:
@@ -332,8 +368,9 @@ class Samples:
 
     # -- before training ---------------------------------------------------------------------------
 
-    def admit(self, limit: float) -> Chunk | None:
-        """Draw the next chunk, unless more than `limit` samples would be accepted.
+    def admit(self, limit: float, version: int = 0) -> Chunk | None:
+        """Draw the next chunk, unless more than `limit` samples would be accepted. `version`: of
+        the weights that there are.
 
         Raises DataError F80 if too many were dropped to draw again.
         """
@@ -343,7 +380,7 @@ class Samples:
             return None
         if not self.rule.max_staleness and len(self._ended) > self.rule.max_redraws:
             raise self._too_few(int(limit) - self._past)
-        chunk = Chunk(self._next_chunk, self.queue.take(size), self._before)
+        chunk = Chunk(self._next_chunk, self.queue.take(size), self._before, version)
         self._next_chunk += 1
         self._in_progress[chunk.number] = chunk
         return chunk
@@ -354,15 +391,20 @@ class Samples:
         self.queue.pass_ended(rows)
         return chunk.replace(missing, self.queue.instead_of)
 
-    def end(self, chunk: Chunk, versions: Mapping[str, int]) -> list[str]:
-        """A chunk has been through all calls; `versions` of the weights that generated it. Returns
-        the samples that are no longer needed.
+    def end(
+        self,
+        chunk: Chunk,
+        versions: Mapping[str, int],
+        segments: Mapping[str, Mapping[str, Segments]] | None = None,
+    ) -> list[str]:
+        """A chunk has been through all calls; `versions` of the weights that generated it, and the
+        `segments` of its responses, by call. Returns the samples that are no longer needed.
 
         Raises DataError F80 if more samples were dropped than training can wait for.
         """
         del self._in_progress[chunk.number]
         self._ended.append(chunk)
-        self._ready += [Ready(draw, versions, chunk.number) for draw in chunk.remaining]
+        self._ready += chunk.ready(versions, segments or {})
         self._drops |= chunk.drops
         if not self.rule.replaces:
             self._past += len(chunk.drops)
@@ -372,6 +414,15 @@ class Samples:
         return list(chunk.drops)
 
     # -- training ----------------------------------------------------------------------------------
+
+    def waits_for(self, step: int) -> bool:
+        """Whether a step must wait for samples in progress, because they would be too stale for
+        the next. So those whose responses are long are neither lost nor sampled again."""
+        last = step - self.rule.max_staleness
+        are_needed = self.rule.max_staleness and not self.rule.takes_freshest
+        return bool(are_needed) and any(
+            chunk.version <= last for chunk in self._in_progress.values()
+        )
 
     def expire(self, step: int) -> list[str]:
         """Give back samples that are too stale for step number `step`; returns them."""

@@ -168,7 +168,7 @@ class Supply:
 
     def _next_chunk(self) -> Chunk | None:
         is_over = self.failure is not None or self._should_stop()
-        return None if is_over else self.samples.admit(self._limit())
+        return None if is_over else self.samples.admit(self._limit(), self._version)
 
     async def _make_batch(self, size: int, step: Step) -> None:
         """Draw, and draw again to replace dropped samples, until a step has its own."""
@@ -191,7 +191,7 @@ class Supply:
         await self._load(chunk)
         await self._flow.go_through(self._stages.before, batch)
         try:
-            dropped = self.samples.end(chunk, batch.versions)
+            dropped = self.samples.end(chunk, batch.versions, batch.segments)
         except DataError as error:
             self.failure, dropped = error, []
         self._calls.forget(dropped)
@@ -207,10 +207,15 @@ class Supply:
             missing, length = await self._calls.load(self._stages.graph, self._dataset, rows)
             draws = self.samples.redraw(chunk, missing, length) if missing else []
 
+    @property
+    def _version(self) -> int:
+        """That of the weights that generate."""
+        return self._flow.versions.of(self._stages.sampling_roles)
+
     def _limit(self) -> float:
         """How many samples may be accepted while the weights that there are generate them. Once all
         rows are drawn: as many as fill the last batch, which is known when none is in progress."""
-        version = self._flow.versions.of(self._stages.sampling_roles)
+        version = self._version
         newest = min(version + self.samples.rule.max_staleness + 1, self._steps)
         most = self.sizes.position(newest)
         if not self._are_rows_drawn:
@@ -233,8 +238,9 @@ class Supply:
 
     def _has(self, size: int, step: int) -> bool:
         """Whether a step can begin. Samples that have become too stale for it are given back."""
-        if self.samples.has(size):
-            self._calls.forget(self.samples.expire(step))
+        if not self.samples.has(size) or self.samples.waits_for(step):
+            return False
+        self._calls.forget(self.samples.expire(step))
         return self.samples.has(size)
 
     # -- reporting ---------------------------------------------------------------------------------
@@ -270,7 +276,7 @@ class Supply:
         the step before."""
         if self._stages.is_ahead:
             numbers = _lags_of_roles(step, self._stages.before) | self._fates(step)
-            numbers |= _lags(step, self.samples.rule.max_staleness)
+            numbers |= _lags(step, self.samples.rule.max_staleness) | _segments(step)
             numbers |= {f"queue/{call}": gate.waiting for call, gate in self._gates.items()}
             return {name: float(number) for name, number in numbers.items()}
         reasons = [reason for mfc in self._stages.graph for reason in mfc.drops]
@@ -280,12 +286,11 @@ class Supply:
         """What became of the samples made ahead, since the step before."""
         samples = self.samples
         expired, self._last_expired = samples.expired - self._last_expired, samples.expired
-        version = self._flow.versions.of(self._stages.sampling_roles)
         dropped = step.samples.dropped
         retried = sum(sample.draw.attempt > 0 for sample in step.samples.batch)
         reasons = [reason for mfc in self._stages.before for reason in mfc.drops]
         return {
-            "samples/ahead": samples.accepted - self.sizes.position(version),
+            "samples/ahead": samples.accepted - self.sizes.position(self._version),
             "samples/running": samples.running,
             "samples/ready": len(samples.ready),
             "samples/expired": expired,
@@ -309,6 +314,20 @@ def _lags(step: Step, most: int) -> dict[str, float]:
     lags = Counter(sample.staleness(step.number) for sample in batch)
     shares = {f"staleness/share_{lag}": lags[lag] / len(batch) for lag in range(most + 1)}
     return {"staleness/min": min(lags), "staleness/max": max(lags), **shares}
+
+
+def _segments(step: Step) -> dict[str, float]:
+    """Of responses that were sampled while weights may have changed: how many segments they have,
+    and the ages of their tokens."""
+    responses = [response for sample in step.samples.batch for response in sample.segments]
+    if not responses:
+        return {}
+    tokens = Counter[int]()
+    for version, length in (segment for response in responses for segment in response):
+        tokens[step.number - version] += length
+    counts = [len(response) for response in responses]
+    ages = {f"staleness/tokens_{age}": tokens[age] / tokens.total() for age in sorted(tokens)}
+    return {"segments/mean": sum(counts) / len(counts), "segments/max": max(counts), **ages}
 
 
 def _lags_of_roles(step: Step, before: Sequence[MFCDef]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
+from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.roles import wait_for_device
 from rlcli.runtime.weight_wire import DeltaWire, Moved, Neighbours, ReadsBase, WholeWire, Wire
 from rlcli.topology import RolePlacement, Topology
@@ -221,9 +223,12 @@ class WeightCopies:
             hint = "resume the run from its last checkpoint"
             raise WorkerError(message, where=f"rank {self._rank}", hint=hint, code="F18")
 
-    def take_part(self, mfc: MFCDef, models: Mapping[str, Model]) -> tuple[float, int]:
-        """Take part in the copy after a call; `models`: those that this rank has. Returns its
-        seconds since all ranks of source and follower were there, and the bytes that it sent."""
+    def take_part(
+        self, mfc: MFCDef, models: Mapping[str, Model], pausing: Mapping[str, PausingEngine]
+    ) -> tuple[float, int]:
+        """Take part in the copy after a call; `models`: those that this rank has; `pausing`: the
+        roles that may be generating meanwhile. Returns its seconds since all ranks of source and
+        follower were there, and the bytes that it sent."""
         hook = copy_hook(mfc)
         assert hook is not None
         source, follower = models.get(mfc.model_name), models.get(hook.target)
@@ -236,13 +241,18 @@ class WeightCopies:
         if follower is None:
             transfer.finish()
         else:
-            self.torn.add(hook.target)
-            follower.module.take_parameters(transfer, hook.eta)
-            assert transfer.version is not None
-            follower.version = replace(transfer.version)
-            self.torn.discard(hook.target)
+            engine = pausing.get(hook.target)
+            with engine.weights_may_change() if engine is not None else nullcontext():
+                self._update(follower, transfer, hook.eta)
         wait_for_device(self._device)
         return time.perf_counter() - began, channel.wire.bytes_sent - sent_before
+
+    def _update(self, follower: Model, transfer: WeightTransfer, eta: float) -> None:
+        self.torn.add(follower.name)
+        follower.module.take_parameters(transfer, eta)
+        assert transfer.version is not None
+        follower.version = replace(transfer.version)
+        self.torn.discard(follower.name)
 
 
 def _read_bucket(readers: Readers, bucket: Bucket) -> dict[WeightBlock, torch.Tensor]:

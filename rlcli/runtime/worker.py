@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,12 +43,14 @@ from rlcli.runtime.output_checks import (
     output_names,
     read_output,
     read_reasons,
+    read_segments,
     read_stats,
     read_sums,
     scores_of,
     versions,
     warn_of_changes,
 )
+from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.pool import PoolProcess, connect_pools
 from rlcli.runtime.roles import (
     Interfaces,
@@ -70,6 +73,7 @@ from rlcli.runtime.saving import (
 )
 from rlcli.runtime.weight_flow import WeightCopies, copy_hook
 from rlcli.topology import Topology
+from rlcli.topology.groups import pausing_roles
 
 NO_OUTPUT: Fields = {
     "batch": None,
@@ -78,10 +82,11 @@ NO_OUTPUT: Fields = {
     "counts": {},
     "dropped": {},
     "reasons": {},
+    "segments": {},
 }
 """What a call has to report if it is of another kind: a description of its outputs, its statistics,
-moments of the scores in its outputs and of the numbers that it counted, and the samples that it
-drops, each with the reason."""
+moments of the scores in its outputs and of the numbers that it counted, the samples that it drops,
+each with the reason, why responses have their rewards, and the segments of responses."""
 OPERATIONS = frozenset({
     "open_datasets", "build", "load_rows", "load_samples", "clear", "run_call", "copy_weights",
     "describe", "checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST,
@@ -116,6 +121,8 @@ class ModelWorker:
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
+        self._pausing: dict[str, PausingEngine] = {}
+        """Roles that generate in a lane of their own, and pause there for new weights."""
         self.datasets: dict[str, Any] = {}
         self._copies = WeightCopies(self.calls.values(), topology, rank, device)
         self._tokenizer: Any = None
@@ -166,6 +173,11 @@ class ModelWorker:
             self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir
         )
         self.models = {name: model for name, (model, _) in self._backed.items()}
+        train = self.recipe.train
+        self._pausing = {
+            role: PausingEngine(model, train.max_segments or train.max_staleness + 1)
+            for role, model in self._held(pausing_roles(self.recipe, self.topology)).items()
+        }
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
         changing = self._held(self.recipe.changing_roles)
         stored = self._held(stored_roles(self.recipe))
@@ -226,16 +238,22 @@ class ModelWorker:
         is_pooled = mfc.model_name in self._pools
         if not is_pooled:
             seed_global_streams(self.recipe.seed, call, step, self.rank)
-        self._copies.check(mfc.model_name)
         data = self._inputs(mfc, ids, empty)
         data.metadata |= {name: list(values) for name, values in (metadata or {}).items()}
-        version = self.models[mfc.model_name].version.global_step
-        answer = NO_OUTPUT | self._compute(mfc, data, parts or [], step)
-        if copy_hook(mfc) is None:
-            self._offload_after(mfc)
+        with self._model_for(mfc.model_name) as model:
+            self._copies.check(mfc.model_name)
+            version = model.version.global_step
+            answer = NO_OUTPUT | self._compute(mfc, model, data, parts or [], step)
+            if copy_hook(mfc) is None:
+                self._offload_after(mfc)
         if not is_pooled:
             wait_for_device(self.device)
         return {**answer, "version": version, "seconds": time.perf_counter() - began}
+
+    def _model_for(self, role: str) -> AbstractContextManager[Model]:
+        """The model that a call of a role works with."""
+        pausing = self._pausing.get(role)
+        return pausing.in_use() if pausing is not None else nullcontext(self.models[role])
 
     def _inputs(self, mfc: MFCDef, ids: Sequence[str], empty: Fields | None) -> SequenceSample:
         """What a call reads, under the interface's names."""
@@ -247,10 +265,15 @@ class ModelWorker:
         return data
 
     def _compute(
-        self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]], step: int
+        self,
+        mfc: MFCDef,
+        model: Model,
+        data: SequenceSample,
+        parts: Sequence[Sequence[int]],
+        step: int,
     ) -> Fields:
         """Returns the call's statistics, or a description of its outputs, which are stored."""
-        origin, model = self._origin(mfc), self.models[mfc.model_name]
+        origin = self._origin(mfc)
         run = partial(call_interface, self._interfaces.of(mfc), mfc.interface_type.value, model)
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
             return {"stats": read_stats(run(data, mfc.mb_spec), origin)}
@@ -276,7 +299,7 @@ class ModelWorker:
                 hint="correct the WRITES of its class, or the call's outputs",
                 code="R71",
             )
-        reasons = read_reasons(output, origin)
+        reasons, segments = read_reasons(output, origin), read_segments(output, origin)
         sums, output.metadata = read_sums(output.metadata), {}
         output.remap_keys_(names)
         self.samples.add(output)
@@ -287,6 +310,7 @@ class ModelWorker:
             "counts": counts,
             "dropped": dropped,
             "reasons": reasons,
+            "segments": segments,
         }
 
     def _origin(self, mfc: MFCDef) -> Origin:
@@ -311,7 +335,7 @@ class ModelWorker:
         """Take part in the copy after a call: on all ranks of the call's role and of the role that
         follows it. Returns this rank's seconds since all were there, and the bytes that it sent."""
         mfc = self.calls[after]
-        seconds, sent = self._copies.take_part(mfc, self.models)
+        seconds, sent = self._copies.take_part(mfc, self.models, self._pausing)
         if mfc.model_name in self.models:
             self._offload_after(mfc)
         return {"seconds": seconds, "bytes": sent}

@@ -91,11 +91,15 @@ def _answer_requests(
     worker: ModelWorker, data_lane: DataLane, link: ZmqWorker, failure: FailureOf
 ) -> None:
     """Answer the master until it shuts this rank down; each lane has a thread."""
+    import torch
+
     from rlcli.runtime.messages import END_LANE, MOVES
     from rlcli.runtime.ranks import lanes_of
     from rlcli.runtime.transport import ZmqWorker
 
     def serve_lane(lane: str) -> None:
+        if worker.device.type == "cuda":  # a thread begins with the first device
+            torch.cuda.set_device(worker.device)
         lane_link = ZmqWorker(_meeting(), worker.rank, main=link)
         handle = data_lane.handle if lane == MOVES else worker.handle
         lane_link.serve(handle, failure, until=END_LANE, lane=lane)

@@ -261,6 +261,7 @@ class SimulatedRanks:
             "scores": {},
             "counts": {},
             "dropped": {},
+            "segments": {},
             "version": 0,
             "seconds": self._seconds[call],
         }

@@ -23,6 +23,7 @@ def running(name, role, sums, stats=None):
             "stats": stats or {},
             "seconds": 1.0,
             "dropped": {},
+            "segments": {},
             "version": 0,
         }
     }

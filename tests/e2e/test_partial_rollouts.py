@@ -1,0 +1,73 @@
+"""Runs whose weights change while responses are under way."""
+
+import json
+
+import pytest
+from run_results import check_accounting, check_staleness
+
+pytestmark = pytest.mark.timeout(420)
+
+STEPS = 6
+APART = (
+    "--with",
+    "async",
+    "launch=local",
+    "cluster.devices_per_node=2",
+    *(f"models.{role}.devices=0" for role in ("actor", "critic", "ref")),
+    "models.actor.rollout.devices=1",
+    "models.actor.rollout.backend.args.dtype=float32",
+    f"train.steps={STEPS}",
+)
+LONG = ("generation.max_new_tokens=88", "generation.min_new_tokens=80")
+"""Responses that take longer than a training step."""
+
+
+def ledger(folder):
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+def longest(folder):
+    """The most segments of a response that a run was trained on."""
+    return max(len(spans) for line in ledger(folder) for spans in line.get("segments", [[(0, 0)]]))
+
+
+@pytest.fixture
+def run_ahead(train, tiny_ppo):
+    tiny = [setting for setting in tiny_ppo if not setting.startswith(("train.steps", "gen"))]
+
+    def run(*settings):
+        ended = train("ppo_math", *tiny, *APART, *LONG, "train.max_staleness=3", *settings)
+        assert ended.code == 0, ended.err
+        check_accounting(ended.folder)
+        check_staleness(ended.folder)
+        return ended
+
+    return run
+
+
+def test_responses_go_on_with_new_weights_and_the_ledger_says_with_which(run_ahead):
+    run = run_ahead("models.actor.backend.args.lr=1e-3")
+    assert longest(run.folder) > 1
+    for line in ledger(run.folder):
+        for spans in line.get("segments", ()):
+            versions = [version for version, _ in spans]
+            assert versions == sorted(set(versions))
+            assert line["versions"]["actor_gen"] <= versions[0], "staleness counts the oldest"
+            assert versions[-1] < line["step"]
+    for record in run.steps:
+        ages = [value for name, value in record.items() if name.startswith("staleness/tokens_")]
+        assert sum(ages) == pytest.approx(1)
+        assert 1 <= record["segments/mean"] <= record["segments/max"] <= 4
+
+
+def test_with_one_segment_new_weights_wait_for_all_responses(run_ahead):
+    assert longest(run_ahead("train.max_segments=1").folder) == 1
+
+
+def test_log_probs_of_all_segments_are_close_to_those_of_the_trainer(run_ahead):
+    """With a learning rate of 0 all versions are the same weights, and every token's log-prob is
+    what the trainer computes for it."""
+    run = run_ahead("models.actor.backend.args.lr=0")
+    assert longest(run.folder) > 1
+    drifts = [record["actor/policy_drift"] for record in run.steps if record["staleness/max"]]
+    assert max(map(abs, drifts)) < 1e-4

@@ -1,0 +1,152 @@
+"""Responses that go on while weights change: each token's version is that of the weights which
+sampled it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import Model
+from rlcli.errors import ModelError
+from rlcli.interfaces._responses import sample_responses
+from rlcli.runtime.pausing import PausingEngine
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import prompts
+from rlcli.testing.backend.generation import exported
+from rlcli.testing.backend.plain import scores_of, sequences
+from rlcli.testing.tiny_models import TinyTokenizer
+
+LONG = GenerationHyperparameters(
+    max_new_tokens=100, min_new_tokens=60, temperature=0.7, responses_per_prompt=2
+)
+PASSES = 8
+"""Forward passes between two updates."""
+ROUNDING = 5e-4
+"""Tolerance for log-probs."""
+
+
+class Inference(BackendContract):
+    name = "inference"
+    families = ("llama",)
+
+
+class Role:
+    """A role that generates in a thread while its weights change."""
+
+    def __init__(self, max_segments):
+        self.engine, self.source = Inference().engine(seed=1), Inference().engine(seed=2)
+        self.model = Model("rollout", self.engine, TinyTokenizer(), torch.device("cpu"))
+        self.pausing = PausingEngine(self.model, max_segments)
+        self.versions = {0: exported(self.engine)}
+        """Version → the model with these weights."""
+
+    def respond(self, settings=LONG):
+        with self.pausing.in_use() as model:
+            return sample_responses(model, prompts(), settings)
+
+    def update(self):
+        """New weights, of the next version."""
+        with self.pausing.weights_may_change():
+            self.engine.take_parameters(self.source, 0.5)
+            self.model.version.global_step += 1
+            self.versions[self.model.version.global_step] = exported(self.engine)
+
+    def update_while_responding(self, updates):
+        """Responses, during which the weights change so many times if they may, each time after a
+        few tokens."""
+        passes = threading.Semaphore(0)
+        opened = self.engine.open
+        self.engine.open = lambda *args: watched(opened(*args), passes)
+        with ThreadPoolExecutor(1) as lane:
+            responding = lane.submit(self.respond)
+            for _ in range(updates):
+                for _ in range(PASSES):
+                    passes.acquire()
+                self.update()
+            return responding.result()
+
+
+def watched(stream, passes):
+    """A stream that counts its forward passes."""
+    collect = stream.collect
+
+    def collect_and_count(until):
+        def ask():
+            passes.release()
+            return until()
+
+        return collect(ask)
+
+    stream.collect = collect_and_count
+    return stream
+
+
+def spans_of(batch):
+    """The segments of each response, in the order of the sequences."""
+    return [spans for sample in batch.metadata["weight_versions"] for spans in sample]
+
+
+def test_log_probs_of_each_segment_are_those_of_its_version():
+    role = Role(max_segments=9)
+    batch = role.update_while_responding(3)
+    all_spans = spans_of(batch)
+    assert max(map(len, all_spans)) > 1, "no response has tokens from before and after a pause"
+    logprobs = batch.data["packed_logprobs"].split(batch.flat_seqlens("packed_logprobs"))
+    masks = batch.data["prompt_mask"].split(batch.flat_seqlens("prompt_mask"))
+    texts = sequences(batch, "packed_input_ids")
+    for text, mask, of_text, spans in zip(texts, masks, logprobs, all_spans, strict=True):
+        assert sum(tokens for _, tokens in spans) == int((~mask).sum())
+        assert [version for version, _ in spans] == sorted({version for version, _ in spans})
+        packed = SequenceSample.from_default(
+            ids=["0"], seqlens=[len(text)], data={"packed_input_ids": text}
+        )
+        first = int(mask.sum()) - 1
+        for version, tokens in spans:
+            expected = scores_of(role.versions[version], packed, LONG.temperature)[0]
+            part = slice(first, first + tokens)
+            torch.testing.assert_close(of_text[part], expected[part], atol=ROUNDING, rtol=0)
+            first += tokens
+
+
+def test_responses_without_new_weights_are_those_of_the_engine():
+    role = Role(max_segments=9)
+    batch = role.respond()
+    expected = sample_responses(role.model, prompts(), LONG)
+    assert torch.equal(batch.data["packed_input_ids"], expected.data["packed_input_ids"])
+    torch.testing.assert_close(batch.data["packed_logprobs"], expected.data["packed_logprobs"])
+    assert {version for spans in spans_of(batch) for version, _ in spans} == {0}
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_new_weights_wait_for_responses_that_have_as_many_segments_as_they_may(most):
+    role = Role(max_segments=most)
+    batch = role.update_while_responding(3)
+    assert max(map(len, spans_of(batch))) <= most
+    assert role.model.version.global_step == 3
+    assert {version for spans in spans_of(role.respond()) for version, _ in spans} == {3}
+
+
+def test_a_call_that_fails_leaves_the_engine_to_others():
+    role = Role(max_segments=9)
+    empty = SequenceSample.from_default(
+        ids=["0"], seqlens=[0], data={"packed_prompts": torch.zeros(0, dtype=torch.int64)}
+    )
+    with pytest.raises(ModelError, match="a prompt has no tokens"), role.pausing.in_use() as model:
+        sample_responses(model, empty, LONG)
+    role.update()
+    assert {version for spans in spans_of(role.respond()) for version, _ in spans} == {1}
+
+
+def test_a_rank_without_prompts_returns_none():
+    role = Role(max_segments=9)
+    nothing = SequenceSample(
+        ids=[],
+        seqlens={"packed_prompts": []},
+        data={"packed_prompts": torch.zeros(0, dtype=torch.int64)},
+    )
+    with role.pausing.in_use() as model:
+        batch = sample_responses(model, nothing, LONG)
+    assert (batch.bs, len(batch.data["packed_input_ids"])) == (0, 0)

@@ -19,7 +19,6 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.errors import ModelError
 
-
 Spans = list[tuple[int, int]]
 """(version, tokens): spans of a response that were sampled with weights of these versions."""
 

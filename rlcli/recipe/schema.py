@@ -200,9 +200,9 @@ class Train(Section):
     is reached: once generation is that far ahead, every sample is that old,
     unless `take_first` is freshest."""
     max_segments: Positive | None = None
-    """With max_staleness, where generation has devices of its own: how many times the weights may
-    be new within one response, plus one. New weights wait for responses that have so many segments;
-    1: for all responses. null: max_staleness + 1, which no response exceeds that a step can take."""
+    """With max_staleness, where generation has devices of its own: with how many versions of the
+    weights a response may be sampled. New weights wait for those that have as many; 1: for all
+    responses. null: max_staleness + 1, as many as a response can have that a step takes."""
     take_first: Literal["oldest", "freshest"] = "oldest"
     """With max_staleness: which finished samples a step takes first. oldest: none is wasted.
     freshest: those of the newest weights; others that become too stale meanwhile are generated

@@ -21,7 +21,7 @@ from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
 from rlcli.runtime.weight_flow import copy_hook
 from rlcli.topology import RolePlacement, Topology
-from rlcli.topology.groups import lanes_of_roles, pooled_roles
+from rlcli.topology.groups import lanes_of_roles, pausing_roles, pooled_roles
 
 T = TypeVar("T")
 
@@ -91,6 +91,8 @@ class Calls:
         self._ranks = ranks
         self._phase = phase
         self._updates = updates_per_step(train_graph(recipe))
+        self.pausing = pausing_roles(recipe, topology)
+        """Roles whose calls generate side by side, and pause for new weights."""
         self._pooled = pooled_roles(recipe)
         self._lanes = lanes_of_roles(recipe, topology)
         self._arrivals: list[Arrival] = []

@@ -1,29 +1,34 @@
 """Generation that goes on while weights change.
 
-A role that only generates, on ranks of its own, has its calls in a lane of their own. When a copy
-of weights arrives, the responses under way pause between two tokens, and continue with the new
-weights.
+A role that only generates, on ranks of its own, has its calls in a lane of their own, where they
+run side by side: their responses are those of one stream. When a copy of weights arrives, the
+stream pauses between two tokens, and continues with the new weights.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.generation import as_batch, prompts_of, submit_all
 from rlcli.api.model import FinishedResponse, GeneratedResponses, Model, ResponseStream
 
+Condition = Callable[[], bool]
+
 
 class PausingEngine:
-    """The engine of a role as its calls see it: `generate` pauses for new weights.
+    """The engine of a role as its calls see it, each in a thread of its own.
 
-    Two threads use it: that of the role's lane, within `in_use`, and the rank's main thread, within
-    `weights_may_change`. One has the engine at a time.
+    A call is active, unless it waits for responses in `generate`. Of those that wait, one at a time
+    has the stream and samples for all of them, until another thread claims it: to request
+    responses, or, if no call is active, to change the weights.
     """
 
     def __init__(self, model: Model, max_segments: int):
@@ -32,34 +37,64 @@ class PausingEngine:
         self._engine = model.module
         self._max_segments = max_segments
         self._changed = threading.Condition()
-        self._in_use = False
-        self._is_awaited = False
-        """Whether the main thread waits for the engine, or has it."""
+        self._entrance = threading.Lock()
+        """Held by the call that requests responses next."""
+        self._active = 0
+        """Calls that do something else than wait for responses."""
+        self._has_update = False
+        """Whether new weights wait or are being taken: no call becomes active meanwhile."""
+        self._is_taken = False
+        """Whether a thread has the stream."""
+        self._claims: list[Condition] = []
+        """When the threads that claim the stream may have it."""
+        self._stream: ResponseStream | None = None
+        """Open while responses are in progress."""
+        self._settings: GenerationHyperparameters | None = None
+        """What the stream was opened with."""
+        self._longest = 0
+        """Tokens of the longest prompt that it takes: as long as any so far."""
+        self._submitted, self._earlier = 0, 0
+        """Responses requested of all streams, and of those before this one."""
+        self._begun: dict[int, int] = {}
+        """Response in progress → updates before it was requested, the oldest first."""
+        self._finished: dict[int, FinishedResponse] = {}
+        self._updates = 0
+        self._versions: dict[int, int] = {}
+        """Number of the engine's weights → their version."""
+        self._failure: BaseException | None = None
+        """What ended the stream."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     @contextmanager
     def in_use(self) -> Iterator[Model]:
-        """Have the engine for a call of the role, except while it pauses; gives the model that the
-        call gets."""
-        self._take_up()
+        """A call of the role; gives the model that it works with."""
+        self._become_active()
         try:
             yield replace(self._model, module=self)
         finally:
-            self._let_go()
+            self._become_idle()
 
     @contextmanager
     def weights_may_change(self) -> Iterator[None]:
-        """Have the engine in order to give it new weights: between two tokens, or calls."""
-        with self._changed:
-            self._is_awaited = True
-            self._changed.wait_for(lambda: not self._in_use)
+        """Pause, in order to give the engine new weights. Only one thread does this."""
+        self._has_update = True
         try:
-            yield
+            with self._alone(lambda: not self._active and not self._is_bound):
+                if self._stream is not None:
+                    self._stream.pause()
+                yield
+                self._updates += 1
+                if self._stream is not None:
+                    self._stream.resume()
+                    self._note_version()
+        except BaseException as error:
+            self._failure = error
+            raise
         finally:
             with self._changed:
-                self._is_awaited = False
+                self._has_update = False
                 self._changed.notify_all()
 
     def generate(
@@ -71,42 +106,124 @@ class PausingEngine:
     ) -> GeneratedResponses:
         """As `GenerationEngine.generate`, with the versions of all segments."""
         prompts = prompts_of(input_)
-        at_once = max(1, min(gconfig.max_concurrent_responses, len(seeds)))
-        settings = replace(gconfig, max_concurrent_responses=at_once)
-        finished: dict[int, FinishedResponse] = {}
-        versions = self._present_version()
+        if not prompts:
+            empty: GeneratedResponses = self._engine.generate(input_, tokenizer, gconfig, seeds)
+            return empty
+        longest = max(map(len, prompts))
+        self._become_idle()
+        try:
+            with self._entrance, self._alone(lambda: self._fits(gconfig, longest)):
+                stream = self._stream or self._open(tokenizer, gconfig, longest)
+                numbers = self._submit(stream, prompts, seeds)
+            responses = self._collect(numbers)
+        finally:
+            self._become_active()
+        return as_batch(responses, gconfig.routing_replay, self._versions)
 
-        def must_pause() -> bool:
-            return self._is_awaited and len(versions) < self._max_segments
+    # -- the stream --------------------------------------------------------------------------------
 
-        with self._engine.open(tokenizer, settings, max(map(len, prompts), default=0)) as stream:
-            numbers = submit_all(stream, prompts, seeds)
-            while len(finished) < len(numbers):
-                if must_pause():
-                    self._pause(stream)
-                    versions |= self._present_version()
-                collected = stream.collect(must_pause)
-                finished |= {response.number: response for response in collected}
-        in_order = [finished[number] for number in numbers]
-        return as_batch(in_order, gconfig.routing_replay, versions)
+    @property
+    def _is_bound(self) -> bool:
+        """Whether a response in progress has as many segments as it may."""
+        oldest = next(iter(self._begun.values()), self._updates)
+        return self._updates - oldest + 1 >= self._max_segments and bool(self._begun)
 
-    def _present_version(self) -> dict[int, int]:
-        """Number of the engine's weights → their version."""
-        return {self._engine.weights_number: self._model.version.global_step}
+    def _fits(self, gconfig: GenerationHyperparameters, longest: int) -> bool:
+        """Whether responses may be requested."""
+        if self._stream is None:
+            return True
+        return self._settings == gconfig and longest <= self._longest
 
-    def _pause(self, stream: ResponseStream) -> None:
-        """Let the weights change."""
-        stream.pause()
-        self._let_go()
-        self._take_up()
-        stream.resume()
+    def _open(
+        self, tokenizer: Any, gconfig: GenerationHyperparameters, longest: int
+    ) -> ResponseStream:
+        self._settings, self._longest = gconfig, max(self._longest, longest)
+        stream: ResponseStream = self._engine.open(tokenizer, gconfig, self._longest)
+        self._stream = stream
+        self._note_version()
+        return stream
 
-    def _take_up(self) -> None:
+    def _submit(
+        self, stream: ResponseStream, prompts: Sequence[torch.Tensor], seeds: Sequence[int]
+    ) -> list[int]:
+        """Request responses; returns their numbers among those of all streams."""
+        numbers = [self._earlier + number for number in submit_all(stream, prompts, seeds)]
+        self._submitted += len(numbers)
+        self._begun |= dict.fromkeys(numbers, self._updates)
+        return numbers
+
+    def _note_version(self) -> None:
+        self._versions[self._engine.weights_number] = self._model.version.global_step
+
+    def _collect(self, numbers: Sequence[int]) -> list[FinishedResponse]:
+        """Wait for responses, and sample them and all others if no other call does."""
+
+        def are_finished() -> bool:
+            return self._finished.keys() >= set(numbers)
+
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: are_finished() or self._failure is not None or self._is_free
+                )
+                if are_finished():
+                    return [self._finished.pop(number) for number in numbers]
+                if self._failure is not None:
+                    raise self._failure
+                self._is_taken = True
+            try:
+                self._sample()
+            except BaseException as error:
+                self._failure = error
+                raise
+            finally:
+                self._give_back()
+
+    def _sample(self) -> None:
+        """Sample until a response is finished, or the stream is claimed."""
+        assert self._stream is not None
+        for response in self._stream.collect(self._is_claimed):
+            number = self._earlier + response.number
+            self._finished[number] = response
+            del self._begun[number]
+        if not self._begun:
+            self._stream.close()
+            self._stream, self._earlier = None, self._submitted
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    @property
+    def _is_free(self) -> bool:
+        return not self._is_taken and not self._is_claimed()
+
+    def _is_claimed(self) -> bool:
+        """Whether a thread may have the stream that claims it."""
+        return any(may_have() for may_have in tuple(self._claims))
+
+    @contextmanager
+    def _alone(self, condition: Condition) -> Iterator[None]:
+        """Have the stream, between two tokens, as soon as a condition holds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_awaited)
-            self._in_use = True
+            self._claims.append(condition)
+            self._changed.wait_for(lambda: not self._is_taken and condition())
+            self._claims.remove(condition)
+            self._is_taken = True
+        try:
+            yield
+        finally:
+            self._give_back()
 
-    def _let_go(self) -> None:
+    def _give_back(self) -> None:
         with self._changed:
-            self._in_use = False
+            self._is_taken = False
+            self._changed.notify_all()
+
+    def _become_active(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._has_update)
+            self._active += 1
+
+    def _become_idle(self) -> None:
+        with self._changed:
+            self._active -= 1
             self._changed.notify_all()

@@ -190,7 +190,8 @@ class Interfaces:
         described = mfc.interface_impl
         name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
         if name not in self._interfaces:
-            self._interfaces[name] = registry.make_interface(described)
+            made = registry.make_interface(described)
+            self._interfaces.setdefault(name, made)  # calls may run side by side
         interface = self._interfaces[name]
         trained = self._stateful.get((mfc.model_name, described.type_))
         if (

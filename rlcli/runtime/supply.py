@@ -112,7 +112,8 @@ class Supply:
         self._should_stop = should_stop
         self._dataset = recipe.train.dataset
         self._epochs = _epochs_at_most(recipe, stages.graph)
-        self._gates = {mfc.name: Gate() for mfc in stages.before} if stages.is_ahead else {}
+        one_by_one = [mfc.name for mfc in stages.before if mfc.model_name not in calls.pausing]
+        self._gates = {name: Gate() for name in one_by_one} if stages.is_ahead else {}
         self._reports: dict[int, dict[str, Answered]] = {}
         """Chunk → what its calls answered, if no step has reported it."""
         self._last_expired = 0

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -324,16 +325,19 @@ class ZmqWorker:
     def report(self, name: str, value: Fields, failure: Failure | None = None) -> None:
         """Send the master an unsolicited report, from any thread: it has a socket of its own, so it
         may overtake replies and other reports."""
-        socket = self._control.connect(self.context, self._control.requests)
-        socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
-        socket.close(linger=REPORT_WITHIN)
+        self._send_apart(Report(self._rank, name, value, failure))
 
     def serve(
-        self, handle: Handle, failure: FailureOf, until: str = LAST_REQUEST, **hello: Any
+        self,
+        handle: Handle,
+        failure: FailureOf,
+        until: str = LAST_REQUEST,
+        at_once: int = 1,
+        **hello: Any,
     ) -> None:
-        """Say hello, with what else the master must know; then answer requests one by one up to and
-        including `until`. `lanes`: names of the worker's other lanes, which say hello themselves,
-        with their `lane`.
+        """Say hello, with what else the master must know; then answer requests up to and including
+        `until`: one by one, or side by side with a thread for each of so many `at_once`. `lanes`:
+        names of the worker's other lanes, which say hello themselves, with their `lane`.
 
         Waiting here has no deadline: a worker ends with its parent, and on several nodes when it
         has lost the master.
@@ -341,17 +345,33 @@ class ZmqWorker:
         self._socket.send_multipart(
             self._frames(Report(self._rank, HELLO, {"pid": os.getpid(), **hello}))
         )
+
+        def answer(request: Request) -> Reply:
+            return _answer(request, self._rank, handle, failure)
+
+        with ThreadPoolExecutor(at_once, hello.get("lane", COMPUTE)) as threads:
+            while (request := self._next_request()).op != until:
+                if at_once > 1:
+                    threads.submit(lambda asked=request: self._send_apart(answer(asked)))
+                else:
+                    self._socket.send_multipart(self._frames(answer(request)))
+        self._socket.send_multipart(self._frames(answer(request)))
+
+    def _next_request(self) -> Request:
         while True:
+            frames = self._socket.recv_multipart()
             try:
-                request: Request = unpack(
-                    self._socket.recv_multipart(), self._token, Request, most=self._most
-                )
+                request: Request = unpack(frames, self._token, Request, most=self._most)
             except ProtocolError as error:
                 log.warning("a message on the control socket was discarded: %s", error)
                 continue
-            self._socket.send_multipart(self._frames(_answer(request, self._rank, handle, failure)))
-            if request.op == until:
-                return
+            return request
+
+    def _send_apart(self, message: Reply | Report) -> None:
+        """Send a message from any thread, with a socket of its own."""
+        socket = self._control.connect(self.context, self._control.requests)
+        socket.send_multipart(self._frames(message))
+        socket.close(linger=REPORT_WITHIN)
 
     def close(self) -> None:
         if self._is_main:

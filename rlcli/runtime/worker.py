@@ -136,6 +136,8 @@ class ModelWorker:
     def handle(self, request: Request) -> Fields:
         if request.op not in OPERATIONS:
             raise LookupError(f"a rank has no operation {request.op}")
+        if self.device.type == "cuda":  # a thread begins with the first device
+            torch.cuda.set_device(self.device)
         with attribute_user_errors():
             return getattr(self, request.op)(**request.args)
 

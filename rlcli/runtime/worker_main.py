@@ -34,6 +34,8 @@ AGENT = "RLCLI_AGENT"
 """Process id of the node's agent, the parent of its ranks."""
 NODE = "GROUP_RANK"
 """The number of the node, as torchrun passes it to ranks."""
+CALLS_AT_ONCE = 256
+"""Calls that generate side by side on a rank; more wait for one to end."""
 
 
 def main(run_dir: Path) -> None:
@@ -91,20 +93,20 @@ def _answer_requests(
     worker: ModelWorker, data_lane: DataLane, link: ZmqWorker, failure: FailureOf
 ) -> None:
     """Answer the master until it shuts this rank down; each lane has a thread."""
-    import torch
-
     from rlcli.runtime.messages import END_LANE, MOVES
     from rlcli.runtime.ranks import lanes_of
     from rlcli.runtime.transport import ZmqWorker
+    from rlcli.topology.groups import pausing_roles, responses_name
 
     def serve_lane(lane: str) -> None:
-        if worker.device.type == "cuda":  # a thread begins with the first device
-            torch.cuda.set_device(worker.device)
         lane_link = ZmqWorker(_meeting(), worker.rank, main=link)
         handle = data_lane.handle if lane == MOVES else worker.handle
-        lane_link.serve(handle, failure, until=END_LANE, lane=lane)
+        at_once = CALLS_AT_ONCE if lane in side_by_side else 1
+        lane_link.serve(handle, failure, until=END_LANE, at_once=at_once, lane=lane)
         lane_link.close()
 
+    pausing = pausing_roles(worker.recipe, worker.topology)
+    side_by_side = {responses_name(role) for role in pausing}
     ranks_of = lanes_of(worker.recipe, worker.topology)
     lanes = [lane for lane, ranks in ranks_of.items() if worker.rank in ranks]
     threads = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlcli.api.dataflow import ModelInterfaceType, calls_ahead
 from rlcli.recipe.components import declared
-from rlcli.recipe.graph import train_graph
+from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import mirrored_roles
 from rlcli.recipe.servers import nodes_of_a_server, servers_of_a_rank
 
@@ -111,13 +111,15 @@ def pool_name(role: str) -> str:
 
 
 def pausing_roles(recipe: Recipe, topology: Topology) -> tuple[str, ...]:
-    """The roles that go on generating while their weights change: they follow a trained role on
-    ranks of their own, each of which can pause alone."""
+    """The roles that go on generating while their weights change: they only generate, and follow a
+    trained role on ranks of their own, each of which can pause alone."""
     if not recipe.train.max_staleness:
         return ()
-    generate = ModelInterfaceType.GENERATE
-    generating = {
-        mfc.model_name for mfc in calls_ahead(train_graph(recipe)) if mfc.interface_type is generate
+    ahead = {mfc.model_name for mfc in calls_ahead(train_graph(recipe))}
+    others = {
+        mfc.model_name
+        for mfc in (*train_graph(recipe), *eval_graph(recipe))
+        if mfc.interface_type is not ModelInterfaceType.GENERATE
     }
     trained = {rank for role in recipe.trained_roles for rank in topology.placement(role).ranks}
 
@@ -127,13 +129,19 @@ def pausing_roles(recipe: Recipe, topology: Topology) -> tuple[str, ...]:
         is_whole = placement.mesh.dp == len(placement.ranks)
         return bool(streams and is_whole and trained.isdisjoint(placement.ranks))
 
-    return tuple(role for role in mirrored_roles(recipe) if role in generating and can_pause(role))
+    followers = [role for role in mirrored_roles(recipe) if role in ahead - others]
+    return tuple(filter(can_pause, followers))
+
+
+def responses_name(role: str) -> str:
+    """Name of the lane of a rank in which a role's calls generate side by side."""
+    return f"{role}-responses"
 
 
 def lanes_of_roles(recipe: Recipe, topology: Topology) -> dict[str, str]:
     """Role whose calls have a lane of their own on each of its ranks → the name of that lane."""
     pools = {role: pool_name(role) for role in pooled_roles(recipe)}
-    return pools | {role: f"{role}-responses" for role in pausing_roles(recipe, topology)}
+    return pools | {role: responses_name(role) for role in pausing_roles(recipe, topology)}
 
 
 def pool_folders(recipe: Recipe, topology: Topology, rank: int, run_dir: Path) -> dict[str, Path]:

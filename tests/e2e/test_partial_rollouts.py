@@ -18,7 +18,7 @@ APART = (
     "models.actor.rollout.backend.args.dtype=float32",
     f"train.steps={STEPS}",
 )
-LONG = ("generation.max_new_tokens=88", "generation.min_new_tokens=80")
+LONG = ("generation.max_new_tokens=400", "generation.min_new_tokens=200")
 """Responses that take longer than a training step."""
 
 
@@ -33,7 +33,11 @@ def longest(folder):
 
 @pytest.fixture
 def run_ahead(train, tiny_ppo):
-    tiny = [setting for setting in tiny_ppo if not setting.startswith(("train.steps", "gen"))]
+    tiny = [
+        setting.replace("max_position_embeddings: 128", "max_position_embeddings: 512")
+        for setting in tiny_ppo
+        if not setting.startswith(("train.steps", "generation."))
+    ]
 
     def run(*settings):
         ended = train("ppo_math", *tiny, *APART, *LONG, "train.max_staleness=3", *settings)

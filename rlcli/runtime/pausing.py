@@ -31,11 +31,13 @@ class PausingEngine:
     responses, or, if no call is active, to change the weights.
     """
 
-    def __init__(self, model: Model, max_segments: int):
-        """`max_segments` of a response; new weights wait for one that has so many."""
+    def __init__(self, model: Model, max_segments: int, most_prompts: int):
+        """`max_segments` of a response; new weights wait for one that has so many. `most_prompts`:
+        for which the engine has responses in progress; others wait."""
         self._model = model
         self._engine = model.module
         self._max_segments = max_segments
+        self._most_prompts = most_prompts
         self._changed = threading.Condition()
         self._entrance = threading.Lock()
         """Held by the call that requests responses next."""
@@ -138,7 +140,10 @@ class PausingEngine:
         self, tokenizer: Any, gconfig: GenerationHyperparameters, longest: int
     ) -> ResponseStream:
         self._settings, self._longest = gconfig, max(self._longest, longest)
-        stream: ResponseStream = self._engine.open(tokenizer, gconfig, self._longest)
+        most = self._most_prompts * gconfig.responses_per_prompt
+        at_once = min(gconfig.max_concurrent_responses, most)
+        settings = replace(gconfig, max_concurrent_responses=at_once)
+        stream: ResponseStream = self._engine.open(tokenizer, settings, self._longest)
         self._stream = stream
         self._note_version()
         return stream

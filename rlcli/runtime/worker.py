@@ -73,7 +73,7 @@ from rlcli.runtime.saving import (
 )
 from rlcli.runtime.weight_flow import WeightCopies, copy_hook
 from rlcli.topology import Topology
-from rlcli.topology.groups import pausing_roles
+from rlcli.topology.groups import pausing_roles, prompts_in_progress
 
 NO_OUTPUT: Fields = {
     "batch": None,
@@ -175,9 +175,11 @@ class ModelWorker:
             self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir
         )
         self.models = {name: model for name, (model, _) in self._backed.items()}
-        train = self.recipe.train
+        segments = self.recipe.train.max_segments or self.recipe.train.max_staleness + 1
         self._pausing = {
-            role: PausingEngine(model, train.max_segments or train.max_staleness + 1)
+            role: PausingEngine(
+                model, segments, prompts_in_progress(self.recipe, self.topology, role)
+            )
             for role, model in self._held(pausing_roles(self.recipe, self.topology)).items()
         }
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)

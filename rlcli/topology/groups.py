@@ -133,6 +133,13 @@ def pausing_roles(recipe: Recipe, topology: Topology) -> tuple[str, ...]:
     return tuple(filter(can_pause, followers))
 
 
+def prompts_in_progress(recipe: Recipe, topology: Topology, role: str) -> int:
+    """For how many prompts a rank of a generating role has responses in progress at once."""
+    steps = recipe.train.max_staleness if role in pausing_roles(recipe, topology) else 0
+    prompts = recipe.train.prompts_per_step * (steps + 1)
+    return -(-prompts // topology.placement(role).mesh.dp)
+
+
 def responses_name(role: str) -> str:
     """Name of the lane of a rank in which a role's calls generate side by side."""
     return f"{role}-responses"

@@ -19,6 +19,7 @@ from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, U
 from rlcli.recipe.layouts import arguments_of
 from rlcli.recipe.lengths import generation_of, keeps_groups, runs_a_model, written_beyond
 from rlcli.recipe.role_sources import stored_roles
+from rlcli.topology.groups import prompts_in_progress
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
 from rlcli.topology.servers import RoleServers, bytes_on_ranks, plan_servers
 
@@ -274,7 +275,10 @@ def _parts(
     if call.call == "generate":
         settings = generation_of(recipe, call)
         most, at_once = int(settings["max_new_tokens"]), int(settings["max_concurrent_responses"])
-        return model.generate(Generation(rows, group_size(recipe), lengths.prompt, most, at_once))
+        prompts = prompts_in_progress(recipe, topology, call.model)
+        return model.generate(
+            Generation(prompts, group_size(recipe), lengths.prompt, most, at_once)
+        )
     if (beyond := written_beyond(call)) is not None:
         sequences, at_once = (
             rows * group_size(recipe),

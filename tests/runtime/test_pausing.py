@@ -39,7 +39,7 @@ class Role:
     def __init__(self, max_segments):
         self.engine, self.source = Inference().engine(seed=1), Inference().engine(seed=2)
         self.model = Model("rollout", self.engine, TinyTokenizer(), torch.device("cpu"))
-        self.pausing = PausingEngine(self.model, max_segments)
+        self.pausing = PausingEngine(self.model, max_segments, most_prompts=5)
         self.versions = {0: exported(self.engine)}
         """Version → the model with these weights."""
 

@@ -8,6 +8,7 @@ stream pauses between two tokens, and continues with the new weights.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,13 +66,21 @@ class PausingEngine:
         """Number of the engine's weights → their version."""
         self._failure: BaseException | None = None
         """What ended the stream."""
+        self._waits = threading.local()
+        """Of a call's thread: `seconds` that it has waited, while others may have been served."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
+    @property
+    def seconds_waited(self) -> float:
+        """By this thread's call, for the engine or for others to sample its responses."""
+        return float(getattr(self._waits, "seconds", 0.0))
+
     @contextmanager
     def in_use(self) -> Iterator[Model]:
         """A call of the role; gives the model that it works with."""
+        self._waits.seconds = 0.0
         self._become_active()
         try:
             yield replace(self._model, module=self)
@@ -168,7 +177,7 @@ class PausingEngine:
 
         while True:
             with self._changed:
-                self._changed.wait_for(
+                self._wait_until(
                     lambda: are_finished() or self._failure is not None or self._is_free
                 )
                 if are_finished():
@@ -210,13 +219,18 @@ class PausingEngine:
         """Have the stream, between two tokens, as soon as a condition holds."""
         with self._changed:
             self._claims.append(condition)
-            self._changed.wait_for(lambda: not self._is_taken and condition())
+            self._wait_until(lambda: not self._is_taken and condition())
             self._claims.remove(condition)
             self._is_taken = True
         try:
             yield
         finally:
             self._give_back()
+
+    def _wait_until(self, condition: Condition) -> None:
+        began = time.perf_counter()
+        self._changed.wait_for(condition)
+        self._waits.seconds = self.seconds_waited + time.perf_counter() - began
 
     def _give_back(self) -> None:
         with self._changed:
@@ -225,7 +239,7 @@ class PausingEngine:
 
     def _become_active(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._has_update)
+            self._wait_until(lambda: not self._has_update)
             self._active += 1
 
     def _become_idle(self) -> None:

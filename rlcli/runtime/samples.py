@@ -416,13 +416,29 @@ class Samples:
     # -- training ----------------------------------------------------------------------------------
 
     def waits_for(self, step: int) -> bool:
-        """Whether a step must wait for samples in progress, because they would be too stale for
-        the next. So those whose responses are long are neither lost nor sampled again."""
-        last = step - self.rule.max_staleness
-        are_needed = self.rule.max_staleness and not self.rule.takes_freshest
-        return bool(are_needed) and any(
-            chunk.version <= last for chunk in self._in_progress.values()
+        """Whether a step must wait for samples in progress: more of them would be left than later
+        steps can take before they are too stale. So those whose responses are long are neither
+        lost nor sampled again."""
+        if not self.rule.max_staleness or self.rule.takes_freshest:
+            return False
+        ready = Counter(sample.oldest for sample in self._ready)
+        running = Counter[int]()
+        for chunk in self._in_progress.values():
+            running[chunk.version] += len(chunk.remaining)
+        return any(self._leaves_too_many(step, version, ready, running) for version in running)
+
+    def _leaves_too_many(
+        self, step: int, version: int, ready: Counter[int], running: Counter[int]
+    ) -> bool:
+        """Whether a step that begins now leaves more samples up to a version than the steps after
+        it may still take. `ready`, `running`: version → samples."""
+        finished, unfinished = (
+            sum(number for of_version, number in counts.items() if of_version <= version)
+            for counts in (ready, running)
         )
+        left = finished + unfinished - min(finished, self.rule.batch)
+        later_steps = max(0, version + self.rule.max_staleness - step)
+        return left > later_steps * self.rule.batch
 
     def expire(self, step: int) -> list[str]:
         """Give back samples that are too stale for step number `step`; returns them."""

@@ -252,7 +252,10 @@ class ModelWorker:
                 self._offload_after(mfc)
         if not is_pooled:
             wait_for_device(self.device)
-        return {**answer, "version": version, "seconds": time.perf_counter() - began}
+        seconds = time.perf_counter() - began
+        if (pausing := self._pausing.get(mfc.model_name)) is not None:
+            seconds -= pausing.seconds_waited
+        return {**answer, "version": version, "seconds": seconds}
 
     def _model_for(self, role: str) -> AbstractContextManager[Model]:
         """The model that a call of a role works with."""

@@ -1,6 +1,6 @@
 """How far a run is from the least time that its generation and its training take.
 
-    python tests/bench/bound.py [--servers 64] [--steps 60] [--json]
+    python tests/bench/bound.py [--servers 64] [--steps 80] [--json]
 
 The master, its admission and its messages are real; the ranks and the servers behind one of them
 are simulated on a virtual clock (`scale.py`). The lengths of responses are log-normal, the longest
@@ -32,17 +32,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scale import SimulatedRanks, prepare  # noqa: E402
+from scale import SimulatedRanks, prepare
 
-from rlcli.checkpoint.completion import RunIdentity  # noqa: E402
-from rlcli.observe.display import PlainDisplay  # noqa: E402
-from rlcli.observe.run_directory import RunDirectory  # noqa: E402
-from rlcli.recipe.resolve import load_recipe  # noqa: E402
-from rlcli.recipe.schema import Recipe  # noqa: E402
-from rlcli.runtime.master import MasterWorker  # noqa: E402
-from rlcli.runtime.messages import Request  # noqa: E402
-from rlcli.runtime.record import open_outputs  # noqa: E402
-from rlcli.topology import plan_topology  # noqa: E402
+from rlcli.checkpoint.completion import RunIdentity
+from rlcli.observe.display import PlainDisplay
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.master import MasterWorker
+from rlcli.runtime.messages import Request
+from rlcli.runtime.record import open_outputs
+from rlcli.topology import plan_topology
 
 SLOTS, GROUP = 2, 4
 """Responses that a server samples at once, and responses to a prompt."""
@@ -374,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--servers", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as home:

@@ -2,7 +2,9 @@
 sampled it."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,6 +129,58 @@ def test_new_weights_wait_for_responses_that_have_as_many_segments_as_they_may(m
     assert max(map(len, spans_of(batch))) <= most
     assert role.model.version.global_step == 3
     assert {version for spans in spans_of(role.respond()) for version, _ in spans} == {3}
+
+
+def test_calls_run_side_by_side_and_answer_when_their_own_responses_are_finished():
+    role = Role(max_segments=9)
+    short = replace(LONG, min_new_tokens=0, stop_token_ids=tuple(range(200)))
+    settings = [LONG, LONG, LONG, short, LONG]
+    expected = [sample_responses(role.model, prompts(), of_call) for of_call in settings]
+    with ThreadPoolExecutor(len(settings)) as lane:
+        batches = list(lane.map(role.respond, settings))
+    for batch, alone in zip(batches, expected, strict=True):
+        assert torch.equal(batch.data["packed_input_ids"], alone.data["packed_input_ids"])
+
+
+def test_seconds_of_calls_that_run_side_by_side_are_not_counted_twice():
+    role = Role(max_segments=9)
+
+    def took(settings):
+        began = time.perf_counter()
+        role.respond(settings)
+        return time.perf_counter() - began - role.pausing.seconds_waited
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(4) as lane:
+        seconds = sum(lane.map(took, [LONG] * 4))
+    assert seconds < 1.2 * (time.perf_counter() - began)
+
+
+def test_an_error_of_the_stream_ends_all_calls_that_wait_for_it():
+    role = Role(max_segments=9)
+    opened = role.engine.open
+
+    def broken(*args):
+        stream = opened(*args)
+        stream.collect = fail
+        return stream
+
+    def fail(until):
+        raise ModelError("the stream breaks")
+
+    role.engine.open = broken
+    with ThreadPoolExecutor(3) as lane:
+        calls = [lane.submit(role.respond) for _ in range(3)]
+    assert [call.exception().what for call in calls] == ["the stream breaks"] * 3
+
+
+def test_weights_that_do_not_arrive_end_the_calls_under_way():
+    role = Role(max_segments=9)
+    role.engine.take_parameters = lambda source, eta: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        role.update()
+    with pytest.raises(ZeroDivisionError):
+        role.respond()
 
 
 def test_a_call_that_fails_leaves_the_engine_to_others():

@@ -483,3 +483,70 @@ def test_every_sample_is_in_one_place_and_none_is_too_stale(
     order = DataOrder(1000, seed=1, shuffle=False)
     in_order = [Draw(*order.at(row)).id for row in range(samples.queue.position)]
     assert sorted([*trained, *dropped, *waiting]) == sorted(in_order)
+
+
+def test_a_step_waits_for_samples_that_would_be_too_stale_for_the_next():
+    samples = ahead(max_staleness=2)
+    first, second = samples.admit(12, version=0), samples.admit(12, version=1)
+    assert [samples.waits_for(step) for step in (0, 1, 2, 3)] == [False, False, True, True]
+    end(samples, first, version=0)
+    assert [samples.waits_for(step) for step in (2, 3)] == [False, True]
+    end(samples, second, version=1)
+    assert not samples.waits_for(3)
+
+
+def test_a_step_waits_if_later_ones_cannot_take_all_that_become_too_stale():
+    samples = ahead(max_staleness=1)
+    old, also_old, new = (samples.admit(12, version) for version in (0, 0, 1))
+    end(samples, new, version=1)
+    assert samples.waits_for(0)  # steps 0 and 1 must take the old ones
+    end(samples, old, version=0)
+    assert not samples.waits_for(0)
+    samples.take(4)
+    assert samples.waits_for(1)
+    end(samples, also_old, version=0)
+    assert not samples.waits_for(1)
+
+
+def test_where_the_freshest_samples_come_first_no_step_waits_for_old_ones():
+    samples = ahead(max_staleness=2, takes_freshest=True)
+    samples.admit(12, version=0)
+    assert not samples.waits_for(9)
+
+
+def test_the_oldest_segment_of_any_response_counts():
+    samples = ahead()
+    chunk = samples.admit(8)
+    segments = {id_: [[(3, 10)], [(2, 4), (3, 1)]] for id_ in ids(0, 1, 2, 3)}
+    samples.end(chunk, {"gen": 3}, {"gen": segments})
+    assert [sample.versions for sample in samples.ready] == [{"gen": 2}] * 4
+    assert [Ready.from_json(sample.as_json()).segments for sample in samples.ready] == [
+        [[(3, 10)], [(2, 4), (3, 1)]]
+    ] * 4
+    step = samples.take(4)
+    assert [line["segments"] for line in step.ledger("trained", {})] == list(segments.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    max_staleness=st.integers(1, 4),
+    batch=st.integers(1, 6),
+    chunk=st.integers(1, 9),
+    choices=st.lists(st.integers(0, 10**6), min_size=50, max_size=300),
+)
+def test_no_sample_is_sampled_again_if_steps_wait(max_staleness, batch, chunk, choices):
+    """In whatever order responses finish, however long one takes; and a step can always begin once
+    what it waits for has finished."""
+    samples = ahead(max_staleness, batch, chunk)
+    step, in_progress = 0, []
+    for choice in choices:
+        while (drawn := samples.admit((max_staleness + step + 1) * batch, step)) is not None:
+            in_progress.append(drawn)
+        if samples.has(batch) and not samples.waits_for(step):
+            assert samples.expire(step) == []
+            samples.take(batch)
+            step += 1
+        else:
+            assert in_progress
+            ended = in_progress.pop(choice % len(in_progress))
+            end(samples, ended, ended.version)

@@ -85,8 +85,8 @@ class ServerStream(ResponseStream):
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._making.clear()
 
-    def _note(self, made: Future[Response]) -> None:
-        self._done.put(made)
+    def _note(self, response: Future[Response]) -> None:
+        self._done.put(response)
         self._one_is_done.set()
 
     def _wait_for_one(self) -> None:
@@ -97,6 +97,6 @@ class ServerStream(ResponseStream):
         """All that are done."""
         finished = []
         while not self._done.empty():
-            made = self._done.get()
-            finished.append(made.result().finished(self._making.pop(made)))
+            response = self._done.get()
+            finished.append(response.result().finished(self._making.pop(response)))
         return finished

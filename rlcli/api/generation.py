@@ -181,16 +181,16 @@ def as_batch(
     versions: Mapping[int, int] | None = None,
 ) -> GeneratedResponses:
     """Responses of a stream as a batch. `versions`: number of the engine's weights → version."""
-    experts = [response.routed_experts for response in responses]
-    reported = [rows for rows in experts if rows is not None]
-    spans = [_spans(response, versions) for response in responses] if versions else None
-    return GeneratedResponses(
-        tokens=[response.tokens for response in responses],
-        logprobs=[response.logprobs for response in responses],
-        ended=torch.tensor([response.ended for response in responses], dtype=torch.bool),
-        routed_experts=reported if with_experts else None,
-        versions=spans,
-    )
+    tokens = [response.tokens for response in responses]
+    logprobs = [response.logprobs for response in responses]
+    ended = torch.tensor([response.ended for response in responses], dtype=torch.bool)
+    batch = GeneratedResponses(tokens, logprobs, ended)
+    if with_experts:
+        experts = (response.routed_experts for response in responses)
+        batch.routed_experts = [rows for rows in experts if rows is not None]
+    if versions is not None:
+        batch.versions = [_spans(response, versions) for response in responses]
+    return batch
 
 
 def _spans(response: FinishedResponse, versions: Mapping[int, int]) -> Spans:

@@ -207,10 +207,11 @@ def read_segments(output: SequenceSample, origin: Origin) -> dict[str, Segments]
 
 
 def _are_spans(segments: Any) -> bool:
-    return isinstance(segments, list) and all(
-        isinstance(span, tuple | list) and [type(number) for number in span] == [int, int]
-        for span in segments
-    )
+    return isinstance(segments, list) and all(map(_is_span, segments))
+
+
+def _is_span(span: Any) -> bool:
+    return isinstance(span, tuple) and [type(number) for number in span] == [int, int]
 
 
 def read_drops(output: SequenceSample, reasons: Sequence[str], origin: Origin) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,9 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.generation import as_batch, prompts_of, submit_all
 from rlcli.api.model import FinishedResponse, GeneratedResponses, Model, ResponseStream
+from rlcli.recipe.schema import Recipe
+from rlcli.topology import Topology
+from rlcli.topology.groups import pausing_roles, prompts_in_progress
 
 Condition = Callable[[], bool]
 
@@ -246,3 +249,15 @@ class PausingEngine:
         with self._changed:
             self._active -= 1
             self._changed.notify_all()
+
+
+def pausing_engines(
+    recipe: Recipe, topology: Topology, models: Mapping[str, Model]
+) -> dict[str, PausingEngine]:
+    """Role of this rank → its engine, for those that generate while their weights change."""
+    max_segments = recipe.train.max_segments or recipe.train.max_staleness + 1
+    return {
+        role: PausingEngine(models[role], max_segments, prompts_in_progress(recipe, topology, role))
+        for role in pausing_roles(recipe, topology)
+        if role in models
+    }

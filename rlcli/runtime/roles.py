@@ -190,8 +190,8 @@ class Interfaces:
         described = mfc.interface_impl
         name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
         if name not in self._interfaces:
-            made = registry.make_interface(described)
-            self._interfaces.setdefault(name, made)  # calls may run side by side
+            # calls may run side by side
+            self._interfaces.setdefault(name, registry.make_interface(described))
         interface = self._interfaces[name]
         trained = self._stateful.get((mfc.model_name, described.type_))
         if (

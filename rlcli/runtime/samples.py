@@ -270,6 +270,10 @@ class StepSamples:
                 yield dropped_line(id_, self.drops[id_])
 
 
+def _up_to(version: int, counts: Counter[int]) -> int:
+    return sum(number for of_version, number in counts.items() if of_version <= version)
+
+
 def _oldest(responses: Segments) -> int:
     """The version of the oldest segment of a sample's responses."""
     return min(version for response in responses for version, _ in response)
@@ -432,10 +436,7 @@ class Samples:
     ) -> bool:
         """Whether a step that begins now leaves more samples up to a version than the steps after
         it may still take. `ready`, `running`: version → samples."""
-        finished, unfinished = (
-            sum(number for of_version, number in counts.items() if of_version <= version)
-            for counts in (ready, running)
-        )
+        finished, unfinished = _up_to(version, ready), _up_to(version, running)
         left = finished + unfinished - min(finished, self.rule.batch)
         later_steps = max(0, version + self.rule.max_staleness - step)
         return left > later_steps * self.rule.batch

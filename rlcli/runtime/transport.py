@@ -349,10 +349,13 @@ class ZmqWorker:
         def answer(request: Request) -> Reply:
             return _answer(request, self._rank, handle, failure)
 
+        def answer_apart(request: Request) -> None:
+            self._send_apart(answer(request))
+
         with ThreadPoolExecutor(at_once, hello.get("lane", COMPUTE)) as threads:
             while (request := self._next_request()).op != until:
                 if at_once > 1:
-                    threads.submit(lambda asked=request: self._send_apart(answer(asked)))
+                    threads.submit(answer_apart, request)
                 else:
                     self._socket.send_multipart(self._frames(answer(request)))
         self._socket.send_multipart(self._frames(answer(request)))

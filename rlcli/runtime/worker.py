@@ -50,7 +50,7 @@ from rlcli.runtime.output_checks import (
     versions,
     warn_of_changes,
 )
-from rlcli.runtime.pausing import PausingEngine
+from rlcli.runtime.pausing import PausingEngine, pausing_engines
 from rlcli.runtime.pool import PoolProcess, connect_pools
 from rlcli.runtime.roles import (
     Interfaces,
@@ -73,7 +73,6 @@ from rlcli.runtime.saving import (
 )
 from rlcli.runtime.weight_flow import WeightCopies, copy_hook
 from rlcli.topology import Topology
-from rlcli.topology.groups import pausing_roles, prompts_in_progress
 
 NO_OUTPUT: Fields = {
     "batch": None,
@@ -96,6 +95,9 @@ OPERATIONS = frozenset({
 
 class ModelWorker:
     """Answers the master's requests; `handle` is the only entry point."""
+
+    _pausing: dict[str, PausingEngine]
+    """Roles that generate in a lane of their own, and pause there for new weights."""
 
     def __init__(
         self,
@@ -121,8 +123,6 @@ class ModelWorker:
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
-        self._pausing: dict[str, PausingEngine] = {}
-        """Roles that generate in a lane of their own, and pause there for new weights."""
         self.datasets: dict[str, Any] = {}
         self._copies = WeightCopies(self.calls.values(), topology, rank, device)
         self._tokenizer: Any = None
@@ -175,13 +175,7 @@ class ModelWorker:
             self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir
         )
         self.models = {name: model for name, (model, _) in self._backed.items()}
-        segments = self.recipe.train.max_segments or self.recipe.train.max_staleness + 1
-        self._pausing = {
-            role: PausingEngine(
-                model, segments, prompts_in_progress(self.recipe, self.topology, role)
-            )
-            for role, model in self._held(pausing_roles(self.recipe, self.topology)).items()
-        }
+        self._pausing = pausing_engines(self.recipe, self.topology, self.models)
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
         changing = self._held(self.recipe.changing_roles)
         stored = self._held(stored_roles(self.recipe))
@@ -306,7 +300,10 @@ class ModelWorker:
                 hint="correct the WRITES of its class, or the call's outputs",
                 code="R71",
             )
-        reasons, segments = read_reasons(output, origin), read_segments(output, origin)
+        reported = {
+            "reasons": read_reasons(output, origin),
+            "segments": read_segments(output, origin),
+        }
         sums, output.metadata = read_sums(output.metadata), {}
         output.remap_keys_(names)
         self.samples.add(output)
@@ -316,8 +313,7 @@ class ModelWorker:
             "scores": {name: Moments.of(numbers) for name, numbers in scores.items()} | sums,
             "counts": counts,
             "dropped": dropped,
-            "reasons": reasons,
-            "segments": segments,
+            **reported,
         }
 
     def _origin(self, mfc: MFCDef) -> Origin:

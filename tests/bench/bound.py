@@ -293,11 +293,12 @@ def run(servers: int, steps: int, staleness: int, fault: Fault | None = None) ->
         master.start()
         with open_outputs(folder, False, display.warning) as outputs:
             master.run(outputs)
-        ledger, metrics = (
-            [json.loads(line) for line in file.read_text().splitlines()]
-            for file in (folder.ledger, folder.metrics)
-        )
+        ledger, metrics = _records(folder.ledger), _records(folder.metrics)
     return Outcome(ranks.now, 1 - ranks.busy["train"] / ranks.now, ledger, metrics)
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def batches_of(outcome: Outcome) -> dict[int, list[str]]:

@@ -3,11 +3,18 @@
 import json
 
 import pytest
+from fake_server import HashModel
+from fake_sglang import FakeSGLang
+from fake_vllm import FakeVLLM
 from run_results import check_accounting, check_staleness
+
+from rlcli.datasets.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.timeout(420)
 
 STEPS = 6
+TOKEN_S = 0.05
+"""Seconds that a server takes for a token."""
 APART = (
     "--with",
     "async",
@@ -15,10 +22,13 @@ APART = (
     "cluster.devices_per_node=2",
     *(f"models.{role}.devices=0" for role in ("actor", "critic", "ref")),
     "models.actor.rollout.devices=1",
-    "models.actor.rollout.backend.args.dtype=float32",
     f"train.steps={STEPS}",
 )
-LONG = ("generation.max_new_tokens=400", "generation.min_new_tokens=200")
+LONG = (
+    "models.actor.rollout.backend.args.dtype=float32",
+    "generation.max_new_tokens=400",
+    "generation.min_new_tokens=200",
+)
 """Responses that take longer than a training step."""
 
 
@@ -39,8 +49,8 @@ def run_ahead(train, tiny_ppo):
         if not setting.startswith(("train.steps", "generation."))
     ]
 
-    def run(*settings):
-        ended = train("ppo_math", *tiny, *APART, *LONG, "train.max_staleness=3", *settings)
+    def run(*settings, generation=LONG):
+        ended = train("ppo_math", *tiny, *APART, *generation, "train.max_staleness=3", *settings)
         assert ended.code == 0, ended.err
         check_accounting(ended.folder)
         check_staleness(ended.folder)
@@ -62,6 +72,18 @@ def test_responses_go_on_with_new_weights_and_the_ledger_says_with_which(run_ahe
         ages = [value for name, value in record.items() if name.startswith("staleness/tokens_")]
         assert sum(ages) == pytest.approx(1)
         assert 1 <= record["segments/mean"] <= record["segments/max"] <= 4
+
+
+@pytest.mark.parametrize(("backend", "fake"), [("sglang", FakeSGLang), ("vllm", FakeVLLM)])
+def test_responses_of_servers_go_on_with_new_weights(run_ahead, backend, fake):
+    size = len(Arithmetic.make_tokenizer())
+    with fake(HashModel(size), token_s=TOKEN_S) as server:
+        args = {"urls": [server.url], "update": "disk", "on_pause": "retract"}
+        described = json.dumps({"type": backend, "args": args})
+        settings = (f"models.actor.rollout.backend={described}", "generation.max_new_tokens=60")
+        run = run_ahead(generation=settings)
+    assert longest(run.folder) > 1
+    assert max(record["segments/max"] for record in run.steps) > 1
 
 
 def test_with_one_segment_new_weights_wait_for_all_responses(run_ahead):

@@ -101,16 +101,22 @@ def test_log_probs_of_each_segment_are_those_of_its_version():
     texts = sequences(batch, "packed_input_ids")
     for text, mask, of_text, spans in zip(texts, masks, logprobs, all_spans, strict=True):
         assert sum(tokens for _, tokens in spans) == int((~mask).sum())
-        assert [version for version, _ in spans] == sorted({version for version, _ in spans})
-        packed = SequenceSample.from_default(
-            ids=["0"], seqlens=[len(text)], data={"packed_input_ids": text}
-        )
-        first = int(mask.sum()) - 1
-        for version, tokens in spans:
-            expected = scores_of(role.versions[version], packed, LONG.temperature)[0]
-            part = slice(first, first + tokens)
-            torch.testing.assert_close(of_text[part], expected[part], atol=ROUNDING, rtol=0)
-            first += tokens
+        check_segments(role, text, int(mask.sum()), of_text, spans)
+
+
+def check_segments(role, text, prompt, logprobs, spans):
+    """The log-probs of each segment are those that its version gives for the whole text."""
+    versions = [version for version, _ in spans]
+    assert versions == sorted(set(versions))
+    packed = SequenceSample.from_default(
+        ids=["0"], seqlens=[len(text)], data={"packed_input_ids": text}
+    )
+    first = prompt - 1
+    for version, tokens in spans:
+        expected = scores_of(role.versions[version], packed, LONG.temperature)[0]
+        segment = slice(first, first + tokens)
+        torch.testing.assert_close(logprobs[segment], expected[segment], atol=ROUNDING, rtol=0)
+        first += tokens
 
 
 def test_responses_without_new_weights_are_those_of_the_engine():

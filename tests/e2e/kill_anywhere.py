@@ -95,6 +95,13 @@ POOL = "models.reward.backend=cpu_pool"
 APART = {
     "ppo_rollout": ROLLOUT,
     "ppo_async": (*ROLLOUT, "--with", "async"),
+    "ppo_partial": (
+        *(setting.replace("new_tokens=4", "new_tokens=80") for setting in ROLLOUT),
+        "--with",
+        "async",
+        "train.max_staleness=3",
+        "train.prompts_per_draw=1",
+    ),
     "ppo_pool": (*ALGORITHMS["ppo"], POOL),
     "ppo_async_pool": (*ROLLOUT, "--with", "async", POOL),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rlcli.launch.answering import Answerer
     from rlcli.launch.trained_model import TrainedModel
     from rlcli.observe.run_overview import Overview
+    from rlcli.recipe.prompt_format import PromptFormat
     from rlcli.recipe.resolve import Resolved
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -154,3 +156,18 @@ def answering(
             say("loading the model")
             answerer = Answerer(trained.source, seed=seed)
         yield trained, answerer
+
+
+def prompt_format_of(trained: TrainedModel, system: str | None, raw: bool = False) -> PromptFormat:
+    """How prompts are written: as in the recipe of the model's run, if it is from one, with another
+    system prompt if given. Raises ResourceError F72, RecipeError."""
+    from rlcli.observe.run_comparison import recorded_recipe
+    from rlcli.recipe.prompt_format import PromptFormat, prompt_format
+    from rlcli.recipe.schema import Recipe
+
+    if raw:
+        return PromptFormat(system=system, chat=False)
+    if trained.run is None:
+        return PromptFormat(system=system)
+    of_run = prompt_format(Recipe.model_validate(recorded_recipe(trained.run)))
+    return replace(of_run, system=system if system is not None else of_run.system)

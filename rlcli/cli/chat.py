@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from rlcli.errors import ModelError
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
     from rlcli.launch.answering import Answerer
+    from rlcli.recipe.prompt_format import PromptFormat
 
-HELP = "Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D leaves"
+HELP = "Ctrl-C stops an answer, Ctrl-D leaves"
 ASK = "you> "
 
 
@@ -29,63 +31,88 @@ def chat(
     role: options.RoleName = None,
     step: options.StepNumber = None,
 ) -> None:
-    """Talk to a model with its own chat template. Ctrl-C stops an answer,
-    /reset starts over, Ctrl-D leaves.
+    """Talk to a model with its own chat template; without one, each line is a prompt of its own.
+    Ctrl-C stops an answer, /reset starts over, Ctrl-D leaves.
 
     Example: rlcli chat runs/ppo_gsm8k/20261121-120000
     """
     settings = options.sampling(max_new_tokens, temperature, top_p)
     with options.answering(model, role, step, seed) as (trained, answerer):
-        # a model without a template is refused here
-        answerer.tokens_of([{"role": "user", "content": "?"}])
-        print_talk(f"{trained.described}. {HELP}")
-        _talk(answerer, settings, system)
-
-
-def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str | None) -> None:
-    """Read prompts and print answers until the input ends."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - makes input() edit lines and remember them
-    first = [{"role": "system", "content": system}] if system is not None else []
-    conversation, turn = list(first), 0
-    while (question := _next_line()) is not None:
-        if question.strip() == "/reset":
-            conversation = list(first)
-            print_talk("(a new conversation)")
-        elif question.strip():
-            conversation.append({"role": "user", "content": question})
-            try:
-                answer = _answer(answerer, conversation, settings, turn)
-            except ModelError as error:
-                conversation.pop()
-                print_talk(f"{error.what}. /reset forgets what was said so far")
-                continue
-            conversation.append({"role": "assistant", "content": answer})
-            turn += 1
+        if answerer.chats:
+            # a template that fails is refused here
+            answerer.tokens_of([{"role": "user", "content": "?"}])
+            print_talk(f"{trained.described}. {HELP}, /reset forgets the conversation")
+            _talk(answerer, settings, system)
+        else:
+            style = options.prompt_format_of(trained, system)
+            print_talk(f"{trained.described}. {_no_template(style)}. {HELP}")
+            _answer_each(answerer, settings, style)
     print_text()
 
 
-def _next_line() -> str | None:
-    """The user's next line; None at the end of the input. Ctrl-C discards the line."""
+def _no_template(style: PromptFormat) -> str:
+    from rlcli.recipe.prompt_format import QUESTION
+
+    text = style.text(QUESTION)
+    written = f", written as {text!r}" if text != QUESTION else ""
+    return f"The model has no chat template: each line is a prompt of its own{written}"
+
+
+def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str | None) -> None:
+    """Answer lines, each the next message of a conversation, until the input ends."""
+    first = [{"role": "system", "content": system}] if system is not None else []
+    conversation = list(first)
+    for turn, line in enumerate(_lines()):
+        if line.strip() == "/reset":
+            conversation = list(first)
+            print_talk("(a new conversation)")
+            continue
+        conversation.append({"role": "user", "content": line})
+        try:
+            answer = _answer(answerer, answerer.tokens_of(conversation), settings, turn)
+        except ModelError as error:
+            conversation.pop()
+            print_talk(f"{error.what}. /reset forgets what was said so far")
+            continue
+        conversation.append({"role": "assistant", "content": answer})
+
+
+def _answer_each(
+    answerer: Answerer, settings: GenerationHyperparameters, style: PromptFormat
+) -> None:
+    """Answer lines, each a prompt of its own, until the input ends."""
+    for turn, line in enumerate(_lines()):
+        try:
+            _answer(answerer, answerer.tokens_of_prompt(line, style), settings, turn)
+        except ModelError as error:
+            print_talk(error.what)
+
+
+def _lines() -> Iterator[str]:
+    """The user's lines until the end of the input, without empty ones. Ctrl-C discards a line."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - makes input() edit lines and remember them
     while True:
         try:
             flush()
-            return input(ASK if sys.stdin.isatty() else "")
+            line = input(ASK if sys.stdin.isatty() else "")
         except EOFError:
-            return None
+            return
         except KeyboardInterrupt:
             print_text()
+            continue
+        if line.strip():
+            yield line
 
 
 def _answer(
     answerer: Answerer,
-    conversation: list[dict[str, str]],
+    tokens: Sequence[int],
     settings: GenerationHyperparameters,
     turn: int,
 ) -> str:
     """Print an answer while it is sampled. After Ctrl-C it is the text sampled so far."""
     text = ""
-    tokens = answerer.tokens_of(conversation)
     with closing(answerer.stream(tokens, settings, turn)) as pieces:
         try:
             for piece in pieces:

@@ -123,7 +123,8 @@ def _print_recipe(changed: list[Difference], left: Side, right: Side) -> None:
         ]
         width = min(max(len(value) for _, value, _ in rows), 40)
         for letter, value, origin in rows:
-            print_text(f"    {letter}  {value:<{width}}  {origin}".rstrip())
+            row = f"    {letter}  {value:<{width}}  {origin}".rstrip()
+            print_text(wrapped(row, rest="       "))
     for letter, kind in (("A", "removed"), ("B", "added")):
         tops = dict.fromkeys(of_one[d.key] for d in changed if d.kind == kind and d.key in of_one)
         if tops:

@@ -82,7 +82,7 @@ def _explain_code(code: str, as_json: bool) -> None:
     if as_json:
         print_json({"code": code, "meaning": meanings[code]})
     else:
-        print_text(f"{code}  {meanings[code]}")
+        print_text(wrapped(f"{code}  {meanings[code]}", rest="     "))
 
 
 def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved) -> None:

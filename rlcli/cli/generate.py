@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +15,7 @@ from rlcli.cli.output import print_json, print_piece, print_text
 from rlcli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from rlcli.launch.answering import Answerer, GeneratedAnswer
-    from rlcli.recipe.prompt_format import PromptFormat
+    from rlcli.launch.answering import GeneratedAnswer
 
 MOST = 64 << 20
 """Maximum size of the prompts, in bytes."""
@@ -57,8 +56,8 @@ def generate(
     prompts = _prompts(prompt, file)
     settings = options.sampling(max_new_tokens, temperature, top_p, samples)
     with options.answering(model, role, step, seed) as (trained, answerer):
-        style = _format(trained.run, system, raw)
-        tokens = [_tokens(answerer, text, style) for text in prompts]
+        style = options.prompt_format_of(trained, system, raw)
+        tokens = [answerer.tokens_of_prompt(text, style) for text in prompts]
         if len(tokens) == 1 and samples == 1 and not as_json:
             _print_stream(answerer.stream(tokens[0], settings))
             return
@@ -96,30 +95,6 @@ def _read(file: Path) -> str:
         raise DataError(f"{file} is not UTF-8 text", code="F31") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}", code="F31") from None
-
-
-def _format(run: Path | None, system: str | None, raw: bool) -> PromptFormat:
-    """How prompts are written: as in the recipe of the run, if one is named, with another system
-    prompt if given."""
-    from rlcli.observe.run_comparison import recorded_recipe
-    from rlcli.recipe.prompt_format import PromptFormat, prompt_format
-    from rlcli.recipe.schema import Recipe
-
-    if raw:
-        return PromptFormat(system=system, chat=False)
-    if run is None:
-        return PromptFormat(system=system)
-    of_run = prompt_format(Recipe.model_validate(recorded_recipe(run)))
-    return replace(of_run, system=system if system is not None else of_run.system)
-
-
-def _tokens(answerer: Answerer, text: str, style: PromptFormat) -> list[int]:
-    """Tokens of a prompt, through the chat template if its format has one."""
-    prompt, system = style.prompt(text), style.system
-    if style.chat is False or not answerer.chats:
-        return answerer.tokens_of_text(prompt if system is None else f"{system}\n\n{prompt}")
-    first = [{"role": "system", "content": system}] if system is not None else []
-    return answerer.tokens_of([*first, {"role": "user", "content": prompt}])
 
 
 def _print_stream(pieces: Iterable[str]) -> None:

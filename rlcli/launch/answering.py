@@ -15,6 +15,7 @@ from rlcli.errors import ModelError
 if TYPE_CHECKING:
     from rlcli.api.data import SequenceSample
     from rlcli.api.model import Model
+    from rlcli.recipe.prompt_format import PromptFormat
 
 Message = Mapping[str, str]
 """`{role: user, content: …}`"""
@@ -81,6 +82,14 @@ class Answerer:
         """Tokens of a text to be continued, with those that the tokenizer prepends."""
         ids = list(self.tokenizer(text).input_ids)
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
+
+    def tokens_of_prompt(self, text: str, style: PromptFormat) -> list[int]:
+        """Tokens of a prompt in a format; through the chat template if the format has one.
+        Raises ModelError."""
+        if style.chat is False or not self.chats:
+            return self.tokens_of_text(style.text(text))
+        system = [] if style.system is None else [{"role": "system", "content": style.system}]
+        return self.tokens_of([*system, {"role": "user", "content": style.prompt(text)}])
 
     def answer(
         self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rlcli.observe.charts import Chart, ChartLine
 from rlcli.observe.series import HUGE, short
@@ -51,11 +52,11 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
     yield ((f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}", "dim"),)
     for number, line in enumerate(chart.lines):
         mark = "━━" if fine else LETTERS[number % len(LETTERS)]
-        yield (
-            (f"{'':>{AXIS_WIDTH}}  ", ""),
-            (mark, STYLES[number % len(STYLES)]),
-            (_legend(line), ""),
-        )
+        first, *rest = wrap(_legend(line), room - len(mark) - 1, break_long_words=False)
+        margin = f"{'':>{AXIS_WIDTH}}  "
+        yield (margin, ""), (mark, STYLES[number % len(STYLES)]), (f" {first}", "")
+        for part in rest:
+            yield ((f"{margin}{'':{len(mark)}} {part}", ""),)
 
 
 def _canvas(
@@ -74,7 +75,7 @@ def _canvas(
 def _legend(line: ChartLine) -> str:
     """The label of a line, and its last value with its spread."""
     spread = f" ± {short(line.spread[-1])}" if line.spread else ""
-    return f" {line.label}  {short(line.values[-1])}{spread}"
+    return f"{line.label}  {short(line.values[-1])}{spread}"
 
 
 def _sign(cell: Cell, fine: bool) -> str:

@@ -21,7 +21,13 @@ class PromptFormat:
     """Whether the chat template is applied; auto: if there is one."""
 
     def prompt(self, question: str) -> str:
+        """The user's message."""
         return self.template.replace(QUESTION, question)
+
+    def text(self, question: str) -> str:
+        """The whole prompt where no chat template is applied."""
+        prompt = self.prompt(question)
+        return prompt if self.system is None else f"{self.system}\n\n{prompt}"
 
 
 def prompt_format(recipe: Recipe) -> PromptFormat:

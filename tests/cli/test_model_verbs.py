@@ -356,8 +356,25 @@ def test_a_conversation_that_is_too_long_is_reported(chat_with):
     assert "/reset" in err
 
 
-def test_chat_needs_a_template(chat_with):
-    code, _, err = chat_with("one", model="plain")
-    assert code == 5
-    assert "has no chat template" in err
-    assert "rlcli generate" in err
+def test_chat_without_a_template_answers_each_line_as_a_prompt(chat_with, rlcli):
+    code, out, err = chat_with("one", "x" * 600, "two", model="plain")
+    assert code == 0
+    notice, too_long = err.splitlines()
+    assert "no chat template: each line is a prompt of its own" in notice
+    assert "the model has 512 positions" in too_long
+    assert "/reset" not in err
+    options = ("--raw", "--max-new-tokens", "8")
+    alone = [rlcli("generate", "plain", "--prompt", word, *options)[1] for word in ("one", "two")]
+    assert out.rstrip("\n") == "".join(alone).rstrip("\n")
+
+
+def test_chat_without_a_template_writes_prompts_like_training_rows(
+    chat_with, rlcli, tmp_path, models
+):
+    (tmp_path / "run/models").mkdir(parents=True)
+    (tmp_path / "run/models/actor").symlink_to(models / "plain")
+    (tmp_path / "run/recipe.resolved.yaml").write_text(load_recipe("ppo_math").to_yaml())
+    _, out, err = chat_with("3+4", model="run")
+    assert "each line is a prompt of its own, written as '{question}\\n'" in err
+    answer = rlcli("generate", "run", "--prompt", "3+4", "--max-new-tokens", "8")[1]
+    assert out.rstrip("\n") == answer.rstrip("\n")

@@ -367,6 +367,18 @@ def test_single_runs_are_labelled_by_recipe_and_overrides(swept):
     assert swept("compare", "sft_math/one")[0] == 6
 
 
+def test_a_comparison_with_long_labels_fits_80_columns(swept):
+    setting = "models.critic.backend.args.lr_scheduler_type"
+    for number, folder in enumerate(sorted(Path("runs/ppo_math/sweep").iterdir())):
+        overrides = folder / "recipe/overrides.txt"
+        rates = f"{setting}=cosine\nmodels.critic.backend.args.lr=0.000{number}\n"
+        overrides.write_text(overrides.read_text() + rates)
+    _, out, _ = swept("compare", "ppo_math/sweep", "reward")
+    assert max(map(len, out.splitlines())) <= 80
+    legend = out[out.index("step ") :]
+    assert "models.critic.backend.args.lr=0.0002" in legend
+
+
 def test_sweep_options_without_a_sweep_are_refused(rlcli):
     assert rlcli("train", "ppo_math", "--at-once", "2")[0] == 2
 

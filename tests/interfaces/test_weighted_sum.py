@@ -121,15 +121,25 @@ def test_the_keys_of_a_sum_follow_from_its_weights(tmp_path, monkeypatch):
     assert graph["sum_inf"].outputs == ["rewards"]
 
 
-def test_a_key_that_no_call_produces_is_refused_with_its_location(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("weight", "hint"),
+    [
+        ("leniant", "did you mean lenient?"),
+        ("lenient_reward", "did you mean lenient?"),
+        ("brevity", "add a call that makes brevity"),
+    ],
+)
+def test_a_key_that_no_call_produces_is_refused_where_weights_name_it(
+    tmp_path, monkeypatch, weight, hint
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sum.yaml").write_text(LAYER.replace("lenient: 0.25", "leniant: 0.25"))
+    (tmp_path / "sum.yaml").write_text(LAYER.replace("lenient: 0.25", f"{weight}: 0.25"))
     with pytest.raises(RecipeError) as caught:
         load_recipe("sum.yaml")
     (problem,) = caught.value.problems
-    assert (problem.code, problem.where) == ("R71", "sum.yaml:11:13")
-    assert "sum_inf reads leniant, which neither a call nor the dataset provides" in problem.what
-    assert problem.hint == "add a call that makes leniant"
+    assert (problem.code, problem.where) == ("R71", f"sum.yaml:12:{39 + len(weight)}")
+    assert f"sum_inf reads {weight}, which neither a call nor the dataset provides" in problem.what
+    assert problem.hint == hint
 
 
 def test_two_calls_that_write_rewards_are_refused(tmp_path, monkeypatch):

@@ -224,7 +224,9 @@ def check_made(
     available = {*producers(calls), *brought}
     remedies: dict[str, list[str]] = {}
     for key in unmade:
-        remedies.setdefault(_remedy_for(notes, key, calls, graph), []).append(key)
+        is_named = any(_naming(calls[name], key) for name in unmade[key])
+        near = did_you_mean(key, available) if is_named else None
+        remedies.setdefault(near or _remedy_for(notes, key, calls, graph), []).append(key)
     for remedy, keys in remedies.items():
         readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
         reads = "read" if len(readers) > 1 else "reads"
@@ -241,10 +243,20 @@ def check_made(
         settings = " ".join([*map(str, instead), *idle])
         hint = remedy if None in instead else f"{remedy}, or set {settings}"
         needs = [*basis, *((*graph, name, "inputs") for name in readers)]
-        where = (*graph, readers[0], "interface", "type")
+        interface = (*graph, readers[0], "interface")
+        naming = _naming(calls[readers[0]], keys[0])
+        where = (*interface, "args", naming, keys[0]) if naming else (*interface, "type")
         if notes.note("R71", message, where, hint, needs, same=f"no call produces {keys}"):
             for name in notes.missed:  # references to a removed call vanish if it is kept
                 notes.problems.withdraw((*graph, name))
+
+
+def _naming(call: Call, key: str) -> str | None:
+    """The argument of a call that has a key as one of its own, such as `weights`."""
+    keys = keys_of("inputs", call)
+    name = keys.due_to.get(key) if keys is not None else None
+    value = call.interface.args.get(name) if name is not None else None
+    return name if isinstance(value, dict) and key in value else None
 
 
 def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path) -> str:

@@ -116,8 +116,7 @@ def _unknown_option(
         return UsageError(f"{path} has no option {option}", hint=advice)
     key = _key_of(word) if takes_keys else None
     if key is not None:
-        after = arguments[arguments.index(option) + 1 :] if option in arguments else []
-        value = after[0] if after and not after[0].startswith("-") else "VALUE"
+        value = _value_of(option, arguments)
         return UsageError(
             f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}"
         )
@@ -128,6 +127,19 @@ def _unknown_option(
         f"{path} has no option {option}",
         hint=f"did you mean {near}?" if near else f"{path} --help lists them",
     )
+
+
+def _value_of(option: str, arguments: list[str]) -> str:
+    """The value of an option, as written with it or after it; or the one that it is itself, such as
+    `--bf16`."""
+    from rlcli.recipe.synonyms import VALUES
+
+    joined = (
+        text.removeprefix(f"{option}=") for text in arguments if text.startswith(f"{option}=")
+    )
+    after = arguments[arguments.index(option) + 1 :] if option in arguments else []
+    values = [*joined, *(text for text in after[:1] if not text.startswith("-"))]
+    return values[0] if values else VALUES.get(option.lstrip("-"), "VALUE")
 
 
 def _about_keys(word: str) -> str | None:

@@ -104,6 +104,9 @@ def _try_reward(
 ) -> int:
     if kind != "reward" or name is None:
         raise UsageError("--data is for a reward", hint="rlcli test reward NAME --data FILE.jsonl")
+    if name.endswith(".py"):
+        command = f"rlcli test reward function_reward path={name} function=NAME --data {data}"
+        raise UsageError(f"{name} is a file, not a reward", hint=command)
     from rlcli.testing.reward_trial import try_reward_on
 
     trial = try_reward_on(name, settings, data)

@@ -55,12 +55,14 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
 
 def named_folder(source: Path) -> Path:
     """The folder that a path is, or the run that it names; any other path, for its reader to
-    report."""
+    report. Raises NoSuchRun for a recipe without runs."""
     if source.exists():
         return source
     try:
         return find_run(str(source))
     except NoSuchRun:
+        if _is_recipe(str(source)):
+            raise
         return source
 
 
@@ -85,7 +87,15 @@ def _ambiguous(message: str, runs: Sequence[Path]) -> ResourceError:
     )
 
 
+def _is_recipe(name: str) -> bool:
+    from rlcli.recipe.parsing.layers import whole_recipe_names
+
+    return name in whole_recipe_names()
+
+
 def _hint(name: str, runs: list[Path], root: Path) -> str:
+    if _is_recipe(name):
+        return f"it is a recipe without runs in {root}; start one: rlcli train {name}"
     if not runs:
         return f"there are no runs in {root}; name the folder of the run"
     names = [short_name(run, root) for run in runs]

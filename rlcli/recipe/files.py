@@ -23,6 +23,8 @@ from rlcli.spelling import nearest_name
 BUILTIN = "builtin:"
 HUB = "hf:"
 """Prefix of the path of a Hub dataset; Hub models are written as owner/name only."""
+_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
+"""Ends of files that are not ends of a dataset's name on the Hub."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -208,7 +210,8 @@ def _likely_data(tree_path: TreePath, text: str) -> str | None:
     near = nearest_name(file.name, neighbours)
     if near is not None:
         return f"did you mean {file.with_name(near)}?"
-    if _HUB_ID.fullmatch(text) and not file.parent.is_dir():
+    is_hub_id = _HUB_ID.fullmatch(text) and file.suffix not in _SUFFIXES
+    if is_hub_id and not file.parent.is_dir():
         return f"on the Hub it is written {HUB}{text}"
     return None
 

@@ -177,8 +177,9 @@ _WORDS: Mapping[str, str] = {
     "checkpoint.asynchronous": "async_save use_async_save",
     "graph.<call>.interface": (
         "reward_funcs reward_func reward_function custom_reward_function remote_rm_url rl "
-        "finetuning_type stage rlhf_type adv_estimator advantage_estimator advantage_type"
+        "finetuning_type stage rlhf_type"
     ),
+    "graph.advantages.interface.type": "adv_estimator advantage_estimator advantage_type",
     "graph.<call>.interface.args.path": (
         "reward_model reward_model_path reward_pretrain reward_model_name_or_path"
     ),
@@ -218,18 +219,19 @@ def absent(word: str, role: str = "actor") -> str | None:
     return advice and advice.replace("<role>", role)
 
 
-_VALUES = {
+VALUES = {
     "gpu": "cuda",
     "fp32": "float32",
     "bf16": "bfloat16",
     "fp16": "float16",
     "half": "float16",
 }
+"""Another framework's word for a value → ours."""
 
 
 def word_here(word: str, legal: Collection[str]) -> str | None:
     """The valid value that a foreign word stands for."""
-    meant = _VALUES.get(word.lower())
+    meant = VALUES.get(word.lower())
     return meant if meant in legal else None
 
 

@@ -244,7 +244,8 @@ def test_errors_fit_the_terminal_with_hints_on_separate_lines(mistake):
     ("option", "hint"),
     [
         ("--seed 3", "write seed=3"),
-        ("--train.steps=5", "write train.steps=VALUE"),
+        ("--train.steps=5", "write train.steps=5"),
+        ("--bf16", "write models.actor.backend.args.dtype=bfloat16"),
         ("--learning-rate 1e-4", "write models.actor.backend.args.lr=1e-4"),
     ],
 )

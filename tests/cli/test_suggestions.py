@@ -208,3 +208,24 @@ def test_all_recipes_are_named_of_which_a_word_is_a_part(rlcli):
     code, _, err = rlcli("train", "gsm8k")
     assert code == 2
     assert "did you mean best_of_n_gsm8k, distill_gsm8k, grpo_gsm8k, ppo_gsm8k or sft_gsm8k?" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("resume", "ppo_math"),
+        ("samples", "ppo_math"),
+        ("chat", "ppo_math"),
+        ("ckpt", "ls", "ppo_math"),
+    ],
+)
+def test_a_recipe_without_runs_proposes_to_train_it(rlcli, words):
+    code, _, err = rlcli(*words)
+    assert (code, "there is no run 'ppo_math'" in err) == (6, True), err
+    assert "start one: rlcli train ppo_math" in err
+
+
+def test_a_file_given_as_a_reward_proposes_the_command_for_functions(rlcli):
+    code, _, err = rlcli("test", "reward", "mine.py", "--data", "rows.jsonl")
+    hint = "rlcli test reward function_reward path=mine.py function=NAME --data rows.jsonl"
+    assert (code, hint in err) == (2, True), err

@@ -8,7 +8,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
+from rlcli.api.run_folder import is_run
+from rlcli.recipe.launch_section import LaunchSection
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
@@ -96,8 +99,13 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     hint = did_you_mean(name, listed, f"available: {', '.join(listed)}" if listed else None)
     if profile in profile_names():
         hint = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
+    kind = "a folder" if Path(text).is_dir() else "not a file"
+    if "=" in text:
+        hint = f"the recipe comes before its overrides: RECIPE {text}"
+    elif is_run(Path(text)):
+        hint = f"it is the folder of a run; to continue it: rlcli resume {text}"
     problems.add(
-        "R51", f"recipe {text!r} not found (not a file, and no recipe has that name)", hint=hint
+        "R51", f"recipe {text!r} not found ({kind}, and no recipe has that name)", hint=hint
     )
     return None
 
@@ -115,6 +123,8 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
         if name in files:
             return files[name]
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
+    if name in get_args(LaunchSection.model_fields["type"].annotation):
+        hint = f"it is a launcher: write launch={name}"
     problems.add(
         "R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint
     )
@@ -328,7 +338,8 @@ class _Collector:
                 )
         chain = " → ".join([*(opened for _, opened in self.open), name])
         looked = ", ".join(shown(folder) or "." for folder in folders)
-        self.refuse("R51", f"no such layer: {chain}", mark, f"looked in {looked}")
+        hint = did_you_mean(name, recipe_names(), f"looked in {looked}")
+        self.refuse("R51", f"no such layer: {chain}", mark, hint)
         return None
 
     def label(self, path: Path, folder: Path) -> str:

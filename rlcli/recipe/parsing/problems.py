@@ -89,6 +89,10 @@ class Problems:
                 return dotted(path)
         return None
 
+    def has_problem_at(self, mark: Mark) -> bool:
+        """Whether a problem was reported at a place."""
+        return mark in self._marks
+
     def is_below(self, mark: Mark, above: Mark) -> bool:
         """Whether a place is in a layer below that of `above`; the command line is on top."""
         order = [*self.layers, COMMAND_LINE]

@@ -235,6 +235,8 @@ class _Checker:
         is_data = self.prefix[:1] == ("datasets",) and first == "path"
         hint = self.names_beside(tree, section)
         hint = "give it by --data, or write it in the recipe" if is_data else hint
+        if not (self.prefix or section or "extends" in tree.entries):
+            hint = "most recipes start from another one: extends: NAME; rlcli ls lists them"
         self.add("R39", message, section, mark, hint=hint, same=same)
 
     def names_beside(self, tree: Mapping, path: Path) -> str | None:
@@ -338,6 +340,8 @@ class _Checker:
             else _describe_union(errors, node, name)
         )
         mark = node.mark
+        if user is not None and self.problems.has_problem_at(mark):
+            return
         if user is not None:
             mark, fault = (
                 user.mark,
@@ -431,8 +435,21 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
             f"{name} must be {expected}, found {kind_of(node)}{text}",
             _type_hint(expected, node),
         )
-    message = error["msg"].removeprefix("Input should be ")
-    return "R35", f"{name} is{text or ' ' + kind_of(node)}; it must be {message}", None
+    bound = error["msg"].removeprefix("Input should be ")
+    for written, shorter in _BOUNDS.items():
+        bound = bound.replace(written, shorter)
+    is_number = isinstance(node, Scalar) and isinstance(node.value, int | float)
+    value = f" {node.text}" if isinstance(node, Scalar) and is_number else text
+    return "R35", f"{name} is{value or ' ' + kind_of(node)}; it must be {bound}", None
+
+
+_BOUNDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+"""Pydantic's words → ours."""
 
 
 def _type_hint(expected: str, node: Node) -> str | None:

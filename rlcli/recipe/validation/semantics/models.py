@@ -144,6 +144,8 @@ def _not_in_use(notes: Notes, unused: list[str]) -> None:
             message = f"{message}: {call} is removed {place_of(mark)}"
             hint = f"{hint} too"
         elif notes.mark(path).file == COMMAND_LINE:
+            notes.problems.withdraw(path)
+            notes.unresolved.values.add(("models", name, "mesh"))
             others = [role for role in notes.recipe.models if role != name]
             hint = did_you_mean(name, others, f"there is {', '.join(others) or 'none'}")
         notes.note("R71", message, path, hint)

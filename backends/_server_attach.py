@@ -53,8 +53,8 @@ class Expected:
     ranks: int
     """Number of processes that weights are sent to."""
     seconds: float
-    """Time for a response. The first one may take long: the server compiles what it has not
-    compiled before."""
+    """Time for a response. The first one may take long, because servers compile kernels at their
+    first use."""
 
 
 def check_model(server: Server, expected: Expected) -> None:

@@ -67,8 +67,8 @@ class ServerBackend(ModelBackend):
     }  # fmt: skip
 
     python: str | None = None
-    """The Python that has the servers' software, such as `.venv-sglang/bin/python`: servers are
-    started with it, and ended with the run. null: servers are at `urls`."""
+    """Path of the Python that servers are started with, such as `.venv-sglang/bin/python`; they end
+    with the run. null: the existing servers at `urls` are used."""
 
     servers: int = 1
     """Servers that each rank of the role starts."""
@@ -77,27 +77,28 @@ class ServerBackend(ModelBackend):
     """Processes per server, which share its model (tensor parallelism)."""
 
     nodes: int = 1
-    """Nodes over which each server that the run starts is spread: its rank's and those that follow
-    it, on each the same number of devices. Such a server needs a `weights_folder` that all nodes
-    see."""
+    """Number of nodes of each server that the run starts: that of its rank and the ones after it,
+    with the same number of devices on each. With several, all nodes must have access to
+    `weights_folder`."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the servers that the run starts, by their own names, such as
-    `{dtype: bfloat16}`. Weights are kept and sent in their `dtype`; without one in that of the
-    model's configuration."""
+    """Options of the servers that the run starts, under the server's own names, such as `{dtype:
+    bfloat16}`. Weights are stored and sent in this `dtype`; without one, in that of the model's
+    configuration."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of their processes. On GPUs the servers of a rank are on its device and
-    those that follow it, each on its own, unless this has CUDA_VISIBLE_DEVICES,
-    which is then that of all of them."""
+    """Environment variables of the servers' processes. On GPUs, the servers of a rank use its
+    device and the ones after it, each its own; CUDA_VISIBLE_DEVICES, if set here, applies to all of
+    them instead."""
 
     urls: tuple[str, ...] = ()
-    """Existing servers, such as `http://10.0.0.5:30000`; several ranks each take their share. They
-    get new weights, in the dtype that they report, and belong to this run until it ends. A server
-    of another model is refused, based on its tokens, its vocabulary and its log-probs."""
+    """Existing servers, such as `http://10.0.0.5:30000`; the ranks of the role divide them. They
+    get new weights in the dtype that they report, and nothing else may use them until the run ends.
+    A server of another model is refused; this is checked by its tokens, its vocabulary and its
+    log-probs."""
 
     api_key_env: str | None = None
-    """The environment variable that has the key of the servers at `urls`."""
+    """Name of the environment variable that holds the API key of the servers at `urls`."""
 
     max_concurrent_requests: int = 64
     """Maximum number of responses that a rank requests at once."""
@@ -107,16 +108,17 @@ class ServerBackend(ModelBackend):
     `weights_folder`)."""
 
     on_pause: Pause = "retract"
-    """What happens to responses in progress when weights change: retract (they are re-read with the
-    new weights, so that log-probs are those of each segment's weights) or in_place (their keys and
-    values are kept, which is faster, but log-probs are approximate)."""
+    """What happens to responses in progress when weights change: retract (their tokens so far are
+    processed again with the new weights, so that the log-probs of each segment belong to the
+    weights that sampled it) or in_place (their keys and values are kept, which is faster, but
+    log-probs are approximate)."""
 
     weights_folder: str | None = None
     """Folder in which the current weights are kept as files; servers at `urls` must have access to
-    it if they update from disk. null: a private folder among the temporary files of the machine."""
+    it if they update from disk. null: a private temporary folder."""
 
     start_deadline_s: float = 900.0
-    """Seconds within which a server must be ready; servers at `urls` within 120."""
+    """Seconds until a server that the run starts must be ready; servers at `urls` have 120 s."""
 
     request_deadline_s: float = 1800.0
     """Seconds for one response."""

@@ -55,8 +55,8 @@ class AdamWSettings:
     """Learning rate after the warm-up."""
 
     min_lr_ratio: float = 0.0
-    """The rate that linear and cosine approach, as a share of the peak; they would reach it one
-    step after the last."""
+    """The learning rate at which linear and cosine end, as a fraction of the peak; they would reach
+    it one step after the last."""
 
     max_grad_norm: float = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
@@ -127,9 +127,9 @@ class TransformersSettings(Precision):
     `max_concurrent_responses` of them."""
 
     attention: Kernels = "auto"
-    """Kernels that attend to packed sequences on GPUs in 16 bits: torch's own, or those of
-    flash-attn (version 3 or 4 where it is installed for the GPU, else 2), which also cap scores
-    without holding them in memory. auto: flash-attn's where they can be imported, else torch's."""
+    """Attention kernels for packed sequences on GPUs in 16 bits: those of torch, or of flash-attn
+    (version 3 or 4 where it is installed for the GPU, else 2), which can also cap scores without
+    storing them. auto: flash-attn if it can be imported, else torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +153,14 @@ class RouterLosses:
 
     router_aux_loss_coef: float | None = None
     """Coefficient of the loss that balances the experts of a mixture (Switch Transformers), taken
-    over all tokens of an update. null: no such loss, whatever config.json says, as in transformers
-    unless it is asked for router logits; 0 only measures. If a rank has several micro-batches,
-    the load of all but the first (with megatron, of all) is counted in forward passes of their own,
-    a third more work."""
+    over all tokens of an update. null: no such loss, whatever config.json says (transformers, too,
+    adds it only if router logits are requested); 0: it is measured only. If a rank has several
+    micro-batches, extra forward passes count the load of all but the first (with megatron, of all),
+    which is about a third more work."""
 
     router_z_loss_coef: float | None = None
     """Coefficient of the loss that keeps the logits of routers small (ST-MoE's z-loss). null: no
-    such loss; 0 only measures."""
+    such loss; 0: it is measured only."""
 
 
 @dataclass(frozen=True, kw_only=True)

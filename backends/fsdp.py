@@ -56,14 +56,14 @@ class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
     ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}
 
     shard_size: int | None = None
-    """Data- and context-parallel ranks that share one copy of the model (hybrid sharding): groups
-    of neighbours, such as the devices of a node, hold a copy each and exchange gradients once per
-    step. null, or at least all ranks: one copy."""
+    """Number of data- and context-parallel ranks that share one copy of the model (hybrid
+    sharding). Each group of this many neighbours, such as the devices of a node, holds a copy; the
+    groups exchange gradients once per step. null, or no less than the number of ranks: one copy."""
 
     defer_reduction: bool = False
-    """Reduce gradients once per step instead of after each micro-batch. Less is exchanged, but
-    until the last micro-batch every rank holds gradients of the whole model (with tp, of its part
-    of it) in float32."""
+    """Reduce gradients once per step instead of after each micro-batch. Less is sent, but until the
+    last micro-batch every rank holds gradients of the whole model (with tp, of its part of it) in
+    float32."""
 
     def _initialize(self, model: Model) -> Model:
         model.module = FSDPEngine(model, self)

@@ -33,9 +33,9 @@ class Inference(ContextParallelism, TransformersSettings, ModelBackend):
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {"dtype": ("bfloat16",)}
 
     dtype: ComputeDtype = "auto"
-    """dtype of matrix products. bfloat16 also holds the matrices of linear layers in it, which
-    gives the same numbers from half the memory; auto (bfloat16 if the hardware supports it) and
-    float32 hold all weights in float32."""
+    """dtype of matrix products. With bfloat16, the matrices of linear layers are also stored in it,
+    which gives the same numbers with half the memory; with auto (bfloat16 if the hardware supports
+    it) and float32, all weights are stored in float32."""
 
     def _initialize(self, model: Model) -> Model:
         model.module = InferenceEngine(model, self)

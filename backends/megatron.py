@@ -46,17 +46,18 @@ class Megatron(ContextParallelism, RouterLosses, TrainingSettings, ModelBackend)
     auto: bfloat16 if the hardware supports it."""
 
     virtual_stages: int = 1
-    """Groups of consecutive layers on each pipeline stage. With several, a micro-batch passes
-    through all stages once for each group: stages idle less and send more. It needs `mesh.pp`, and
-    divides the layers of a stage."""
+    """Number of groups of consecutive layers on each pipeline stage. With several, a micro-batch
+    passes through all stages once for each group, so stages idle less but send more. Needs
+    `mesh.pp`; must divide the number of layers of a stage."""
 
     recompute: Literal["full", "selective"] = "full"
     """What `gradient_checkpointing` recomputes. full: whole layers, from their inputs. selective:
-    attention and the MLP or the experts, from the inputs of each; less is computed again, norms and
-    queries, keys and values are kept."""
+    attention and the MLP or the experts, from the inputs of each; less is recomputed, but norms,
+    queries, keys and values stay in memory."""
 
     sequence_parallel: bool = False
-    """Divide norms and dropout along the sequence. Not offered yet: not tested on a GPU."""
+    """Divide norms and dropout along the sequence. Not available yet, because it has not been
+    tested on a GPU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

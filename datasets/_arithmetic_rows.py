@@ -28,7 +28,7 @@ class ArithmeticRows:
     """Number of problems to generate."""
 
     levels: tuple[int, ...] = (2, 3, 4)
-    """Difficulties, used in rotation: the number of operations."""
+    """Difficulties (numbers of operations), used in rotation."""
 
     held_out: bool = False
     """Use problems of the held-out split instead of the training split."""

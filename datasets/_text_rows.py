@@ -38,8 +38,8 @@ class FileRows:
 
     path: str
     """A file (.jsonl, .json with a list, .csv, .tsv, .parquet, .arrow), a folder of such files or
-    one saved by `datasets`, or `hf:NAME` for a dataset on the Hub. A field `id`, if every row has
-    one, names the rows."""
+    one saved by `datasets`, or `hf:NAME` for a dataset on the Hub. If every row has a field `id`,
+    it identifies the row."""
 
     split: str = "train"
     """Which split of a folder or of a Hub dataset."""
@@ -49,12 +49,13 @@ class FileRows:
 
     streaming: bool = False
     """Read rows as they are needed, in the order of the file or the Hub dataset, and keep none of
-    them: for data too large to download or keep in memory. A resumed run reads again the rows
-    before the one where it continues. With `max_rows`: read only that many rows, without
-    downloading the others, and keep them, so that they can be shuffled."""
+    them: for data too large to download or keep in memory. A resumed run rereads the rows before
+    its position. With `max_rows`: read only that many rows, without downloading the others, and
+    keep them, so that they can be shuffled."""
 
     max_length: int = 1024
-    """Longest row, in tokens: a prompt, with its answer if the row has one, or a conversation."""
+    """Maximum length of a row in tokens: of the prompt, including the answer if there is one, or of
+    the conversation."""
 
     overlong: Literal["error", "drop", "truncate_left", "truncate_right"] = "error"
     """What to do with longer rows; truncate_left cuts the start of the prompt,

@@ -33,7 +33,7 @@ class ArithmeticPairs(ArithmeticRows):
     }
 
     levels: tuple[int, ...] = (2, 3, 4)
-    """Difficulties, used in rotation: the number of operations, at least 2."""
+    """Difficulties (numbers of operations, at least 2), used in rotation."""
 
     hasty: float = 0.5
     """The share of rejected answers that stop after the first line."""

@@ -17,7 +17,7 @@ from ._turns import Masked, Speaker, Spoken, encode_turns, fit_turns
 @register_dataset("chat")
 @dataclass(kw_only=True)
 class Chat(FileRows):
-    """Rows of messages, each with a role and a content; trains on the assistant's,
+    """Rows of messages, each with a role and content; the assistant's messages are trained on,
     including their stop tokens."""
 
     ELSEWHERE: ClassVar[str] = "messages conversation conversations sharegpt chatml"

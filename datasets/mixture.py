@@ -27,8 +27,8 @@ LOOKED_AT = 2048
 @register_dataset("mixture")
 @dataclass(kw_only=True)
 class Mixture:
-    """Rows of other datasets in the recipe, each with its share; no row repeats before its whole
-    dataset has been used.
+    """Mixes rows of other datasets of the recipe in given proportions; no row is repeated before
+    all rows of its dataset have been used.
 
     A run reports how many samples of each it has trained on so far, as `used/<dataset>`.
     """

@@ -62,7 +62,7 @@ class Paired(TextRows):
     prompt_key: str | None = "prompt"
     """Field that holds the prompt: a text, or a list of messages. null: the prompt is what both
     answers begin with, up to a blank or, in conversations, up to the last message. Such texts are
-    often transcripts with a format of their own, for which `chat: false` is right."""
+    often transcripts with a format of their own; then set `chat: false`."""
 
     positive_key: str = "pos_answers"
     """Field that holds the list of preferred answers, or a single one: a text, or a conversation
@@ -73,7 +73,7 @@ class Paired(TextRows):
     the n-th belongs to the n-th preferred one."""
 
     margin_key: str | None = None
-    """Field that holds a list of numbers, by how much the n-th preferred answer is better than the
+    """Field that holds a list of numbers: how much better the n-th preferred answer is than the
     n-th rejected one; required by a reward model's `use_margins`."""
 
     max_pairs_per_prompt: int = 2

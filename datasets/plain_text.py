@@ -17,7 +17,7 @@ from ._turns import Masked
 @register_dataset("plain_text")
 @dataclass(kw_only=True)
 class PlainText(FileRows):
-    """Rows of a text, which ends with the end-of-sequence token. No template is applied."""
+    """Rows with one text, followed by the end-of-sequence token. No template is applied."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
     PAIRS: ClassVar[str] = ""

@@ -46,7 +46,8 @@ SumsBySample = dict[str, list[tuple[float, int]]]
 
 @dataclass(kw_only=True)
 class AdvantageInterface(ModelInterface):
-    """Rates every action of a batch of responses. Subclasses say how, in `estimate`."""
+    """Computes the advantage of every action in a batch of responses. Subclasses implement
+    `estimate`."""
 
     READS: ClassVar[Declaration] = {
         "inference": (
@@ -165,28 +166,29 @@ class AdvantageInterface(ModelInterface):
     """Responses that were cut off are not trained on."""
 
     overlong_buffer: int | None = None
-    """Soft overlong penalty (DAPO): over the last tokens before `overlong_limit`, this many, the
-    reward of a response falls, token by token, by up to `overlong_penalty`."""
+    """Soft overlong penalty (DAPO): if a response reaches the last `overlong_buffer` tokens before
+    `overlong_limit`, each further token lowers its reward, in total by up to `overlong_penalty`."""
 
     overlong_penalty: float = 1.0
     """With `overlong_buffer`: amount subtracted from the reward of a response of full length."""
 
     overlong_limit: int | None = None
-    """With `overlong_buffer`: the most tokens of a response, `${generation.max_new_tokens}`."""
+    """With `overlong_buffer`: the maximum length of a response, `${generation.max_new_tokens}`."""
 
     use_dense_reward: bool = False
     """Use `dense_rewards` (a score after each token)
     instead of the single task reward at the end."""
 
     reward_delta: bool = True
-    """With `use_dense_reward`: a token earns the change in the score, not the score."""
+    """With `use_dense_reward`: the reward of a token is the change in the score, not the score
+    itself."""
 
     train_on_best: int | None = None
     """Train on this many responses to each prompt, those with the highest reward; null: on all."""
 
     kl_ctl: float = 0.1
-    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0:
-    needs no reference."""
+    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0: no
+    penalty, and no reference is needed."""
 
     kl_in: KLPlace = "reward"
     """reward: the penalty is subtracted from the reward of each token, and so enters the
@@ -194,24 +196,25 @@ class AdvantageInterface(ModelInterface):
 
     kl_estimator: KLEstimator = "k1"
     """Estimator of the penalty, the KL from the reference per sampled token: k1, k2 or k3
-    (rlcli.ops.kl). It is that of the policy that sampled the responses; see `recompute_logprob`."""
+    (rlcli.ops.kl). It is measured for the policy that sampled the responses, unless
+    `recompute_logprob` changes that."""
 
     adaptive_kl_ctl: bool = False
-    """Adapt the weight of the KL penalty to keep the metric `kl`, that of the trained policy, near
-    `adaptive_kl_target`. Above `train.max_staleness: 0` this needs `recompute_logprob` or
-    `use_decoupled_loss`."""
+    """Adapt the weight of the KL penalty to keep the metric `kl`, which is measured for the trained
+    policy, near `adaptive_kl_target`. Above `train.max_staleness: 0` this needs `recompute_logprob`
+    or `use_decoupled_loss`."""
 
     adaptive_kl_target: float = 6.0
     """KL per response, in nats, targeted by the adaptive controller."""
 
     adaptive_kl_horizon: float = 10000.0
-    """Responses over which the adaptive controller reacts."""
+    """Number of responses over which the adaptive controller adapts."""
 
     use_decoupled_loss: bool = False
     """Clip around `proximal_logprobs` and weight each token by proximal over behaviour policy.
     Requires an `actor.inference` call in the graph, with `packed_logprobs` renamed to
-    `proximal_logprobs`. The KL penalty stays that of the behaviour policy,
-    which sampled the responses."""
+    `proximal_logprobs`. The KL penalty is still that of the behaviour policy, which sampled the
+    responses."""
 
     recompute_logprob: bool = False
     """Use `proximal_logprobs`, from the trainer's own forward pass, as the old policy instead of
@@ -222,9 +225,9 @@ class AdvantageInterface(ModelInterface):
     """With `use_decoupled_loss`: maximum weight of a token; above 1."""
 
     behav_imp_weight_mode: BehaviourWeightMode = "mask"
-    """How to treat a token weighted above the cap. mask: it is dropped from the loss and from the
-    count that divides it. truncate: it is weighted by the cap (truncated importance sampling,
-    TIS)."""
+    """How to treat a token weighted above the cap. mask: it is left out of the loss and of the
+    count that the loss is divided by. truncate: it is weighted by the cap (truncated importance
+    sampling, TIS)."""
 
     adv_norm: bool = True
     """Normalise advantages to mean 0 and standard deviation 1 over the batch's tokens."""

@@ -32,8 +32,9 @@ class PairSettings(ModelInterface):
     }
 
     pair_aggregation: PairAggregationName = "pair"
-    """pair: every pair counts alike, so prompts with many pairs count for more. prompt: every
-    prompt counts alike, as the mean of its pairs. Reported numbers are averaged in the same way."""
+    """pair: every pair has the same weight, so prompts with many pairs have more influence. prompt:
+    every prompt has the same weight, as the mean of its pairs. Reported numbers are averaged in the
+    same way."""
 
     def pair_weights(
         self, batch: SequenceSample, counted: torch.Tensor | None = None

@@ -57,8 +57,8 @@ class DPOSettings(PairSettings):
 
     loss: PreferenceLossName = "sigmoid"
     """sigmoid: DPO's. ipo: the squared distance of the margin from 1 / (2 beta) (its authors use
-    `length_normalized`). hinge: that of SLiC. robust: DPO's without the bias of wrong labels, whose
-    share is `label_smoothing`."""
+    `length_normalized`). hinge: that of SLiC. robust: DPO's loss without the bias from wrong
+    labels, whose fraction is `label_smoothing`."""
 
     beta: float = 0.1
     """How close the policy is kept to the reference: higher is closer.
@@ -82,8 +82,8 @@ class DPOSettings(PairSettings):
     """Weight of the negative log-likelihood of the chosen answers (RPO, arXiv:2404.19733)."""
 
     nll_aggregation: NLLAggregation = "sequence"
-    """sequence: each chosen answer counts as the mean of its tokens, as published. token: all
-    tokens count alike."""
+    """sequence: the mean over the tokens of each chosen answer, as published. token: every token
+    has the same weight."""
 
 
 @dataclass(kw_only=True)

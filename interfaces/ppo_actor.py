@@ -161,9 +161,9 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     `loss_constant: 1`)."""
 
     loss_aggregation: LossAggregationName = "token"
-    """token: every token counts alike, so long responses count for more. sequence: every response
-    counts alike. constant: tokens count alike, and their sum is divided by `loss_constant` times
-    the number of responses."""
+    """token: every token has the same weight, so long responses have more influence. sequence:
+    every response has the same weight. constant: every token has the same weight, and the sum is
+    divided by `loss_constant` times the number of responses."""
 
     loss_constant: float | None = None
     """With `loss_aggregation: constant`: the number of tokens per response to divide the loss by,

@@ -22,7 +22,7 @@ from ._logprobs import as_logprobs, recompute_logprobs
 
 @dataclass(kw_only=True)
 class ReferenceInterface(ModelInterface):
-    """Gives the log-probs of responses under a reference policy."""
+    """Computes the log-probs of responses under a reference policy."""
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if given")}
     WRITES: ClassVar[Declaration] = {"inference": ("packed_ref_logprobs",)}
@@ -38,8 +38,8 @@ class ReferenceInterface(ModelInterface):
     store: str | None = None
     """Folder that caches log-probs, for this reference and temperature only: sequences found in it
     are not computed again, in later epochs and runs. If it holds all sequences the role needs no
-    weights (`models.ref: {init: null, backend: null}`). For dataset rows, such as DPO's; sampled
-    sequences never recur."""
+    weights (`models.ref: {init: null, backend: null}`). Only useful for dataset rows, such as
+    DPO's, because sampled sequences do not recur."""
 
     opened: LogprobStore | None = field(init=False, default=None, repr=False)
 

@@ -30,9 +30,9 @@ from ._pairs import PairSettings, pair_stats
 
 @dataclass(kw_only=True)
 class RewardModelInterface(PairSettings, ModelInterface):
-    """Bradley-Terry model of preferences, by the score of a whole sequence: the value at its last
-    token. The role has the head `value`; its `inference` gives PPO the rewards of sequences that
-    use the same tokenizer."""
+    """Bradley-Terry model of preferences. The score of a sequence is the value at its last token,
+    so the role has the head `value`. Its `inference` gives PPO the rewards of sequences with the
+    same tokenizer."""
 
     ELSEWHERE: ClassVar[str] = "rm rw paired_rw"
     READS: ClassVar[Declaration] = {
@@ -60,7 +60,8 @@ class RewardModelInterface(PairSettings, ModelInterface):
     scores may drift."""
 
     use_margins: bool = False
-    """Require the chosen score to lead by the pair's `margins`, which the dataset must provide."""
+    """Require the chosen score to exceed the rejected one by the pair's `margins`, which the
+    dataset must provide."""
 
     def train_step(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec

@@ -38,8 +38,8 @@ class GAEInterface(AdvantageInterface):
     """Discount factor per token."""
 
     gae_lambda: float = 1.0
-    """Trades bias against variance of advantages: 1 waits for the final reward, 0 trusts the
-    critic's next value."""
+    """Trade-off between bias and variance of advantages: 1 uses all rewards to the end, 0 only the
+    next one and the critic's value after it."""
 
     group_adv_norm: bool = False
     """Normalise advantages over the tokens of the responses to one prompt,
@@ -49,9 +49,9 @@ class GAEInterface(AdvantageInterface):
     """Train without a critic: all values are 0, advantages are the discounted future rewards."""
 
     bootstrap_no_eos: bool = True
-    """For a response that was cut off, the critic's value of its last state stands in for the
-    missing rest. If cut-off responses have a score too, the two add up; where most are cut off,
-    values can diverge: then set this to false."""
+    """For a response that was cut off, the critic's value of its last state replaces the missing
+    rest. If cut-off responses are also scored, both are added; if most responses are cut off,
+    values can diverge, and this should be false."""
 
     def values(self, data: SequenceSample) -> torch.Tensor:
         return super().values(data) if self.disable_value else data.data["values"]

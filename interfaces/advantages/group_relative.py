@@ -34,10 +34,10 @@ WARN_EVERY = 10
 
 @dataclass(kw_only=True)
 class GroupRelativeInterface(AdvantageInterface):
-    """Compares each response with the others to its prompt, or of its batch.
+    """Compares each response with the other responses to its prompt, or in its batch.
 
-    The defaults are GRPO as published (arXiv:2402.03300). The profiles dr_grpo,
-    rloo and dapo are other settings.
+    The defaults are GRPO as published (arXiv:2402.03300). The profiles dr_grpo, rloo and dapo set
+    others.
     """
 
     ELSEWHERE: ClassVar[str] = "grpo rloo reinforce reinforce_plus_plus"
@@ -65,13 +65,13 @@ class GroupRelativeInterface(AdvantageInterface):
     prompt (group), of all responses in the batch (batch), or nothing (none)."""
 
     credit: CreditName = "response"
-    """response: each token is credited with everything its response earned. to_go: only with what
-    came after it, which makes a difference where the KL penalty is in the reward,
-    or rewards are dense."""
+    """response: each token is credited with all rewards of its response. to_go: only with those
+    that come after it, which makes a difference where the KL penalty is in the reward, or rewards
+    are dense."""
 
     kl_ctl: float = 0.04
-    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0:
-    needs no reference."""
+    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0: no
+    penalty, and no reference is needed."""
 
     kl_in: KLPlace = "loss"
     """loss: the penalty is added to the policy's loss of each token, with a gradient of its own.

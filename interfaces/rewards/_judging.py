@@ -40,10 +40,10 @@ class Questions:
 class Judging(ScoreErrors, ModelInterface):
     """Asks a language model for a score of each response.
 
-    The score is in the last line of the reply, after a mark that the judged text cannot know, so
-    that a verdict inside a response has no effect. A policy may write what a judge cannot score,
-    which is not an error: such a response is rewarded with `unscored_reward`. A judge that cannot
-    score a plain response either is an error.
+    The score is in the last line of the reply, after a mark that the judged text cannot predict, so
+    that a verdict inside a response has no effect. A response that the judge cannot score is
+    rewarded with `unscored_reward`, which is not an error; a judge that cannot score a plain
+    response either is one.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
@@ -57,14 +57,14 @@ class Judging(ScoreErrors, ModelInterface):
     LIMITS: ClassVar[Limits] = {"temperature": {"ge": 0}}
 
     template: str = TEMPLATE
-    """The question; `{prompt}`, `{response}` and `{field}`, for any field of the row, stand for
-    texts to judge or to judge by. Instructions on how to give the score are appended."""
+    """The question; `{prompt}`, `{response}` and `{field}`, for any field of the row, are replaced
+    by their texts. Instructions on how to give the score are appended."""
 
     lowest: float = 0.0
     """The lowest score."""
 
     highest: float = 10.0
-    """The highest score. The reward is the score as given."""
+    """The highest score. The score itself is the reward."""
 
     unscored_reward: float | None = None
     """Reward of a response that the judge gives no score, although it scores others;

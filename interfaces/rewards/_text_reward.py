@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TextReward(ModelInterface):
-    """A reward whose subclass has a rule, `score`, which is called in the process of its role:
-    for text that it does not execute, and rules that take no time."""
+    """A reward by a rule, `score` of its subclass, which is called in the process of the role: for
+    fast rules that do not execute the text."""
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
 
     solved_from: float = 1.0
-    """Reward from which a response counts as right, of which `accuracy` is the share."""
+    """Minimum reward of a response that counts as right; `accuracy` is the fraction of these."""
 
     def score(self, response: str, answer: str) -> float:
         """The reward of a response to a row with this answer."""

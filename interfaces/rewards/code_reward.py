@@ -52,8 +52,8 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
 
     A row's `entry_point` names the only function that its code uses, also available as `candidate`;
     a function `check(candidate)` is then called. Programs and test code run in separate processes:
-    only plain values (numbers, texts, lists, dicts …) come back to a comparison, so no program can
-    decide it. Trailing blanks are ignored.
+    only plain values (numbers, texts, lists, dicts …) are passed to a comparison, so no program can
+    influence its result. Trailing blanks are ignored.
 
     Programs have Python's standard library and an empty folder. They are isolated by Linux
     namespaces: no network, none of the machine's other files, no other processes. Where namespaces

@@ -43,10 +43,10 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     `limit_reward`. An exception, a process that exits and one that hangs are not the response's
     fault: the call is retried once, in another process, and then counts as an error.
 
-    The file is loaded once per process, and each call runs in a fork of that: nothing that a call
-    changes or starts reaches the next one. So import, read and compute at the top of the file what
-    is slow. The processes see only a few environment variables, and write no files. A function that
-    executes what a model wrote can be made to return anything: use `code_reward`.
+    The file is loaded once per process, and each call runs in a fork of that process: nothing that
+    a call changes or starts affects the next one. So slow imports, reading and computation belong
+    at the top of the file. The processes see only a few environment variables, and write no files.
+    A function that executes what a model wrote can be made to return anything: use `code_reward`.
     """
 
     ELSEWHERE: ClassVar[str] = "custom python reward_func reward_function custom_reward_function"

@@ -35,10 +35,10 @@ class LLMJudgeInterface(Judging):
     """Asks a model behind an OpenAI-compatible chat endpoint (vLLM, SGLang, a service) for a score
     of each response.
 
-    The score is in the last line of the reply, after a mark that the judged text cannot know, so
-    that a verdict inside a response has no effect. Any other reply, and a failing server, is
-    retried. A response that has no score then, though the judge scores a plain one, is rewarded
-    with `unscored_reward`; a judge that fails is an error.
+    The score is in the last line of the reply, after a mark that the judged text cannot predict, so
+    that a verdict inside a response has no effect. A question is repeated if the reply has any
+    other form, or the server fails. A response that still has no score, although the judge scores a
+    plain one, is rewarded with `unscored_reward`; a judge that fails is an error.
     """
 
     ELSEWHERE: ClassVar[str] = "openai api_judge"
@@ -81,8 +81,8 @@ class LLMJudgeInterface(Judging):
     """Wait before the second try; doubles before each further one."""
 
     cache: str | None = None
-    """Folder that caches scores, also for later runs, keyed by everything the question consists of;
-    null: in memory."""
+    """Folder that caches scores, also for later runs, keyed by the whole question; null: in
+    memory."""
 
     scores_by_key: dict[str, float] = field(init=False, repr=False, default_factory=dict)
     endpoint: ChatEndpoint = field(init=False, repr=False)

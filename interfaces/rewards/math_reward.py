@@ -83,7 +83,7 @@ class MathRewardInterface(RightOrWrong):
     value, take the last number of the response as its answer."""
 
     symbolic: bool = True
-    """Compare expressions with math-verify where their texts differ; otherwise those are wrong."""
+    """Compare expressions whose texts differ with math-verify; if false, they are wrong."""
 
     timeout_s: float = 2.0
     """Longest symbolic comparison, in seconds of processor time;

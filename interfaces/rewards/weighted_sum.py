@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class WeightedSumInterface(ModelInterface):
-    """Adds up rewards that other calls have written under other names, such as
-    `output_key_remap: {rewards: brevity}`, under which it is reported as well.
+    """Adds up rewards that other calls write under names of their own, such as `output_key_remap:
+    {rewards: brevity}`; each is also reported under its name.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("each of weights",)}

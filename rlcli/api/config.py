@@ -72,8 +72,8 @@ class GenerationHyperparameters:
 
     routing_replay: bool = False
     """Record the experts that each token is routed to while responses are sampled, and route it to
-    the same ones when its log-probs are recomputed and trained on (R3): routers that are near a tie
-    then choose alike on both sides. For a mixture of experts."""
+    the same ones when its log-probs are recomputed and trained on (R3): sampling and training then
+    agree where a router is near a tie. For a mixture of experts."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.responses_per_prompt <= MAX_RESPONSES:

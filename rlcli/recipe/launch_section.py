@@ -123,7 +123,8 @@ class LaunchSection(Section):
     """Network interface through which several nodes reach each other; null: lo if they are all on
     this machine, or, for a job on several nodes, each node's default route."""
     max_restarts: NotNegative = 0
-    """Restarts from the last checkpoint after a process of the run has died or hung."""
+    """Maximum number of restarts from the last checkpoint after a process of the run has died or
+    hung."""
     startup_deadline: Seconds = 600.0
     """Seconds within which all workers must have loaded their models."""
     step_deadline: Seconds = 3600.0

@@ -42,7 +42,7 @@ class MeshSection(Section):
     """How a role's devices share the work, in this order."""
 
     dp: Positive | None = None
-    """Data-parallel size; null: all devices of the role left over by the other dimensions."""
+    """Data-parallel size; null: the number of the role's devices, divided by the other sizes."""
     tp: Positive = 1
     """Tensor-parallel size."""
     pp: Positive = 1
@@ -50,13 +50,13 @@ class MeshSection(Section):
     cp: Positive = 1
     """Context-parallel size (one sequence over several devices)."""
     ep: Positive = 1
-    """Expert-parallel size: neighbouring data-parallel ranks that divide the experts of a mixture;
-    divides dp x cp."""
+    """Expert-parallel size: number of neighbouring data-parallel ranks that divide the experts of a
+    mixture; a divisor of dp x cp."""
 
 
 class Rollout(Section):
-    """A copy of a role that generates in its place, and receives its weights after each of its
-    training steps."""
+    """A copy of a role that generates for it, and receives its weights after each of its training
+    steps."""
 
     backend: Component | None = None
     """Backend that runs it; null: inference."""
@@ -66,8 +66,8 @@ class Rollout(Section):
     """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their
     own get the rest."""
     transfer: Transfer = "full"
-    """What travels to it between ranks after a training step: `full`, all weights; `delta`, what
-    changed since the last step, compressed. Both give it the same weights."""
+    """What is sent to it between ranks after a training step: `full`, all weights; `delta`, only
+    what has changed since the last step, compressed. The resulting weights are the same."""
 
 
 WEIGHTS = ("path", "init", "scratch")
@@ -125,8 +125,9 @@ class Hooks(Section):
     """With `copy_to`: target = eta * source + (1 - eta) * target;
     below 1 an exponential moving average."""
     transfer: Transfer = "full"
-    """With `copy_to`, what travels between ranks: `full`, all elements; `delta`, what changed since
-    the last copy, in the dtype of the target, compressed. Both give the target the same weights."""
+    """With `copy_to`, what is sent between ranks: `full`, all elements; `delta`, only what has
+    changed since the last copy, in the dtype of the target, compressed. The resulting weights are
+    the same."""
     offload: bool = False
     """Keep the weights of the call's role in host memory until its next call, and its optimizer's
     state until its next training step, so that roles can take turns on a device."""
@@ -189,22 +190,22 @@ class Train(Section):
     shuffle: bool = True
     """Shuffle the rows anew in each epoch, determined by the seed."""
     prompts_per_draw: Positive | None = None
-    """Where calls drop prompts: the number drawn at a time until the step has its prompts; any
-    surplus starts the next step. null: as many as the step lacks. With max_staleness: the number
-    sampled at a time; null: as many as a step takes."""
+    """If calls drop prompts: how many are drawn at a time until the step is complete; any surplus
+    goes to the next step. null: as many as are missing. With max_staleness: how many are sampled at
+    a time; null: as many as a step takes."""
     max_redraws: NotNegative = 10
-    """Where calls drop prompts: how often a step may draw replacements;
-    beyond that the run ends."""
+    """If calls drop prompts: how often a step may draw replacements; if that is not enough, the run
+    ends."""
     max_staleness: Annotated[int, Field(ge=0, le=MAX_STALENESS)] = 0
-    """Number of training steps that generation may lag behind; 0 is synchronous. It is a bound that
-    is reached: once generation is that far ahead, every sample is that old,
-    unless `take_first` is freshest."""
+    """Number of training steps that generation may lag behind; 0 is synchronous. Expect samples to
+    be that old: once generation is that far ahead, all of them are, unless `take_first` is
+    freshest."""
     max_segments: Positive | None = None
     """With max_staleness, where generation has devices of its own: with how many versions of the
     weights a response may be sampled. New weights wait for those that have as many; 1: for all
     responses. null: max_staleness + 1, as many as a response can have that a step takes."""
     take_first: Literal["oldest", "freshest"] = "oldest"
-    """With max_staleness: which finished samples a step takes first. oldest: none is wasted.
+    """With max_staleness: which finished samples a step takes first. oldest: no sample is wasted.
     freshest: those of the newest weights; others that become too stale meanwhile are generated
     again, and counted as expired."""
     microbatches: Positive = 1
@@ -259,7 +260,7 @@ class Checkpoint(Section):
     asynchronous: bool = True
     """Continue training while files are written, waiting only for the copy to host memory."""
     max_failed_saves: NotNegative = 2
-    """Consecutive checkpoints that may fail to be written; one more ends the run."""
+    """How many consecutive checkpoints may fail to be written; the next failure ends the run."""
 
     @property
     def is_written(self) -> bool:

@@ -23,7 +23,7 @@ from ._settings import ComputeDtype, ContextParallelism, RouterLosses, TrainingS
 @dataclass(frozen=True, kw_only=True)
 class Megatron(ContextParallelism, RouterLosses, TrainingSettings, ModelBackend):
     """Trains a model of the llama, qwen2, qwen3 or mistral family, or one with a mixture of
-    experts, divided over ranks in every way but generation."""
+    experts, with every kind of parallelism; it does not generate."""
 
     ELSEWHERE: ClassVar[str] = "mcore nemo"
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)

@@ -96,7 +96,7 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL_OR_RUN",
-        help="A model's folder or Hub id, or a run or checkpoint of ours.",
+        help="A model's folder or Hub id, or an rlcli run or checkpoint.",
     ),
 ]
 RoleName = Annotated[
@@ -119,7 +119,13 @@ Temperature = Annotated[
 ]
 TopP = Annotated[
     float,
-    typer.Option("--top-p", min=0.0, max=1.0, metavar="P", help="Probability to sample from."),
+    typer.Option(
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        metavar="P",
+        help="Probability mass to sample from.",
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of the responses.")]
 

@@ -16,7 +16,7 @@ def check(
     overrides: Overrides = None,
     with_: With = None,
     rows: Annotated[
-        int, typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to look at.")
+        int, typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to check.")
     ] = 200,
     as_json: AsJson = False,
 ) -> int:

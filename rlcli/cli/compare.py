@@ -45,8 +45,8 @@ def compare(
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the results of runs. Those that differ in their seed alone are one row and one curve:
-    mean ± deviation.
+    """Compare the results of runs. Those that differ only in their seed share a row and a curve:
+    mean ± standard deviation.
 
     rlcli diff shows what was set differently.
 

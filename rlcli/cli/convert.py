@@ -44,7 +44,9 @@ class Rows(StrEnum):
 def convert(
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="SOURCE", help="A run, a checkpoint, or a model's folder in one."),
+        typer.Argument(
+            metavar="SOURCE", help="A run, a checkpoint, or the folder of a model in it."
+        ),
     ] = None,
     to_hf: Annotated[
         Path | None,

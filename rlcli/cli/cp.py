@@ -26,7 +26,7 @@ def cp(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a recipe that extends another one and holds only the values that you give.
+    """Create a recipe that extends another one and contains only the values given here.
 
     Example: rlcli cp ppo_math mine.yaml ppo.kl_ctl=0.02
     """

@@ -43,8 +43,8 @@ def explain(
     with_: With = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a value comes from, through all layers and references, and where it goes; or what
-    a code of an error means (`rlcli explain R42`).
+    """Show where a value comes from, through all layers and references, and what uses it; or what
+    an error code means (`rlcli explain R42`).
 
     Example: rlcli explain ppo_math ppo.kl_ctl
     """

@@ -46,8 +46,8 @@ def generate(
     step: options.StepNumber = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Generate responses to prompts; without --prompt and --file, standard input is one prompt. A
-    run's model gets them in the format of the rows that it was trained on.
+    """Generate responses to prompts; without --prompt and --file, standard input is one prompt. For
+    a run's model, they are formatted like the rows that it was trained on.
 
     Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 14+4-5-5?"
     """

@@ -33,12 +33,12 @@ TITLES = {
 
 def ls(
     kind: Annotated[
-        ListedKind | None, typer.Argument(help="Which of them; default: the names of all.")
+        ListedKind | None, typer.Argument(help="One of these kinds; default: the names of all.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List interfaces, backends, datasets, model families, recipes and profiles; those of one kind
-    with what they are.
+    """List interfaces, backends, datasets, model families, recipes and profiles; for one kind, with
+    a description of each.
 
     Example: rlcli ls datasets
     """

@@ -22,7 +22,8 @@ def migrate(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite recipes of an older format, and say what has changed. Comments and layout stay.
+    """Rewrite recipes of an older format, and report what has changed. Comments and layout are
+    kept.
 
     Example: rlcli migrate mine.yaml --dry-run
     """

@@ -54,14 +54,14 @@ def plan(
         ),
     ] = False,
     timeline: Annotated[
-        bool, typer.Option("--timeline", help="Show the calls of a few steps in time.")
+        bool, typer.Option("--timeline", help="Show the calls of a few steps as a timeline.")
     ] = False,
     memory: Annotated[
         bool, typer.Option("--memory", help="Show what each role holds in memory.")
     ] = False,
     layouts: Annotated[
         bool,
-        typer.Option("--layouts", help="Compare layouts: memory, messages; advise one."),
+        typer.Option("--layouts", help="Compare layouts by memory and messages; recommend one."),
     ] = False,
     strict: Annotated[
         bool,
@@ -76,7 +76,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show roles on devices, batch arithmetic, memory and disk; start nothing.
+    """Show each role's devices, batch sizes, memory and disk; start nothing.
 
     Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2 --device-memory 80
     """

@@ -28,7 +28,7 @@ def resume(
     ] = None,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="Let changes alter how the rest of the run learns."),
+        typer.Option("--accept-changes", help="Allow changes that affect the rest of training."),
     ] = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -39,14 +39,16 @@ def samples(
         typer.Option("--step", metavar="N", help="Samples of this step; repeatable."),
     ] = None,
     phase: Annotated[
-        Phase | None, typer.Option("--phase", help="From training or evaluation.")
+        Phase | None, typer.Option("--phase", help="Only those of training, or of evaluations.")
     ] = None,
     row: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Only samples of this row.")
     ] = None,
     grep: Annotated[
         str | None,
-        typer.Option("--grep", metavar="REGEX", help="Only where prompt or response match."),
+        typer.Option(
+            "--grep", metavar="REGEX", help="Only where the prompt or the response matches."
+        ),
     ] = None,
     worst: Annotated[
         int | None,
@@ -69,9 +71,10 @@ def samples(
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Show prompts, responses and rewards: of the last step, or what the options look for.
+    """Show prompts, responses and rewards: those of the last step, or those that the options
+    select.
 
-    Control characters that a model wrote are printed as their escapes.
+    Control characters in them are printed as escapes.
 
     Example: rlcli samples runs/ppo_math/20260412-093011 --worst 3
     """

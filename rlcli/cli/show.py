@@ -51,7 +51,7 @@ def show(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults.")] = False,
 ) -> None:
-    """Show a recipe with all its layers and references in place, the keys of a section, a
+    """Show a recipe with all layers merged and references resolved, the keys of a section, a
     component's options, or what the metrics of runs mean.
 
     Example: rlcli show ppo_math --origins

@@ -45,7 +45,7 @@ def status(
 ) -> None:
     """Show the state of runs: step, last reward or loss, and where they run.
 
-    A run that claims to be running but whose processes are gone has died.
+    A run that claims to be running but has no processes is reported as died.
 
     Example: rlcli status
     """

@@ -24,7 +24,10 @@ def stop(
     grace: Annotated[
         float | None,
         typer.Option(
-            "--grace", metavar="SECONDS", min=0, help="After this, as --now [a minute and 3 steps]."
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="Then stop as with --now [a minute and 3 steps].",
         ),
     ] = None,
     no_wait: Annotated[

@@ -70,7 +70,7 @@ def test(
 ) -> int:
     """Run the conformance tests of a component and its own tests, on the CPU, with tiny models.
 
-    With --data, a reward scores rows of yours: {"prompt": …, "response": …, "answer": …}.
+    With --data, a reward scores your own rows: {"prompt": …, "response": …, "answer": …}.
 
     Example: rlcli test dataset arithmetic
     """

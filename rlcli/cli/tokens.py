@@ -38,7 +38,7 @@ def tokens(
     dataset: Annotated[
         str | None,
         typer.Option(
-            "--dataset", metavar="NAME", help="Which of the datasets; else the training one."
+            "--dataset", metavar="NAME", help="Which dataset; default: the one for training."
         ),
     ] = None,
     ids: Annotated[

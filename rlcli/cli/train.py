@@ -54,7 +54,11 @@ def train(
     at_once: Annotated[
         int | None,
         typer.Option(
-            "--at-once", metavar="N", min=1, help="Runs at a time [by GPUs].", rich_help_panel=SWEEP
+            "--at-once",
+            metavar="N",
+            min=1,
+            help="Runs at a time; default: as many as fit on the GPUs.",
+            rich_help_panel=SWEEP,
         ),
     ] = None,
     no_check: Annotated[
@@ -69,7 +73,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:
-    """Run a recipe, or train a --model on --data by sft, dpo, reward, grpo or ppo.
+    """Run a recipe, or sft, dpo, reward, grpo or ppo with your --model and --data.
 
     Example: rlcli train sft --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl
     """

@@ -1,4 +1,4 @@
-"""The sizes of a transformer, as far as parameters and memory depend on them. No torch here."""
+"""The sizes of a transformer on which its parameters and memory depend. No torch here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Architecture:
     layers: tuple[TransformerBlock, ...]
     final_norm: int
     experts: int = 0
-    """Number of experts in a block that has some, without one that all tokens share."""
+    """Number of experts in a block that has experts, not counting a shared one."""
     stored_width: int = 4
     """Bytes per number of its weights, by the dtype in its configuration."""
 
@@ -61,7 +61,7 @@ class Architecture:
 
     @property
     def head(self) -> int:
-        """Parameters of the language-model head that are not the embedding's."""
+        """Parameters of the language-model head that it does not share with the embedding."""
         return 0 if self.tied else self.vocabulary * self.hidden
 
     @property

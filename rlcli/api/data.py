@@ -75,8 +75,8 @@ class SequenceSample:
     """Key → dtype of its tensor; None if there is no tensor. Inferred from `data`."""
     data: dict[str, torch.Tensor] | Any = None
     """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: only a
-    description. A type checker takes tensors as given: whatever computes with a batch gets one that
-    has them."""
+    description. Its type says that tensors are present, because code that computes with a batch
+    always gets one that has them."""
     metadata: dict[str, list[Any]] = field(default_factory=dict)
     """Name → a JSON-able value for each sample."""
 
@@ -85,7 +85,7 @@ class SequenceSample:
 
     @classmethod
     def _made(cls, **fields: Any) -> SequenceSample:
-        """A batch made of parts of validated batches, without checking anything again."""
+        """A batch from parts of validated batches; nothing is checked again."""
         sample = object.__new__(cls)
         sample.__dict__.update(fields)
         return sample

@@ -35,7 +35,7 @@ class ParamReallocHook:
     target: str
     eta: float = 1.0
     transfer: Transfer = "full"
-    """How the weights travel between ranks."""
+    """How the weights are sent between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

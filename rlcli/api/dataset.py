@@ -1,4 +1,4 @@
-"""The contract of datasets: what they are built with, and what they must offer."""
+"""The contract of datasets: how they are constructed, and what they must provide."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class DatasetUtility:
     world_size: int
     tokenizer: PreTrainedTokenizerBase
     datasets: Mapping[str, DatasetAbstraction] = field(default_factory=dict)
-    """All datasets of the recipe, for those that are made of others."""
+    """All datasets of the recipe, for datasets that combine others."""
     name: str = "train"
     """Its name in the recipe, for hints."""
     column_argument: str = "{field}_key"

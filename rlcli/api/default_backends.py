@@ -1,4 +1,4 @@
-"""The backend of a role that names none. rlcli names backends nowhere else."""
+"""The default backend of a role. No other code of rlcli names a backend."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Names and commands of ReaLHF and AReaL that have no counterpart here, and what takes their place
-(see docs/from-realhf.md)."""
+"""Names and commands of ReaLHF and AReaL that have no counterpart here, and what replaces them (see
+docs/from-realhf.md)."""
 
 from __future__ import annotations
 

@@ -278,8 +278,8 @@ class TrainEngine(ForwardEngine):
 
     @abc.abstractmethod
     def optimizer_zero_grad(self) -> None:
-        """Drop all gradients, also those of an abandoned step,
-        and reset what the engine's library counted for it."""
+        """Discard all gradients, including those of an abandoned step, and reset the counters of
+        the engine's library."""
 
     @abc.abstractmethod
     def forward_backward_batch(

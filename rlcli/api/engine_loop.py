@@ -60,7 +60,7 @@ class TrainLoop(ForwardLoop, TrainEngine):
     def loss_of(
         self, micro_batch: MicroBatch, loss_fn: LossFn, divisor: torch.Tensor
     ) -> tuple[torch.Tensor, Stats]:
-        """What the backward pass of a micro-batch begins with, a scalar, and the stats of its
+        """The scalar from which the backward pass of a micro-batch starts, and the stats of its
         loss."""
         sample = micro_batch.sample
         if micro_batch.is_idle:

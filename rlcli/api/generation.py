@@ -39,7 +39,7 @@ class GeneratedResponses:
     routed_experts: list[torch.Tensor] | None = None
     """With `routing_replay`, N tensors [P_i + R_i - 1, L, k] uint8 or int16: the k experts that
     each token of prompt and response was routed to in each of the L layers with experts; the last
-    token of a response has not been read. None: not asked for."""
+    token of a response has not been read. None: not requested."""
     versions: list[Spans] | None = None
     """Where weights may change while responses are under way: for each response (version, tokens)
     of its segments, in order; the version is `Model.version.global_step`. None: all tokens were
@@ -73,8 +73,8 @@ class FinishedResponse:
     """They cover all of its tokens, in order."""
     is_aborted: bool = False
     routed_experts: torch.Tensor | None = None
-    """[P + R - 1, L, k] as in `GeneratedResponses`. Tokens that were read again after a pause have
-    the experts of the last time."""
+    """[P + R - 1, L, k] as in `GeneratedResponses`. Tokens that were processed again after a pause
+    have the experts of the last pass."""
 
 
 class ResponseStream(abc.ABC):
@@ -102,8 +102,8 @@ class ResponseStream(abc.ABC):
 
     @abc.abstractmethod
     def abort(self) -> list[FinishedResponse]:
-        """End all responses in progress; returns those that are finished and what there is of the
-        others."""
+        """End all responses in progress; returns the finished ones, and the others as far as they
+        were sampled."""
 
     @abc.abstractmethod
     def close(self) -> None:

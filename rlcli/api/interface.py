@@ -113,8 +113,8 @@ class ModelInterface:
 
     REPLACES: ClassVar[Mapping[str, Any]] = {}
     """Interface of an older format that this one replaces → `prepared_by`, the interface of the
-    call that now prepares its batches, and `args`, the arguments that give its defaults. `rlcli
-    migrate` rewrites recipes accordingly."""
+    call that now prepares its batches, and `args`, the arguments that reproduce its defaults.
+    `rlcli migrate` rewrites recipes accordingly."""
 
     CHANGED: ClassVar[Mapping[str, str]] = {}
     """Argument of an older format that has another name and meaning now → what to write instead,
@@ -151,9 +151,9 @@ class ModelInterface:
         check_arguments(self)
 
     def check_ready(self) -> None:
-        """Raise what would end the first call whatever its data, such as a file of the user that
-        cannot be loaded. Called on the machine that starts a run, before anything else is started,
-        without a model."""
+        """Raise any error that would end the first call whatever its data, such as a user's file
+        that cannot be loaded. Called on the machine that starts a run, before anything else is
+        started, without a model."""
 
     def train_step(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec

@@ -43,7 +43,7 @@ CHOSEN = "chosen"
 """Which responses are trained on, where a call chooses; without it, all are."""
 
 SOURCE = "source"
-"""Metadata of a sample: which dataset it comes from, if its own is made of several."""
+"""Metadata of a sample: which dataset it comes from, if the run's dataset combines several."""
 ATTEMPT = "attempt"
 """Metadata of a sample: how many times it was started before.
 Every attempt has its own responses."""
@@ -60,7 +60,7 @@ WEIGHT_VERSIONS = "weight_versions"
 segment of each response, where weights may change while responses are under way."""
 REASONS = "reward_reasons"
 """Metadata of a reward's output: for each sample a list with a short text for each response, why it
-has its reward, or None. People see it next to the response."""
+has its reward, or None. It is shown next to the response."""
 
 
 def one(_length: int) -> int:

@@ -35,13 +35,13 @@ class RoleLayout:
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """What an engine cannot do of a layout."""
+    """Why an engine does not support a layout."""
 
     message: str
     key: tuple[str, ...]
     """The key of the role that is at fault."""
     value: str | None = None
-    """Of this key, with which the mesh can stay as it is."""
+    """A value of this key for which the mesh need not change."""
 
 
 def undivided(layout: RoleLayout) -> Iterator[LayoutProblem]:

@@ -1,6 +1,6 @@
-"""Bounds, choices, alternatives and needs of arguments: declared once in a class, checked with the
-recipe, and again when a component is made; alternatives when its engine starts, because its class
-can be inspected without them."""
+"""Bounds, choices, alternatives and requirements of arguments: declared once in a class, checked
+with the recipe, and again when a component is created; alternatives only when its engine starts, so
+that its class can be inspected without them."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def reduce_stats(
 def _agree_on_names(collected: Sequence[Stats], reduce: Reduce) -> dict[str, bool]:
     """Name of each stat → whether it has its own count, the same on all ranks.
 
-    The loss function determines the names, but a rank without a micro-batch has not run it: it
-    learns them here.
+    The loss function determines the names, but a rank without a micro-batch has not run it, and
+    gets them here.
     """
     has_count = {
         name: isinstance(value, tuple) for sums in collected for name, value in sums.items()

@@ -32,7 +32,8 @@ STEP_METRICS: Metrics = {
     "time/step": ("seconds", "duration of the step, without evaluation and checkpoint"),
     "time/<call>": (
         "seconds",
-        "computing time of the call on its slowest rank; ahead of training, of several chunks",
+        "computing time of the call on its slowest rank; for a call ahead of training, "
+        "of several chunks",
     ),
     "time/<call>.copy_to": (
         "seconds",
@@ -125,13 +126,13 @@ ENGINE_METRICS: Metrics = {
     "<role>/lr": ("rate", "learning rate"),
     "<role>/update_skipped": (
         "optimizer steps",
-        "optimizer steps that left the weights as they were: their gradient "
-        "was not finite, or the loss was early_stop's to stop",
+        "optimizer steps that did not change the weights, because the gradient "
+        "was not finite or an early_stop setting applied",
     ),
     "<role>/router_aux_loss": (
         "loss",
         "load-balancing loss of the routers, without its coefficient; experts per token "
-        "if all experts are used alike",
+        "if all experts are used equally",
     ),
     "<role>/router_z_loss": ("loss", "z-loss of the routers, without its coefficient"),
     "<role>/router_entropy": ("nats per token", "entropy of the routers' choice of an expert"),
@@ -147,7 +148,7 @@ ENGINE_METRICS: Metrics = {
 EVAL_METRICS: Metrics = {
     "eval/reward": ("reward", "mean reward over the held-out prompts"),
     "eval/accuracy": ("share", "share of right responses, mean over the held-out prompts"),
-    "eval/pass@<k>": ("share", "chance that at least one of k responses to a prompt is right"),
+    "eval/pass@<k>": ("share", "probability that at least one of k responses to a prompt is right"),
     "eval/majority@<n>": ("share", "share of prompts whose most frequent final answer is right"),
     "eval/response_length": ("tokens", "mean length of the responses"),
     "eval/no_eos_fraction": ("share", "share of responses that were cut off"),

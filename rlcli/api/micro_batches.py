@@ -28,8 +28,8 @@ class MicroBatch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is one token of no weight, for a rank with less to do.
-        No loss function or hook sees it."""
+        """Whether it is a placeholder, one token without weight, for a rank with fewer
+        micro-batches. No loss function or hook gets it."""
         return not self.places
 
 
@@ -63,7 +63,8 @@ def one_per_sequence(batch: SequenceSample) -> SequenceSample:
     for key, lengths in batch.seqlens.items():
         if [len(group) for group in lengths] != counts:
             raise ValueError(
-                f"groups cannot be cut: {key} has not one entry for each sequence of {SEQUENCES}"
+                f"groups cannot be cut: {key} does not have one entry for each sequence "
+                f"of {SEQUENCES}"
             )
     return SequenceSample(
         ids=[

@@ -44,7 +44,7 @@ def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> Sequen
     """A sample with `keys`, each drawn as `rlcli.api.key_meaning` describes it.
 
     Log-probs are between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1,
-    and numbers that distinguish things are 0 or, for none, -1.
+    and numbers of classes are 0 or, for none, -1.
 
     Raises NotImplementedError for a key that holds something else, or that is not in the table.
     """

@@ -1,10 +1,10 @@
 """The contracts of interfaces, backends and engines.
 
-An **interface** knows the algorithm and no parallelism; an **engine** knows parallelism and no
-algorithm. They meet in `train_batch(input_, loss_fn, loss_weight_fn, …)`: the loss is a pure
-function that returns a **sum** over the tokens of one micro-batch, and the engine divides it by the
-weight summed over all micro-batches and all ranks. So loss, gradient and update do not depend on
-how the batch is cut.
+An **interface** implements an algorithm and no parallelism; an **engine** implements parallelism
+and no algorithm. They are connected by `train_batch(input_, loss_fn, loss_weight_fn, …)`: the loss
+is a pure function that returns a **sum** over the tokens of one micro-batch, and the engine divides
+it by the weight summed over all micro-batches and all ranks. So loss, gradient and update do not
+depend on how the batch is cut.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Model:
     version: ModelVersion = field(default_factory=ModelVersion)
     ft_spec: FinetuneSpec | None = None
     seed: int = 0
-    """The run's seed. Responses depend on nothing else of the role, so that a role of its own that
-    generates in place of another, on whatever devices, gives the same ones."""
+    """The run's seed. Responses depend on no other property of the role, so a separate role that
+    generates for another one samples the same responses, on any devices."""
     source: ModelSource | None = None
     """Where the weights come from; the backend reads the part that its rank keeps. None for a role
     without weights."""
@@ -137,7 +137,7 @@ class Model:
 
     @property
     def role_seed(self) -> int:
-        """Seed of draws that are the role's own, such as the order of its minibatches."""
+        """Seed of the role's own random draws, such as the order of its minibatches."""
         return stable_seed(self.seed, self.name)
 
     def inc_version(self) -> None:
@@ -190,7 +190,7 @@ def call_interface(
 
 
 class _NoEngineYet:
-    """Stands in for the engine of a role with weights until its backend has made one: frameworks in
+    """Replaces the engine of a role with weights until its backend has made one: frameworks in
     which a backend wraps a model that has been loaded already keep that model here."""
 
     def __init__(self, role: str):
@@ -243,7 +243,7 @@ class ModelBackend(abc.ABC):
     FAMILIES: ClassVar[tuple[str, ...]] = ()
     """The `model_type`s that its engines run; empty: any that transformers supports."""
     LAYOUT: ClassVar[str | None] = None
-    """Name of the function that says what its engines cannot do of a layout; see
+    """Name of the function that reports the layouts that its engines do not support; see
     `rlcli.api.layout`."""
     MEMORY: ClassVar[str | None] = None
     """Name of its memory model, which `rlcli plan` uses; see `rlcli.api.memory`."""
@@ -254,8 +254,8 @@ class ModelBackend(abc.ABC):
     """Likewise: its arguments, and the number of a rank's device on its node → the devices of each
     of its servers, on each node of that server."""
     SERVER_NODES: ClassVar[str | None] = None
-    """Likewise: its arguments → the number of nodes over which each of its servers is spread,
-    from its rank's on."""
+    """Likewise: its arguments → the number of nodes of each of its servers, starting with its
+    rank's."""
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files or folders that must exist: they are looked up when a recipe is
     read, also next to the layer that names them. A name without a slash is a command, looked up

@@ -111,8 +111,8 @@ def _refuse_special_files(folder: Path) -> None:
 
 
 def _check_described(folder: Path, stored: Counter[str]) -> None:
-    """Check that config.json does not describe more than the files hold: the rest would be made up,
-    in any amount. `stored`: tensor → its numbers in the files. Raises ModelError."""
+    """Check that config.json does not describe more than the files hold: missing weights would be
+    made up, in any amount. `stored`: tensor → its numbers in the files. Raises ModelError."""
     config = _read_json(folder / "config.json")
     inner = config.get("text_config") or config
     layers = max((inner.get(key) or 0 for key in LAYERS), default=0)
@@ -124,7 +124,7 @@ def _check_described(folder: Path, stored: Counter[str]) -> None:
         or 0
     )
     rows, numbers = inner.get("vocab_size") or 0, stored.total()
-    hint = "the folder is incomplete, or config.json is of another model"
+    hint = "the folder is incomplete, or config.json belongs to another model"
     if layers > len(stored):
         message = f"it describes {layers} layers; the files hold {len(stored)} tensors"
         raise ModelError(message, where=str(folder / "config.json"), hint=hint)

@@ -93,7 +93,7 @@ class Link:
             expected = f"{self.experts} experts" if not stacked else f"{sum(self.rows)} rows"
             raise ModelError(
                 f"{self.theirs} has shape {list(shape)}; its configuration says {expected}",
-                hint="config.json may be of another model",
+                hint="config.json may belong to another model",
             )
 
 
@@ -140,7 +140,7 @@ class Layout:
         if name not in table:
             raise ModelError(
                 f"this model has no parameter {name}",
-                hint="the configuration may be of another model",
+                hint="the configuration may belong to another model",
             )
         return table[name]
 

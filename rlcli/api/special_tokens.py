@@ -1,4 +1,4 @@
-"""Special tokens that a content names, kept from being read as special tokens.
+"""Names of special tokens in the content of messages, kept from being read as special tokens.
 
 A message may say `<|im_end|>`: as text, because somebody writes about it, or because a policy tries
 to end its turn and to write the next one itself. Only the chat template writes special tokens. So a

@@ -67,8 +67,8 @@ class StoredSource(ModelSource):
     """The weights of a folder, or of a model on the Hub."""
 
     def __init__(self, origin: str, head: Head, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Raises ModelError for a folder that is incomplete, unsafe,
-        or holds a model other than it says."""
+        """Raises ModelError for a folder that is incomplete, unsafe, or does not hold the model
+        that it describes."""
         self.head = head
         self._origin = origin
         self._folder = model_folder(origin, weights=True)
@@ -174,7 +174,8 @@ class StoredSource(ModelSource):
         weight: torch.Tensor = result[0] if isinstance(result, list) else result
         if tuple(weight.shape) != shape:
             raise self._unreadable(
-                f"{name} has shape {list(weight.shape)} in the files, {list(shape)} by config.json"
+                f"{name} has shape {list(weight.shape)} in the files, "
+                f"but {list(shape)} according to config.json"
             )
         return weight
 
@@ -218,7 +219,8 @@ class StoredSource(ModelSource):
         for name, source in self._found.items():
             if isinstance(source, _Stored) and source.shape != self._shapes[name]:
                 shapes = (
-                    f"{list(source.shape)} in the files, {list(self._shapes[name])} by config.json"
+                    f"{list(source.shape)} in the files, "
+                    f"but {list(self._shapes[name])} according to config.json"
                 )
                 raise self._unreadable(f"{name} has shape {shapes}")
         ignored = [re.compile(pattern) for pattern in lm._keys_to_ignore_on_load_missing or ()]
@@ -230,7 +232,7 @@ class StoredSource(ModelSource):
                     f"the weights in {self._origin} lack {len(missing)} tensors that the model "
                     f"needs, first {min(missing)}"
                 ),
-                hint="the folder may be incomplete, or its config.json of another model",
+                hint="the folder may be incomplete, or its config.json may belong to another model",
             )
 
     def _unreadable(self, why: str) -> ModelError:
@@ -244,7 +246,7 @@ def _configuration(folder: Path) -> Any:
     if getattr(config, "quantization_config", None):
         raise ModelError(
             f"the weights in {folder} are quantized",
-            hint="take the model as it was before it was quantized",
+            hint="use the model from before quantization",
         )
     return without_dropout(config)
 

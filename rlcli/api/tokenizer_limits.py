@@ -34,8 +34,8 @@ def check_tokenizer(folder: Path, source: str) -> None:
     fault = _fault(str(file), status.st_mtime_ns, status.st_size)
     if fault is not None:
         hint = (
-            "its rules for replacing or splitting text take too long; take the "
-            "tokenizer of another source"
+            "its rules for replacing or splitting text take too long; use a "
+            "tokenizer from another source"
         )
         raise ModelError(
             f"the tokenizer of {source} cannot be used: {fault}", hint=hint, code="F32"

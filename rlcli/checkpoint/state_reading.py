@@ -42,7 +42,8 @@ def fill(tensors: Tensors, folder: Path, writers: Collection[int] = ()) -> None:
     stored = reader.read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
         if name not in stored:
-            raise ModelError(f"{folder} has no {name}", hint="the checkpoint is of another model")
+            hint = "the checkpoint belongs to another model"
+            raise ModelError(f"{folder} has no {name}", hint=hint)
         if tuple(stored[name].size) != tuple(tensor.shape):
             shape = tuple(stored[name].size)
             raise ModelError(

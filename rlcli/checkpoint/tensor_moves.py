@@ -194,6 +194,6 @@ def _cut(move: Move, rows: int) -> Move:
     if spec.shape[0] < rows:
         raise ModelError(
             f"{spec.name} has {spec.shape[0]} rows, the vocabulary of config.json {rows}",
-            hint="the file of a rank may be missing, or config.json of another model",
+            hint="the file of a rank may be missing, or config.json may belong to another model",
         )
     return replace(move, outputs=(replace(spec, shape=(rows, *spec.shape[1:])),))

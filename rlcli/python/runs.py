@@ -70,7 +70,7 @@ def runs(folder: PathLike = RUNS) -> list[Run]:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run, read from its folder whenever it is asked something; it may be under way."""
+    """A run, read from its folder at every access; it may be in progress."""
 
     path: Path
 
@@ -145,7 +145,7 @@ class Run:
         self, overrides: Overrides = None, *, accept_changes: bool = False, quiet: bool = False
     ) -> Run:
         """Continue from the last checkpoint, as `rlcli resume` does; see `train` for interrupts and
-        errors. `accept_changes`: let overrides alter how the rest of the run learns."""
+        errors. `accept_changes`: allow overrides that affect the rest of training."""
         words = ["resume", "--json", *(["--accept-changes"] if accept_changes else [])]
         return _run_to_end([*words, "--", str(self.path), *as_words(overrides)], quiet)
 

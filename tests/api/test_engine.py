@@ -79,7 +79,7 @@ def test_keys_with_one_entry_per_group_cannot_be_cut():
             data={"baseline": torch.zeros(3)},
         )
     )
-    with pytest.raises(ValueError, match="baseline has not one entry for each sequence"):
+    with pytest.raises(ValueError, match="baseline does not have one entry for each sequence"):
         one_per_sequence(batch)
 
 

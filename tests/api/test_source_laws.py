@@ -242,7 +242,9 @@ def test_a_shape_that_contradicts_config_json_is_refused(tmp_path):
     folder = write_model("llama", tmp_path)
     edit_weights(tmp_path, lambda t: t | {"model.norm.weight": torch.zeros(31)})
     with pytest.raises(
-        ModelError, match=r"model.norm.weight has shape \[31\] in the files, \[32\] by config.json"
+        ModelError,
+        match=r"model.norm.weight has shape \[31\] in the files, "
+        r"but \[32\] according to config.json",
     ):
         open_source(folder, head="lm", tokenizer=None, seed=1)
 

@@ -86,8 +86,8 @@ def generate_over_ranks(
     no_routes: torch.Tensor | None = None,
 ) -> GeneratedResponses:
     """The responses to all prompts, on every rank: each generates those to its own prompts, as a
-    data-parallel rank would. Messages travel from `device` to `device`. `no_routes` [0, L, k]: what
-    `routed_experts` are like, if responses have them."""
+    data-parallel rank would. Messages are sent from `device` to `device`. `no_routes` [0, L, k]:
+    what `routed_experts` are like, if responses have them."""
     if not prompts:
         return generate([], [])
     each = len(seeds) // len(prompts)

@@ -1,5 +1,5 @@
-"""Expert parallelism: ranks hold different experts of a layer, and tokens travel to those that they
-choose.
+"""Expert parallelism: ranks hold different experts of a layer, and tokens are sent to the ones that
+they are routed to.
 
 Expert-parallel ranks are neighbours among the data- and context-parallel ones, so ep divides their
 number, and each has its own tokens (GShard, https://arxiv.org/abs/2006.16668). Experts are divided
@@ -30,7 +30,7 @@ from ._tensor_parallel import local
 
 def distribute_experts(lm: Any, mesh: Any, role: str) -> list[nn.Module]:
     """Divide the experts of `lm`, which is on the meta device, among the ranks of a one-dimensional
-    mesh, and have tokens travel to them; returns the modules that hold all experts of a layer, each
+    mesh, and send tokens to them; returns the modules that hold all experts of a layer, each
     parameter [E, …]. Raises ModelError if that is impossible."""
     stacks: list[Any] = [module for module in lm.modules() if _is_stack(module)]
     kind = lm.config.model_type

@@ -2,8 +2,8 @@
 
 Megatron's own layer requires sequence parallelism where there is tensor parallelism, takes
 auxiliary losses over single micro-batches, and keeps every expert in a parameter of its own. Here,
-experts are stacked as in transformers' modules, tensor-parallel ranks divide each, and tokens
-travel to the ranks that have their experts as they do with `fsdp` (`_expert_parallel`).
+experts are stacked as in transformers' modules, tensor-parallel ranks divide each, and tokens are
+sent to the ranks that have their experts, as with `fsdp` (`_expert_parallel`).
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class PackedSequences(PackedSeqParams):
 
 class PackedCoreAttention(nn.Module):
     """Attention within packed sequences, in place of Megatron's, which would pad them and hold all
-    scores, and knows no context parallelism."""
+    scores, and has no context parallelism here."""
 
     def __init__(self, windows: tuple[int | None, ...], layer_number: int, **others: Any):
         """`layer_number` counts from 1, over all stages."""

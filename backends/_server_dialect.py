@@ -100,10 +100,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def settings(self, model: Path, tp: int, key: str) -> dict[str, Any]:
-        """Settings of a server of ours, without weights, that only this machine reaches."""
+        """Settings of a server that the run starts, without weights, which only this machine can
+        reach."""
 
     def variables(self) -> dict[str, str]:
-        """Environment variables of a server of ours."""
+        """Environment variables of a server that the run starts."""
         return {"HF_HUB_OFFLINE": "1"}
 
     def settings_over_nodes(self, nodes: int, node: int, meeting: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ PROBE_S = 120.0
 also for an existing server to be ready."""
 LOOK_EVERY_S = 0.25
 LIVES = 4
-"""How many times a server of ours is started in a run: once, and again each time it has failed."""
+"""How many times a server is started by a run: once, and again each time it has failed."""
 PATH = "PYTHONPATH"
 TRIES = 4
 """After so many connections that broke under one request its server is restarted, even if it is

@@ -3,7 +3,7 @@ role's ranks.
 
 Data-parallel ranks gather one block at a time (`_sharding`), tensor-parallel ranks keep their heads
 and columns (`_tensor_parallel`); with both, each gathers from the ranks that have the same columns.
-With ep, tokens travel to the ranks that have their experts (`_expert_parallel`). Context-parallel
+With ep, tokens are sent to the ranks that have their experts (`_expert_parallel`). Context-parallel
 ranks share the tokens of a micro-batch (`_context_parallel`), and the parameters, as data-parallel
 ones do. On one rank, the model is not sharded. Parameters and optimizer state are float32, matrix
 products run in `dtype`.

@@ -1,6 +1,6 @@
 """Answers that are mathematical expressions, and bounds on them.
 
-Comparing expressions may take for ever (`9^{9^9}`). Bounds on what is written, not a time limit,
+Comparing expressions may take forever (`9^{9^9}`). Bounds on what is written, not a time limit,
 decide beforehand what may be compared: a verdict must not depend on how busy a machine is.
 """
 

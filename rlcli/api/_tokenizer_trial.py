@@ -1,7 +1,7 @@
 """A process that tries a tokenizer.json on a few texts. Started by `tokenizer_limits`, as a script.
 
 The file is third-party data with rules to replace and to split text, by regular expressions too.
-Some of them take for ever, or fill the memory; the limits of a process end that. Time is processor
+Some of them take forever, or fill the memory; the limits of a process end that. Time is processor
 time, so that the outcome does not depend on the load of the machine.
 """
 

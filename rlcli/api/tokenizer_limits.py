@@ -1,6 +1,6 @@
 """Tries a tokenizer in a process with limited time and memory, before it is used without them.
 
-A tokenizer comes with a model: it is third-party data, which may take for ever on a short text, or
+A tokenizer comes with a model: it is third-party data, which may take forever on a short text, or
 fill the memory. `_tokenizer_trial.py` has the texts and the limits.
 """
 

@@ -1,7 +1,7 @@
 """Numbers of safetensors files without torch: their types, and conversions between them.
 
-Values travel as raw bits, so that bfloat16, which numpy does not have, is 16 bits like any others.
-Rounding is to the nearest, ties to even: the resulting bits are the same as torch's.
+Values are handled as raw bits, because numpy has no bfloat16. Rounding is to the nearest, ties to
+even: the resulting bits are the same as torch's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attention over packed sequences whose tokens are spread over context-parallel ranks.
 
 `ulysses` (https://arxiv.org/abs/2309.14509): all-to-alls give every rank all tokens of some heads.
-`ring` (https://arxiv.org/abs/2310.01889): keys and values travel from rank to rank, and each rank
+`ring` (https://arxiv.org/abs/2310.01889): keys and values are sent from rank to rank, and each rank
 attends to one part of them after another. Both compute the same for any lengths, windows, capped
 scores and heads.
 """
@@ -213,7 +213,7 @@ def _rounds(
     mine: Sequence[torch.Tensor], group: dist.ProcessGroup
 ) -> Iterator[tuple[int, Sequence[torch.Tensor]]]:
     """(rank that they are from, tensors) for the tensors of each rank, this one's first. The next
-    ones travel while the caller uses these."""
+    ones are on their way while the caller uses these."""
     arrived, rank, ranks = mine, group.rank(), group.size()
     for number in range(ranks):
         passing = _Passing(arrived, group, _KEYS) if number + 1 < ranks else None

@@ -209,7 +209,7 @@ loss, [M], and the total weight, by which the sum over all micro-batches and ran
 
 
 def token_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every token counts equally: long responses count for more."""
+    """Every token has the same weight, so long responses have more."""
     return mask[mask].to(torch.float32), mask.count_nonzero()
 
 

@@ -123,7 +123,7 @@ divided."""
 
 
 def every_pair(pairs: Sequence[int], counted: torch.Tensor) -> torch.Tensor:
-    """Every pair counts equally: prompts with many pairs count for more."""
+    """Every pair has the same weight, so prompts with many pairs have more."""
     return counted.to(torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""How the slices of a weight copy travel between two ranks: whole, or as what changed in them."""
+"""How the slices of a weight copy are sent from one rank to another: whole, or as their changes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Neighbours:
 
 
 class Wire(abc.ABC):
-    """The form in which slices travel. It lives as long as its channel."""
+    """The form in which slices are sent. It lives as long as its channel."""
 
     def __init__(self, device: torch.device):
         self._device = device

@@ -30,7 +30,7 @@ def failure_of(
     if isinstance(error, Violation):
         finding, cause, where = error.finding, error.cause, error.where
     elif isinstance(error, TimeIsUp):
-        finding, cause = str(error), "something waits, or loops, for ever"
+        finding, cause = str(error), "something waits, or loops, forever"
     elif isinstance(error, RlcliError):
         cause, where = error.hint or "", error.where or ""
     where = where or _innermost([*_frames(error), *_frames_told(str(error))], files)

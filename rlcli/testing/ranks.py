@@ -1,8 +1,8 @@
 """Ranks for tests: real gloo processes, forked from the current one,
 so that they cost a fraction of a second.
 
-A fork has everything its parent has (torch is loaded, closures need no pickling); its result
-travels as JSON.
+A fork has everything its parent has (torch is loaded, closures need no pickling); its result is
+sent as JSON.
 """
 
 from __future__ import annotations

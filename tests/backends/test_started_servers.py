@@ -141,7 +141,7 @@ def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(
 
 @only_sglang
 def test_the_process_of_a_server_that_ended_first_is_named(start_engine, tmp_path):
-    """The first process would wait for it for ever."""
+    """The first process would wait for it forever."""
     package = tmp_path / "broken" / "sglang"
     package.mkdir(parents=True)
     (package / "launch_server.py").write_text(

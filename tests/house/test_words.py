@@ -37,6 +37,14 @@ BANNED = {
     r"of which [^ ]+ cannot choose": "does not apply",
     r"\b(rlcli|recipe|it|YAML) wants\b": "needs",
     r"left (to|for) itself": "reserved",
+    r"\bcounts? (alike|for more)\b": "has the same, or more, weight",
+    r"\b(tokens|values|weights|messages|slices|numbers|results?) travels?\b": "is sent",
+    r"\bknows? (nothing|no \w+ism)\b": "does not depend on …, or does not support …",
+    r"\bstands? in for\b": "replaces",
+    r"\bfor ever\b": "forever",
+    r"\b(run|row|model|server|checkpoint)s? of (ours|yours)\b": "rlcli's, your own",
+    r"\bits own affair\b": "say what it may do",
+    r"\bin every way but\b": "name what is missing",
 }
 """Phrases that make a reader stop, and what to write instead."""
 

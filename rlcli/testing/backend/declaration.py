@@ -65,7 +65,7 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
                     )
 
     def test_a_role_without_weights_is_left_or_refused(self) -> None:
-        """a role without weights gets no engine, or an error of ours"""
+        """a role without weights gets no engine, or an error of rlcli"""
         model = Model("reward", None, None, torch.device("cpu"))
         backend = self.backend()
         try:

@@ -59,7 +59,7 @@ class SampleChecks(Contract):
                 raise Violation(f"row {index}: {fault}", "", place_of(reader(dataset)))
 
     def test_samples_make_a_batch(self, trial: Trial) -> None:
-        """samples gather into a batch, which can travel"""
+        """samples gather into a batch, which can be sent to another process"""
         dataset = trial.demand()
         batch = SequenceSample.gather(read(dataset))
         try:

@@ -81,7 +81,7 @@ class ConfigurationChecks(Contract):
                 raise Violation(
                     f"{example.about}: {mismatch} in what is written",
                     (
-                        "keep every key that has no field of ours in `others`, and write the "
+                        "keep every key for which rlcli has no field in `others`, and write the "
                         "others as transformers does"
                     ),
                     place_in(family, "config_to_hf"),
@@ -123,7 +123,7 @@ class ConfigurationChecks(Contract):
             if mismatch:
                 raise Violation(
                     f"{example.about}: {mismatch} in a model made of our fields",
-                    "config_to_hf must write every size, from fields of ours",
+                    "config_to_hf must write every size, from rlcli's fields",
                     place_in(family, "config_to_hf"),
                 )
 

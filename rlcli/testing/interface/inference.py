@@ -390,7 +390,7 @@ def check_mock(calls: CallTrial) -> None:
     """Raise Violation unless the mock of a call that keeps lengths has the keys,
     lengths and dtypes of the call.
 
-    The default mock knows nothing about optional keys, metadata, or scores that are flags.
+    The default mock does not cover optional keys, metadata, or scores that are flags.
     """
     is_own = overrides(calls.interface, "mock")
     try:

@@ -25,6 +25,7 @@ class DeepSpeed(TransformersTraining, ModelBackend):
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     ROUTING_REPLAY: ClassVar[bool] = True
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_zero"
+    ELSEWHERE: ClassVar[str] = "zero1 zero2 zero3 zero_1 zero_2 zero_3 ds"
     LAYOUT: ClassVar[str] = "_layouts.problems"
     MEMORY: ClassVar[str] = "_deepspeed_memory.DeepSpeedMemory"
     LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}

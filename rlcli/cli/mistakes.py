@@ -50,6 +50,7 @@ _OPTIONS = {
         "the recipe is the first argument: rlcli train RECIPE"
     ),
     "vllm use_vllm sglang": "servers generate with --with vllm or --with sglang",
+    "deepspeed": "write models.actor.backend=deepspeed; its arguments: rlcli show deepspeed",
     "cuda": "write cluster.device=cuda",
     "cpu": "write cluster.device=cpu",
     "profile": "write --with PROFILE",

@@ -225,6 +225,8 @@ VALUES = {
     "bf16": "bfloat16",
     "fp16": "float16",
     "half": "float16",
+    "torchrun": "local",
+    "distributed": "local",
 }
 """Another framework's word for a value → ours."""
 
@@ -253,8 +255,13 @@ def translated(
     for size in range(min(len(parts), max(word.count(".") for word in names) + 1), 0, -1):
         target = names.get(".".join(parts[-size:]))
         if target is not None:
-            return target.replace("<role>", _role(parts, roles) or "<role>")
+            return target.replace("<role>", _role(parts, roles) or _usual(roles))
     return None
+
+
+def _usual(roles: Collection[str]) -> str:
+    """The role that is meant where none is named."""
+    return "actor" if "actor" in roles else "<role>"
 
 
 def _role(parts: list[str], roles: Collection[str]) -> str | None:

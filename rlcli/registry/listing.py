@@ -76,9 +76,22 @@ def module_of(kind: str, name: str) -> str:
     return ".".join(["rlcli", kind, *([path.parent.name] if in_subfolder else []), path.stem])
 
 
+_FOR_FILES = {
+    "datasets": "rows are given as the argument path: {type: hf, args: {path: FILE}}",
+    "interfaces": (
+        "a reward function is given as the argument path: "
+        "{type: function_reward, args: {path: FILE.py, function: NAME}}"
+    ),
+}
+"""What to write instead of the name of a file."""
+
+
 def _installed(kind: str, name: str) -> Path:
     path = module_place(name)
     if path is None or not path.is_file():
+        if name.endswith((".py", ".jsonl", ".json", ".csv", ".parquet")):
+            hint = _FOR_FILES.get(kind, "a component is named without .py")
+            raise UnknownComponent(f"no {kind.removesuffix('s')} is named {name!r}", hint=hint)
         hint = f"install its package; the {kind} that need no dots are {', '.join(names(kind))}"
         raise UnknownComponent(
             f"no {kind.removesuffix('s')} is named {name!r}: there is no such module", hint=hint

@@ -146,7 +146,7 @@ def test_a_section_lists_its_values_with_origins(rlcli):
         ("kl_ctl", "did you mean ppo.kl_ctl?"),
         ("ppo.kl_clt", "did you mean ppo.kl_ctl?"),
         ("trian.steps", "did you mean train.steps?"),
-        ("learning_rate", "models.<role>.backend.args.lr"),
+        ("learning_rate", "models.actor.backend.args.lr"),
         ("models.actr", "did you mean models.actor?"),
     ],
 )

@@ -9,6 +9,8 @@ import pytest
 from rlcli.errors import RecipeError, RlcliError
 from rlcli.recipe.resolve import load_recipe
 
+ROWS = "'datasets.train={type: hf, args: {path: x.jsonl}}'"
+
 
 def problems_of(recipe, *overrides, with_=()):
     with pytest.raises(RecipeError) as caught:
@@ -83,3 +85,51 @@ def test_a_missing_file_of_rows_is_not_taken_for_a_dataset_of_the_hub():
 def test_an_override_in_place_of_the_recipe_is_recognised():
     [problem] = problems_of("train.steps=3")
     assert problem.hint == "the recipe comes before its overrides: RECIPE train.steps=3"
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("datasets.train.problems=9", "did you mean datasets.train.args.problems?"),
+        ("datasets.train.path=x.jsonl", f"to read a file: {ROWS}"),
+        ("datasets.train.args.path=x.jsonl", f"to read a file: {ROWS}"),
+        ("models.actor.backend.lr=0.1", "did you mean models.actor.backend.args.lr?"),
+        (
+            "graph.advantages.baseline=none",
+            "did you mean graph.advantages.interface.args.baseline?",
+        ),
+        ("models.actor=a/model", "to start from other weights: models.actor.path=a/model"),
+        ("datasets=x.jsonl", f"to train on other rows: {ROWS}"),
+        ("train.lr=1e-6", '"lr" is called models.actor.backend.args.lr in rlcli'),
+        ("launch=torchrun", "did you mean local?"),
+        ("~checkpoint.save", "to remove a key: checkpoint.save=null"),
+        ("mine.yaml", "to apply a recipe file on top: --with mine.yaml"),
+    ],
+)
+def test_a_key_or_value_of_another_place_proposes_what_to_write(override, hint):
+    backend = ["models.actor.backend=fsdp"] if "backend" in override else []
+    [problem] = problems_of("grpo_math", *backend, override)
+    assert problem.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("datasets.train=x.jsonl", "{type: hf, args: {path: FILE}}"),
+        ("graph.reward_inf.interface=mine.py", "{type: function_reward, args: {path: FILE.py"),
+    ],
+)
+def test_a_file_in_place_of_a_component_proposes_the_component_that_reads_it(override, hint):
+    [problem] = problems_of("ppo_math", override)
+    assert hint in problem.hint
+
+
+def test_another_name_of_deepspeed_proposes_it():
+    [problem] = problems_of("ppo_math", "models.critic.backend=zero3")
+    assert "rlcli has 'deepspeed' instead" in problem.what
+
+
+def test_a_path_to_a_shipped_recipe_proposes_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [problem] = problems_of("./elsewhere/grpo_math.yaml")
+    assert problem.hint == "did you mean grpo_math?"

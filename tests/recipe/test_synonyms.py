@@ -72,10 +72,10 @@ def test_synonyms_are_in_lower_case():
         ("policy.train_global_batch_size", "train.prompts_per_step"),
         ("per_device_train_batch_size", "train.prompts_per_step"),
         ("num_generations", "generation.responses_per_prompt"),
-        ("algorithm.adv_estimator", "graph.<call>.interface"),
+        ("algorithm.adv_estimator", "graph.advantages.interface.type"),
         ("cutoff_len", "datasets.<name>.args.max_length"),
         ("sequence_len", "datasets.<name>.args.max_length"),
-        ("base_model", "models.<role>.path"),
+        ("base_model", "models.actor.path"),
         ("zzz", None),
     ],
 )

@@ -96,7 +96,8 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
         return names[name]
     name = name.removesuffix(".yml")
     profile, listed = name.removeprefix(PROFILES), whole_recipe_names()
-    hint = did_you_mean(name, listed, f"available: {', '.join(listed)}" if listed else None)
+    available = f"available: {', '.join(listed)}" if listed else None
+    hint = did_you_mean(Path(name).name, listed, available)
     if profile in profile_names():
         hint = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
     kind = "a folder" if Path(text).is_dir() else "not a file"

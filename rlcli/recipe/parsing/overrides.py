@@ -70,7 +70,7 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
     key, equals, value = text.partition("=")
     start = Mark(COMMAND_LINE, number, 1)
     if not equals:
-        problems.add("R42", f"{text!r} is not an override", start, "write key.path=value")
+        problems.add("R42", f"{text!r} is not an override", start, _instead(text))
         return None
     if not _KEY.fullmatch(key) or key[0] in "+~-":
         plain = key.lstrip("+~-")
@@ -94,6 +94,15 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
     spelt = spell_out_types(with_valid_markers(node, problems))
     assert isinstance(spelt, Mapping)
     return spelt
+
+
+def _instead(text: str) -> str:
+    """What to write instead of a word that is not an override."""
+    if text.endswith((".yaml", ".yml")):
+        return f"to apply a recipe file on top: --with {text}"
+    if text.startswith("~") and _KEY.fullmatch(text[1:]):
+        return f"to remove a key: {text[1:]}=null"
+    return "write key.path=value"
 
 
 def _value(text: str, mark: Mark, problems: Problems) -> Node | None:

@@ -3,12 +3,12 @@ each interface declares its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rlcli.recipe.components import argument_named, declared
 from rlcli.recipe.parsing.merge import reference_below
 from rlcli.recipe.parsing.places import GRAPHS
-from rlcli.recipe.parsing.tree import Node, Scalar, at, dotted, keys_at
+from rlcli.recipe.parsing.tree import Node, Path, Scalar, at, dotted, keys_at
 
 
 def argument_words(written: Node) -> dict[str, str]:
@@ -19,6 +19,24 @@ def argument_words(written: Node) -> dict[str, str]:
         for argument, elsewhere in _synonyms(kind).items():
             words |= {word: f"{home}.{argument}" for word in elsewhere.split() if word not in words}
     return words
+
+
+def key_as_argument(written: Node, section: Path, key: str) -> str | None:
+    """The key of an argument that was written one level too high, in the section of a component or
+    of the role or call that has it; None if the component has no such argument."""
+    for inner in ((), ("backend",), ("interface",)):
+        place: Path = (*section, *inner)
+        is_dataset = len(place) == 2 and place[0] == "datasets"
+        kind = "datasets" if is_dataset else _KINDS.get(place[-1]) if place else None
+        name = at(written, (*place, "type"))
+        if kind is None or not isinstance(name, Scalar) or not isinstance(name.value, str):
+            continue
+        if argument_named(kind, name.value, key) is not None:
+            return dotted((*place, "args", key))
+    return None
+
+
+_KINDS: Mapping[str | int, str] = {"backend": "backends", "interface": "interfaces"}
 
 
 def argument_homes(written: Node, argument: str) -> list[str]:

@@ -273,11 +273,18 @@ class _Checker:
 
     def note_unknown(self, tree: Mapping, path: Path) -> None:
         """Report an unknown key; if a whole section of another framework was pasted, key by key."""
-        from rlcli.recipe.validation.argument_words import advice_on
+        from rlcli.recipe.validation.argument_words import advice_on, key_as_argument
 
         full_path, node = (*self.prefix, *path), at(tree, path)
         if (advice := advice_on(self.problems.written, str(path[-1]))) is not None:
             self.note_key("R42", path, tree, advice)
+            return
+        if home := key_as_argument(self.problems.written, full_path[:-1], str(path[-1])):
+            self.note_key("R43", path, tree, f"did you mean {home}?")
+            return
+        if (full_path[0], path[-1]) == ("datasets", "path"):
+            text = getattr(node, "value", None) or "FILE"
+            self.note_key("R43", path, tree, f"to read a file: {_rows_of(full_path[1], text)}")
             return
         section = section_of(annotation_at(self.model, path[:-1]))
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
@@ -339,6 +346,8 @@ class _Checker:
             if len(errors) == 1
             else _describe_union(errors, node, name)
         )
+        if code == "R37" and advice is None and isinstance(node, Scalar):
+            advice = _path_hint((*self.prefix, *path), str(node.value))
         mark = node.mark
         if user is not None and self.problems.has_problem_at(mark):
             return
@@ -450,6 +459,20 @@ _BOUNDS = {
     "less than": "below",
 }
 """Pydantic's words → ours."""
+
+
+def _rows_of(dataset: str | int, file: str) -> str:
+    """The override with which a dataset reads a file."""
+    return f"'datasets.{dataset}={{type: hf, args: {{path: {file}}}}}'"
+
+
+def _path_hint(path: Path, text: str) -> str | None:
+    """What to write where a role, or the datasets, are given as a single text: probably a path."""
+    if path == ("datasets",):
+        return f"to train on other rows: {_rows_of('train', text)}"
+    if len(path) == 2 and path[0] == "models":
+        return f"to start from other weights: {dotted(path)}.path={text}"
+    return None
 
 
 def _type_hint(expected: str, node: Node) -> str | None:

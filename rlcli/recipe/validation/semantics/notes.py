@@ -99,7 +99,7 @@ class Notes:
     ) -> None:
         """Report a name missing from a section of names. `instead`:
         what helps if a layer removed it."""
-        if self.unresolved.about(section):
+        if self.unresolved.about((*section, name)):
             return
         if removed := removed_at(self.problems.written, (*section, name)):
             self.note("R71", f"the {kind} {name} is removed {place_of(removed)}", path, instead)

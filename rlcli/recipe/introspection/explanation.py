@@ -289,5 +289,6 @@ def _unknown(resolved: Resolved, key: str, values: dict[Path, Any]) -> UsageErro
         )
         hint: str | None = f"did you mean {near}?{others}"
     else:
-        hint = suggest_key(last, SECTIONS, argument_words(resolved.written))[1]
+        words, roles = argument_words(resolved.written), list(resolved.recipe.models)
+        hint = suggest_key(last, SECTIONS, words, roles=roles)[1]
     return UsageError(f"the recipe has no key {key}", hint=hint, code="R42")

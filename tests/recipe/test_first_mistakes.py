@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from rlcli.errors import RecipeError, RlcliError
 from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import Recipe
 
 ROWS = "'datasets.train={type: hf, args: {path: x.jsonl}}'"
 
@@ -133,3 +136,18 @@ def test_a_path_to_a_shipped_recipe_proposes_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [problem] = problems_of("./elsewhere/grpo_math.yaml")
     assert problem.hint == "did you mean grpo_math?"
+
+
+def test_an_overlong_word_is_refused_without_repeating_it():
+    account = "a" * 5000
+    [problem] = problems_of("ppo_math", f"launch={{type: slurm, slurm: {{account: {account}}}}}")
+    message = "launch.slurm.account has 5000 characters; it may have at most 4096"
+    assert (problem.code, problem.what) == ("R35", message)
+
+
+def test_patterns_of_the_schema_compile_at_once():
+    """A large bound on a Unicode class takes the regex engine a tenth of a second, in each verb."""
+    patterns = json.dumps(Recipe.__pydantic_core_schema__, default=str)
+    bounds = re.findall(r"\{\d*,(\d+)\}", patterns)
+    assert "63" in bounds
+    assert max(map(int, bounds)) <= 63

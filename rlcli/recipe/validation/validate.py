@@ -444,6 +444,9 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
             f"{name} must be {expected}, found {kind_of(node)}{text}",
             _type_hint(expected, node),
         )
+    if kind == "string_too_long":
+        length, most = len(str(getattr(node, "value", ""))), error["ctx"]["max_length"]
+        return "R35", f"{name} has {length} characters; it may have at most {most}", None
     bound = error["msg"].removeprefix("Input should be ")
     for written, shorter in _BOUNDS.items():
         bound = bound.replace(written, shorter)

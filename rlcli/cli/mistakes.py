@@ -50,7 +50,6 @@ _OPTIONS = {
         "the recipe is the first argument: rlcli train RECIPE"
     ),
     "vllm use_vllm sglang": "servers generate with --with vllm or --with sglang",
-    "deepspeed": "write models.actor.backend=deepspeed; its arguments: rlcli show deepspeed",
     "cuda": "write cluster.device=cuda",
     "cpu": "write cluster.device=cpu",
     "profile": "write --with PROFILE",
@@ -117,7 +116,7 @@ def _unknown_option(
         return UsageError(f"{path} has no option {option}", hint=advice)
     key = _key_of(word) if takes_keys else None
     if key is not None:
-        value = _value_of(option, arguments)
+        value = "NAME" if key.endswith(".backend") else _value_of(option, arguments)
         return UsageError(
             f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}"
         )

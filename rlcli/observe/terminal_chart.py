@@ -52,11 +52,11 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
     yield ((f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}", "dim"),)
     for number, line in enumerate(chart.lines):
         mark = "━━" if fine else LETTERS[number % len(LETTERS)]
-        first, *rest = wrap(_legend(line), room - len(mark) - 1, break_long_words=False)
+        words, *continued = wrap(_legend(line), room - len(mark) - 1, break_long_words=False)
         margin = f"{'':>{AXIS_WIDTH}}  "
-        yield (margin, ""), (mark, STYLES[number % len(STYLES)]), (f" {first}", "")
-        for part in rest:
-            yield ((f"{margin}{'':{len(mark)}} {part}", ""),)
+        yield (margin, ""), (mark, STYLES[number % len(STYLES)]), (f" {words}", "")
+        for words in continued:
+            yield ((f"{margin}{'':{len(mark)}} {words}", ""),)
 
 
 def _canvas(

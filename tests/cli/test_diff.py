@@ -81,9 +81,9 @@ def test_sections_of_only_one_recipe_are_listed_once(child):
     assert "models.critic.backend" not in out
 
 
-@pytest.mark.parametrize("other", ["sft_math", "grpo_math"])
-def test_a_diff_fits_80_columns(child, other):
-    out = child("diff", "ppo_math", other)[1].replace(str(Path(__file__).parents[2]) + "/", "")
+@pytest.mark.parametrize("recipe", ["sft_math", "grpo_math"])
+def test_a_diff_fits_80_columns(child, recipe):
+    out = child("diff", "ppo_math", recipe)[1].replace(str(Path(__file__).parents[2]) + "/", "")
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 

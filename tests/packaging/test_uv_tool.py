@@ -22,6 +22,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not on PATH"),
 ]
 
+CLEARED = ("PYTHON", "RLCLI_", "VIRTUAL_ENV", "UV_")
+"""Variables that would lead to this checkout, or to another folder of uv."""
+
 
 def _without_dependencies(wheel: Path, overrides: Path) -> Path:
     """A file of overrides by which uv leaves out all requirements of a wheel, so that nothing is
@@ -35,22 +38,12 @@ def _without_dependencies(wheel: Path, overrides: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rlcli(wheel, tmp_path_factory):
-    """Run the command that uv installed, in an empty folder; it must succeed. Its dependencies are
-    those of this environment."""
+def run(tmp_path_factory):
+    """Run a command in an empty folder; it must succeed. What uv writes is in `run.home`."""
     home = tmp_path_factory.mktemp("uv")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "RLCLI_", "VIRTUAL_ENV", "UV_"))
-    }
-    environment |= {
-        "UV_TOOL_DIR": str(home / "tools"),
-        "UV_TOOL_BIN_DIR": str(home / "bin"),
-        "UV_CACHE_DIR": str(home / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(CLEARED)}
+    folders = {f"UV_{name}": str(home / name) for name in ("TOOL_DIR", "TOOL_BIN_DIR", "CACHE_DIR")}
+    environment = {**inherited, **folders, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     (home / "user").mkdir()
 
     def run(*command):
@@ -60,17 +53,24 @@ def rlcli(wheel, tmp_path_factory):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    overrides = _without_dependencies(wheel, home / "overrides.txt")
+    run.home = home
+    return run
+
+
+@pytest.fixture(scope="module")
+def rlcli(wheel, run):
+    """The command that uv installed. Its dependencies are those of this environment."""
+    overrides = _without_dependencies(wheel, run.home / "overrides.txt")
     options = ["--offline", "--overrides", str(overrides), "--python", sys.executable]
     run("uv", "tool", "install", *options, str(wheel))
-    folder = home / "tools" / "rlcli"
-    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    environment = run.home / "TOOL_DIR" / "rlcli"
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     (site_packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    return lambda *arguments: run(home / "bin" / "rlcli", *arguments)
+    return lambda *arguments: run(run.home / "TOOL_BIN_DIR" / "rlcli", *arguments)
 
 
 def test_the_installed_tool_is_the_wheel(rlcli):
-    assert str(Path("tools", "rlcli")) in rlcli("show", "ppo_actor", "--json")
+    assert str(Path("TOOL_DIR", "rlcli")) in rlcli("show", "ppo_actor", "--json")
 
 
 def test_the_installed_tool_validates_and_trains(rlcli):

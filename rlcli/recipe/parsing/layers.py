@@ -94,21 +94,23 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     name = text.removesuffix(".yaml").removeprefix("recipes/")
     if name in names and not name.startswith(PROFILES):
         return names[name]
-    name = name.removesuffix(".yml")
-    profile, listed = name.removeprefix(PROFILES), whole_recipe_names()
-    available = f"available: {', '.join(listed)}" if listed else None
-    hint = did_you_mean(Path(name).name, listed, available)
-    if profile in profile_names():
-        hint = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
     kind = "a folder" if Path(text).is_dir() else "not a file"
-    if "=" in text:
-        hint = f"the recipe comes before its overrides: RECIPE {text}"
-    elif is_run(Path(text)):
-        hint = f"it is the folder of a run; to continue it: rlcli resume {text}"
-    problems.add(
-        "R51", f"recipe {text!r} not found ({kind}, and no recipe has that name)", hint=hint
-    )
+    message = f"recipe {text!r} not found ({kind}, and no recipe has that name)"
+    problems.add("R51", message, hint=_instead_of(text, name.removesuffix(".yml")))
     return None
+
+
+def _instead_of(text: str, name: str) -> str | None:
+    """What was probably meant by a recipe that does not exist; `name`: without its ending."""
+    profile, listed = name.removeprefix(PROFILES), whole_recipe_names()
+    if "=" in text:
+        return f"the recipe comes before its overrides: RECIPE {text}"
+    if is_run(Path(text)):
+        return f"it is the folder of a run; to continue it: rlcli resume {text}"
+    if profile in profile_names():
+        return f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
+    available = f"available: {', '.join(listed)}" if listed else None
+    return did_you_mean(Path(name).name, listed, available)
 
 
 def find_profile(profile: str, problems: Problems) -> Path | None:

@@ -25,14 +25,14 @@ def key_as_argument(written: Node, section: Path, key: str) -> str | None:
     """The key of an argument that was written one level too high, in the section of a component or
     of the role or call that has it; None if the component has no such argument."""
     for inner in ((), ("backend",), ("interface",)):
-        place: Path = (*section, *inner)
-        is_dataset = len(place) == 2 and place[0] == "datasets"
-        kind = "datasets" if is_dataset else _KINDS.get(place[-1]) if place else None
-        name = at(written, (*place, "type"))
+        home: Path = (*section, *inner)
+        is_dataset = len(home) == 2 and home[0] == "datasets"
+        kind = "datasets" if is_dataset else _KINDS.get(home[-1]) if home else None
+        name = at(written, (*home, "type"))
         if kind is None or not isinstance(name, Scalar) or not isinstance(name.value, str):
             continue
         if argument_named(kind, name.value, key) is not None:
-            return dotted((*place, "args", key))
+            return dotted((*home, "args", key))
     return None
 
 

@@ -272,8 +272,8 @@ def test_the_name_of_a_recipe_is_its_newest_run(rlcli, run):
         code, out, _ = rlcli("ckpt", "ls", name)
         assert (code, "best (eval/accuracy 0.9)" in out) == (0, True), name
     code, _, err = rlcli("ckpt", "ls", "sft_math")
-    assert code == 2
-    assert "there is no folder sft_math" in err
+    assert code == 6
+    assert "it is a recipe without runs in runs; start one: rlcli train sft_math" in err
     assert (
         "there is no role judge in runs"
         in rlcli("convert", "ppo_math", "--role", "judge", "--to-hf", "out")[2]

@@ -19,7 +19,8 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
 from rlcli.api.generation import check_positions, prompts_of
-from rlcli.api.key_meaning import ROUTED_EXPERTS
+from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
+from rlcli.api.layout import RoleLayout
 from rlcli.api.model import (
     EngineState,
     GeneratedResponses,
@@ -38,6 +39,8 @@ from rlcli.ops.attention import packed_attention
 from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
+from ._layouts import whole_sequences
+from ._prefix_sharing import PrefixSharing
 from ._saving import Ranks, describe, save_model
 from ._settings import ContextParallelism, TransformersSettings
 from ._tensor_parallel import parallelize
@@ -66,7 +69,9 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             self.lm, settings.attention, model.device, dtype, self.role
         )
         self._whole_packs = partial(packed_attention, flash=self._flash)
-        self.packed = PackedModel(self.lm, dtype, self._pack(settings))
+        self._sharing = self._prefix_sharing(model, settings)
+        share = self._sharing.layout if self._sharing is not None else None
+        self.packed = PackedModel(self.lm, dtype, self._pack(settings), share)
         config: Any = self.lm.config
         self.vocabulary: int = (
             len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
@@ -117,6 +122,19 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             self._flash,
         )
 
+    def _prefix_sharing(self, model: Model, settings: TransformersSettings) -> PrefixSharing | None:
+        """None if each sequence is computed as a whole."""
+        cp = self._context_group.size() if self._context_group is not None else 1
+        layout = RoleLayout(self.role, {"cp": cp}, vars(settings), model.device.type)
+        if whole_sequences(layout) is not None:
+            return None
+        return PrefixSharing.of(self.lm, model.device, self._flash)
+
+    def tokens_of(self, sample: SequenceSample) -> int:
+        if self._sharing is None or ROUTED_EXPERTS in sample.keys:
+            return super().tokens_of(sample)
+        return self._sharing.counted(sample.data[SEQUENCES], tuple(sample.flat_seqlens(SEQUENCES)))
+
     @property
     def _context_group(self) -> dist.ProcessGroup | None:
         """The ranks that share the tokens of a micro-batch; None if there is only this one."""
@@ -136,7 +154,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
         routes = self._routes_of(micro_batch)
         with self._in_pass():
-            return self._compute(tokens, lengths, then, partial(self._route, routes))
+            before = partial(self._route, routes)
+            return self._compute(tokens, lengths, then, before, routes is None)
 
     def _compute(self, *inputs: Any) -> Any:
         """A forward pass of the packed model."""

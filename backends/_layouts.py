@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from rlcli.api.architecture import Architecture
 from rlcli.api.layout import LayoutProblem, RoleLayout
 
+ROUTER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef")
+
 
 def problems(layout: RoleLayout) -> Iterator[LayoutProblem]:
     """What `fsdp`, `inference` and `deepspeed` cannot do of a layout."""
@@ -16,6 +18,17 @@ def problems(layout: RoleLayout) -> Iterator[LayoutProblem]:
     if layout.mesh["tp"] > 1 and layout.sizes is not None:
         yield from _of_tensor_parallelism(layout, layout.sizes)
     yield from _of_flash_attention(layout)
+
+
+def whole_sequences(layout: RoleLayout) -> str | None:
+    """Why engines compute every sequence as a whole; None: common prefixes once."""
+    if not layout.arguments.get("share_prefixes", True):
+        return "share_prefixes is false"
+    if layout.mesh["cp"] > 1:
+        return "cp divides each sequence among ranks"
+    if any(layout.arguments.get(name) is not None for name in ROUTER_LOSSES):
+        return "router losses count the tokens of every sequence"
+    return None
 
 
 def _of_context_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[LayoutProblem]:

@@ -119,7 +119,11 @@ class TransformersSettings(Precision):
 
     LIMITS: ClassVar[Limits] = {"kv_cache_tokens": {"ge": 1}}
     NEEDS: ClassVar[Needs] = {"attention=flash": "dtype=auto|bfloat16"}
-    ON_RESUME: ClassVar[dict[str, str]] = {"kv_cache_tokens": "safe", "attention": "safe"}
+    ON_RESUME: ClassVar[dict[str, str]] = {
+        "kv_cache_tokens": "safe",
+        "attention": "safe",
+        "share_prefixes": "safe",
+    }
 
     kv_cache_tokens: int | None = None
     """Capacity of a rank's KV cache, in tokens of prompts and responses. Each response reserves the
@@ -130,6 +134,12 @@ class TransformersSettings(Precision):
     """Attention kernels for packed sequences on GPUs in 16 bits: those of torch, or of flash-attn
     (version 3 or 4 where it is installed for the GPU, else 2), which can also cap scores without
     storing them. auto: flash-attn if it can be imported, else torch."""
+
+    share_prefixes: bool = True
+    """Compute the tokens with which several sequences of a micro-batch begin once, such as the
+    prompt of a group, where this saves work: not for short prompts of long responses. Log-probs,
+    values and gradients are the same but for rounding. Each sequence is computed as a whole with
+    cp, router losses and replayed experts."""
 
 
 @dataclass(frozen=True, kw_only=True)

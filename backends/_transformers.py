@@ -14,19 +14,22 @@ from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
 from rlcli.ops.attention import Kernels, PackedAttention, Scoring, packed_attention
 from rlcli.ops.logprobs import OutputHead, token_scores
-from rlcli.ops.packing import all_but_last, positions
+from rlcli.ops.packing import positions
 
 from ._tensor_parallel import local, vocabulary_shard
 
 if TYPE_CHECKING:
     from rlcli.ops.context_attention import ContextAttention
     from rlcli.ops.flash_attention import FlashAttention
+    from rlcli.ops.prefix_attention import PrefixAttention
 
-    Packing = PackedAttention | ContextAttention
+    Packing = PackedAttention | ContextAttention | PrefixAttention
 
 T = TypeVar("T")
 Pack = Callable[[tuple[int, ...], torch.device], "Packing"]
 """The layout of a pack of sequences of some lengths."""
+Share = Callable[[torch.Tensor, tuple[int, ...]], "PrefixAttention | None"]
+"""(tokens [T] of a pack, lengths) → a layout that computes common prefixes once, if that pays."""
 
 ATTENTION = "rlcli_packed"
 """Name of our attention in transformers' registry."""
@@ -174,22 +177,12 @@ class PackedOutput:
         return head_of(self._lm, self.temperature)
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Every position is scored against the next token;
-        those without a successor are then dropped.
-
-        (Dropping them first would cost a scatter of [T, H] in the backward pass.)
-        """
+        hidden, targets = self._packing.scored(self._hidden, self._tokens)
         logprobs, entropies = token_scores(
-            self._hidden,
-            self._head(),
-            self._packing.mine(self._tokens.roll(-1)),
-            entropy=entropy,
-            dtype=self._dtype,
+            hidden, self._head(), targets, entropy=entropy, dtype=self._dtype
         )
-        rows = all_but_last(self._packing.lengths, self._tokens.device)
-        gathered = self._packing.gathered
-        of_all = gathered(entropies)[rows] if entropies is not None else None
-        return gathered(logprobs)[rows], of_all
+        of_actions = self._packing.of_actions
+        return of_actions(logprobs), of_actions(entropies) if entropies is not None else None
 
 
 def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:
@@ -240,12 +233,19 @@ class PackedModel(nn.Module):
     also cover the head.
     """
 
-    def __init__(self, lm: nn.Module, compute_dtype: torch.dtype, pack: Pack = packed_attention):
+    def __init__(
+        self,
+        lm: nn.Module,
+        compute_dtype: torch.dtype,
+        pack: Pack = packed_attention,
+        share: Share | None = None,
+    ):
         super().__init__()
         use_packed_attention(lm)
         self.lm = lm
         self.compute_dtype = compute_dtype
         self._pack = pack
+        self._share = share
 
     def forward(
         self,
@@ -253,9 +253,12 @@ class PackedModel(nn.Module):
         lengths: tuple[int, ...],
         then: Callable[[PackedOutput], T],
         before: Callable[[Packing], None] = _nothing,
+        may_share: bool = True,
     ) -> T:
-        """`then(output)` for `tokens` [T], packed sequences of `lengths` [N], after `before`."""
-        packing = self._pack(lengths, tokens.device)
+        """`then(output)` for `tokens` [T], packed sequences of `lengths` [N], after `before`. With
+        `may_share`, tokens with the same past may be computed once."""
+        shared = self._share(tokens, lengths) if self._share is not None and may_share else None
+        packing = shared or self._pack(lengths, tokens.device)
         before(packing)
         places = positions(lengths, tokens.device)
         hidden = self.hidden_states(packing.mine(tokens), packing.mine(places), packing)

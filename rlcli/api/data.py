@@ -313,33 +313,39 @@ class SequenceSample:
         return self.split_with_spec(self.get_split_spec(k, key, min_size))
 
     def split_to_micro_batches(
-        self, mb_spec: MicroBatchSpec, key: str | None = "packed_input_ids"
+        self,
+        mb_spec: MicroBatchSpec,
+        key: str | None = "packed_input_ids",
+        units: Sequence[tuple[Sequence[int], int]] | None = None,
     ) -> tuple[list[SequenceSample], list[list[int]]]:
         """Micro-batches under the token cap (first-fit-decreasing),
         and the indices of the samples in each.
 
         Tokens are those of `key`, or of the longest key if the batch has no such key. There are at
-        least `n_mbs` micro-batches, but never an empty one. Raises DataError if one sample alone
-        exceeds the cap.
+        least `n_mbs` micro-batches, but never an empty one. `units` may say which samples stay
+        together, and how many tokens each of these groups counts. Raises DataError if one sample
+        alone exceeds the cap.
         """
         if self.bs == 0:
             return [], []
         counted = key if key is not None and key in self.keys else self._longest_key()
-        tokens = [sum(inner) for inner in self.seqlens[counted]]
+        if units is None:
+            units = [((i,), sum(inner)) for i, inner in enumerate(self.seqlens[counted])]
         cap = mb_spec.max_tokens_per_mb
-        for id_, count in zip(self.ids, tokens, strict=True):
+        for (first, *_), count in units:
             if cap is not None and count > cap:
                 raise DataError(
                     (
-                        f"sample {id_} has {count} tokens of {counted}, more than a "
+                        f"sample {self.ids[first]} has {count} tokens of {counted}, more than a "
                         f"micro-batch may hold: {cap}"
                     ),
                     hint="raise max_tokens_per_microbatch, or shorten prompts and responses",
                     code="F30",
                 )
+        tokens = [count for _, count in units]
         capacity = sum(tokens) if cap is None else cap
-        allocated = ffd_allocate(tokens, capacity, min(mb_spec.n_mbs, self.bs))
-        groups = sorted(sorted(group) for group in allocated)
+        allocated = ffd_allocate(tokens, capacity, min(mb_spec.n_mbs, len(units)))
+        groups = sorted(sorted(flat2d(units[i][0] for i in chosen)) for chosen in allocated)
         return self._pick(groups), groups
 
     # -- order -------------------------------------------------------------------------------------

@@ -201,6 +201,12 @@ class ForwardEngine(HoldsWeights):
         """Whether this rank holds the model's head."""
         return True
 
+    def tokens_of(self, sample: SequenceSample) -> int:
+        """How many tokens of memory a forward pass over the sequences of `sample` takes. An engine
+        that computes common prefixes once counts them once; a group then stays together where it
+        can be cut."""
+        return sum(sample.flat_seqlens(SEQUENCES))
+
     def train(self, mode: bool = True) -> None:
         """Set training mode."""
 
@@ -260,7 +266,7 @@ class ForwardEngine(HoldsWeights):
     ) -> list[MicroBatch]:
         """Micro-batches under the token cap, the same number on every rank:
         a rank's last ones may be idle."""
-        micro_batches = split_batch(input_, mb_spec, cut)
+        micro_batches = split_batch(input_, mb_spec, cut, self.tokens_of)
         count = int(self.all_reduce(torch.tensor(len(micro_batches), device=self.device), "max"))
         return micro_batches + [idle_micro_batch(self.device)] * (count - len(micro_batches))
 

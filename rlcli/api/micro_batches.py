@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,8 @@ from rlcli.api.key_meaning import SEQUENCES
 Cut = Literal["sample", "sequence"]
 """What stays in one micro-batch: a sample with its whole group of sequences,
 or a single sequence."""
+Unit = tuple[tuple[int, ...], int]
+"""Samples that stay together (or sequences, if groups are cut), and the tokens that they count."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,15 @@ class MicroBatch:
 
 
 def split_batch(
-    batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: Cut = "sample"
+    batch: SequenceSample,
+    spec: MicroBatchSpec | None = None,
+    cut: Cut = "sample",
+    tokens_of: Callable[[SequenceSample], int] | None = None,
 ) -> list[MicroBatch]:
     """Micro-batches under the token cap of `spec`; none for a batch without samples.
+
+    `tokens_of` counts the tokens of a group; default: those of its sequences. If groups are cut, a
+    group that counts fewer stays together as far as the cap allows.
 
     Raises ValueError for an unknown `cut`, and if sequences cannot be separated.
     """
@@ -49,8 +57,55 @@ def split_batch(
     feasible = MicroBatchSpec(
         n_mbs=min(spec.n_mbs, samples.bs), max_tokens_per_mb=spec.max_tokens_per_mb
     )
-    parts, places = samples.split_to_micro_batches(feasible, key=SEQUENCES)
+    units = _units(batch, feasible, cut, tokens_of) if tokens_of is not None else None
+    parts, places = samples.split_to_micro_batches(feasible, key=SEQUENCES, units=units)
     return [MicroBatch(sample, tuple(where)) for sample, where in zip(parts, places, strict=True)]
+
+
+def _units(
+    batch: SequenceSample,
+    spec: MicroBatchSpec,
+    cut: Cut,
+    tokens_of: Callable[[SequenceSample], int],
+) -> list[Unit] | None:
+    """None: every sample, or sequence, is one of its own, and counts its tokens."""
+    if spec.n_mbs == 1 and _fits(sum(batch.flat_seqlens(SEQUENCES)), spec):
+        return None  # all are in one micro-batch
+    groups = batch.select([SEQUENCES]).unpack()
+    if cut == "sample":
+        return [((place,), tokens_of(group)) for place, group in enumerate(groups)]
+    units, begin = [], 0
+    for group in groups:
+        end = begin + len(group.flat_seqlens(SEQUENCES))
+        units += _fitting(one_per_sequence(group), begin, spec, tokens_of)
+        begin = end
+    return units if len(units) >= spec.n_mbs else None
+
+
+def _fitting(
+    sequences: SequenceSample,
+    begin: int,
+    spec: MicroBatchSpec,
+    tokens_of: Callable[[SequenceSample], int],
+) -> list[Unit]:
+    """Neighbours among the sequences of a group, the first of which is number `begin` of the batch,
+    that share tokens and fit into a micro-batch together."""
+    count, lengths = tokens_of(sequences), sequences.flat_seqlens(SEQUENCES)
+    if count == sum(lengths):
+        return [((begin + place,), length) for place, length in enumerate(lengths)]
+    if sequences.bs == 1 or _fits(count, spec):
+        return [(tuple(range(begin, begin + sequences.bs)), count)]
+    half = sequences.bs // 2
+    first = sequences.select_indices(range(half))
+    second = sequences.select_indices(range(half, sequences.bs))
+    return [
+        *_fitting(first, begin, spec, tokens_of),
+        *_fitting(second, begin + half, spec, tokens_of),
+    ]
+
+
+def _fits(tokens: int, spec: MicroBatchSpec) -> bool:
+    return spec.max_tokens_per_mb is None or tokens <= spec.max_tokens_per_mb
 
 
 def one_per_sequence(batch: SequenceSample) -> SequenceSample:

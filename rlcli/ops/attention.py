@@ -7,15 +7,16 @@ H, D].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlcli.ops.packing import cumulative, rectangles
+from rlcli.ops.packing import Bounds, alike, all_but_last, rectangles
 
 if TYPE_CHECKING:
     from rlcli.ops.flash_attention import FlashAttention
@@ -49,10 +50,9 @@ class PackedAttention:
     device: torch.device
     flash: FlashAttention | None = None
     """Attends on CUDA in 16 bits; None: torch's kernel does, where it can."""
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths, default=0)
+    contexts: tuple[int, ...] | None = None
+    """[N] how many of a sequence's first tokens have keys and values, but no queries; None: none
+    of any sequence."""
 
     def mine(self, rows: torch.Tensor) -> torch.Tensor:
         """The rows that this rank computes with, of [T, ...]: all. Where ranks share the tokens of
@@ -68,10 +68,25 @@ class PackedAttention:
         """[T, ...] from the rows that each rank has computed."""
         return rows
 
+    def scored(
+        self, hidden: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states that predict tokens, and the token that each is to predict, of `tokens`
+        [T]: for every position the next one, also for those without a successor in their sequence.
+
+        (Dropping these first would cost a scatter of [T, H] in the backward pass.)
+        """
+        return hidden, tokens.roll(-1)
+
+    def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
+        """[T - N], of every action, from the scores of what is `scored`."""
+        return scores[all_but_last(self.lengths, self.device)]
+
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """B is 1: the sequences are concatenated along T."""
+        """B is 1: the sequences are concatenated along T. With contexts, queries and the result
+        have only the tokens after them."""
         narrow = narrow_dtype(query)
         has_kernel = self.flash is not None or scoring.softcap is None  # torch's caps no scores
         if query.is_cuda and narrow is not None and has_kernel:
@@ -84,12 +99,13 @@ class PackedAttention:
         packed = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]  # [T, H, D]
         if self.flash is not None:
             q, k, v = packed
-            return self.flash.attend(q, k, v, self._starts, self.longest, scoring)[None]
+            return self.flash.attend(q, k, v, self._queries, self._keys, scoring)[None]
         from torch.nn.attention import varlen
 
         attend: Any = varlen.varlen_attn
-        bounds = (self._starts, self._starts, self.longest, self.longest)
-        window = scoring.window_within(self.longest)
+        queries, keys = self._queries, self._keys
+        bounds = (queries.starts, keys.starts, queries.longest, keys.longest)
+        window = scoring.window_within(keys.longest)
         before = -1 if window is None else window - 1
         out: torch.Tensor = attend(
             *packed,
@@ -101,53 +117,103 @@ class PackedAttention:
         return out[None]
 
     @cached_property
-    def _starts(self) -> torch.Tensor:
-        return cumulative(self.lengths, self.device)
+    def _queries(self) -> Bounds:
+        return self._keys if self.contexts is None else Bounds.of(self._own, self.device)
+
+    @cached_property
+    def _keys(self) -> Bounds:
+        return Bounds.of(self.lengths, self.device)
+
+    @cached_property
+    def _own(self) -> tuple[int, ...]:
+        """The number of queries of each sequence."""
+        contexts = self.contexts or (0,) * len(self.lengths)
+        return tuple(length - start for length, start in zip(self.lengths, contexts, strict=True))
 
     def _rectangles(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Sequences of similar length are padded on the right to a rectangle.
+        """Sequences of similar length are padded on the right to a rectangle, and on the left if
+        their contexts differ.
 
-        Padding needs no mask: causality keeps real queries from seeing what follows them.
+        Padding on the right needs no mask: causality keeps real queries from seeing what follows
+        them.
         """
-        layout = self._layout
-        q, k, v = (
-            GatheredRows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None)
-            for x in (query, key, value)
-        )
-        rows, begin = [], 0
-        for sequences, longest in layout.shapes:
-            end = begin + sequences * longest
-            a, b, c = (
-                x[begin:end].unflatten(0, (sequences, longest)).transpose(1, 2) for x in (q, k, v)
-            )
-            window = scoring.window_within(longest)
-            mask = _band(longest, window, self.device) if window is not None else None
+        queries, keys = self._cells
+        q = queries.filled_with(query)
+        k, v = keys.filled_with(key), keys.filled_with(value)
+        rows = []
+        for number, (a, b, c) in enumerate(
+            zip(queries.split(q), keys.split(k), keys.split(v), strict=True)
+        ):
+            mask = self._mask(number, scoring.window_within(b.shape[2]))
             # [sequences · longest, H, D]
             rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))
-            begin = end
-        return GatheredRows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]
+        return queries.taken_from(torch.cat(rows))[None]
+
+    def _mask(self, number: int, window: int | None) -> torch.Tensor | None:
+        """What the queries of a rectangle see, True for a key: [n, keys], or [N, 1, n, keys] where
+        contexts differ; None: themselves and what is before them."""
+        if (number, window) not in self._masks:
+            self._masks[number, window] = self._rectangle_groups[number].mask(window, self.device)
+        return self._masks[number, window]
 
     @cached_property
-    def _layout(self) -> _Layout:
-        starts = cumulative(self.lengths).tolist()
-        places = torch.empty(starts[-1], dtype=torch.int64)
-        shapes, cells, filled, offset = [], [], [], 0
-        for members, longest in rectangles(self.lengths):
-            shapes.append((len(members), longest))
-            grid = torch.tensor([starts[i] for i in members])[:, None] + torch.arange(longest)
-            real = torch.arange(longest) < torch.tensor([self.lengths[i] for i in members])[:, None]
-            places[grid[real]] = offset + real.flatten().nonzero()[:, 0]
-            cells.append(grid.masked_fill(~real, 0).flatten())
-            filled.append(real.flatten())
-            offset += real.numel()
-        return _Layout(
-            shapes,
-            torch.cat(cells).to(self.device),
-            torch.cat(filled).to(self.device),
-            places.to(self.device),
+    def _masks(self) -> dict[tuple[int, int | None], torch.Tensor | None]:
+        return {}
+
+    @cached_property
+    def _rectangle_groups(self) -> list[_Rectangle]:
+        contexts = self.contexts or (0,) * len(self.lengths)
+        groups = []
+        for members, context in alike(contexts):
+            own = [self._own[i] for i in members]
+            for places, longest in rectangles(own):
+                numbers = [members[place] for place in places]
+                before = tuple(contexts[i] for i in numbers)
+                groups.append(_Rectangle(numbers, longest, context, before))
+        return groups
+
+    @cached_property
+    def _cells(self) -> tuple[_Cells, _Cells]:
+        """Of queries and of keys."""
+        groups, contexts = self._rectangle_groups, self.contexts
+        if contexts is None:
+            shapes = [(group.numbers, 0, group.longest) for group in groups]
+            cells = _Cells.of(self.lengths, shapes, self.device)
+            return cells, cells
+        of_queries = [(group.numbers, 0, group.longest) for group in groups]
+        of_keys = [(group.numbers, group.context, group.longest) for group in groups]
+        return (
+            _Cells.of(self._own, of_queries, self.device),
+            _Cells.of(self.lengths, of_keys, self.device, contexts),
         )
+
+
+@dataclass(frozen=True)
+class _Rectangle:
+    """Sequences that attend in one call."""
+
+    numbers: list[int]
+    longest: int
+    """Queries of the longest."""
+    context: int
+    """Keys before the queries, of the sequence that has most of them."""
+    contexts: tuple[int, ...]
+    """Of each sequence."""
+
+    def mask(self, window: int | None, device: torch.device) -> torch.Tensor | None:
+        if not self.context and window is None:
+            return None
+        columns = torch.arange(self.context + self.longest, device=device)
+        last = torch.arange(self.context, self.context + self.longest, device=device)[:, None]
+        seen = columns <= last
+        if window is not None:
+            seen &= columns > last - window
+        if min(self.contexts) == self.context:
+            return seen
+        first = self.context - torch.tensor(self.contexts, device=device)
+        return seen & (columns >= first[:, None])[:, None, None]
 
 
 def _attend(
@@ -211,17 +277,59 @@ def narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """How a pack of T tokens fills M cells, rectangle after rectangle."""
+class _Cells:
+    """How the n rows of a pack fill M cells, rectangle after rectangle."""
 
     shapes: list[tuple[int, int]]
-    """Sequences and longest length of each rectangle."""
-    cells: torch.Tensor
-    """[M]: the token in each cell; token 0 in cells of padding."""
+    """Sequences and cells of each, in each rectangle."""
+    rows: torch.Tensor
+    """[M]: the row in each cell; row 0 in cells of padding."""
     filled: torch.Tensor
     """[M] bool: whether the cell is not padding."""
     places: torch.Tensor
-    """[T]: the cell of each token."""
+    """[n]: the cell of each row."""
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        rectangles: Sequence[tuple[list[int], int, int]],
+        device: torch.device,
+        contexts: Sequence[int] | None = None,
+    ) -> _Cells:
+        """For sequences of `lengths`, of rectangles (sequences, columns of context, columns after
+        them), where the own tokens of every sequence begin in the same column."""
+        starts = torch.tensor([0, *accumulate(lengths)])
+        places = torch.empty(int(starts[-1]), dtype=torch.int64)
+        shapes, rows, filled, offset = [], [], [], 0
+        for numbers, context, longest in rectangles:
+            before = torch.tensor([contexts[i] if contexts else 0 for i in numbers])[:, None]
+            sizes = torch.tensor([lengths[i] for i in numbers])[:, None]
+            at = torch.arange(-context, longest) + before
+            grid = starts[numbers][:, None] + at
+            real = (at >= 0) & (at < sizes)
+            places[grid[real]] = offset + real.flatten().nonzero()[:, 0]
+            shapes.append((len(numbers), context + longest))
+            rows.append(grid.masked_fill(~real, 0).flatten())
+            filled.append(real.flatten())
+            offset += real.numel()
+        return cls(
+            shapes, torch.cat(rows).to(device), torch.cat(filled).to(device), places.to(device)
+        )
+
+    def filled_with(self, states: torch.Tensor) -> torch.Tensor:
+        """[M, H, D] from [1, H, n, D]."""
+        return GatheredRows.apply(states[0].transpose(0, 1), self.rows, self.places, None)
+
+    def taken_from(self, cells: torch.Tensor) -> torch.Tensor:
+        """[n, H, D] from [M, H, D]."""
+        return GatheredRows.apply(cells, self.places, self.rows, self.filled)
+
+    def split(self, cells: torch.Tensor) -> Iterator[torch.Tensor]:
+        """[sequences, H, cells of each, D] of each rectangle."""
+        parts = cells.split([sequences * columns for sequences, columns in self.shapes])
+        for part, shape in zip(parts, self.shapes, strict=True):
+            yield part.unflatten(0, shape).transpose(1, 2)
 
 
 class GatheredRows(torch.autograd.Function):

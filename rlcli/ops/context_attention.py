@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rlcli.ops.attention import GatheredRows, PackedAttention, Scoring, narrow_dtype
 from rlcli.ops.block_attention import Block, BlockAttention, BlockGradients
 from rlcli.ops.context_choice import AttentionSizes, Choice
-from rlcli.ops.packing import positions
+from rlcli.ops.packing import all_but_last, positions
 from rlcli.ops.token_cut import TokenCut
 
 if TYPE_CHECKING:
@@ -52,6 +52,16 @@ class ContextAttention:
         """[T, ...] in the order of the pack, from the rows [S, ...] of each rank. The loss must be
         the same function of it on every rank: each keeps the gradient of its own rows."""
         return _Gathered.apply(rows, self)
+
+    def scored(
+        self, hidden: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states [S, H] of this rank, and of `tokens` [T] the one after each."""
+        return hidden, self.mine(tokens.roll(-1))
+
+    def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
+        """[T - N], of every action, from the scores [S] of each rank."""
+        return self.gathered(scores)[all_but_last(self.lengths, self.device)]
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring

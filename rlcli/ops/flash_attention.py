@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from rlcli.ops.attention import Kernels, Scoring
+    from rlcli.ops.packing import Bounds
 
 
 @dataclass(frozen=True)
@@ -52,26 +53,24 @@ class FlashAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        starts: torch.Tensor,
-        longest: int,
+        queries: Bounds,
+        keys: Bounds,
         scoring: Scoring,
     ) -> torch.Tensor:
-        """[T, H, D] for queries [T, H, D], keys and values [T, H_kv, D] in 16 bits. `starts`
-        [N + 1] int32: where each sequence begins, and the last one ends."""
-        out = self._attend(query, key, value, **arguments(self.library, starts, longest, scoring))
+        """[T, H, D] for queries [T, H, D], keys and values [K, H_kv, D] in 16 bits, where the
+        queries are those of the last tokens of each sequence."""
+        out = self._attend(query, key, value, **arguments(self.library, queries, keys, scoring))
         return out[0] if isinstance(out, tuple) else out  # some also return the log-sum-exp
 
 
-def arguments(
-    library: Library, starts: torch.Tensor | None, longest: int, scoring: Scoring
-) -> dict[str, Any]:
+def arguments(library: Library, queries: Bounds, keys: Bounds, scoring: Scoring) -> dict[str, Any]:
     """Those of `flash_attn_varlen_func` in addition to queries, keys and values."""
-    window = scoring.window_within(longest)
+    window = scoring.window_within(keys.longest)
     return {
-        "cu_seqlens_q": starts,
-        "cu_seqlens_k": starts,
-        "max_seqlen_q": longest,
-        "max_seqlen_k": longest,
+        "cu_seqlens_q": queries.starts,
+        "cu_seqlens_k": keys.starts,
+        "max_seqlen_q": queries.longest,
+        "max_seqlen_k": keys.longest,
         "softmax_scale": scoring.scale,
         "causal": True,
         "window_size": (library.unlimited if window is None else window - 1, 0),
@@ -130,7 +129,9 @@ def _loaded(library: Library, capability: int, head_dim: int) -> FlashAttention 
 
 def _missing_parameters(attend: Callable[..., Any]) -> list[str]:
     from rlcli.ops.attention import Scoring
+    from rlcli.ops.packing import Bounds
 
     offered = inspect.signature(attend).parameters
-    passed = arguments(LIBRARIES[0], None, 1, Scoring())
+    none = Bounds.of(())
+    passed = arguments(LIBRARIES[0], none, none, Scoring())
     return [name for name in passed if name not in offered]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +14,19 @@ def cumulative(lengths: Sequence[int], device: torch.device | None = None) -> to
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
     return starts.to(device) if device is not None else starts
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where sequences lie in a pack, as kernels for sequences of any length take it."""
+
+    starts: torch.Tensor
+    """[N + 1] int32: where each sequence starts, and the end of the last."""
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | None = None) -> Bounds:
+        return cls(cumulative(lengths, device), max(lengths, default=0))
 
 
 def positions(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
@@ -45,17 +59,25 @@ def summed(numbers: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tens
 
 
 def rectangles(lengths: Sequence[int], growth: float = 1.5) -> list[tuple[list[int], int]]:
-    """Groups of sequences of similar length, as (sequence numbers, longest length).
+    """Groups of sequences of similar length, as (sequence numbers, longest length); those without
+    tokens are in none.
 
     Within a group no sequence is shorter than the longest divided by `growth` (groups of sequences
     of at most 8 tokens are not split), so padding a group to a rectangle wastes little.
     """
-    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    return [group for group in alike(lengths, growth) if group[1]]
+
+
+def alike(numbers: Sequence[int], growth: float = 1.5) -> list[tuple[list[int], int]]:
+    """Places of similar numbers, and the largest of each group, as in `rectangles`; zeros are a
+    group of their own."""
+    order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
     groups: list[tuple[list[int], int]] = []
     for i in order:
-        longest = groups[-1][1] if groups else 0
-        if groups and (lengths[i] * growth >= longest or longest <= 8):
+        largest = groups[-1][1] if groups else 0
+        is_similar = numbers[i] * growth >= largest or 0 < numbers[i] <= largest <= 8
+        if groups and is_similar:
             groups[-1][0].append(i)
         else:
-            groups.append(([i], lengths[i]))
+            groups.append(([i], numbers[i]))
     return groups

@@ -23,6 +23,7 @@ from typing import Any
 
 from rlcli.ops.attention import Scoring
 from rlcli.ops.flash_attention import LIBRARIES, arguments
+from rlcli.ops.packing import Bounds
 from rlcli.testing.flash_attn import RECORD, signature_of
 
 FUNCTION = "flash_attn_varlen_func"
@@ -94,8 +95,9 @@ def parameters_of(source: str) -> dict[str, Any]:
 def problem_of_our_call(library: str, parameters: dict[str, Any]) -> str | None:
     """Why our call does not fit these parameters."""
     (called,) = (known for known in LIBRARIES if known.name == library)
+    none = Bounds.of(())
     try:
-        signature_of(parameters).bind("q", "k", "v", **arguments(called, None, 1, Scoring()))
+        signature_of(parameters).bind("q", "k", "v", **arguments(called, none, none, Scoring()))
     except TypeError as error:
         return str(error)
     return None

@@ -1,0 +1,157 @@
+"""Models whose sequences begin alike compute the same as for each sequence as a whole, from the
+fewest products."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.backends._prefix_sharing import PrefixSharing
+from rlcli.backends._transformers import PackedModel
+from rlcli.ops.shared_prefixes import Work
+from rlcli.testing.tiny_models import VOCABULARY, tiny_model
+
+CPU = torch.device("cpu")
+DENSE = [
+    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "cohere",
+    "granite", "olmo2",
+]  # fmt: skip
+SPARSE = ["mixtral", "qwen2_moe", "qwen3_moe"]
+
+
+def group(*responses, prompt=20, seed=0):
+    """Sequences of one prompt."""
+    stream = torch.Generator().manual_seed(seed)
+    draw = torch.randint(3, VOCABULARY, (prompt + sum(responses),), generator=stream).tolist()
+    texts, begin = [], prompt
+    for length in responses:
+        texts.append(draw[:prompt] + draw[begin : begin + length])
+        begin += length
+    return texts
+
+
+BATCHES = {
+    "groups": group(4, 7, 1, 9) + group(3, 3, seed=1),
+    "pairs": group(8, 2, prompt=5) + group(1, 6, prompt=9, seed=1) + group(4, 4, prompt=2, seed=2),
+    "turns": [*group(6, 0, 9), *(text[:24] + [5, 6, number] for number in range(7, 9)
+                                 for text in group(6, 9))],
+    "a sequence and its beginnings": [text[:n] for n in (9, 4, 9, 1, 7) for text in group(4)],
+}  # fmt: skip
+
+
+def model_of(lm, shares):
+    """A packed model; it shares every prefix that another sequence has, or none."""
+    always = PrefixSharing(Work(of_token=1.0, of_key=0.0, skips_hidden=True), CPU, None)
+    return PackedModel(lm, torch.float32, share=always.layout if shares else None)
+
+
+def quantities(lm, sequences, shares, head="lm"):
+    """What an output offers, and the gradients of a loss that depends on all of it."""
+    tokens = torch.tensor([token for sequence in sequences for token in sequence])
+    lengths = tuple(map(len, sequences))
+
+    def offered(output):
+        if head == "value":
+            return {"values": output.values}
+        output.temperature = 0.8
+        return {"entropies": output.entropy, "log-probs": output.logprobs}
+
+    lm.zero_grad()
+    results = model_of(lm, shares)(tokens, lengths, offered)
+    stream = torch.Generator().manual_seed(1)
+    sum((x * torch.randn(x.shape, generator=stream)).sum() for x in results.values()).backward()
+    gradients = {name: p.grad for name, p in lm.named_parameters() if p.grad is not None}
+    return {name: x.detach().clone() for name, x in (results | gradients).items()}
+
+
+def assert_same(lm, sequences, head="lm", within=1e-5):
+    shared, whole = (quantities(lm, sequences, shares, head) for shares in (True, False))
+    assert shared.keys() == whole.keys()
+    largest = max(float(x.abs().max()) for name, x in whole.items() if name.endswith("weight"))
+    for name, expected in whole.items():
+        scale = largest if "." in name else float(expected.abs().max().clamp(min=1e-3))
+        assert float((shared[name] - expected).abs().max()) <= within * scale, name
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("family", [*DENSE, *SPARSE])
+def test_log_probs_entropies_and_gradients_equal_those_of_whole_sequences(family, batch):
+    assert_same(tiny_model(family), BATCHES[batch])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_values_equal_those_of_whole_sequences(family):
+    for sequences in BATCHES.values():
+        assert_same(tiny_model(family, head="value"), sequences, head="value")
+
+
+tries = st.lists(
+    st.lists(st.integers(3, 5), min_size=1, max_size=8), min_size=2, max_size=7
+)
+
+
+@given(tries, st.sampled_from(["llama", "gemma2", "gpt2"]))
+@settings(max_examples=25, deadline=None)
+def test_any_trie_gives_the_results_of_whole_sequences(sequences, family):
+    if any(len(sequence) > 1 for sequence in sequences):
+        assert_same(tiny_model(family), sequences)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def _attended(query, key, value, *others, **named):
+    return sdpa_flop_count(query, key, value)
+
+
+def _attended_backward(grad, query, key, value, *others, **named):
+    """Scores are recomputed, and each of four products gives a gradient."""
+    return sdpa_flop_count(query, key, value) * 5 // 2
+
+
+def flops(lm, sequences, shares):
+    counter = FlopCounterMode(
+        display=False, custom_mapping={FORWARD: _attended, BACKWARD: _attended_backward}
+    )
+    with counter:
+        quantities(lm, sequences, shares)
+    return counter.get_total_flops()
+
+
+def least_flops(lm, sequences):
+    """Of the distinct pasts of a batch, forward and backward: the products of a token with the
+    matrices of all layers and with the head (whose logits the backward pass computes again), and
+    of its query with the keys and values of its past."""
+    config = lm.config
+    pasts = Counter(tuple(s[: i + 1]) for s in sequences for i in range(len(s)))
+    linear = sum(m.weight.numel() for m in lm.model.modules() if isinstance(m, nn.Linear))
+    head = lm.get_output_embeddings().weight.numel()
+    keys = sum(map(len, pasts)) * config.num_attention_heads * config.head_dim
+    layers = config.num_hidden_layers
+    return len(pasts) * (6 * linear + 8 * head) + 14 * layers * keys
+
+
+def test_counted_products_are_the_least_that_the_trie_takes():
+    lm = tiny_model(
+        "llama", hidden_size=128, intermediate_size=384, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512,
+    )  # fmt: skip
+    batch = [text for seed in range(3) for text in group(*[16] * 8, prompt=48, seed=seed)]
+    least = least_flops(lm, batch)
+    assert flops(lm, batch, shares=True) <= 1.05 * least
+    assert flops(lm, batch, shares=False) > 2.5 * least
+
+
+def test_two_batches_that_share_nothing_take_the_same_products():
+    lm = tiny_model("llama")
+    apart = [[number, *text] for number, text in enumerate(group(4, 7, 1), start=3)]
+    assert flops(lm, apart, shares=True) == flops(lm, apart, shares=False)

@@ -1,0 +1,110 @@
+"""Attention in which common prefixes are computed once, compared with that of each sequence as a
+whole, forward and backward."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_packed_attention import scorings
+from test_shared_prefixes import always, packed, sequence_lists
+
+from rlcli.ops.attention import Scoring, packed_attention
+from rlcli.ops.flash_attention import LIBRARIES, FlashAttention
+from rlcli.ops.prefix_attention import PrefixAttention
+from rlcli.ops.shared_prefixes import shared_prefixes
+from rlcli.testing.flash_attn import varlen_function
+from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
+
+CPU = torch.device("cpu")
+TRIES = {
+    "a group": [[1] * 30 + [k, k + 1] for k in range(2, 6)],
+    "two groups": [[p] * n + [7, k] for p, n in ((1, 9), (2, 30)) for k in range(3)],
+    "turns": [[1, 2, 3, 4], [1, 2, 3, 5, 6, 7], [1, 2, 3, 5, 6, 8, 9], [1, 2, 9], [4, 4]],
+    "beginnings of others": [[1, 2, 3], [1, 2], [1], [1, 2, 3], [1, 2, 3, 4]],
+}
+
+
+def prefixes_of(sequences):
+    return shared_prefixes(packed(sequences), list(map(len, sequences)), always)
+
+
+def states_of(prefixes, kv_heads, dtype=torch.float32):
+    """Queries, keys and values of the rows that are computed."""
+    torch.manual_seed(0)
+    rows = len(prefixes.computed)
+    return [torch.randn(1, heads, rows, 8).to(dtype) for heads in (4, kv_heads, kv_heads)]
+
+
+def results(attend, states, weights):
+    """The result for all tokens and the gradients of its product with `weights`, in float64."""
+    leaves = [x.detach().clone().requires_grad_() for x in states]
+    out = attend(*leaves)
+    (out * weights.to(out)).sum().backward()
+    return [x.detach().cpu().double() for x in (out, *(leaf.grad for leaf in leaves))]
+
+
+def shared(prefixes, states, scoring, weights, device=CPU, flash=None):
+    attention = PrefixAttention(prefixes, device, flash)
+
+    def attend(*leaves):
+        return attention.gathered(attention.attend(*leaves, scoring)[0])
+
+    return results(attend, [x.to(device) for x in states], weights)
+
+
+def whole(prefixes, states, scoring, weights):
+    """Every sequence has its own copy of all of its rows."""
+    attention = packed_attention(prefixes.lengths, CPU)
+
+    def attend(*leaves):
+        return attention.attend(*(x[:, :, prefixes.rows] for x in leaves), scoring)[0]
+
+    return results(attend, states, weights)
+
+
+@given(sequence_lists, st.sampled_from([1, 2, 4]), scorings)
+@settings(max_examples=60, deadline=None)
+def test_shared_prefixes_attend_as_whole_sequences_do(sequences, kv_heads, scoring):
+    if (prefixes := prefixes_of(sequences)) is None:
+        return
+    states = states_of(prefixes, kv_heads)
+    weights = torch.randn(len(prefixes.rows), 4, 8)
+    expected = whole(prefixes, states, scoring, weights)
+    for mine, theirs in zip(
+        shared(prefixes, states, scoring, weights), expected, strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@needs_pretend_device
+@pytest.mark.parametrize("kernels", ["torch", *(library.name for library in LIBRARIES)])
+@pytest.mark.parametrize(
+    "scoring",
+    [Scoring(), Scoring(scale=0.3, window=4), Scoring(softcap=1.5)],
+    ids=["plain", "window", "capped"],
+)
+@pytest.mark.parametrize("name", TRIES)
+def test_kernels_for_sequences_of_any_length_attend_to_shared_prefixes(name, scoring, kernels):
+    prefixes = prefixes_of(TRIES[name])
+    states = states_of(prefixes, 2, torch.bfloat16)
+    weights = torch.randn(len(prefixes.rows), 4, 8).bfloat16()
+    expected = whole(prefixes, [x.double() for x in states], scoring, weights)
+    (flash,) = [
+        FlashAttention(library, varlen_function(library))
+        for library in LIBRARIES
+        if library.name == kernels
+    ] or [None]
+    with pretend_cuda() as device:
+        computed = shared(prefixes, states, scoring, weights, device, flash)
+    for mine, theirs in zip(computed, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=6e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("name", TRIES)
+def test_nothing_is_computed_twice_with_the_same_past(name):
+    prefixes = prefixes_of(TRIES[name])
+    distinct = {tuple(s[: i + 1]) for s in TRIES[name] for i in range(len(s))}
+    attention = PrefixAttention(prefixes, CPU)
+    assert len(attention.mine(torch.arange(len(prefixes.rows)))) == len(distinct)
+    assert not attention.is_padding.any()
+    assert len(attention.is_padding) == len(distinct)

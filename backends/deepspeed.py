@@ -27,6 +27,7 @@ class DeepSpeed(TransformersTraining, ModelBackend):
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_zero"
     ELSEWHERE: ClassVar[str] = "zero1 zero2 zero3 zero_1 zero_2 zero_3 ds"
     LAYOUT: ClassVar[str] = "_layouts.problems"
+    WHOLE_SEQUENCES: ClassVar[str] = "_layouts.whole_sequences"
     MEMORY: ClassVar[str] = "_deepspeed_memory.DeepSpeedMemory"
     LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}
     ON_RESUME: ClassVar[dict[str, str]] = {

@@ -51,6 +51,7 @@ class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp", "ep")
     ROUTING_REPLAY: ClassVar[bool] = True
     LAYOUT: ClassVar[str] = "_layouts.problems"
+    WHOLE_SEQUENCES: ClassVar[str] = "_layouts.whole_sequences"
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
     LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}
     ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}

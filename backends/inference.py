@@ -29,6 +29,7 @@ class Inference(ContextParallelism, TransformersSettings, ModelBackend):
     STREAMS: ClassVar[bool] = True
     ROUTING_REPLAY: ClassVar[bool] = True
     LAYOUT: ClassVar[str] = "_layouts.problems"
+    WHOLE_SEQUENCES: ClassVar[str] = "_layouts.whole_sequences"
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {"dtype": ("bfloat16",)}
 

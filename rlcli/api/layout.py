@@ -7,6 +7,8 @@ A backend declares a function, which is read without importing the backend's fil
 
 names `problems` in `_my_layouts.py`, a file next to the backend's that does not import torch. It
 takes a `RoleLayout` and returns what its engines cannot do of it, beyond `DIMENSIONS`.
+`WHOLE_SEQUENCES` names another one, of an engine that can compute the common prefix of several
+sequences once: it returns why this is not done in a layout, or None if it is.
 """
 
 from __future__ import annotations

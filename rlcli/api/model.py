@@ -245,6 +245,9 @@ class ModelBackend(abc.ABC):
     LAYOUT: ClassVar[str | None] = None
     """Name of the function that reports the layouts that its engines do not support; see
     `rlcli.api.layout`."""
+    WHOLE_SEQUENCES: ClassVar[str | None] = None
+    """Name of the function that says why its engines compute every sequence of a layout as a whole,
+    although others begin with the same tokens; see `rlcli.api.layout`. None: they always do."""
     MEMORY: ClassVar[str | None] = None
     """Name of its memory model, which `rlcli plan` uses; see `rlcli.api.memory`."""
     SERVERS: ClassVar[str | None] = None

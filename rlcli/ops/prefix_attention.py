@@ -61,9 +61,12 @@ class PrefixAttention:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         """[1, U, H, D] for the queries [1, H, U, D] of the computed tokens."""
-        keys, values = (_Copied.apply(x[0].transpose(0, 1), self._copies) for x in (key, value))
-        of_sequences = (x.transpose(0, 1)[None] for x in (keys, values))
-        return self._continued.attend(query, *of_sequences, scoring)
+        return self._continued.attend(query, self._copied(key), self._copied(value), scoring)
+
+    def _copied(self, states: torch.Tensor) -> torch.Tensor:
+        """[1, H, K, D] from [1, H, U, D]: those of whole sequences."""
+        rows: torch.Tensor = _Copied.apply(states[0].transpose(0, 1), self._copies)
+        return rows.transpose(0, 1)[None]
 
     @cached_property
     def _continued(self) -> PackedAttention:

@@ -27,11 +27,28 @@ def layout_problems(
     backend = recipe.models[name].backend
     if backend is None:
         return
-    arguments = arguments_of(backend)
-    layout = RoleLayout(name, asdict(mesh), arguments, recipe.cluster.device, sizes)
+    layout = _role_layout(recipe, name, backend, mesh, sizes)
     yield from undivided(layout)
     if (problems := registry.load_declared("backends", backend.type, "LAYOUT")) is not None:
         yield from problems(layout)
+
+
+def whole_sequences(recipe: Recipe, name: str, mesh: Mesh) -> str | None:
+    """Why the engine of a role computes every sequence as a whole; None: common prefixes once."""
+    backend = recipe.models[name].backend
+    if backend is None:
+        return "it has no engine"
+    reason_of = registry.load_declared("backends", backend.type, "WHOLE_SEQUENCES")
+    if reason_of is None:
+        return f"{backend.type} cannot share prefixes"
+    reason: str | None = reason_of(_role_layout(recipe, name, backend, mesh, None))
+    return reason
+
+
+def _role_layout(
+    recipe: Recipe, name: str, backend: Component, mesh: Mesh, sizes: Architecture | None
+) -> RoleLayout:
+    return RoleLayout(name, asdict(mesh), arguments_of(backend), recipe.cluster.device, sizes)
 
 
 def arguments_of(backend: Component) -> dict[str, Any]:

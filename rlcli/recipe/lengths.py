@@ -9,6 +9,7 @@ from typing import Any
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.interface import cut_of
+from rlcli.api.key_meaning import SEQUENCES
 from rlcli.files import known_object
 from rlcli.recipe.components import argument_named, argument_of, declared, with_sources
 from rlcli.recipe.graph import compares_samples
@@ -74,6 +75,11 @@ def runs_a_model(recipe: Recipe, call: Call) -> bool:
     """Whether a call has its role's model compute something: not one that only compares samples."""
     role = recipe.models.get(call.model)
     return role is not None and role.has_weights and not compares_samples(call)
+
+
+def scores_sequences(recipe: Recipe, call: Call) -> bool:
+    """Whether a call has its role's model read whole sequences."""
+    return call.call != "generate" and SEQUENCES in call.inputs and runs_a_model(recipe, call)
 
 
 def limit_of_rows(dataset: Component) -> int | None:

@@ -16,7 +16,7 @@ from rlcli import registry
 from rlcli.api.architecture import Architecture
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
-from rlcli.recipe.layouts import arguments_of
+from rlcli.recipe.layouts import arguments_of, whole_sequences
 from rlcli.recipe.lengths import generation_of, keeps_groups, runs_a_model, written_beyond
 from rlcli.recipe.role_sources import stored_roles
 from rlcli.topology.groups import prompts_in_progress
@@ -294,16 +294,20 @@ def _parts(
 def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[int, int]:
     """(tokens of the largest micro-batch, number of them per rank) for the longest sequences of one
     optimizer step or one inference. A sample, which is a group of responses, is split only if the
-    interface allows it."""
+    interface allows it. Where prefixes are shared, sequences that begin alike may fill the cap."""
     group, sample = group_size(recipe), lengths_of(recipe).sequence
-    rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
+    mesh = topology.placement(call.model).mesh
+    rows = -(-recipe.train.prompts_per_step // mesh.dp)
     if call.call == "train_step":
         rows = -(-rows // topology.batch.minibatches.get(call.model, 1))
     sample, rows = (group * sample, rows) if keeps_groups(call) else (sample, group * rows)
     cap = call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch
     least = min(rows, call.microbatches or recipe.train.microbatches)
     together = max(1, min(-(-rows // least), cap // sample))
-    return together * sample, -(-rows // together)
+    tokens = together * sample
+    if group > 1 and whole_sequences(recipe, call.model, mesh) is None:
+        tokens = min(-(-rows // least) * sample, max(cap, sample))
+    return tokens, -(-rows // together)
 
 
 def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[str, Any]:

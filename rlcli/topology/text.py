@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.graph import made_keys, producers, reasons_to_drop, stages
 from rlcli.recipe.introspection.readable import by_label
-from rlcli.recipe.layouts import mesh_overrides
+from rlcli.recipe.layouts import mesh_overrides, whole_sequences
+from rlcli.recipe.lengths import scores_sequences
 from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.groups import process_groups
 from rlcli.topology.layouts import (
@@ -249,6 +250,25 @@ def _micro_batch_lines(plan: Plan) -> Iterator[str]:
         names = ", ".join(name for name, of_call in sizes.items() if of_call == (tokens, count))
         batches = _count(count, "micro-batch", "es")
         yield f"{names}: {batches} of ≤ {tokens} tokens per update and rank"
+    yield from _prefix_lines(plan)
+
+
+def _prefix_lines(plan: Plan) -> Iterator[str]:
+    """Which calls compute a prompt once for all of its sequences, and why others do not."""
+    from rlcli.topology.lengths import group_size
+
+    if group_size(plan.recipe) == 1:
+        return
+    names: dict[str | None, list[str]] = {}
+    for name, call in plan.recipe.graph.items():
+        if scores_sequences(plan.recipe, call):
+            mesh = plan.topology.placement(call.model).mesh
+            names.setdefault(whole_sequences(plan.recipe, call.model, mesh), []).append(name)
+    for reason, calls in names.items():
+        often = "once for its sequences, where that pays"
+        if reason is not None:
+            often = f"again for each of its sequences: {reason}"
+        yield f"{', '.join(calls)}: a prompt is computed {often}"
 
 
 def _memory(plan: Plan, with_roles: bool) -> Iterator[str]:

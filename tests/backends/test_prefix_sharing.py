@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from rlcli.api.config import MicroBatchSpec
-from rlcli.api.data import SequenceSample
 from rlcli.backends._prefix_sharing import PrefixSharing
 from rlcli.backends._transformers import PackedModel
 from rlcli.ops.shared_prefixes import Work
@@ -39,7 +37,7 @@ def group(*responses, prompt=20, seed=0):
 BATCHES = {
     "groups": group(4, 7, 1, 9) + group(3, 3, seed=1),
     "pairs": group(8, 2, prompt=5) + group(1, 6, prompt=9, seed=1) + group(4, 4, prompt=2, seed=2),
-    "turns": [*group(6, 0, 9), *(text[:24] + [5, 6, number] for number in range(7, 9)
+    "turns": [*group(6, 0, 9), *([*text[:24], 5, 6, number] for number in range(7, 9)
                                  for text in group(6, 9))],
     "a sequence and its beginnings": [text[:n] for n in (9, 4, 9, 1, 7) for text in group(4)],
 }  # fmt: skip
@@ -91,9 +89,7 @@ def test_values_equal_those_of_whole_sequences(family):
         assert_same(tiny_model(family, head="value"), sequences, head="value")
 
 
-tries = st.lists(
-    st.lists(st.integers(3, 5), min_size=1, max_size=8), min_size=2, max_size=7
-)
+tries = st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=8), min_size=2, max_size=7)
 
 
 @given(tries, st.sampled_from(["llama", "gemma2", "gpt2"]))

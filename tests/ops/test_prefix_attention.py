@@ -70,9 +70,7 @@ def test_shared_prefixes_attend_as_whole_sequences_do(sequences, kv_heads, scori
     states = states_of(prefixes, kv_heads)
     weights = torch.randn(len(prefixes.rows), 4, 8)
     expected = whole(prefixes, states, scoring, weights)
-    for mine, theirs in zip(
-        shared(prefixes, states, scoring, weights), expected, strict=True
-    ):
+    for mine, theirs in zip(shared(prefixes, states, scoring, weights), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 

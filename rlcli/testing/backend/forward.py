@@ -12,12 +12,23 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import ForwardEngine, ModelOutput
-from rlcli.testing.backend.base import BackendChecks, batch, distance, require_close, source_of
+from rlcli.testing.backend.base import (
+    BackendChecks,
+    batch,
+    distance,
+    groups,
+    require_close,
+    source_of,
+)
 from rlcli.testing.backend.plain import TEMPERATURE, exact, logits_of, scores_of
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
 
 LEAK = "keep packed sequences apart: attention and positions begin anew with each"
+SHARED = (
+    "what is computed once for sequences that begin alike belongs to each of them: its position, "
+    "and after its last token the next token of each"
+)
 ORDER = "put the micro-batches' rows back in the order of the input"
 
 CUTS = {
@@ -76,6 +87,25 @@ class ForwardChecks(BackendChecks):
             actual = engine.forward(batch(), post_hook=lambda output, _: output.values)
             where = source_of(engine, "forward_micro_batch", "forward_batch")
             require_close(f"values of {family}", actual, expected, self.tolerance, LEAK, where)
+
+    def test_sequences_that_begin_alike_are_scored_as_if_alone(self) -> None:
+        """sequences of a group: each as if alone, whatever they share"""
+        for family in self.families:
+            engine, plain = self.scoring_engine(family), exact(tiny_model(family))
+            critic = self.scoring_engine(family, head="value")
+            with torch.no_grad():
+                expected = scores_of(plain, groups())
+                plain_values = logits_of(exact(tiny_model(family, head="value")), groups())
+            where = source_of(engine, "forward_micro_batch", "forward_batch")
+            for quantity, values in zip(("log-probs", "entropies"), expected, strict=True):
+                actual = scores(engine, groups(), quantity)
+                title = f"{quantity} of {family} in groups"
+                require_close(title, actual, values, self.tolerance, SHARED, where)
+            cut = MicroBatchSpec(max_tokens_per_mb=40)
+            actual = critic.forward(groups(), cut, lambda output, _: output.values, cut="sequence")
+            title = f"values of {family} in groups that are cut"
+            values = torch.cat(plain_values)[:, 0]
+            require_close(title, actual, values, self.tolerance, SHARED, where)
 
     def test_bfloat16_stays_close(self) -> None:
         """dtype bfloat16: log-probs and values move, but not far"""

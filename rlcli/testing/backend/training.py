@@ -18,11 +18,13 @@ from rlcli.testing.backend.base import (
     OBJECTIVES,
     SETTINGS,
     BackendChecks,
+    Objective,
     Weights,
     answer_loss,
     answer_weight,
     batch,
     distance,
+    groups,
     source_of,
     weights_apart,
 )
@@ -30,6 +32,10 @@ from rlcli.testing.backend.forward import CUTS, scores
 from rlcli.testing.backend.plain import AdamW, PlainTraining
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
+
+SHARED_GRADIENT = (
+    "tokens that are computed once for several sequences have the gradients of all of them"
+)
 
 
 class BackendTrainingChecks(BackendChecks):
@@ -46,6 +52,12 @@ class BackendTrainingChecks(BackendChecks):
         for family in self.families:
             engine = self.trained_engine(family, head="value", **SETTINGS)
             self._require_plain_steps(engine, family, "value")
+
+    def test_sequences_that_begin_alike_train_like_a_plain_loop(self) -> None:
+        """steps on groups of sequences equal those of a plain loop"""
+        for family in self.families:
+            for head, objective in OBJECTIVES.items():
+                self._require_plain_groups(family, head, objective)
 
     def test_micro_batches_change_nothing(self) -> None:
         """a step is the same for any micro-batches"""
@@ -206,6 +218,25 @@ class BackendTrainingChecks(BackendChecks):
             raise Violation(
                 finding, _known_mistake(settings, self.rates(), explains), _training(engine)
             )
+
+    def _require_plain_groups(self, family: str, head: str, objective: Objective) -> None:
+        plain = PlainTraining(tiny_model(family, head=head), self.optimizer_settings(**SETTINGS))
+        certain = self.certain(tiny_model(family, head=head), objective.plain)
+        expected = plain.step([groups()], objective.plain, self.rates()[0])
+        for cut in (None, MicroBatchSpec(max_tokens_per_mb=40)):
+            engine = self.trained_engine(family, head=head, **SETTINGS)
+            actual = engine.train_batch(
+                groups(), objective.loss, objective.weight, mb_spec=cut, cut="sequence"
+            )
+            how = f"of {family} after a step on groups{' that are cut' if cut is not None else ''}"
+            for name, value in expected.items():
+                if actual[name] != pytest.approx(value, rel=self.tolerance):
+                    finding = f"{name} {how} is {actual[name]:.6g}, {value:.6g} in a plain loop"
+                    raise Violation(finding, SHARED_GRADIENT, _training(engine))
+            apart = weights_apart(self.weights(engine), plain.weights(), certain)
+            if apart > self.tolerance:
+                finding = f"weights {how} are off by {apart:.2g} of the largest"
+                raise Violation(finding, SHARED_GRADIENT, _training(engine))
 
     def _require_no_trace(self, loss: Any, condition: str, changes: dict[str, Any]) -> None:
         """After a step that must be refused: the same weights bit for bit,

@@ -13,7 +13,7 @@ from rlcli.recipe.lengths import (
     limit_of_rows,
     positions_of,
     responses_of,
-    runs_a_model,
+    scores_sequences,
 )
 from rlcli.recipe.parsing.tree import Path
 from rlcli.recipe.schema import Call
@@ -121,12 +121,7 @@ def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
     for name, reader in notes.recipe.graph.items():
         cap = reader.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
         together = responses if keeps_groups(reader) else 1
-        is_cut = (
-            reader.call != "generate"
-            and SEQUENCES in reader.inputs
-            and runs_a_model(notes.recipe, reader)
-        )
-        if is_cut and together * new > cap:
+        if scores_sequences(notes.recipe, reader) and together * new > cap:
             cap_path: Path = ("graph", name, "max_tokens_per_microbatch")
             where = notes.first_set(cap_path, ("train", "max_tokens_per_microbatch"), *shared, path)
             group = f"a prompt's {together} responses" if together > 1 else "a response"

@@ -10,9 +10,21 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
 from rlcli.backends._prefix_sharing import PrefixSharing
 from rlcli.backends._transformers import PackedModel
 from rlcli.ops.shared_prefixes import Work
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import (
+    SETTINGS,
+    answer_loss,
+    answer_weight,
+    groups,
+    weights_apart,
+)
+from rlcli.testing.backend.lifecycle import ranks_in
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 
 CPU = torch.device("cpu")
@@ -151,3 +163,122 @@ def test_two_batches_that_share_nothing_take_the_same_products():
     lm = tiny_model("llama")
     apart = [[number, *text] for number, text in enumerate(group(4, 7, 1), start=3)]
     assert flops(lm, apart, shares=True) == flops(lm, apart, shares=False)
+
+
+# -- engines ---------------------------------------------------------------------------------------
+
+
+class Subject(BackendContract):
+    name = "fsdp"
+
+
+def rows_computed(engine, sample=None, **arguments):
+    """The tokens that the layers compute with, in each forward pass of a step."""
+    seen = []
+    engine.lm.base_model.layers[0].register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].shape[1])
+    )
+    engine.train_batch(
+        groups() if sample is None else sample,
+        answer_loss,
+        answer_weight,
+        cut="sequence",
+        **arguments,
+    )
+    return seen
+
+
+TOKENS = sum(groups().flat_seqlens("packed_input_ids"))
+DISTINCT = 24 + 3 + 7 + (2 + 7) + 17 + 5 + 2
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_an_engine_computes_a_prompt_once(family):
+    assert rows_computed(Subject().engine(family)) == [DISTINCT]
+
+
+def test_the_setting_turns_sharing_off():
+    assert rows_computed(Subject().engine(share_prefixes=False)) == [TOKENS]
+
+
+def test_router_losses_count_the_tokens_of_every_sequence():
+    engine = Subject().engine("mixtral", router_aux_loss_coef=0.1)
+    assert rows_computed(engine) == [TOKENS]
+
+
+def test_replayed_experts_are_those_of_every_sequence():
+    engine, sample = Subject().engine("mixtral"), groups()
+    lengths = [[n - 1 for n in of] for of in sample.seqlens["packed_input_ids"]]
+    routes = torch.zeros(sum(map(sum, lengths)), 2, 2, dtype=torch.uint8)
+    routes[..., 1] = 1
+    sample.update_(
+        SequenceSample(
+            ids=sample.ids, seqlens={"routed_experts": lengths}, data={"routed_experts": routes}
+        )
+    )
+    assert rows_computed(engine, sample) == [TOKENS]
+
+
+def test_recomputed_layers_share_as_others_do():
+    engine, plain = (
+        Subject().engine(gradient_checkpointing=recomputes) for recomputes in (True, False)
+    )
+    stats = [e.train_batch(groups(), answer_loss, answer_weight) for e in (engine, plain)]
+    assert stats[0] == pytest.approx(stats[1], rel=1e-6)
+
+
+def test_sequences_of_a_group_stay_in_one_micro_batch_and_count_what_they_share_once():
+    """A group of 82 tokens of which 34 are distinct; copies of the other 48 count an eighth."""
+    seen = rows_computed(Subject().engine(), mb_spec=MicroBatchSpec(max_tokens_per_mb=42))
+    assert sorted(seen) == [33, 34]
+    whole = rows_computed(
+        Subject().engine(share_prefixes=False), mb_spec=MicroBatchSpec(max_tokens_per_mb=42)
+    )
+    assert len(whole) == 4
+    assert sum(whole) == TOKENS
+
+
+def test_a_group_that_exceeds_a_micro_batch_is_cut_and_not_refused():
+    seen = rows_computed(Subject().engine(), mb_spec=MicroBatchSpec(max_tokens_per_mb=31))
+    assert max(seen) <= 31
+    assert sum(seen) > DISTINCT
+
+
+def test_the_number_of_micro_batches_that_is_asked_for_is_made():
+    seen = rows_computed(Subject().engine(), mb_spec=MicroBatchSpec(n_mbs=5))
+    assert len(seen) == 5
+
+
+def stepped(mesh=None, share=None, **arguments):
+    """The stats of a step on a rank's `share` of the samples, and the weights after it."""
+    engine = Subject().engine(mesh=mesh, **SETTINGS)
+    sample = groups() if share is None else groups().select_indices(share)
+    stats = engine.train_batch(sample, answer_loss, answer_weight, cut="sequence", **arguments)
+    return stats, Subject().weights(engine)
+
+
+@pytest.mark.parametrize("cap", [31, 42, 60])
+def test_a_step_does_not_depend_on_how_groups_are_cut(cap):
+    expected, weights = stepped()
+    stats, weights_when_cut = stepped(mb_spec=MicroBatchSpec(max_tokens_per_mb=cap))
+    assert stats == pytest.approx(expected, rel=1e-5)
+    assert weights_apart(weights_when_cut, weights) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}, {"cp": 2}], ids=str)
+def test_a_step_on_ranks_is_that_of_one_rank(layout):
+    """Context-parallel ranks share sequences, and compute each as a whole."""
+    expected, weights = stepped()
+
+    def work(rank):
+        replicas, ranks = layout.get("dp", 1), ranks_in(layout)
+        replica = rank * replicas // ranks
+        share = [[0, 1, 2], [0], [1, 2]][replicas - 1 + replica]
+        stats, of_rank = stepped(mesh_of_ranks(**layout), share)
+        apart = weights_apart(of_rank, weights)
+        return {"apart": apart, "loss": stats["loss"], "grad_norm": stats["grad_norm"]}
+
+    for rank in run_on_ranks(ranks_in(layout), work, timeout=120):
+        assert rank["apart"] < 1e-5
+        for name in ("loss", "grad_norm"):
+            assert rank[name] == pytest.approx(expected[name], rel=1e-5)

@@ -87,6 +87,7 @@ _WORDS: Mapping[str, str] = {
     "generation.greedy": "do_sample",
     "generation.stop_token_ids": "stop_token_id stop_token eos_token_id stop",
     "models.<role>.backend.args.kv_cache_tokens": "max_total_tokens kv_cache_config.max_tokens",
+    "models.<role>.backend.args.share_prefixes": "use_prefix_grouper enable_tree_training",
     "generation.routing_replay": (
         "router_replay rollout_routing_replay enable_rollout_routing_replay "
         "use_rollout_routing_replay"

@@ -57,6 +57,45 @@ def test_a_sample_above_the_cap_fits_when_cut_by_sequence():
     assert max(sum(one.sample.flat_seqlens("packed_input_ids")) for one in cut) <= 8
 
 
+def distinct_tokens(group):
+    """As an engine counts that computes the prompt of a group once."""
+    lengths = group.flat_seqlens("packed_input_ids")
+    prompt = {7: 2, 5: 2, 3: 2}.get(lengths[0], 3)
+    return sum(lengths) - prompt * (len(lengths) - 1)
+
+
+@pytest.mark.parametrize(
+    ("cap", "places"),
+    [
+        (11, [(0, 1, 2), (3, 4), (5,)]),  # 11, 9 and 7 tokens
+        (9, [(0,), (1, 2), (3, 4), (5,)]),  # 5, 8, 9 and 7
+        (16, [(0, 1, 2), (3, 4, 5)]),
+    ],
+)
+def test_sequences_that_share_tokens_stay_together_as_far_as_the_cap_allows(cap, places):
+    spec = MicroBatchSpec(max_tokens_per_mb=cap)
+    cut = split_batch(grouped_batch(), spec, "sequence", distinct_tokens)
+    assert [one.places for one in cut] == places
+    for one in cut:
+        ids = [f"s{0 if place < 3 else 1 if place < 5 else 2}" for place in one.places]
+        assert [id_.split("/")[0] for id_ in one.sample.ids] == ids
+
+
+def test_a_sample_is_cut_by_the_tokens_that_it_counts():
+    spec = MicroBatchSpec(max_tokens_per_mb=11)
+    cut = split_batch(grouped_batch(), spec, "sample", distinct_tokens)
+    assert [one.places for one in cut] == [(0,), (1,), (2,)]
+    with pytest.raises(DataError, match="11 tokens"):
+        split_batch(
+            grouped_batch(), MicroBatchSpec(max_tokens_per_mb=10), "sample", distinct_tokens
+        )
+
+
+def test_groups_are_parted_where_more_micro_batches_are_asked_for():
+    spec = MicroBatchSpec(n_mbs=5)
+    assert len(split_batch(grouped_batch(), spec, "sequence", distinct_tokens)) == 5
+
+
 def test_outputs_of_a_cut_batch_are_in_the_original_order():
     engine = TinyEngine(TinyLM())
     rows = [

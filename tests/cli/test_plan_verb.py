@@ -63,6 +63,38 @@ def test_a_plan_shows_layout_graph_batch_and_memory(rlcli):
         assert words in out
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ([], "ref_inf, actor_train: a prompt is computed once for its sequences, where that pays"),
+        (
+            ["models.actor.backend.args.share_prefixes=false"],
+            "actor_train: a prompt is computed again for each of its sequences: share_prefixes is "
+            "false",
+        ),
+        (
+            ["models.actor.mesh.cp=2", "cluster.devices_per_node=2", "launch=local"],
+            "cp divides each sequence among ranks",
+        ),
+        (
+            ["models.actor.backend=megatron", "models.actor.rollout.backend=inference"],
+            "megatron cannot share prefixes",
+        ),
+    ],
+    ids=["shared", "off", "cp", "megatron"],
+)
+def test_a_plan_says_which_calls_compute_a_prompt_once(rlcli, changes, line):
+    code, out, err = rlcli("plan", "grpo_math", *changes)
+    assert (code, err) == (0, "")
+    assert line in " ".join(out.split())
+    assert ("actor_train: a prompt is computed again" in out) is bool(changes)
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_a_plan_says_nothing_of_prompts_that_one_sequence_has(rlcli):
+    assert "a prompt is computed" not in rlcli("plan", "sft_math")[1]
+
+
 def test_keys_of_calls_are_shown_only_with_graph(rlcli):
     _, short, _ = rlcli("plan", "ppo_math")
     _, long, _ = rlcli("plan", "ppo_math", "--graph")

@@ -48,7 +48,7 @@ WORDS = {
         "rollout.n save_freq target_kl tensor_model_parallel_size test_freq total_epochs "
         "total_training_steps train_batch_size train_files trainer.device truncation "
         "ulysses_sequence_parallel_size use_dynamic_bsz use_kl_in_reward use_kl_loss "
-        "val_before_train val_files warmup_style weight_decay"
+        "use_prefix_grouper val_before_train val_files warmup_style weight_decay"
     ),
     "OpenRLHF": (
         "actor_learning_rate actor_num_gpus_per_node actor_num_nodes advantage_estimator bf16 "

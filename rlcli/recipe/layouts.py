@@ -40,7 +40,7 @@ def whole_sequences(recipe: Recipe, name: str, mesh: Mesh) -> str | None:
         return "it has no engine"
     reason_of = registry.load_declared("backends", backend.type, "WHOLE_SEQUENCES")
     if reason_of is None:
-        return f"{backend.type} cannot share prefixes"
+        return f"{backend.type} cannot share them"
     reason: str | None = reason_of(_role_layout(recipe, name, backend, mesh, None))
     return reason
 

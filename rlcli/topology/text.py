@@ -232,16 +232,8 @@ def _keys(word: str, keys: Sequence[str], resolved: Resolved, path: Path) -> Ite
 def _micro_batch_lines(plan: Plan) -> Iterator[str]:
     from rlcli.topology.memory import micro_batches_of
 
-    lengths = plan.memory.lengths
-    bound = "assumed" if lengths.assumed else "at most"
-    if lengths.prompt:
-        response = lengths.sequence - lengths.prompt
-        yield (
-            f"sequences {bound} {lengths.prompt} + {response} = {lengths.sequence} "
-            "tokens, prompt and response"
-        )
-    else:
-        yield f"sequences {bound} {lengths.sequence} tokens"
+    whole = _whole_sequences(plan)
+    yield _lengths_line(plan, is_shared=None in whole.values())
     training = {name: call for name, call in plan.recipe.graph.items() if call.call == "train_step"}
     sizes = {
         name: micro_batches_of(plan.recipe, plan.topology, call) for name, call in training.items()
@@ -250,25 +242,36 @@ def _micro_batch_lines(plan: Plan) -> Iterator[str]:
         names = ", ".join(name for name, of_call in sizes.items() if of_call == (tokens, count))
         batches = _count(count, "micro-batch", "es")
         yield f"{names}: {batches} of ≤ {tokens} tokens per update and rank"
-    yield from _prefix_lines(plan)
+    for reason in dict.fromkeys(filter(None, whole.values())):
+        names = ", ".join(name for name, of_call in whole.items() if of_call == reason)
+        yield f"{names}: common prefixes are computed for each sequence, as {reason}"
 
 
-def _prefix_lines(plan: Plan) -> Iterator[str]:
-    """Which calls compute a prompt once for all of its sequences, and why others do not."""
+def _lengths_line(plan: Plan, is_shared: bool) -> str:
+    lengths = plan.memory.lengths
+    bound = "assumed" if lengths.assumed else "at most"
+    if not lengths.prompt:
+        once = ", common prefixes computed once" if is_shared else ""
+        return f"sequences {bound} {lengths.sequence} tokens{once}"
+    once = " (computed once)" if is_shared else ""
+    response = lengths.sequence - lengths.prompt
+    sizes = f"{lengths.prompt} + {response} = {lengths.sequence} tokens"
+    return f"sequences {bound} {sizes}, prompt{once} and response"
+
+
+def _whole_sequences(plan: Plan) -> dict[str, str | None]:
+    """Each call that reads groups of sequences → why it computes what they have in common for each
+    of them; None: once."""
     from rlcli.topology.lengths import group_size
 
     if group_size(plan.recipe) == 1:
-        return
-    names: dict[str | None, list[str]] = {}
-    for name, call in plan.recipe.graph.items():
-        if scores_sequences(plan.recipe, call):
-            mesh = plan.topology.placement(call.model).mesh
-            names.setdefault(whole_sequences(plan.recipe, call.model, mesh), []).append(name)
-    for reason, calls in names.items():
-        often = "once for its sequences, where that pays"
-        if reason is not None:
-            often = f"again for each of its sequences: {reason}"
-        yield f"{', '.join(calls)}: a prompt is computed {often}"
+        return {}
+    meshes = {role: plan.topology.placement(role).mesh for role in plan.recipe.models}
+    return {
+        name: whole_sequences(plan.recipe, call.model, meshes[call.model])
+        for name, call in plan.recipe.graph.items()
+        if scores_sequences(plan.recipe, call)
+    }
 
 
 def _memory(plan: Plan, with_roles: bool) -> Iterator[str]:

@@ -64,35 +64,36 @@ def test_a_plan_shows_layout_graph_batch_and_memory(rlcli):
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "reason"),
     [
-        ([], "ref_inf, actor_train: a prompt is computed once for its sequences, where that pays"),
-        (
-            ["models.actor.backend.args.share_prefixes=false"],
-            "actor_train: a prompt is computed again for each of its sequences: share_prefixes is "
-            "false",
-        ),
+        (["models.actor.backend.args.share_prefixes=false"], "share_prefixes is false"),
         (
             ["models.actor.mesh.cp=2", "cluster.devices_per_node=2", "launch=local"],
             "cp divides each sequence among ranks",
         ),
         (
             ["models.actor.backend=megatron", "models.actor.rollout.backend=inference"],
-            "megatron cannot share prefixes",
+            "megatron cannot share them",
         ),
     ],
-    ids=["shared", "off", "cp", "megatron"],
+    ids=["off", "cp", "megatron"],
 )
-def test_a_plan_says_which_calls_compute_a_prompt_once(rlcli, changes, line):
+def test_a_plan_says_which_calls_compute_a_prompt_for_each_sequence(rlcli, changes, reason):
     code, out, err = rlcli("plan", "grpo_math", *changes)
     assert (code, err) == (0, "")
-    assert line in " ".join(out.split())
-    assert ("actor_train: a prompt is computed again" in out) is bool(changes)
+    words = " ".join(out.split())
+    line = f"actor_train: common prefixes are computed for each sequence, as {reason}"
+    assert line in words
+    assert "prompt (computed once) and response" in words  # of the reference
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
-def test_a_plan_says_nothing_of_prompts_that_one_sequence_has(rlcli):
-    assert "a prompt is computed" not in rlcli("plan", "sft_math")[1]
+def test_a_plan_says_whether_common_prefixes_are_computed_once(rlcli):
+    of_group, of_pair = (rlcli("plan", name)[1] for name in ("grpo_math", "dpo_arithmetic"))
+    assert "= 104 tokens, prompt (computed once) and response" in of_group
+    assert "80 tokens, common prefixes computed once" in of_pair
+    assert not any("for each sequence" in out for out in (of_group, of_pair))
+    assert "computed" not in rlcli("plan", "sft_math")[1]
 
 
 def test_keys_of_calls_are_shown_only_with_graph(rlcli):

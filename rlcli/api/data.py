@@ -331,22 +331,22 @@ class SequenceSample:
         counted = key if key is not None and key in self.keys else self._longest_key()
         if units is None:
             units = [((i,), sum(inner)) for i, inner in enumerate(self.seqlens[counted])]
-        cap = mb_spec.max_tokens_per_mb
-        for (first, *_), count in units:
-            if cap is not None and count > cap:
-                raise DataError(
-                    (
-                        f"sample {self.ids[first]} has {count} tokens of {counted}, more than a "
-                        f"micro-batch may hold: {cap}"
-                    ),
-                    hint="raise max_tokens_per_microbatch, or shorten prompts and responses",
-                    code="F30",
-                )
         tokens = [count for _, count in units]
+        cap = mb_spec.max_tokens_per_mb
         capacity = sum(tokens) if cap is None else cap
+        for (first, *_), count in units:
+            if count > capacity:
+                raise self._too_long(first, f"{count} tokens of {counted}", capacity)
         allocated = ffd_allocate(tokens, capacity, min(mb_spec.n_mbs, len(units)))
         groups = sorted(sorted(flat2d(units[i][0] for i in chosen)) for chosen in allocated)
         return self._pick(groups), groups
+
+    def _too_long(self, index: int, tokens: str, cap: int) -> DataError:
+        return DataError(
+            f"sample {self.ids[index]} has {tokens}, more than a micro-batch may hold: {cap}",
+            hint="raise max_tokens_per_microbatch, or shorten prompts and responses",
+            code="F30",
+        )
 
     # -- order -------------------------------------------------------------------------------------
 

@@ -118,14 +118,14 @@ class PackedAttention:
 
     @cached_property
     def _queries(self) -> Bounds:
-        return self._keys if self.contexts is None else Bounds.of(self._own, self.device)
+        return self._keys if self.contexts is None else Bounds.of(self._counts, self.device)
 
     @cached_property
     def _keys(self) -> Bounds:
         return Bounds.of(self.lengths, self.device)
 
     @cached_property
-    def _own(self) -> tuple[int, ...]:
+    def _counts(self) -> tuple[int, ...]:
         """The number of queries of each sequence."""
         contexts = self.contexts or (0,) * len(self.lengths)
         return tuple(length - start for length, start in zip(self.lengths, contexts, strict=True))
@@ -167,8 +167,8 @@ class PackedAttention:
         contexts = self.contexts or (0,) * len(self.lengths)
         groups = []
         for members, context in alike(contexts):
-            own = [self._own[i] for i in members]
-            for places, longest in rectangles(own):
+            queries = [self._counts[i] for i in members]
+            for places, longest in rectangles(queries):
                 numbers = [members[place] for place in places]
                 before = tuple(contexts[i] for i in numbers)
                 groups.append(_Rectangle(numbers, longest, context, before))
@@ -185,7 +185,7 @@ class PackedAttention:
         of_queries = [(group.numbers, 0, group.longest) for group in groups]
         of_keys = [(group.numbers, group.context, group.longest) for group in groups]
         return (
-            _Cells.of(self._own, of_queries, self.device),
+            _Cells.of(self._counts, of_queries, self.device),
             _Cells.of(self.lengths, of_keys, self.device, contexts),
         )
 
@@ -327,9 +327,9 @@ class _Cells:
 
     def split(self, cells: torch.Tensor) -> Iterator[torch.Tensor]:
         """[sequences, H, cells of each, D] of each rectangle."""
-        parts = cells.split([sequences * columns for sequences, columns in self.shapes])
-        for part, shape in zip(parts, self.shapes, strict=True):
-            yield part.unflatten(0, shape).transpose(1, 2)
+        sizes = [sequences * columns for sequences, columns in self.shapes]
+        for rectangle, shape in zip(cells.split(sizes), self.shapes, strict=True):
+            yield rectangle.unflatten(0, shape).transpose(1, 2)
 
 
 class GatheredRows(torch.autograd.Function):

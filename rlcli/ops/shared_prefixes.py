@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from itertools import count as count_from
 
 import torch
 
@@ -35,10 +36,10 @@ class Work:
     no queries. Under a mask, as on a CPU, it does not."""
 
     def pays(self, length: int, shared: int) -> bool:
-        own = length - shared
-        pairs = (length**2 - shared**2) / 2 if self.skips_hidden else own * length
+        rest = length - shared
+        pairs = (length**2 - shared**2) / 2 if self.skips_hidden else rest * length
         alone = length * self.of_token + length**2 / 2 * self.of_key
-        return own * self.of_token + pairs * self.of_key <= (1 - LEAST_SAVING) * alone
+        return rest * self.of_token + pairs * self.of_key <= (1 - LEAST_SAVING) * alone
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,6 @@ def shared_prefixes(
 ) -> SharedPrefixes | None:
     """What the sequences of `lengths` [N] share, by their `tokens` [T] on the CPU; None if they
     share nothing that pays."""
-    starts = list(accumulate(lengths, initial=0))
     sequences = tokens.split(list(lengths))
     order = _in_order(sequences)
     shared = [0] * len(lengths)
@@ -83,24 +83,38 @@ def shared_prefixes(
         common = _common(sequences[before], sequences[number])
         if common and pays(lengths[number], common):
             shared[number] = common
-    if not any(shared):
-        return None
-    is_computed = torch.ones(starts[-1], dtype=torch.bool)
-    for start, count in zip(starts, shared, strict=False):
-        is_computed[start : start + count] = False
-    own_rows = (is_computed.cumsum(0) - 1).split(list(lengths))
+    return _computed_once(tuple(lengths), order, tuple(shared)) if any(shared) else None
+
+
+def _computed_once(
+    lengths: tuple[int, ...], order: Sequence[int], shared: tuple[int, ...]
+) -> SharedPrefixes:
+    """Each sequence of `order` shares its first tokens with the one before it."""
+    starts = list(accumulate(lengths, initial=0))
+    is_computed = _are_new(starts, shared)
+    new_rows = (is_computed.cumsum(0) - 1).split(list(lengths))
+    rows = _paths(order, shared, new_rows)
     branching = [i for i, count in enumerate(shared) if 0 < count < lengths[i]]
-    slots = {number: int(is_computed.sum()) + i for i, number in enumerate(branching)}
-    rows = _paths(order, shared, own_rows)
+    branches = [starts[i] + shared[i] for i in branching]
+    predictors = [int(rows[i][shared[i] - 1]) for i in branching]
+    slots = dict(zip(branching, count_from(int(is_computed.sum())), strict=False))
     return SharedPrefixes(
-        tuple(lengths),
-        tuple(shared),
+        lengths,
+        shared,
         is_computed.nonzero()[:, 0],
         torch.cat(rows),
-        torch.tensor([starts[i] + shared[i] for i in branching], dtype=torch.int64),
-        torch.tensor([int(rows[i][shared[i] - 1]) for i in branching], dtype=torch.int64),
-        torch.cat(_score_paths(order, shared, own_rows, slots)),
+        torch.tensor(branches, dtype=torch.int64),
+        torch.tensor(predictors, dtype=torch.int64),
+        torch.cat(_score_paths(order, shared, new_rows, slots)),
     )
+
+
+def _are_new(starts: Sequence[int], shared: Sequence[int]) -> torch.Tensor:
+    """[T] bool: whether a token is not among those that its sequence shares."""
+    are_new = torch.ones(starts[-1], dtype=torch.bool)
+    for start, count in zip(starts, shared, strict=False):
+        are_new[start : start + count] = False
+    return are_new
 
 
 def _in_order(sequences: Sequence[torch.Tensor]) -> list[int]:
@@ -109,33 +123,33 @@ def _in_order(sequences: Sequence[torch.Tensor]) -> list[int]:
     return sorted(range(len(texts)), key=texts.__getitem__)
 
 
-def _common(one: torch.Tensor, other: torch.Tensor) -> int:
+def _common(first: torch.Tensor, second: torch.Tensor) -> int:
     """The number of first tokens that are the same."""
-    length = min(len(one), len(other))
-    differences = (one[:length] != other[:length]).nonzero()
+    length = min(len(first), len(second))
+    differences = (first[:length] != second[:length]).nonzero()
     return int(differences[0]) if len(differences) else length
 
 
 def _paths(
-    order: Sequence[int], shared: Sequence[int], own_rows: Sequence[torch.Tensor]
+    order: Sequence[int], shared: Sequence[int], new_rows: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """For each sequence the rows of its tokens."""
-    paths = list(own_rows)
+    paths = list(new_rows)
     for before, number in pairwise(order):
         count = shared[number]
-        paths[number] = torch.cat([paths[before][:count], own_rows[number][count:]])
+        paths[number] = torch.cat([paths[before][:count], new_rows[number][count:]])
     return paths
 
 
 def _score_paths(
     order: Sequence[int],
     shared: Sequence[int],
-    own_rows: Sequence[torch.Tensor],
+    new_rows: Sequence[torch.Tensor],
     slots: dict[int, int],
 ) -> list[torch.Tensor]:
     """For each sequence the places of the scores of its actions; `slots`: of branching sequences,
     the place for the first token of their own."""
-    paths = [rows[:-1] for rows in own_rows]
+    paths = [rows[:-1] for rows in new_rows]
     for before, number in pairwise(order):
         count = shared[number]
         if not count:
@@ -144,6 +158,6 @@ def _score_paths(
             paths[number] = paths[before][: count - 1]
             continue
         branch = torch.tensor([slots[number]], dtype=torch.int64)
-        own = own_rows[number][count:-1]
-        paths[number] = torch.cat([paths[before][: count - 1], branch, own])
+        later = new_rows[number][count:-1]
+        paths[number] = torch.cat([paths[before][: count - 1], branch, later])
     return paths

@@ -296,18 +296,24 @@ def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[in
     optimizer step or one inference. A sample, which is a group of responses, is split only if the
     interface allows it. Where prefixes are shared, sequences that begin alike may fill the cap."""
     group, sample = group_size(recipe), lengths_of(recipe).sequence
-    mesh = topology.placement(call.model).mesh
-    rows = -(-recipe.train.prompts_per_step // mesh.dp)
-    if call.call == "train_step":
-        rows = -(-rows // topology.batch.minibatches.get(call.model, 1))
+    rows = _rows_of_update(recipe, topology, call)
     sample, rows = (group * sample, rows) if keeps_groups(call) else (sample, group * rows)
     cap = call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch
     least = min(rows, call.microbatches or recipe.train.microbatches)
     together = max(1, min(-(-rows // least), cap // sample))
     tokens = together * sample
+    mesh = topology.placement(call.model).mesh
     if group > 1 and whole_sequences(recipe, call.model, mesh) is None:
         tokens = min(-(-rows // least) * sample, max(cap, sample))
     return tokens, -(-rows // together)
+
+
+def _rows_of_update(recipe: Recipe, topology: Topology, call: Call) -> int:
+    """Of a rank, in one optimizer step or one inference."""
+    rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
+    if call.call != "train_step":
+        return rows
+    return -(-rows // topology.batch.minibatches.get(call.model, 1))
 
 
 def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[str, Any]:

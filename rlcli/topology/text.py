@@ -232,8 +232,8 @@ def _keys(word: str, keys: Sequence[str], resolved: Resolved, path: Path) -> Ite
 def _micro_batch_lines(plan: Plan) -> Iterator[str]:
     from rlcli.topology.memory import micro_batches_of
 
-    whole = _whole_sequences(plan)
-    yield _lengths_line(plan, is_shared=None in whole.values())
+    reasons = _whole_sequences(plan)
+    yield _lengths_line(plan, is_shared=None in reasons.values())
     training = {name: call for name, call in plan.recipe.graph.items() if call.call == "train_step"}
     sizes = {
         name: micro_batches_of(plan.recipe, plan.topology, call) for name, call in training.items()
@@ -242,8 +242,8 @@ def _micro_batch_lines(plan: Plan) -> Iterator[str]:
         names = ", ".join(name for name, of_call in sizes.items() if of_call == (tokens, count))
         batches = _count(count, "micro-batch", "es")
         yield f"{names}: {batches} of ≤ {tokens} tokens per update and rank"
-    for reason in dict.fromkeys(filter(None, whole.values())):
-        names = ", ".join(name for name, of_call in whole.items() if of_call == reason)
+    for reason in dict.fromkeys(filter(None, reasons.values())):
+        names = ", ".join(name for name, of_call in reasons.items() if of_call == reason)
         yield f"{names}: common prefixes are computed for each sequence, as {reason}"
 
 

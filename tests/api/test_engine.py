@@ -76,9 +76,9 @@ def test_sequences_that_share_tokens_stay_together_as_far_as_the_cap_allows(cap,
     spec = MicroBatchSpec(max_tokens_per_mb=cap)
     cut = split_batch(grouped_batch(), spec, "sequence", distinct_tokens)
     assert [one.places for one in cut] == places
-    for one in cut:
-        ids = [f"s{0 if place < 3 else 1 if place < 5 else 2}" for place in one.places]
-        assert [id_.split("/")[0] for id_ in one.sample.ids] == ids
+    sequences = ["s0/0", "s0/1", "s0/2", "s1/0", "s1/1", "s2/0"]
+    for micro_batch in cut:
+        assert micro_batch.sample.ids == [sequences[place] for place in micro_batch.places]
 
 
 def test_a_sample_is_cut_by_the_tokens_that_it_counts():

@@ -46,13 +46,13 @@ def group(*responses, prompt=20, seed=0):
     return texts
 
 
+TURNS = group(6, 0, 9)
 BATCHES = {
     "groups": group(4, 7, 1, 9) + group(3, 3, seed=1),
     "pairs": group(8, 2, prompt=5) + group(1, 6, prompt=9, seed=1) + group(4, 4, prompt=2, seed=2),
-    "turns": [*group(6, 0, 9), *([*text[:24], 5, 6, number] for number in range(7, 9)
-                                 for text in group(6, 9))],
+    "turns": [*TURNS, [*TURNS[0][:24], 5, 6, 7], [*TURNS[0][:24], 5, 6, 8], [*TURNS[2][:24], 5, 6]],
     "a sequence and its beginnings": [text[:n] for n in (9, 4, 9, 1, 7) for text in group(4)],
-}  # fmt: skip
+}
 
 
 def model_of(lm, shares):
@@ -81,10 +81,10 @@ def quantities(lm, sequences, shares, head="lm"):
 
 
 def assert_same(lm, sequences, head="lm", within=1e-5):
-    shared, whole = (quantities(lm, sequences, shares, head) for shares in (True, False))
-    assert shared.keys() == whole.keys()
-    largest = max(float(x.abs().max()) for name, x in whole.items() if name.endswith("weight"))
-    for name, expected in whole.items():
+    shared, unshared = (quantities(lm, sequences, shares, head) for shares in (True, False))
+    assert shared.keys() == unshared.keys()
+    largest = max(float(x.abs().max()) for name, x in unshared.items() if name.endswith("weight"))
+    for name, expected in unshared.items():
         scale = largest if "." in name else float(expected.abs().max().clamp(min=1e-3))
         assert float((shared[name] - expected).abs().max()) <= within * scale, name
 
@@ -231,11 +231,11 @@ def test_sequences_of_a_group_stay_in_one_micro_batch_and_count_what_they_share_
     """A group of 82 tokens of which 34 are distinct; copies of the other 48 count an eighth."""
     seen = rows_computed(Subject().engine(), mb_spec=MicroBatchSpec(max_tokens_per_mb=42))
     assert sorted(seen) == [33, 34]
-    whole = rows_computed(
+    unshared = rows_computed(
         Subject().engine(share_prefixes=False), mb_spec=MicroBatchSpec(max_tokens_per_mb=42)
     )
-    assert len(whole) == 4
-    assert sum(whole) == TOKENS
+    assert len(unshared) == 4
+    assert sum(unshared) == TOKENS
 
 
 def test_a_group_that_exceeds_a_micro_batch_is_cut_and_not_refused():

@@ -17,8 +17,8 @@ from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 CPU = torch.device("cpu")
 TRIES = {
-    "a group": [[1] * 30 + [k, k + 1] for k in range(2, 6)],
-    "two groups": [[p] * n + [7, k] for p, n in ((1, 9), (2, 30)) for k in range(3)],
+    "a group": [[1] * 30 + [2, 3], [1] * 30 + [3, 4], [1] * 30 + [4, 5, 6]],
+    "two groups": [*([1] * 9 + [k] for k in range(3)), [2] * 30 + [7], [2] * 30 + [8, 9]],
     "turns": [[1, 2, 3, 4], [1, 2, 3, 5, 6, 7], [1, 2, 3, 5, 6, 8, 9], [1, 2, 9], [4, 4]],
     "beginnings of others": [[1, 2, 3], [1, 2], [1], [1, 2, 3], [1, 2, 3, 4]],
 }
@@ -52,7 +52,7 @@ def shared(prefixes, states, scoring, weights, device=CPU, flash=None):
     return results(attend, [x.to(device) for x in states], weights)
 
 
-def whole(prefixes, states, scoring, weights):
+def unshared(prefixes, states, scoring, weights):
     """Every sequence has its own copy of all of its rows."""
     attention = packed_attention(prefixes.lengths, CPU)
 
@@ -69,7 +69,7 @@ def test_shared_prefixes_attend_as_whole_sequences_do(sequences, kv_heads, scori
         return
     states = states_of(prefixes, kv_heads)
     weights = torch.randn(len(prefixes.rows), 4, 8)
-    expected = whole(prefixes, states, scoring, weights)
+    expected = unshared(prefixes, states, scoring, weights)
     for mine, theirs in zip(shared(prefixes, states, scoring, weights), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
@@ -86,7 +86,7 @@ def test_kernels_for_sequences_of_any_length_attend_to_shared_prefixes(name, sco
     prefixes = prefixes_of(TRIES[name])
     states = states_of(prefixes, 2, torch.bfloat16)
     weights = torch.randn(len(prefixes.rows), 4, 8).bfloat16()
-    expected = whole(prefixes, [x.double() for x in states], scoring, weights)
+    expected = unshared(prefixes, [x.double() for x in states], scoring, weights)
     (flash,) = [
         FlashAttention(library, varlen_function(library))
         for library in LIBRARIES

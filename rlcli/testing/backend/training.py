@@ -229,13 +229,18 @@ class BackendTrainingChecks(BackendChecks):
                 groups(), objective.loss, objective.weight, mb_spec=cut, cut="sequence"
             )
             how = f"of {family} after a step on groups{' that are cut' if cut is not None else ''}"
-            for name, value in expected.items():
-                if actual[name] != pytest.approx(value, rel=self.tolerance):
-                    finding = f"{name} {how} is {actual[name]:.6g}, {value:.6g} in a plain loop"
-                    raise Violation(finding, SHARED_GRADIENT, _training(engine))
+            self._require_stats(engine, actual, expected, how)
             apart = weights_apart(self.weights(engine), plain.weights(), certain)
             if apart > self.tolerance:
                 finding = f"weights {how} are off by {apart:.2g} of the largest"
+                raise Violation(finding, SHARED_GRADIENT, _training(engine))
+
+    def _require_stats(
+        self, engine: TrainEngine, actual: dict[str, float], expected: dict[str, float], how: str
+    ) -> None:
+        for name, value in expected.items():
+            if actual[name] != pytest.approx(value, rel=self.tolerance):
+                finding = f"{name} {how} is {actual[name]:.6g}, {value:.6g} in a plain loop"
                 raise Violation(finding, SHARED_GRADIENT, _training(engine))
 
     def _require_no_trace(self, loss: Any, condition: str, changes: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ def _computed_once(
     is_computed = _are_new(starts, shared)
     new_rows = (is_computed.cumsum(0) - 1).split(list(lengths))
     rows = _paths(order, shared, new_rows)
-    branching = [i for i, count in enumerate(shared) if 0 < count < lengths[i]]
+    branching = _branching(lengths, shared)
     branches = [starts[i] + shared[i] for i in branching]
     predictors = [int(rows[i][shared[i] - 1]) for i in branching]
     slots = dict(zip(branching, count_from(int(is_computed.sum())), strict=False))
@@ -107,6 +107,11 @@ def _computed_once(
         torch.tensor(predictors, dtype=torch.int64),
         torch.cat(_score_paths(order, shared, new_rows, slots)),
     )
+
+
+def _branching(lengths: Sequence[int], shared: Sequence[int]) -> list[int]:
+    """The sequences that share some tokens and have more."""
+    return [i for i, count in enumerate(shared) if 0 < count < lengths[i]]
 
 
 def _are_new(starts: Sequence[int], shared: Sequence[int]) -> torch.Tensor:

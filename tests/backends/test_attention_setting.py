@@ -35,9 +35,9 @@ def calls(monkeypatch):
     """The sequences of each call of flash-attn."""
     seen, attend = [], FlashAttention.attend
 
-    def counted(self, query, key, value, starts, *others):
-        seen.append(len(starts) - 1)
-        return attend(self, query, key, value, starts, *others)
+    def counted(self, query, key, value, queries, *others):
+        seen.append(len(queries.starts) - 1)
+        return attend(self, query, key, value, queries, *others)
 
     monkeypatch.setattr(FlashAttention, "attend", counted)
     return seen

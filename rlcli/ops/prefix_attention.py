@@ -42,20 +42,20 @@ class PrefixAttention:
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, ...] from rows [U, ...]; a row has the sum of the gradients of its tokens."""
-        return rows.index_select(0, self._rows)
+        return self._rows.of(rows)
 
     def scored(
         self, hidden: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [U + B, H] of hidden states [U, H], and the token that each is to predict, of
         `tokens` [T]: after the last token of a prefix, there is one for each branch."""
-        branching = hidden.index_select(0, self.prefixes.predictors.to(self.device))
+        branching = Copies(self.prefixes.predictors, self.device).of(hidden)
         first = tokens[self.prefixes.branches.to(self.device)]
         return torch.cat([hidden, branching]), torch.cat([self.mine(tokens.roll(-1)), first])
 
     def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
         """[T - N], of every action, from those [U + B] of what is `scored`."""
-        return scores.index_select(0, self.prefixes.scores.to(self.device))
+        return Copies(self.prefixes.scores, self.device).of(scores)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
@@ -65,8 +65,7 @@ class PrefixAttention:
 
     def _copied(self, states: torch.Tensor) -> torch.Tensor:
         """[1, H, K, D] from [1, H, U, D]: those of whole sequences."""
-        rows: torch.Tensor = _Copied.apply(states[0].transpose(0, 1), self._copies)
-        return rows.transpose(0, 1)[None]
+        return self._copies.of(states[0].transpose(0, 1)).transpose(0, 1)[None]
 
     @cached_property
     def _continued(self) -> PackedAttention:
@@ -76,32 +75,60 @@ class PrefixAttention:
         return PackedAttention(lengths, self.device, self.flash, contexts)
 
     @cached_property
-    def _copies(self) -> torch.Tensor:
+    def _copies(self) -> Copies:
         """The rows of all tokens of these sequences, one after another."""
         parts = self.prefixes.rows.split(list(self.lengths))
         pairs = zip(parts, self.prefixes.shared, strict=True)
-        return torch.cat([rows for rows, shared in pairs if shared < len(rows)]).to(self.device)
+        rows = torch.cat([rows for rows, shared in pairs if shared < len(rows)])
+        return Copies(rows, self.device)
 
     @cached_property
     def _computed(self) -> torch.Tensor:
         return self.prefixes.computed.to(self.device)
 
     @cached_property
-    def _rows(self) -> torch.Tensor:
-        return self.prefixes.rows.to(self.device)
+    def _rows(self) -> Copies:
+        return Copies(self.prefixes.rows, self.device)
+
+
+class Copies:
+    """Rows by their index [K], some of them several times.
+
+    The gradients of a row's copies are added up in float32, in an order that does not change: on
+    CUDA, adding them all in one call would give other bits each time.
+    """
+
+    def __init__(self, index: torch.Tensor, device: torch.device):
+        """`index` is on the CPU, `device` that of the rows."""
+        self.index = index.to(device)
+        self.rounds = [places.to(device) for places in _rounds(index)]
+        """Places in the index. None of them has a row twice; together they have all places."""
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[K, ...] of rows [n, ...]."""
+        copied: torch.Tensor = _Copied.apply(rows, self)
+        return copied
+
+
+def _rounds(index: torch.Tensor) -> list[torch.Tensor]:
+    """The places of the first copies of all rows, those of the second copies, and so on."""
+    order = index.argsort(stable=True)
+    _, counts = index.unique(return_counts=True)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    number = torch.arange(len(index)) - first
+    return [order[number == n] for n in range(int(counts.max()) if len(index) else 0)]
 
 
 class _Copied(torch.autograd.Function):
-    """Rows of x [n, H, D] by index, some of them several times; their gradients are added up in
-    float32."""
-
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        ctx.index, ctx.rows = index, len(x)
-        return x.index_select(0, index)
+    def forward(ctx: Any, rows: torch.Tensor, copies: Copies) -> torch.Tensor:
+        ctx.copies, ctx.rows = copies, len(rows)
+        return rows.index_select(0, copies.index)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         dtype = torch.promote_types(grad.dtype, torch.float32)
         total = grad.new_zeros(ctx.rows, *grad.shape[1:], dtype=dtype)
-        return total.index_add_(0, ctx.index, grad.to(dtype)).to(grad.dtype), None
+        for places in ctx.copies.rounds:
+            total.index_add_(0, ctx.copies.index[places], grad[places].to(dtype))
+        return total.to(grad.dtype), None

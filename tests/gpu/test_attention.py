@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlcli.ops.attention import CachedAttention, PackedAttention, Scoring, packed_attention
 from rlcli.ops.flash_attention import flash_attention
+from rlcli.ops.prefix_attention import Copies
 from rlcli.ops.token_cut import TokenCut
 
 LENGTHS = ((1, 1, 1), (128,), (5, 1, 300, 64, 33), (127, 128, 129))
@@ -124,6 +125,24 @@ def test_attention_in_blocks_equals_its_definition(dtype, ranks, cuda):
     computed = attended_in_blocks(states, weights, cut, scoring, cuda, uses_kernel=True)
     exact = expected_of(states, weights, cut, scoring)
     assert_close([part.double() for part in computed], exact, WITHIN[dtype])
+
+
+def test_gradients_of_copied_rows_have_the_same_bits_each_time(cuda):
+    """As those of a prefix that many sequences have: the order of addition must not change."""
+    torch.manual_seed(0)
+    index = torch.randint(0, 500, (20_000,))
+    weights = torch.randn(len(index), HEADS, HEAD_DIM).to(cuda)
+
+    def gradient():
+        rows = torch.zeros(500, HEADS, HEAD_DIM, device=cuda, requires_grad=True)
+        (Copies(index, cuda).of(rows) * weights).sum().backward()
+        return rows.grad.cpu()
+
+    first = gradient()
+    assert all(torch.equal(gradient(), first) for _ in range(5))
+    expected = torch.zeros(500, HEADS, HEAD_DIM, dtype=torch.float64)
+    expected.index_add_(0, index, weights.cpu().double())
+    torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_packed_attention_takes_memory_in_proportion_to_its_tokens(cuda, device_name):

@@ -10,7 +10,7 @@ from test_shared_prefixes import always, packed, sequence_lists
 
 from rlcli.ops.attention import Scoring, packed_attention
 from rlcli.ops.flash_attention import LIBRARIES, FlashAttention
-from rlcli.ops.prefix_attention import PrefixAttention
+from rlcli.ops.prefix_attention import Copies, PrefixAttention
 from rlcli.ops.shared_prefixes import shared_prefixes
 from rlcli.testing.flash_attn import varlen_function
 from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
@@ -106,3 +106,13 @@ def test_nothing_is_computed_twice_with_the_same_past(name):
     assert len(attention.mine(torch.arange(len(prefixes.rows)))) == len(distinct)
     assert not attention.is_padding.any()
     assert len(attention.is_padding) == len(distinct)
+
+
+@given(st.lists(st.integers(0, 9), max_size=40))
+def test_copies_are_added_up_in_rounds_without_a_row_twice(index):
+    copies = Copies(torch.tensor(index, dtype=torch.int64), CPU)
+    places = [place for of_round in copies.rounds for place in of_round.tolist()]
+    assert sorted(places) == list(range(len(index)))
+    for of_round in copies.rounds:
+        rows = copies.index[of_round].tolist()
+        assert len(set(rows)) == len(rows)

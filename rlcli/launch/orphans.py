@@ -36,10 +36,12 @@ def reap_orphans(child: int) -> None:
     it."""
     if not hasattr(os, "waitid"):  # nor were any adopted
         return
-    while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if ended.si_pid == child:
-            return
-        os.waitpid(ended.si_pid, 0)
+    # no child is left if passing on a signal has found that the child had ended
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == child:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def end_orphans(others: Sequence[psutil.Process]) -> None:

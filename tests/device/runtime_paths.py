@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
+from rlcli.interfaces._responses import sample_responses
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
@@ -17,13 +19,14 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.data_lane import DataLane
 from rlcli.runtime.messages import MOVE, MOVES, Request
+from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
 from rlcli.runtime.saving import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
-from rlcli.testing.backend.base import batch
+from rlcli.testing.backend.base import batch, prompts
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
@@ -271,6 +274,15 @@ def changed_weights_reach_another_rank(device, folder):
     return weights_reach_another_rank(device, folder, DeltaWire)
 
 
+def responses_of_a_pausing_role(device, folder):
+    """As those of a call during which weights may change."""
+    engine = PausingEngine(role(device, backend="inference"), max_segments=2, most_prompts=8)
+    settings = GenerationHyperparameters(max_new_tokens=6, greedy=True, responses_per_prompt=2)
+    with engine.in_use() as model:
+        sampled = sample_responses(model, prompts().to(device), settings)
+    return data_of(sampled.cpu())
+
+
 def single_model_generates(device, folder):
     tiny_model().save_pretrained(folder)
     return responses(lone_model(str(folder), TinyTokenizer(), device, 1, "float32").module)
@@ -302,6 +314,7 @@ RUNTIME = {
     "a model alone": single_model_generates,
     "weights": weights_reach_another_rank,
     "changed weights": changed_weights_reach_another_rank,
+    "responses while weights change": responses_of_a_pausing_role,
     "choice": device_is_picked,
 }
 OF_RANKS = (

@@ -109,6 +109,9 @@ NOT_HERE = {
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "interfaces/rewards/_text_reward.py": "is the base of rewards of projects; none is built in",
+    "rlcli/ops/prefix_attention.py PrefixAttention.is_padding": (
+        "is for losses of routers, with which no prefix is shared"
+    ),
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",
     "rlcli/runtime/pool.py": "runs in processes without a device",
     "rlcli/runtime/worker_main.py _start": "begins a process that talks by NCCL",

@@ -23,11 +23,12 @@ APART = (
     *(f"models.{role}.devices=0" for role in ("actor", "critic", "ref")),
     "models.actor.rollout.devices=1",
     f"train.steps={STEPS}",
+    "train.prompts_per_step=2",
 )
 LONG = (
     "models.actor.rollout.backend.args.dtype=float32",
     "generation.max_new_tokens=400",
-    "generation.min_new_tokens=200",
+    "generation.min_new_tokens=390",
 )
 """Responses that take longer than a training step."""
 
@@ -46,7 +47,7 @@ def run_ahead(train, tiny_ppo):
     tiny = [
         setting.replace("max_position_embeddings: 128", "max_position_embeddings: 512")
         for setting in tiny_ppo
-        if not setting.startswith(("train.steps", "generation."))
+        if not setting.startswith(("train.steps", "generation.", "train.prompts_per_step"))
     ]
 
     def run(*settings, generation=LONG):

@@ -80,7 +80,7 @@ class Leaking(ENGINE):
         tokens = micro_batch.data["packed_input_ids"]
         packed = self.packed(tokens, (len(tokens),), lambda output: output)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
-        layout = self.packed(tokens, lengths, lambda output: output)._packing
+        layout = self.packed(tokens, lengths, lambda output: output, may_share=False)._packing
         return then(type(packed)(self.lm, packed._hidden, tokens, layout, torch.float32))
 
 

@@ -154,7 +154,7 @@ class PackedSequences(PackedSeqParams):
     """What Megatron's layers pass on to the attention: the pack that a micro-batch is."""
 
     def __init__(self, packing: Packing, routes: torch.Tensor | None):
-        """`routes` [S, L, k]: what its routers are told, if it has any."""
+        """`routes` [S, L, k]: the experts that are prescribed to its routers, if it has any."""
         super().__init__()
         self.packing = packing
         self.routes = routes

@@ -387,3 +387,9 @@ def test_no_supervisor_means_a_single_process(train, project):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=200)
     assert process.returncode == 75
+
+
+def test_reaping_orphans_accepts_that_no_child_is_left():
+    """Passing a signal on may have reaped the child itself."""
+    code = "from rlcli.launch.orphans import reap_orphans; reap_orphans(1)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -8,7 +8,6 @@ here. What differs between kinds of servers is in a `Dialect`.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rlcli.api.limits import Alternatives, ArgumentCheck, Limits, check_arguments
 from rlcli.api.model import Model, ModelBackend
 from rlcli.errors import ModelError, UsageError
+from rlcli.owned_folder import OwnedFolder, remove_abandoned
 
 from ._argument_checks import check_servers
 
@@ -143,23 +143,25 @@ class ServerBackend(ModelBackend):
             raise ModelError(
                 f"role {model.name} has the head {model.source.head}, and servers only generate"
             )
-        root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
+        parent = Path(self.weights_folder or tempfile.gettempdir())
+        remove_abandoned(parent)
+        folder = OwnedFolder(parent, f"{model.name}-")
         with ExitStack() as undo:
-            undo.callback(shutil.rmtree, root, ignore_errors=True)
+            undo.callback(folder.close)
             if self.urls:
                 servers = self._started(undo, self._at_urls(model))
                 dtype = held_dtype(servers.servers, model.source.config)
-                weights = WeightFolder(model.name, model.source, root, dtype)
+                weights = WeightFolder(model.name, model.source, folder.path, dtype)
             else:
                 dtype = dtype_of(self.options, model.source.config)
-                weights = WeightFolder(model.name, model.source, root, dtype)
+                weights = WeightFolder(model.name, model.source, folder.path, dtype)
                 servers = self._started(undo, self._of_the_run(model, weights.configuration))
             ids = weights.model.config.vocab_size
             expected = Expected(model.name, model.tokenizer, ids, self.tp, self.request_deadline_s)
             if self.urls:
                 servers.each(lambda server: check_model(server, expected))
             model.module = ServerEngine(
-                model, weights, servers, root, self.max_concurrent_requests, self.on_pause
+                model, weights, servers, folder, self.max_concurrent_requests, self.on_pause
             )
             if self.urls:
                 servers.each(lambda server: check_logprobs(server, expected))

@@ -3,7 +3,6 @@ weights as files."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from rlcli.api.model import (
 )
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError, WorkerError
+from rlcli.owned_folder import OwnedFolder
 
 from ._routing_replay import RoutedLayers
 from ._saving import Ranks, describe, save_model
@@ -53,7 +53,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         model: Model,
         weights: WeightFolder,
         servers: Servers,
-        root: Path,
+        folder: OwnedFolder,
         most_at_once: int,
         on_pause: str,
     ):
@@ -61,7 +61,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         self.role = model.name
         self._weights = weights
         self._servers = servers
-        self._root = root
+        self._folder = folder
         self._most_at_once = most_at_once
         self._on_pause = on_pause
         ids = weights.model.config.vocab_size
@@ -231,4 +231,4 @@ class ServerEngine(HoldsWeights, GenerationEngine):
 
     def close(self) -> None:
         self._servers.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._folder.close()

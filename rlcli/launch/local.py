@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rlcli.api.run_folder import PROCESSES
 from rlcli.launch.children import GONE_WITHIN, Process, end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
-from rlcli.launch.meeting import MeetingFolder
+from rlcli.launch.meeting import meeting_folder
 from rlcli.launch.node import agent_command
 from rlcli.launch.world import World, write_for_workers, write_records
 from rlcli.runtime.worker_main import MEETING
@@ -50,7 +50,7 @@ class LocalRunning:
         """Pid → start time of the processes on this machine."""
         ranks = next(group for group in groups if group.name == RANKS)
         with contextlib.ExitStack() as undo:
-            self._own = MeetingFolder()
+            self._own = meeting_folder()
             undo.callback(self._own.close)
             self._world = World(recipe, ranks, run_dir, self._own.path, self._agent_exit)
             undo.pop_all()

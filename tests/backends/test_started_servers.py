@@ -1,6 +1,8 @@
 """Servers started by a run: processes that agents start, and restart when they die."""
 
+import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from rlcli.errors import WorkerError
 from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
 from rlcli.launch.launcher import Restart
+from rlcli.owned_folder import OwnedFolder
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
 from rlcli.topology.groups import Group, process_folder
@@ -98,6 +101,21 @@ def processes(engine):
         ]
         for of_server in folders
     ]
+
+
+def test_the_weights_that_a_killed_rank_left_are_removed_by_the_next_one(start_engine, tmp_path):
+    rank = os.fork()
+    if not rank:
+        folder = OwnedFolder(tmp_path, "actor-")
+        (folder.path / "model.safetensors").write_bytes(b"weights")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(rank, 0)
+    (abandoned,) = tmp_path.glob("rlcli-*")
+    engine = start_engine()
+    (current,) = tmp_path.glob("rlcli-*")
+    assert current != abandoned
+    engine.close()
+    assert not list(tmp_path.glob("rlcli-*"))
 
 
 def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start_engine):

@@ -13,13 +13,13 @@ import pytest
 from rlcli import project as projects
 from rlcli.errors import ProjectError, ResourceError, RlcliError, UsageError
 from rlcli.launch.evaluation import find_exam
-from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.group_comparison import groups_of
 from rlcli.observe.results import find_result
 from rlcli.observe.run_overview import read_overview
+from rlcli.owned_folder import OwnedFolder
 from rlcli.recipe.resolve import load_recipe
 
 STRANGER = 12345
@@ -153,7 +153,7 @@ def test_a_link_instead_of_a_file_of_the_run_is_not_followed(
     assert (caught.value.code, caught.value.where) == ("F75", str(trained / name))
     assert precious.read_text() == "mine"
     meeting_folders = [
-        candidate for candidate in gc.get_objects() if isinstance(candidate, MeetingFolder)
+        candidate for candidate in gc.get_objects() if isinstance(candidate, OwnedFolder)
     ]
     assert not [folder.path for folder in meeting_folders if folder.path.exists()]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import ResourceError
-from rlcli.launch.meeting import MeetingFolder
+from rlcli.launch.meeting import meeting_folder
 from rlcli.open_files import (
     HIGHEST,
     OF_A_PROCESS,
@@ -75,7 +75,7 @@ def test_the_error_names_the_limit_and_the_number_that_is_needed():
 
 def test_a_master_without_descriptors_names_the_limit_and_not_a_rank(monkeypatch):
     monkeypatch.setattr(transport, "has_none_left", lambda: True)
-    meeting = MeetingFolder()
+    meeting = meeting_folder()
     master = ZmqMaster(meeting.path, 3, lambda patience: None)
     try:
         with pytest.raises(

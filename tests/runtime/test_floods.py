@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rlcli.launch.meeting import MeetingFolder
+from rlcli.launch.meeting import meeting_folder
 from rlcli.runtime.control import Control
 
 BUSY_MASTER = """
@@ -28,7 +28,7 @@ sys.stdin.read()
 def busy_master(request):
     """A master that reads nothing, in a process of its own;
     returns what a worker of it must know, and its memory."""
-    meeting = MeetingFolder()
+    meeting = meeting_folder()
     home = str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY_MASTER, str(meeting.path), *request.param],

@@ -9,7 +9,7 @@ import zmq
 from tcp_proxy import TcpProxy
 
 from rlcli.errors import WorkerError
-from rlcli.launch.meeting import MeetingFolder
+from rlcli.launch.meeting import meeting_folder
 from rlcli.runtime import pulse
 from rlcli.runtime.control import CONTROL_FILE, Control
 from rlcli.runtime.messages import Failure, Reply, Request
@@ -28,7 +28,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def master():
-    meeting = MeetingFolder()
+    meeting = meeting_folder()
     made = ZmqMaster(meeting.path, 1, lambda patience: None, "127.0.0.1")
     made.folder = meeting.path
     yield made
@@ -95,7 +95,7 @@ def test_who_loses_the_master_ends_itself(master):
 
 def test_on_one_node_silence_is_nobodys_end():
     """There the parent's death is; and the master may be stopped for hours."""
-    meeting = MeetingFolder()
+    meeting = meeting_folder()
     master = ZmqMaster(meeting.path, 1, lambda patience: None)
     peer = Peer(Control.read(meeting.path))
     wait_for(lambda: ("node", 1) in master.pulses.heard)

@@ -10,7 +10,7 @@ import torch
 import zmq
 from torch.distributed import DistStoreError, HashStore, PrefixStore, ProcessGroupGloo
 
-from rlcli.launch.meeting import MeetingFolder
+from rlcli.launch.meeting import meeting_folder
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Reply, Request, pack, unpack
 from rlcli.runtime.store import RunStore
@@ -19,7 +19,7 @@ from rlcli.runtime.transport import ZmqMaster
 
 @pytest.fixture(params=[None, "127.0.0.1"], ids=["one node", "several"])
 def control(request):
-    meeting = MeetingFolder()
+    meeting = meeting_folder()
     master = ZmqMaster(meeting.path, 1, lambda patience: None, request.param)
     yield Control.read(meeting.path)
     master.close()

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from rlcli import errors, processes
-from rlcli.launch.meeting import MeetingFolder
+from rlcli.launch.meeting import meeting_folder
 from rlcli.runtime import control, messages, pulse, transport
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import HELLO, Failure, ProtocolError, Reply, Report, Request, pack
@@ -22,7 +22,7 @@ class Ranks:
     """A master, and workers that are threads of this process."""
 
     def __init__(self, size=1, host=None):
-        self.meeting = MeetingFolder()
+        self.meeting = meeting_folder()
         self.folder = self.meeting.path
         self.dead = None
         self.master = ZmqMaster(self.folder, size, self.check, host)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from rlcli.cli.output import print_styled, print_talk, terminal_width, wrapped
 from rlcli.cli.units import count
+from rlcli.cli.watched_fork import report_stage
 from rlcli.errors import escape_control
 from rlcli.observe.terminal import one_line
 
@@ -50,6 +51,9 @@ class SilentPrinter:
         trace: TracebackType | None,
     ) -> None:
         self._clear()
+
+    def limited(self, words: str, seconds: float) -> None:
+        report_stage(f"{self._title}: {words}" if self._title else words, seconds)
 
     def component(self, subject: Subject, checks: int) -> None:
         self._title, self._done, self._checks = subject.title, 0, checks

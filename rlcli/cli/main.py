@@ -22,6 +22,7 @@ from rlcli.cli.output import (
     OutputClosed,
     OutputFailed,
     flush,
+    keep_stdout_for_results,
     open_closed_streams,
     print_error,
     print_json,
@@ -29,8 +30,9 @@ from rlcli.cli.output import (
     print_text,
     silence,
 )
-from rlcli.cli.supervision import WATCHED, WHOLE_PROCESS, report_verdict, watch_fork
+from rlcli.cli.supervision import WHOLE_PROCESS
 from rlcli.cli.verbs import LazyVerbs, new_typer
+from rlcli.cli.watched_fork import WATCHED, report_verdict, watch_fork
 from rlcli.errors import (
     Errors,
     Problem,
@@ -229,6 +231,8 @@ def _call_verb(arguments: list[str], is_whole_process: bool) -> int:
         code = watch_fork()
         if code is not None:
             return code
+        if "--json" in arguments:
+            keep_stdout_for_results()
     settings = {WHOLE_PROCESS: is_whole_process}
     result = app(arguments, prog_name="rlcli", standalone_mode=False, obj=settings)
     return result if isinstance(result, int) else 0

@@ -4,6 +4,7 @@ progress and notes on stderr."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -27,6 +28,10 @@ from rlcli.errors import (
 
 quiet = False
 """Whether to suppress all output that is neither an error nor the result."""
+_results: TextIO | None = None
+"""Where results are written if not on `sys.stdout`."""
+OUT_OF_THE_WAY = 128
+"""Its descriptor is at least this, so that no component closes or writes to it by mistake."""
 
 
 class OutputClosed(Exception):
@@ -207,10 +212,24 @@ def _talk(text: str) -> None:
         silence(sys.stderr)
 
 
+def keep_stdout_for_results() -> None:
+    """From now on only results reach the reader of stdout; what else this process and its children
+    write there goes to stderr, such as a component's `print`."""
+    global _results
+    flush()
+    descriptor = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+    _results = os.fdopen(
+        descriptor, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, newline=""
+    )
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
 def flush() -> None:
     """Flush stdout. Raises OutputClosed, OutputFailed."""
     try:
         sys.stdout.flush()
+        if _results is not None:
+            _results.flush()
     except BrokenPipeError as error:
         raise OutputClosed from error
     except OSError as error:
@@ -230,9 +249,9 @@ def open_closed_streams() -> None:
 
 
 def silence(*streams: TextIO) -> None:
-    """Redirect our streams (both, or those given) to /dev/null,
+    """Redirect our streams (all, or those given) to /dev/null,
     so that Python can flush them at exit."""
-    for stream in streams or (sys.stdout, sys.stderr):
+    for stream in filter(None, streams or (sys.stdout, sys.stderr, _results)):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -241,7 +260,7 @@ def silence(*streams: TextIO) -> None:
 def write_text(text: str) -> None:
     """Write text to stdout as it is, in characters that its encoding has."""
     try:
-        sys.stdout.write(in_signs_of(sys.stdout.encoding, text))
+        (_results or sys.stdout).write(in_signs_of(sys.stdout.encoding, text))
     except BrokenPipeError as error:
         raise OutputClosed from error
     except OSError as error:

@@ -23,12 +23,32 @@ def adopt_orphans() -> list[psutil.Process]:
     """Make every descendant whose parent dies from now on our child, where the system can (Linux).
     Returns the children that we already have: those of the shell that became this process, as in
     `tensorboard & exec rlcli train`."""
-    import psutil
-
     prctl = kernel_call("prctl")
     if prctl is not None:
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return _children()
+
+
+def _children() -> list[psutil.Process]:
+    try:
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    import psutil
+
     return psutil.Process().children()
+
+
+def lasting_orphans(others: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """The remaining children, but `others`, that do not end by themselves."""
+    orphans = [process for process in _children() if process not in others]
+    if not orphans:
+        return []
+    import psutil
+
+    _, left = psutil.wait_procs(orphans, timeout=LEAVE_WITHIN)
+    return list(left)
 
 
 def reap_orphans(child: int) -> None:
@@ -47,13 +67,13 @@ def reap_orphans(child: int) -> None:
 def end_orphans(others: Sequence[psutil.Process]) -> None:
     """End all remaining descendants, once the child is gone,
     except `others` that were there before it."""
-    import psutil
-
     patience, end = LEAVE_WITHIN, time.monotonic() + END_WITHIN
     while time.monotonic() < end:
-        orphans = [process for process in psutil.Process().children() if process not in others]
+        orphans = [process for process in _children() if process not in others]
         if not orphans:
             return
+        import psutil
+
         _, left = psutil.wait_procs(orphans, timeout=patience)
         for orphan in left:
             with contextlib.suppress(psutil.NoSuchProcess):

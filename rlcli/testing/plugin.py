@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,10 +20,17 @@ import pytest
 from rlcli.api.component import module_name
 from rlcli.project import PACKAGE, search_path
 from rlcli.recipe.parsing.layers import shown
-from rlcli.testing.contract import Contract, TimeIsUp
+from rlcli.testing.contract import Contract, TimeIsUp, Violation
 from rlcli.testing.failures import failure_of
+from rlcli.testing.process_state import ProcessState, Running
 from rlcli.testing.results import Check, CheckFailure, Examined, Outcome, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
+
+PUT_BACK = "put it back, or do it where it is needed only"
+"""What a component that changes the whole process is to do instead."""
+
+
+NO_SKIP = "raise an error that says what is missing"
 
 
 @dataclass
@@ -102,6 +110,10 @@ class ChecksPlugin:
         self._open: list[_Case] = []
         """Cases of the current check."""
         self._current: _Progress | None = None
+        self._running = Running.now()
+        """What ran before the current component."""
+        self._state = ProcessState.now()
+        """Before the current check."""
         self._since = time.monotonic()
         """Start time of the current component; the first one's includes loading what all of them
         need."""
@@ -233,6 +245,11 @@ class ChecksPlugin:
         if call.excinfo is not None and call.excinfo.errisinstance(TimeIsUp):
             numbered = with_line_numbers(call.excinfo.value)
             call.excinfo = pytest.ExceptionInfo.from_exception(numbered)
+        if call.excinfo is not None and self._is_skipped_by_component(item, call.excinfo):
+            wrong = Violation(f"the component skipped the check: {call.excinfo.value}", NO_SKIP)
+            call.excinfo = pytest.ExceptionInfo.from_exception(
+                wrong.with_traceback(call.excinfo.tb)
+            )
         report = yield
         _, case = self._find(item.nodeid)
         case.seconds += report.duration
@@ -246,6 +263,21 @@ class ChecksPlugin:
             case.outcome = "skip"
             case.reason = getattr(report, "wasxfail", "") or _reason(report)
         return report
+
+    def _is_skipped_by_component(
+        self, item: pytest.Item, error: pytest.ExceptionInfo[BaseException]
+    ) -> bool:
+        """Whether something else than a contract has called `pytest.skip` during its check."""
+        if not error.errisinstance(pytest.skip.Exception):
+            return False
+        if not self._is_contract(item, self._homes[item.path]):
+            return False
+        files = [str(entry.path) for entry in error.traceback]
+        caller = [file for file in files if "_pytest" not in file][-1]
+        classes = item.cls.__mro__  # type: ignore[attr-defined]
+        modules = (sys.modules.get(cls.__module__) for cls in classes)
+        contracts = {getattr(module, "__file__", None) for module in modules}
+        return caller not in contracts and not Path(caller).is_relative_to(PACKAGE / "testing")
 
     def _failure(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
@@ -261,14 +293,44 @@ class ChecksPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        with _time_limit(self._check_seconds):
+        self._state = ProcessState.now()
+        with self._limited(item):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        with _time_limit(self._check_seconds):
-            return (yield)
+        try:
+            with self._limited(item):
+                return (yield)
+        except Exception:
+            self._check_state(item)  # what failed may have failed for that reason
+            raise
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._limited(item):
+            result = yield
+        self._check_state(item)
+        return result
+
+    def _check_state(self, item: pytest.Item) -> None:
+        """Raises Violation if the check of a contract has changed the process; puts it back."""
+        subject = self._homes[item.path]
+        if not self._is_contract(item, subject):
+            return
+        changes = ProcessState.now().changes_since(self._state)
+        self._state.restore()
+        if changes:
+            finding = f"it changes the whole process: {changes}"
+            raise Violation(finding, PUT_BACK, str(subject.file))
+
+    @contextlib.contextmanager
+    def _limited(self, item: pytest.Item) -> Iterator[None]:
+        self._watcher.limited(words_of(item), self._check_seconds)
+        with time_limit(self._check_seconds):
+            yield
+
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         if self.was_interrupted:
             self._watcher.interrupted(words_of(self._open[0].item) if self._open else "")
@@ -309,10 +371,21 @@ class ChecksPlugin:
 
     def _close_component(self) -> None:
         if self._current is not None:
+            self._check_nothing_left(self._current)
             now = time.monotonic()
             self._current.seconds, self._since = now - self._since, now
             self._watcher.done(self._current.tested())
             self._current = None
+
+    def _check_nothing_left(self, progress: _Progress) -> None:
+        self._watcher.limited("looking for what is left running", self._check_seconds)
+        left = Running.now().left_since(self._running)
+        self._running = Running.now()
+        if left:
+            failure = CheckFailure(f"left running: {left}", "end what was started")
+            check = Check("nothing that was started is left running", "FAIL", "", 0.0, failure)
+            progress.checks.append(check)
+            self._watcher.end(check)
 
 
 def _is_asked_for(item: pytest.Item, subject: Subject) -> bool:
@@ -390,7 +463,7 @@ def with_line_numbers(error: BaseException) -> BaseException:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Interrupt a check that neither ends nor fails."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -103,6 +103,9 @@ def exit_code(tested: Sequence[Examined]) -> int:
 class Watcher(Protocol):
     """Is notified of events while checks run."""
 
+    def limited(self, words: str, seconds: float) -> None:
+        """From now on it does this, for so many seconds at most."""
+
     def component(self, subject: Subject, checks: int) -> None:
         """The checks of a component begin; `checks` is their number."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlcli import registry
-from rlcli.errors import RlcliError, UsageError
+from rlcli.errors import ProjectError, RlcliError, UsageError
 from rlcli.files import not_writable
 from rlcli.garbage import collect_as_usual
 from rlcli.project import current_project
@@ -23,12 +23,14 @@ from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import COMMAND_LINE, Mapping, Mark, Node, plain
 from rlcli.spelling import nearest_name
-from rlcli.testing.plugin import ChecksPlugin
+from rlcli.testing.contract import TimeIsUp
+from rlcli.testing.plugin import PUT_BACK, ChecksPlugin, time_limit
+from rlcli.testing.process_state import ProcessState
 from rlcli.testing.results import Examined, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
-CHECK_SECONDS = 120.0
-"""Time after which a check counts as hung."""
+CHECK_SECONDS, LOADING_SECONDS = 120.0, 120.0
+"""Time after which a check, or loading a component, counts as hung."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def run_checks(
     options = options or Options()
     if options.junit is not None:
         _check_writable(options.junit)
-    sound, broken = _loaded(subjects)
+    sound, broken = _loaded(subjects, watcher)
     for examined in broken:
         watcher.done(examined)
     if not sound:
@@ -64,6 +66,7 @@ def run_checks(
         own_tests = sorted(
             {str(path) for subject in sound if (path := subject.own_tests) is not None}
         )
+        watcher.limited("loading the checks", LOADING_SECONDS)
         collect_as_usual()  # pytest goes through all objects several times as it ends
         with _undisturbed(has_own_tests=bool(own_tests)):
             code = pytest.main(
@@ -92,17 +95,40 @@ def _check_writable(file: Path) -> None:
         raise not_writable(file, error, "give another --junit FILE") from None
 
 
-def _loaded(subjects: Sequence[Subject]) -> tuple[list[Subject], list[Examined]]:
+def _loaded(subjects: Sequence[Subject], watcher: Watcher) -> tuple[list[Subject], list[Examined]]:
     sound, broken = [], []
     for subject in subjects:
+        watcher.limited(f"loading {subject.title}", LOADING_SECONDS)
         try:
-            subject.load()
+            _load(subject)
             sound.append(subject)
         except RlcliError as error:
             if len(subjects) == 1:
                 raise
             broken.append(Examined(subject, broken=error))
     return sound, broken
+
+
+def _load(subject: Subject) -> None:
+    """Raises ProjectError if its file cannot be loaded, takes too long, or changes the process."""
+    before = ProcessState.now()
+    try:
+        with time_limit(LOADING_SECONDS):
+            subject.load()
+    except TimeIsUp:
+        message = f"loading {subject.title} is not done after {LOADING_SECONDS:g} s"
+        raise ProjectError(message, where=str(subject.file)) from None
+    except pytest.skip.Exception as error:
+        message = f"loading {subject.title} calls pytest.skip: {error}"
+        raise ProjectError(message, where=str(subject.file)) from None
+    changes = ProcessState.now().changes_since(before)
+    before.restore()
+    if changes:
+        raise ProjectError(
+            f"loading {subject.title} changes the whole process: {changes}",
+            where=str(subject.file),
+            hint=PUT_BACK,
+        )
 
 
 def _suite(subject: Subject, number: int, folder: Path) -> Path:

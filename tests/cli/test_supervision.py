@@ -74,10 +74,10 @@ def project_with(tmp_path):
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("os._exit(0)", "the command ended with exit code 0, before its work was done"),
+        ("os._exit(0)", "the command ended with exit code 0 during: loading interface leaves"),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "the command was killed by SIGKILL, before its work was done",
+            "the command was killed by SIGKILL during: loading interface leaves",
         ),
     ],
 )

@@ -32,6 +32,8 @@ class Diary:
     def __init__(self):
         self.begun, self.ended, self.components = [], [], []
 
+    def limited(self, words, seconds): ...
+
     def component(self, subject, checks):
         self.components.append((subject.name, checks))
 

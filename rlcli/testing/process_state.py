@@ -1,0 +1,114 @@
+"""What a component could change for the whole process: settings, and what still runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, fields
+from multiprocessing import resource_tracker
+
+import psutil
+import torch
+
+OF_PYTEST = "PYTEST_CURRENT_TEST"
+"""A variable that pytest changes all the time."""
+END_WITHIN = 2.0
+"""Seconds for processes and threads to end by themselves after the last check."""
+
+MOST_NAMES = 3
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """Settings of this process that all of its code shares."""
+
+    working_directory: str
+    umask: int
+    environment: Mapping[str, str]
+    default_dtype: torch.dtype
+    gradients: bool
+    """Whether gradients are computed."""
+
+    @classmethod
+    def now(cls) -> ProcessState:
+        umask = os.umask(0o077)
+        os.umask(umask)
+        return cls(
+            _working_directory(),
+            umask,
+            {name: os.environ[name] for name in os.environ if name != OF_PYTEST},
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+        )
+
+    def restore(self) -> None:
+        """Make it that of the process again."""
+        with contextlib.suppress(OSError):  # the directory may be gone
+            os.chdir(self.working_directory)
+        os.umask(self.umask)
+        if ProcessState.now().environment != self.environment:
+            os.environ.clear()
+            os.environ.update(self.environment)
+        torch.set_default_dtype(self.default_dtype)
+        torch.set_grad_enabled(self.gradients)
+
+    def changes_since(self, before: ProcessState) -> str:
+        """Such as `default dtype torch.float32 → torch.float64`; empty if there are none."""
+        names = [field.name for field in fields(self) if field.name != "environment"]
+        changes = [
+            f"{name.replace('_', ' ')} {getattr(before, name)} → {getattr(self, name)}"
+            for name in names
+            if getattr(before, name) != getattr(self, name)
+        ]
+        variables = {name for name, _ in self.environment.items() ^ before.environment.items()}
+        return ", ".join(
+            [*changes, *(f"environment variable {name}" for name in sorted(variables))]
+        )
+
+
+@dataclass(frozen=True)
+class Running:
+    """Processes and threads that this process has started."""
+
+    processes: Set[psutil.Process]
+    threads: Set[threading.Thread]
+    """Those that Python waits for before it exits."""
+
+    @classmethod
+    def now(cls) -> Running:
+        tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+        children = psutil.Process().children(recursive=True)
+        threads = [thread for thread in threading.enumerate() if not thread.daemon]
+        return cls(frozenset(one for one in children if one.pid != tracker), frozenset(threads))
+
+    def left_since(self, before: Running) -> str:
+        """End the processes that are left, and name them and the threads; empty if there are
+        none."""
+        deadline = time.monotonic() + END_WITHIN
+        _, processes = psutil.wait_procs(self.processes - before.processes, timeout=END_WITHIN)
+        names = [f"process {process.pid} ({_command(process)})" for process in processes]
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        threads = self.threads - before.threads
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        names += [f"thread {thread.name}" for thread in threads if thread.is_alive()]
+        more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+        return ", ".join([*names[:MOST_NAMES], *more])
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "(removed)"
+
+
+def _command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline()) or str(process.name())
+    return "ended"

@@ -62,20 +62,15 @@ def watch_fork() -> int | None:
     Raises WorkerError if it ended without a verdict, started too many processes or left some
     running; HangError if it did not end a stage, or itself, in time.
     """
-    global _report
     others = adopt_orphans()
     reports, reporting = os.pipe()
     stacks, showing = os.pipe()
     awaited, parent = {signal.SIGINT, signal.SIGCHLD}, os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     if (pid := os.fork()) == 0:
-        os.close(reports)
-        os.close(stacks)
-        die_with_parent()
-        if os.getppid() != parent:
-            os._exit(1)
-        _report = lifeline.moved_out_of_the_way(reporting), os.getpid()
-        faulthandler.register(SHOW_STACK, lifeline.moved_out_of_the_way(showing), all_threads=False)
+        for descriptor in (reports, stacks):
+            os.close(descriptor)
+        _be_watched(parent, reporting, showing)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return None
     for descriptor in (reporting, showing):
@@ -89,6 +84,16 @@ def watch_fork() -> int | None:
     finally:
         fork.end()
     return code
+
+
+def _be_watched(parent: int, reporting: int, showing: int) -> None:
+    """In the fork: end with the parent, and open these two descriptors for reports and stacks."""
+    global _report
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+    _report = lifeline.moved_out_of_the_way(reporting), os.getpid()
+    faulthandler.register(SHOW_STACK, lifeline.moved_out_of_the_way(showing), all_threads=False)
 
 
 def report_stage(words: str, limit_s: float) -> None:
@@ -218,14 +223,10 @@ class _WatchedFork:
         with contextlib.suppress(BlockingIOError):
             stack = os.read(self._stacks, LONGEST_STACK)
         frames = re.findall(r'File "(.*)", line (\d+)', stack.decode("utf-8", "replace"))
-        return next(
-            (
-                f", at {file}:{line}"
-                for file, line in frames
-                if not any(library in file for library in LIBRARIES)
-            ),
-            "",
-        )
+        for file, line in frames:
+            if not any(library in file for library in LIBRARIES):
+                return f", at {file}:{line}"
+        return ""
 
 
 def _name(process: psutil.Process) -> str:

@@ -242,14 +242,8 @@ class ChecksPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        if call.excinfo is not None and call.excinfo.errisinstance(TimeIsUp):
-            numbered = with_line_numbers(call.excinfo.value)
-            call.excinfo = pytest.ExceptionInfo.from_exception(numbered)
-        if call.excinfo is not None and self._is_skipped_by_component(item, call.excinfo):
-            wrong = Violation(f"the component skipped the check: {call.excinfo.value}", NO_SKIP)
-            call.excinfo = pytest.ExceptionInfo.from_exception(
-                wrong.with_traceback(call.excinfo.tb)
-            )
+        if call.excinfo is not None:
+            call.excinfo = self._as_reported(item, call.excinfo)
         report = yield
         _, case = self._find(item.nodeid)
         case.seconds += report.duration
@@ -263,6 +257,17 @@ class ChecksPlugin:
             case.outcome = "skip"
             case.reason = getattr(report, "wasxfail", "") or _reason(report)
         return report
+
+    def _as_reported(
+        self, item: pytest.Item, error: pytest.ExceptionInfo[BaseException]
+    ) -> pytest.ExceptionInfo[BaseException]:
+        """The error that a report can show and counts."""
+        if error.errisinstance(TimeIsUp):
+            return pytest.ExceptionInfo.from_exception(with_line_numbers(error.value))
+        if self._is_skipped_by_component(item, error):
+            violation = Violation(f"the component skipped the check: {error.value}", NO_SKIP)
+            return pytest.ExceptionInfo.from_exception(violation.with_traceback(error.tb))
+        return error
 
     def _is_skipped_by_component(
         self, item: pytest.Item, error: pytest.ExceptionInfo[BaseException]

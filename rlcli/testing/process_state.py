@@ -82,7 +82,9 @@ class Running:
         tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
         children = psutil.Process().children(recursive=True)
         threads = [thread for thread in threading.enumerate() if not thread.daemon]
-        return cls(frozenset(one for one in children if one.pid != tracker), frozenset(threads))
+        return cls(
+            frozenset(child for child in children if child.pid != tracker), frozenset(threads)
+        )
 
     def left_since(self, before: Running) -> str:
         """End the processes that are left, and name them and the threads; empty if there are
@@ -97,8 +99,9 @@ class Running:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         names += [f"thread {thread.name}" for thread in threads if thread.is_alive()]
-        more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
-        return ", ".join([*names[:MOST_NAMES], *more])
+        if len(names) > MOST_NAMES:
+            names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
+        return ", ".join(names)
 
 
 def _working_directory() -> str:

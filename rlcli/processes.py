@@ -30,6 +30,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, si
 PR_SET_PDEATHSIG = 1
 LOOK_FOR_PARENT = 0.5
 """Seconds between two looks for the parent, where the system does not report its end."""
+isolated: set[int] = set()
+"""Numbers of the isolated processes that this one has started, which end with it."""
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 """Environment variables that an isolated process sees: no tokens, no keys."""
 
@@ -172,7 +174,7 @@ def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
 
     inherited = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -181,6 +183,8 @@ def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
         cwd="/",
         process_group=0,  # so that everything it has started can be ended with it
     )
+    isolated.add(process.pid)
+    return process
 
 
 def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:

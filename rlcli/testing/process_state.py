@@ -13,6 +13,8 @@ from multiprocessing import resource_tracker
 import psutil
 import torch
 
+from rlcli.processes import isolated
+
 OF_PYTEST = "PYTEST_CURRENT_TEST"
 """A variable that pytest changes all the time."""
 END_WITHIN = 2.0
@@ -71,7 +73,7 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class Running:
-    """Processes and threads that this process has started."""
+    """Processes and threads that this process has started, but those that end with it anyway."""
 
     processes: Set[psutil.Process]
     threads: Set[threading.Thread]
@@ -82,9 +84,8 @@ class Running:
         tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
         children = psutil.Process().children(recursive=True)
         threads = [thread for thread in threading.enumerate() if not thread.daemon]
-        return cls(
-            frozenset(child for child in children if child.pid != tracker), frozenset(threads)
-        )
+        lasting = [child for child in children if child.pid not in {tracker, *isolated}]
+        return cls(frozenset(lasting), frozenset(threads))
 
     def left_since(self, before: Running) -> str:
         """End the processes that are left, and name them and the threads; empty if there are

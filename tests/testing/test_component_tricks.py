@@ -15,7 +15,9 @@ from forked_ranks import fork, redirect
 
 from rlcli.cli import watched_fork
 from rlcli.cli.main import main
+from rlcli.processes import start_isolated
 from rlcli.testing import runner
+from rlcli.testing.process_state import Running
 
 COMPONENT = """
 import os, signal, subprocess, threading, time
@@ -182,3 +184,14 @@ def test_nothing_is_left_running(examine):
     before = set(psutil.Process().children(recursive=True))
     examine(in_a_step=FORKS)
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_an_isolated_process_is_not_left_running():
+    before = Running.now()
+    process = start_isolated(["sleep", "100"])
+    try:
+        assert psutil.Process().children()
+        assert Running.now().left_since(before) == ""
+    finally:
+        process.kill()
+        process.communicate()

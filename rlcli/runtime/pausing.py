@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.generation import as_batch, prompts_of, submit_all
@@ -25,14 +23,99 @@ from rlcli.topology import Topology
 from rlcli.topology.groups import pausing_roles, prompts_in_progress
 
 Condition = Callable[[], bool]
+Response = tuple[ResponseStream, int]
+"""A response that was requested: its stream, and its number there."""
+
+
+class Handover:
+    """Which thread has the stream: one at a time.
+
+    Threads that wait for responses share the sampling. Others claim the stream, each with the
+    condition under which it may have it; the thread that samples asks between two tokens whether
+    one may, and then hands it over. A failure ends all waiting.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_taken = False
+        self._claims: list[Condition] = []
+        self._failure: BaseException | None = None
+        self._waits = threading.local()
+        """Of a thread: the `seconds` that it has waited for others."""
+
+    @property
+    def seconds_waited(self) -> float:
+        """By this thread."""
+        return float(getattr(self._waits, "seconds", 0.0))
+
+    def reset_seconds(self) -> None:
+        self._waits.seconds = 0.0
+
+    def fail(self, error: BaseException) -> None:
+        """Have all threads that wait, now or later, raise the first error."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    @contextmanager
+    def change(self, condition: Condition = lambda: True) -> Iterator[None]:
+        """Change what others wait for, once a condition holds. Raises the failure, if there is
+        one."""
+        with self._changed:
+            began = time.perf_counter()
+            self._changed.wait_for(lambda: self._failure is not None or condition())
+            self._waits.seconds = self.seconds_waited + time.perf_counter() - began
+            if self._failure is not None:
+                raise self._failure
+            yield
+            self._changed.notify_all()
+
+    def is_claimed(self) -> bool:
+        """Whether a thread may have the stream that claims it."""
+        return any(may_have() for may_have in tuple(self._claims))
+
+    @contextmanager
+    def claim(self, may_have: Condition) -> Iterator[None]:
+        """Have the stream, between two tokens, as soon as a condition holds."""
+        self._claims.append(may_have)
+        try:
+            with self.change(lambda: not self._is_taken and may_have()):
+                self._is_taken = True
+        finally:
+            self._claims.remove(may_have)
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def share(self, sample: Callable[[], None], is_done: Condition) -> None:
+        """Sample until something is the case, whenever no other thread does or claims the
+        stream."""
+        while True:
+            with self.change(lambda: is_done() or not (self._is_taken or self.is_claimed())):
+                if is_done():
+                    return
+                self._is_taken = True
+            try:
+                sample()
+            except BaseException as error:
+                self.fail(error)
+                raise
+            finally:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        with self._changed:
+            self._is_taken = False
+            self._changed.notify_all()
 
 
 class PausingEngine:
     """The engine of a role as its calls see it, each in a thread of its own.
 
-    A call is active, unless it waits for responses in `generate`. Of those that wait, one at a time
-    has the stream and samples for all of them, until another thread claims it: to request
-    responses, or, if no call is active, to change the weights.
+    A call is active, unless it waits for responses in `generate`. Those that wait sample for all of
+    them, in turn; the stream is claimed to request responses, or, if no call is active, to change
+    the weights.
     """
 
     def __init__(self, model: Model, max_segments: int, most_prompts: int):
@@ -42,35 +125,24 @@ class PausingEngine:
         self._engine = model.module
         self._max_segments = max_segments
         self._most_prompts = most_prompts
-        self._changed = threading.Condition()
+        self._threads = Handover()
         self._entrance = threading.Lock()
         """Held by the call that requests responses next."""
         self._active = 0
         """Calls that do something else than wait for responses."""
         self._has_update = False
         """Whether new weights wait or are being taken: no call becomes active meanwhile."""
-        self._is_taken = False
-        """Whether a thread has the stream."""
-        self._claims: list[Condition] = []
-        """When the threads that claim the stream may have it."""
         self._stream: ResponseStream | None = None
         """Open while responses are in progress."""
         self._settings: GenerationHyperparameters | None = None
         """What the stream was opened with."""
         self._longest = 0
         """Tokens of the longest prompt that it takes: as long as any so far."""
-        self._submitted, self._earlier = 0, 0
-        """Responses requested of all streams, and of those before this one."""
-        self._begun: dict[int, int] = {}
-        """Response in progress → updates before it was requested, the oldest first."""
-        self._finished: dict[int, FinishedResponse] = {}
-        self._updates = 0
+        self._begun: dict[Response, int] = {}
+        """Response in progress → versions so far when it was requested, the oldest first."""
+        self._finished: dict[Response, FinishedResponse] = {}
         self._versions: dict[int, int] = {}
         """Number of the engine's weights → their version."""
-        self._failure: BaseException | None = None
-        """What ended the stream."""
-        self._waits = threading.local()
-        """Of a call's thread: `seconds` that it has waited, while others may have been served."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -78,12 +150,12 @@ class PausingEngine:
     @property
     def seconds_waited(self) -> float:
         """By this thread's call, for the engine or for others to sample its responses."""
-        return float(getattr(self._waits, "seconds", 0.0))
+        return self._threads.seconds_waited
 
     @contextmanager
     def in_use(self) -> Iterator[Model]:
         """A call of the role; gives the model that it works with."""
-        self._waits.seconds = 0.0
+        self._threads.reset_seconds()
         self._become_active()
         try:
             yield replace(self._model, module=self)
@@ -92,24 +164,22 @@ class PausingEngine:
 
     @contextmanager
     def weights_may_change(self) -> Iterator[None]:
-        """Pause, in order to give the engine new weights. Only one thread does this."""
+        """Pause, in order to give the engine new weights. Only one thread does this. Raises what
+        has ended the stream."""
         self._has_update = True
         try:
-            with self._alone(lambda: not self._active and not self._is_bound):
+            with self._threads.claim(lambda: not self._active and not self._is_bound):
                 if self._stream is not None:
                     self._stream.pause()
                 yield
-                self._updates += 1
                 if self._stream is not None:
                     self._stream.resume()
                     self._note_version()
         except BaseException as error:
-            self._failure = error
+            self._threads.fail(error)
             raise
-        finally:
-            with self._changed:
-                self._has_update = False
-                self._changed.notify_all()
+        with self._threads.change():
+            self._has_update = False
 
     def generate(
         self,
@@ -126,21 +196,23 @@ class PausingEngine:
         longest = max(map(len, prompts))
         self._become_idle()
         try:
-            with self._entrance, self._alone(lambda: self._fits(gconfig, longest)):
+            with self._entrance, self._threads.claim(lambda: self._fits(gconfig, longest)):
                 stream = self._stream or self._open(tokenizer, gconfig, longest)
-                numbers = self._submit(stream, prompts, seeds)
-            responses = self._collect(numbers)
+                responses = [(stream, n) for n in submit_all(stream, prompts, seeds)]
+                self._begun |= dict.fromkeys(responses, len(self._versions))
+            self._threads.share(self._sample, lambda: self._finished.keys() >= set(responses))
         finally:
             self._become_active()
-        return as_batch(responses, gconfig.routing_replay, self._versions)
+        finished = [self._finished.pop(response) for response in responses]
+        return as_batch(finished, gconfig.routing_replay, self._versions)
 
     # -- the stream --------------------------------------------------------------------------------
 
     @property
     def _is_bound(self) -> bool:
         """Whether a response in progress has as many segments as it may."""
-        oldest = next(iter(self._begun.values()), self._updates)
-        return self._updates - oldest + 1 >= self._max_segments and bool(self._begun)
+        oldest = next(iter(self._begun.values()), None)
+        return oldest is not None and len(self._versions) - oldest + 1 >= self._max_segments
 
     def _fits(self, gconfig: GenerationHyperparameters, longest: int) -> bool:
         """Whether responses may be requested."""
@@ -160,95 +232,28 @@ class PausingEngine:
         self._note_version()
         return stream
 
-    def _submit(
-        self, stream: ResponseStream, prompts: Sequence[torch.Tensor], seeds: Sequence[int]
-    ) -> list[int]:
-        """Request responses; returns their numbers among those of all streams."""
-        numbers = [self._earlier + number for number in submit_all(stream, prompts, seeds)]
-        self._submitted += len(numbers)
-        self._begun |= dict.fromkeys(numbers, self._updates)
-        return numbers
-
     def _note_version(self) -> None:
         self._versions[self._engine.weights_number] = self._model.version.global_step
-
-    def _collect(self, numbers: Sequence[int]) -> list[FinishedResponse]:
-        """Wait for responses, and sample them and all others if no other call does."""
-
-        def are_finished() -> bool:
-            return self._finished.keys() >= set(numbers)
-
-        while True:
-            with self._changed:
-                self._wait_until(
-                    lambda: are_finished() or self._failure is not None or self._is_free
-                )
-                if are_finished():
-                    return [self._finished.pop(number) for number in numbers]
-                if self._failure is not None:
-                    raise self._failure
-                self._is_taken = True
-            try:
-                self._sample()
-            except BaseException as error:
-                self._failure = error
-                raise
-            finally:
-                self._give_back()
 
     def _sample(self) -> None:
         """Sample until a response is finished, or the stream is claimed."""
         assert self._stream is not None
-        for response in self._stream.collect(self._is_claimed):
-            number = self._earlier + response.number
-            self._finished[number] = response
-            del self._begun[number]
+        for response in self._stream.collect(self._threads.is_claimed):
+            self._finished[self._stream, response.number] = response
+            del self._begun[self._stream, response.number]
         if not self._begun:
             self._stream.close()
-            self._stream, self._earlier = None, self._submitted
+            self._stream = None
 
-    # -- threads -----------------------------------------------------------------------------------
-
-    @property
-    def _is_free(self) -> bool:
-        return not self._is_taken and not self._is_claimed()
-
-    def _is_claimed(self) -> bool:
-        """Whether a thread may have the stream that claims it."""
-        return any(may_have() for may_have in tuple(self._claims))
-
-    @contextmanager
-    def _alone(self, condition: Condition) -> Iterator[None]:
-        """Have the stream, between two tokens, as soon as a condition holds."""
-        with self._changed:
-            self._claims.append(condition)
-            self._wait_until(lambda: not self._is_taken and condition())
-            self._claims.remove(condition)
-            self._is_taken = True
-        try:
-            yield
-        finally:
-            self._give_back()
-
-    def _wait_until(self, condition: Condition) -> None:
-        began = time.perf_counter()
-        self._changed.wait_for(condition)
-        self._waits.seconds = self.seconds_waited + time.perf_counter() - began
-
-    def _give_back(self) -> None:
-        with self._changed:
-            self._is_taken = False
-            self._changed.notify_all()
+    # -- calls -------------------------------------------------------------------------------------
 
     def _become_active(self) -> None:
-        with self._changed:
-            self._wait_until(lambda: not self._has_update)
+        with self._threads.change(lambda: not self._has_update):
             self._active += 1
 
     def _become_idle(self) -> None:
-        with self._changed:
+        with self._threads.change():
             self._active -= 1
-            self._changed.notify_all()
 
 
 def pausing_engines(

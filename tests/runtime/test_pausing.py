@@ -180,6 +180,31 @@ def test_an_error_of_the_stream_ends_all_calls_that_wait_for_it():
     assert [call.exception().what for call in calls] == ["the stream breaks"] * 3
 
 
+def test_new_weights_that_wait_for_responses_end_with_the_error_of_their_stream():
+    role = Role(max_segments=1)
+    opened, waits = role.engine.open, threading.Event()
+
+    def fail(until):
+        waits.wait()
+        time.sleep(0.2)
+        raise ModelError("the stream breaks")
+
+    def broken(*args):
+        stream = opened(*args)
+        stream.collect = fail
+        return stream
+
+    role.engine.open = broken
+    with ThreadPoolExecutor(1) as lane:
+        call = lane.submit(role.respond)
+        while not role.pausing._begun:
+            time.sleep(0.01)
+        waits.set()
+        with pytest.raises(ModelError, match="the stream breaks"):
+            role.update()
+    assert call.exception().what == "the stream breaks"
+
+
 def test_weights_that_do_not_arrive_end_the_calls_under_way():
     role = Role(max_segments=9)
     role.engine.take_parameters = lambda source, eta: 1 / 0

@@ -172,7 +172,7 @@ class WeightTransfer(GivesParameters):
             target, source = members[(position + shift) % len(members)], members[position - shift]
             leaving = self._read(bucket.pairs[self._rank, target], tensors)
             coming = bucket.pairs[source, self._rank]
-            neighbours = Neighbours(self._channel.group, target, source)
+            neighbours = Neighbours(self._channel.group, self._device, target, source)
             arrived += wire.swap(leaving, version, coming, neighbours, read_base)
         wire.end_bucket()
         return arrived

@@ -34,31 +34,41 @@ class Neighbours:
     """The two ranks that a rank exchanges messages with in one round."""
 
     group: dist.ProcessGroup | None
+    device: torch.device
     target: int
     """It gets what leaves."""
     source: int
     """It sends what arrives."""
 
-    def pass_on(self, leaving: torch.Tensor | None, arriving: torch.Tensor | None) -> None:
-        """Send to the target and receive from the source; None: nothing in that direction."""
+    def pass_on(self, leaving: torch.Tensor, arriving: torch.Tensor) -> None:
+        """Send to the target and receive from the source; empty: nothing in that direction."""
         self._exchange(leaving, self.target, arriving, self.source)
 
-    def pass_back(self, leaving: torch.Tensor | None, arriving: torch.Tensor | None) -> None:
-        """Send to the source and receive from the target."""
-        self._exchange(leaving, self.source, arriving, self.target)
+    def pass_numbers_on(self, leaving: Sequence[int], arriving: int) -> list[int]:
+        """Send integers to the target, and receive so many from the source."""
+        return self._exchange_numbers(leaving, self.target, arriving, self.source)
+
+    def pass_numbers_back(self, leaving: Sequence[int], arriving: int) -> list[int]:
+        """Send integers to the source, and receive so many from the target."""
+        return self._exchange_numbers(leaving, self.source, arriving, self.target)
+
+    def _exchange_numbers(
+        self, leaving: Sequence[int], to_rank: int, arriving: int, from_rank: int
+    ) -> list[int]:
+        numbers = torch.empty(arriving, dtype=torch.int64, device=self.device)
+        mine = torch.tensor(leaving, dtype=torch.int64, device=self.device)
+        self._exchange(mine, to_rank, numbers, from_rank)
+        return numbers.tolist()
 
     def _exchange(
-        self,
-        leaving: torch.Tensor | None,
-        to_rank: int,
-        arriving: torch.Tensor | None,
-        from_rank: int,
+        self, leaving: torch.Tensor, to_rank: int, arriving: torch.Tensor, from_rank: int
     ) -> None:
-        operations = []
-        if leaving is not None:
-            operations.append(dist.P2POp(dist.isend, leaving, to_rank, self.group))
-        if arriving is not None:
-            operations.append(dist.P2POp(dist.irecv, arriving, from_rank, self.group))
+        sides = (dist.isend, leaving, to_rank), (dist.irecv, arriving, from_rank)
+        operations = [
+            dist.P2POp(side, tensor, rank, self.group)
+            for side, tensor, rank in sides
+            if len(tensor)
+        ]
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
 
@@ -103,14 +113,14 @@ class WholeWire(Wire):
         neighbours: Neighbours,
         read_base: ReadsBase,
     ) -> list[Moved]:
-        message = arriving = None
+        message = torch.empty(0, device=self._device)
         if leaving:
             assert version is not None
             message = self._count(self._message(_joined(tensor for _, tensor in leaving), version))
-        if coming:
-            arriving = torch.empty(_elements(coming) + 2 * TAIL, device=self._device)
+        length = _elements(coming) + 2 * TAIL if coming else 0
+        arriving = torch.empty(length, device=self._device)
         neighbours.pass_on(message, arriving)
-        return self._opened(coming, arriving) if arriving is not None else []
+        return self._opened(coming, arriving) if coming else []
 
     def _message(self, numbers: torch.Tensor, version: ModelVersion) -> torch.Tensor:
         """[n + 10] float32: the elements of all slices, end to end, then the bits of the tail."""
@@ -151,45 +161,25 @@ class DeltaWire(Wire):
         read_base: ReadsBase,
     ) -> list[Moved]:
         base = _Base.of(coming, read_base(coming)) if coming else None
-        wish = self._exchange_wishes(base, len(leaving), neighbours)
+        held = base.described if base is not None else ()
+        wish = neighbours.pass_numbers_back(held, 2 + len(leaving) if leaving else 0)
         letter = self._letter(wish, leaving, version) if leaving else None
         numbers = self._post(letter, base, neighbours)
         is_damaged = base is not None and numbers is None
-        if self._exchange_refusals(letter is not None, base is not None, is_damaged, neighbours):
-            assert letter is not None
-            letter = replace(letter, base=None)
-        else:
-            letter = None
-        again = self._post(letter, base if is_damaged else None, neighbours)
-        numbers = again if is_damaged else numbers
+        refusal = neighbours.pass_numbers_back([is_damaged] if coming else (), 1 if leaving else 0)
+        anchor = replace(letter, base=None) if letter is not None and any(refusal) else None
+        again = self._post(anchor, base if is_damaged else None, neighbours)
         if base is None:
             return []
+        numbers = again if is_damaged else numbers
         if numbers is None:
             raise damaged()
         return _split(coming, numbers.to(self._device))
 
-    def _exchange_wishes(
-        self, base: _Base | None, leaving: int, neighbours: Neighbours
-    ) -> list[int]:
-        """Tell the source what this rank holds; returns what the target says of as many slices."""
-        mine = torch.tensor(base.wish, device=self._device) if base is not None else None
-        wish = torch.empty(2 + leaving, dtype=torch.int64, device=self._device)
-        neighbours.pass_back(mine, wish if leaving else None)
-        return wish.tolist()
-
-    def _exchange_refusals(
-        self, has_sent: bool, has_received: bool, is_damaged: bool, neighbours: Neighbours
-    ) -> bool:
-        """Tell the source whether its letter was damaged; returns whether the target says so."""
-        mine = torch.tensor([int(is_damaged)], device=self._device)
-        refusal = torch.zeros(1, dtype=torch.int64, device=self._device)
-        neighbours.pass_back(mine if has_received else None, refusal if has_sent else None)
-        return bool(refusal)
-
     def _letter(
         self, wish: Sequence[int], leaving: Sequence[Moved], version: ModelVersion | None
     ) -> _Letter:
-        """The letter for a target that wishes for it."""
+        """The letter for a target that says in its `wish` what it holds."""
         assert version is not None
         base_digest, codes = list(wish[:2]), wish[2:]
         blocks = [moving.block for moving, _ in leaving]
@@ -214,16 +204,16 @@ class DeltaWire(Wire):
     ) -> torch.Tensor | None:
         """Send a letter and, for a base, receive one, each after its length. Returns the elements
         of the latter, [n] float32 on the host; None if it is damaged, or if there is none."""
-        content = length = None
+        content = torch.empty(0, dtype=torch.uint8)
         if letter is not None:
-            data = bytearray(letter.content())
-            content = torch.frombuffer(data, dtype=torch.uint8).to(self._device)
-            length = torch.tensor([len(data)], device=self._device)
-            self._count(content)
-        coming_length = torch.zeros(1, dtype=torch.int64, device=self._device)
-        neighbours.pass_on(length, coming_length if base is not None else None)
-        arriving = torch.empty(int(coming_length), dtype=torch.uint8, device=self._device)
-        neighbours.pass_on(content, arriving if base is not None else None)
+            content = torch.frombuffer(bytearray(letter.content()), dtype=torch.uint8)
+        lengths = [len(content)] if letter is not None else ()
+        arriving = torch.empty(
+            sum(neighbours.pass_numbers_on(lengths, 1 if base is not None else 0)),
+            dtype=torch.uint8,
+            device=self._device,
+        )
+        neighbours.pass_on(self._count(content.to(self._device)), arriving)
         return self._opened(arriving.cpu().numpy().tobytes(), base) if base is not None else None
 
     def _opened(self, data: bytes, base: _Base) -> torch.Tensor | None:
@@ -264,7 +254,7 @@ class _Base:
         return cls(numbers, tuple(tensor.dtype for _, tensor in tensors))
 
     @property
-    def wish(self) -> list[int]:
+    def described(self) -> list[int]:
         """The digest of the numbers, and a code for each dtype."""
         return [*digest(self.numbers), *(_DTYPES.index(dtype) for dtype in self.dtypes)]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlcli.launch.trained_model import TrainedModel
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.evaluation import Evaluated
-    from rlcli.runtime.output_checks import Moments
+    from rlcli.runtime.responses import Moments
 
 NAMES = {
     "response_length": "response length, in tokens",

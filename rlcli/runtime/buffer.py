@@ -118,14 +118,19 @@ class Buffer:
                 same = (entry.lengths for entry in entries.values() if entry.lengths == lengths)
                 entries[key] = Entry(next(same, lengths), traits[key], alone)
 
-    def forget(self, ids: Sequence[str]) -> dict[int, list[str]]:
-        """Release samples; returns rank → those of them that it holds something of."""
+    def by_rank(self, ids: Sequence[str]) -> dict[int, list[str]]:
+        """Rank → those of these samples that it holds something of."""
         by_rank: dict[int, list[str]] = {}
         for id_ in ids:
-            del self._metadata[id_]
-            entries = self._entries.pop(id_).values()
-            for rank in sorted({rank for entry in entries for rank in entry.ranks}):
+            for rank in sorted({rank for key in self._entries[id_].values() for rank in key.ranks}):
                 by_rank.setdefault(rank, []).append(id_)
+        return by_rank
+
+    def forget(self, ids: Sequence[str]) -> dict[int, list[str]]:
+        """Release samples; returns rank → those of them that it holds something of."""
+        by_rank = self.by_rank(ids)
+        for id_ in ids:
+            del self._entries[id_], self._metadata[id_]
         return by_rank
 
     def holders(self, id_: str, keys: Sequence[str]) -> set[int]:

@@ -15,10 +15,10 @@ from rlcli.api.key_meaning import AGE, PLACE, SEQUENCES
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer, share_by_rank
-from rlcli.runtime.data_lane import ASPECTS, TEXT, Described
 from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
+from rlcli.runtime.responses import TEXT, Described
 from rlcli.runtime.weight_flow import copy_hook
 from rlcli.topology import RolePlacement, Topology
 from rlcli.topology.groups import lanes_of_roles, pausing_roles, pooled_roles
@@ -54,14 +54,9 @@ class Arrival:
     """Transfers that are under way. Their targets count as holders from the moment they are
     planned."""
 
-    samples: Mapping[int, set[str]]
-    """Rank → the samples of which it is sent something."""
+    samples: set[tuple[int, str]]
+    """A rank, and a sample of which it is sent something."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def concerns(self, call: PreparedCall) -> bool:
-        """Whether they bring something of the samples that a call works on."""
-        here = [rank for rank in self.samples if rank in call.requests]
-        return any(not self.samples[rank].isdisjoint(call.requests[rank]["ids"]) for rank in here)
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,8 @@ class Calls:
     async def move(self, call: PreparedCall) -> None:
         """Have inputs that its ranks lack transferred to them; wait for these, and for those that
         are on their way for other calls, which are not sent twice."""
-        earlier = [arrival for arrival in self._arrivals if arrival.concerns(call)]
+        needed = {(rank, id_) for rank, share in call.requests.items() for id_ in share["ids"]}
+        earlier = [arrival for arrival in self._arrivals if not needed.isdisjoint(arrival.samples)]
         if call.moves:
             await self._transfer(call.moves)
         for arrival in earlier:
@@ -142,13 +138,11 @@ class Calls:
 
     async def _transfer(self, plan: Sequence[Transfer]) -> None:
         requests: dict[int, Fields] = {}
-        samples: dict[int, set[str]] = {}
         for transfer in plan:
             described = transfer.as_json()
-            samples.setdefault(transfer.target, set()).update(transfer.ids)
             for rank in (transfer.source, transfer.target):
                 requests.setdefault(rank, {"transfers": []})["transfers"].append(described)
-        arrival = Arrival(samples)
+        arrival = Arrival({(transfer.target, id_) for transfer in plan for id_ in transfer.ids})
         self._arrivals.append(arrival)
         answers = await self._ranks.ask(MOVE, requests, lane=MOVES)
         self.times.count_move(answer["seconds"] for answer in answers.values())
@@ -253,14 +247,9 @@ class Calls:
     def describe(self, ids: Sequence[str]) -> Awaitable[list[Fields]]:
         """Ask, at once, for the responses to these prompts: await the fields of a `SampleRecord`,
         except step and phase, for each."""
-        requests: dict[int, dict[str, dict[str, list[str]]]] = {}
-        for id_ in ids:
-            for name, aspect in ASPECTS.items():
-                if holders := self.buffer.holders(id_, aspect.keys):
-                    of_rank = requests.setdefault(min(holders), {"aspects": {}})["aspects"]
-                    of_rank.setdefault(id_, []).append(name)
-        answering = self._ranks.ask("describe", requests) if requests else None
-        reasons = {id_: self._reasons[id_] for id_ in ids if id_ in self._reasons}
+        held = self.buffer.by_rank(ids)
+        answering = self._ranks.ask("describe", {rank: {"ids": held[rank]} for rank in held})
+        reasons = {id_: {"reason": self._reasons[id_]} for id_ in ids if id_ in self._reasons}
         return _lines_of(self.names(ids), reasons, answering)
 
     def forget(self, ids: Sequence[str]) -> None:
@@ -306,33 +295,22 @@ def _metadata_in_batch(
 
 
 async def _lines_of(
-    names: Mapping[str, str],
-    reasons: Mapping[str, list[str | None]],
-    answering: Awaitable[Answers] | None,
+    names: Mapping[str, str], described: Described, answering: Awaitable[Answers]
 ) -> list[Fields]:
     """A line for each response, of which ranks describe different aspects; one that is not
-    described for every response of a sample is None. `names`: sample → its dataset's name for it;
-    `reasons`: sample → why each of its responses has its reward."""
-    described: Described = {id_: {} for id_ in names}
-    for answer in (await answering).values() if answering is not None else ():
+    described for every response of a sample is left out. `names`: sample → its dataset's name for
+    it."""
+    described = {id_: described.get(id_, {}) for id_ in names}
+    for answer in (await answering).values():
         for id_, aspects in answer.items():
             described[id_] |= aspects
-    return [
-        line
-        for id_, aspects in described.items()
-        for line in _lines(names[id_], aspects, reasons.get(id_, ()))
-    ]
+    return [line for id_, name in names.items() for line in _lines(name, described[id_])]
 
 
-def _lines(
-    name: str, aspects: Mapping[str, Sequence[Any]], reasons: Sequence[str | None]
-) -> Iterator[Fields]:
-    """The lines of a sample. `aspects` → a value for each response; `reasons` of their rewards, if
-    there are any."""
-    texts = aspects.get(TEXT, [])
-    complete = {aspect for aspect, values in aspects.items() if len(values) == len(texts)}
-    others = ASPECTS.keys() - {TEXT}
+def _lines(name: str, aspects: dict[str, list[Any]]) -> Iterator[Fields]:
+    """The lines of a sample. `aspects` → a value for each response."""
+    texts = aspects.pop(TEXT, [])
+    complete = {aspect: values for aspect, values in aspects.items() if len(values) == len(texts)}
     for number, text in enumerate(texts):
-        values = {key: aspects[key][number] if key in complete else None for key in others}
-        reason = reasons[number] if reasons else None
-        yield {"id": name, "number": number, **text, **values, "reason": reason}
+        values = {aspect: complete[aspect][number] for aspect in complete}
+        yield {"id": name, "number": number, **text, **values}

@@ -10,23 +10,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import (
-    ADVANTAGES,
-    NOT_ENDED,
-    PROMPT_MASK,
-    REWARDS,
-    SAMPLED_LOGPROBS,
-    SEQUENCES,
-)
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.messages import Fields, Request
 
@@ -75,10 +65,6 @@ class DataLane:
         )
 
 
-Described = dict[str, dict[str, list[Any]]]
-"""Sample → aspect of its responses → a value for each response."""
-
-
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """[bytes] in host memory, from where gloo sends."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -120,87 +106,3 @@ class SampleStore:
         with self._lock:
             for id_ in ids:
                 self._samples.pop(id_, None)
-
-
-def describe_samples(
-    store: SampleStore, tokenizer: Any, aspects: Mapping[str, Sequence[str]]
-) -> Described:
-    """Aspects of the responses of some samples for people to read:
-    sample → aspect → a value for each response."""
-    described: Described = {}
-    for id_, of_sample in aspects.items():
-        sample = store.sample(id_)
-        described[id_] = {name: ASPECTS[name].values(sample, tokenizer) for name in of_sample}
-    return described
-
-
-def _texts(sample: SequenceSample, tokenizer: Any) -> list[Fields]:
-    answer = sample.metadata.get("answer", [None])[0]
-    shown_answer = None if answer is None else str(answer)
-    lengths = sample.flat_seqlens(SEQUENCES)
-    sequences = sample.data[SEQUENCES].cpu().split(lengths)
-    masks = sample.data[PROMPT_MASK].cpu().split(lengths)
-    return [
-        {
-            "prompt": tokenizer.decode(tokens[mask], skip_special_tokens=True),
-            "response": tokenizer.decode(tokens[~mask], skip_special_tokens=True),
-            "answer": shown_answer,
-        }
-        for tokens, mask in zip(sequences, masks, strict=True)
-    ]
-
-
-def _rewards(sample: SequenceSample, tokenizer: Any) -> list[float]:
-    return sample.data[REWARDS].double().tolist()
-
-
-def _finishes(sample: SequenceSample, tokenizer: Any) -> list[str]:
-    return ["length" if cut else "stop" for cut in sample.data[NOT_ENDED].tolist()]
-
-
-def _logprobs(sample: SequenceSample, tokenizer: Any) -> list[float]:
-    """The log-prob of each response: the sum over its tokens."""
-    return [float(logprobs.sum()) for logprobs in _of_responses(sample, SAMPLED_LOGPROBS)]
-
-
-def _lengths(sample: SequenceSample, tokenizer: Any) -> list[int]:
-    masks = sample.data[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
-    return [int((~mask).sum()) for mask in masks]
-
-
-def _advantages(sample: SequenceSample, tokenizer: Any) -> list[float | None]:
-    """The advantage of each response: the mean over its tokens, None if it has none."""
-    return [
-        float(advantages.mean()) if len(advantages) else None
-        for advantages in _of_responses(sample, ADVANTAGES)
-    ]
-
-
-def _of_responses(sample: SequenceSample, key: str) -> list[torch.Tensor]:
-    """The values that a key with one for each token but the first has for the tokens of each
-    response, in double precision."""
-    values = sample.data[key].double().split(sample.flat_seqlens(key))
-    masks = sample.data[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
-    return [of_tokens[~mask[1:]] for of_tokens, mask in zip(values, masks, strict=True)]
-
-
-@dataclass(frozen=True)
-class Aspect:
-    """Something to show of a sample's responses."""
-
-    keys: tuple[str, ...]
-    """What it is read from."""
-    values: Callable[[SequenceSample, Any], list[Any]]
-    """(sample, tokenizer) → one value for each response."""
-
-
-TEXT = "text"
-ASPECTS: Mapping[str, Aspect] = {
-    TEXT: Aspect((SEQUENCES, PROMPT_MASK), _texts),
-    "reward": Aspect((REWARDS,), _rewards),
-    "finish": Aspect((NOT_ENDED,), _finishes),
-    "logprob": Aspect((SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES), _logprobs),
-    "length": Aspect((SEQUENCES, PROMPT_MASK), _lengths),
-    "advantage": Aspect((ADVANTAGES, PROMPT_MASK, SEQUENCES), _advantages),
-}
-"""What is shown of responses. Each aspect is described by a rank that has its keys."""

@@ -15,9 +15,9 @@ from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.flow import Batch, Flow
 from rlcli.runtime.messages import Fields
-from rlcli.runtime.output_checks import Moments
 from rlcli.runtime.ranks import Ranks, lanes_of
 from rlcli.runtime.report import Answered, named_reports
+from rlcli.runtime.responses import Moments
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
@@ -27,7 +27,7 @@ class Evaluated:
     """Results of an evaluation."""
 
     scores: Mapping[str, Moments]
-    """Measures over the prompts (`rlcli.runtime.output_checks`), and what calls counted."""
+    """Measures over the prompts (`rlcli.runtime.responses`), and what calls counted."""
     stats: Mapping[str, float]
     """Statistics reported by calls to `evaluate`, which have no spread."""
     texts: list[Fields]

@@ -1,9 +1,7 @@
-"""What a component returns: checked before anything is stored, counted or trained on,
-and then measured.
+"""What a component returns: checked before anything is stored, counted or trained on.
 
 A component may return anything. Unusable output ends the run with one error that names the
-component, the sample and the value. What an evaluation measures of a usable one is a number per
-prompt.
+component, the sample and the value.
 """
 
 from __future__ import annotations
@@ -12,39 +10,38 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef
 from rlcli.api.key_meaning import (
-    ANSWER_CLASSES,
     DROPPED,
     LOGPROBS,
     MEANINGS,
-    NOT_ENDED,
-    PROMPT_MASK,
     REASONS,
     REWARDS,
     SEQUENCES,
-    SOLVED,
     TOKENS,
     WEIGHT_VERSIONS,
     Meaning,
 )
 from rlcli.api.sample_json import CARRIED
 from rlcli.errors import RlcliError
-from rlcli.ops.evaluation import majority, pass_at_k
 from rlcli.runtime.faults import Origin
+from rlcli.runtime.responses import Moments
 
 log = logging.getLogger(__name__)
 
 LARGEST = 1e18
 """Above this, a number's square does not fit into a float32,
 nor do sums and deviations that contain it."""
+TOO_LARGE = (
+    "%s has %g for %s: a float32 cannot hold its square, so standard deviations are infinite"
+)
 ROUNDING = 0.01
 """How far log-probs may exceed 0: those of probabilities near 1, computed in 16 bits."""
 
@@ -54,35 +51,9 @@ Lengths = Sequence[Sequence[int]]
 Segments = list[list[tuple[int, int]]]
 """For each response of a sample (version, tokens) of its segments, in order."""
 
-
-class Moments(NamedTuple):
-    """What the mean of some numbers and its standard error require: two sums, and how many numbers
-    there are. Those of several ranks can be added."""
-
-    total: float = 0.0
-    squares: float = 0.0
-    size: int = 0
-
-    @classmethod
-    def of(cls, numbers: Sequence[float]) -> Moments:
-        return cls(sum(numbers), sum(number * number for number in numbers), len(numbers))
-
-    def __add__(self, added: Moments) -> Moments:  # type: ignore[override]
-        return Moments(
-            self.total + added.total, self.squares + added.squares, self.size + added.size
-        )
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.size if self.size else math.nan
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean, from the spread of the numbers; NaN for fewer than two."""
-        if self.size < 2:
-            return math.nan
-        spread = max(0.0, self.squares - self.total * self.mean) / (self.size - 1)
-        return math.sqrt(spread / self.size)
+REASONS_FORM = TypeAdapter(list[list[str | None]])
+SEGMENTS_FORM = TypeAdapter(list[list[list[tuple[int, int]]]])
+"""For each sample a list with an entry for each response."""
 
 
 def output_names(mfc: MFCDef) -> dict[str, str]:
@@ -183,35 +154,34 @@ def read_reasons(output: SequenceSample, origin: Origin) -> dict[str, list[str |
     """Sample → why its responses have their rewards, if the call says so."""
     if REASONS not in output.metadata or REWARDS not in output.seqlens:
         return {}
-    of_samples = output.metadata[REASONS]
-    for reasons, responses in zip(of_samples, output.seqlens[REWARDS], strict=True):
-        is_list = isinstance(reasons, list) and len(reasons) == len(responses)
-        if not is_list or not all(isinstance(reason, str | None) for reason in reasons):
-            raise origin.malformed(
-                f"returned {REASONS} that are not a list for each sample, of a text or None for "
-                "each response"
-            )
+    of_samples, rewards = output.metadata[REASONS], output.seqlens[REWARDS]
+    has_form = _has_form(REASONS_FORM, of_samples)
+    if not has_form or [*map(len, of_samples)] != [*map(len, rewards)]:
+        raise origin.malformed(
+            f"returned {REASONS} that are not a list for each sample, of a text or None for each "
+            "response"
+        )
     return dict(zip(map(str, output.ids), of_samples, strict=True))
 
 
 def read_segments(output: SequenceSample, origin: Origin) -> dict[str, Segments]:
     """Sample → the segments of its responses, if the call reports them."""
     of_samples = output.metadata.get(WEIGHT_VERSIONS, [])
-    for responses in of_samples:
-        if not isinstance(responses, list) or not all(map(_are_spans, responses)):
-            raise origin.malformed(
-                f"returned {WEIGHT_VERSIONS} that are not a list of (version, tokens) for each "
-                "response of each sample"
-            )
+    if not _has_form(SEGMENTS_FORM, of_samples):
+        raise origin.malformed(
+            f"returned {WEIGHT_VERSIONS} that are not a list of (version, tokens) for each "
+            "response of each sample"
+        )
     return dict(zip(map(str, output.ids), of_samples, strict=bool(of_samples)))
 
 
-def _are_spans(segments: Any) -> bool:
-    return isinstance(segments, list) and all(map(_is_span, segments))
-
-
-def _is_span(span: Any) -> bool:
-    return isinstance(span, tuple) and [type(number) for number in span] == [int, int]
+def _has_form(form: TypeAdapter[Any], value: Any) -> bool:
+    """Whether a value is of exactly this type."""
+    try:
+        form.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def read_drops(output: SequenceSample, reasons: Sequence[str], origin: Origin) -> dict[str, str]:
@@ -251,25 +221,31 @@ class _KeyCheck:
     numbers."""
 
     def __init__(self, batch: SequenceSample, key: str, origin: Origin):
-        self._batch = batch
         self._key = key
         self._tensor: torch.Tensor = batch.data[key]
+        self._lengths = dict(zip(batch.ids, batch.seqlens[key], strict=True))
+        """Sample → lengths of its sequences."""
         self._origin = origin
 
     def run(self, meaning: Meaning | None, tokens: Lengths | None) -> None:
         """`tokens`: the lengths of the sequences that the key belongs to, if known."""
-        if meaning is None:
+        if meaning is not None:
+            self._check_form(meaning)
+            if tokens is not None and not meaning.has_own_sequences:
+                self._check_lengths(meaning, tokens)
+        is_real = self._tensor.is_floating_point()
+        if is_real:
             self._check_finite()
+        if meaning is None:
             return
-        self._check_form(meaning)
-        if tokens is not None and not meaning.has_own_sequences:
-            self._check_lengths(meaning, tokens)
-        self._check_finite()
         if meaning.numbers is LOGPROBS:
-            self._check_logprobs()
-            return
-        self._warn_of_size()
-        if meaning.numbers is TOKENS:
+            if (first := self._first(self._tensor > ROUNDING)) is not None:
+                number, where = first
+                raise self._malformed(f"{number:g} for {where}; a log-probability is never above 0")
+        elif is_real:
+            if (first := self._first(self._tensor.abs() > LARGEST)) is not None:
+                log.warning(TOO_LARGE, self._key, *first)
+        elif meaning.numbers is TOKENS:
             self._check_tokens()
 
     def _malformed(self, problem: str) -> RlcliError:
@@ -284,8 +260,7 @@ class _KeyCheck:
             raise self._malformed(f"of shape {shape}; it must have one dimension")
 
     def _check_lengths(self, meaning: Meaning, tokens: Lengths) -> None:
-        lengths_of = zip(self._batch.ids, self._batch.seqlens[self._key], tokens, strict=True)
-        for id_, lengths, of_tokens in lengths_of:
+        for (id_, lengths), of_tokens in zip(self._lengths.items(), tokens, strict=True):
             expected = [meaning.rows(length) for length in of_tokens]
             if lengths != expected:
                 sample = self._origin.describe(id_)
@@ -296,35 +271,18 @@ class _KeyCheck:
 
     def _check_finite(self) -> None:
         """Check as float32, the dtype of all computation on them."""
-        if not self._tensor.is_floating_point():
-            return
         bad = ~self._tensor.to(torch.float32).isfinite()
         if (first := self._first(bad)) is not None:
-            value, where = first
-            why = "does not fit into a float32" if math.isfinite(value) else "is not finite"
+            number, where = first
+            why = "does not fit into a float32" if math.isfinite(number) else "is not finite"
             count = int(bad.sum())
             others = f" ({count} of {bad.numel()} numbers)" if count > 1 else ""
             raise self._origin.not_finite(
-                f"gave {self._key} {value:g} for {where}, which {why}{others}"
+                f"gave {self._key} {number:g} for {where}, which {why}{others}"
             )
-
-    def _warn_of_size(self) -> None:
-        if not self._tensor.is_floating_point():
-            return
-        if (first := self._first(self._tensor.abs() > LARGEST)) is not None:
-            words = (
-                "%s has %g for %s: a float32 cannot hold its square, so standard "
-                "deviations are infinite"
-            )
-            log.warning(words, self._key, *first)
-
-    def _check_logprobs(self) -> None:
-        if (first := self._first(self._tensor > ROUNDING)) is not None:
-            value, where = first
-            raise self._malformed(f"{value:g} for {where}; a log-probability is never above 0")
 
     def _check_tokens(self) -> None:
-        for id_, lengths in zip(self._batch.ids, self._batch.seqlens[self._key], strict=True):
+        for id_, lengths in self._lengths.items():
             if not all(lengths):
                 sequence = f"sequence {lengths.index(0) + 1} of {len(lengths)}"
                 raise self._malformed(
@@ -343,7 +301,7 @@ class _KeyCheck:
 
     def _locate(self, row: int) -> str:
         """`sample row-17 (row 17 of dataset train), sequence 2 of 4, position 7 of 30`"""
-        for id_, lengths in zip(self._batch.ids, self._batch.seqlens[self._key], strict=True):
+        for id_, lengths in self._lengths.items():
             for number, length in enumerate(lengths, start=1):
                 if row < length:
                     sequence = f", sequence {number} of {len(lengths)}" if len(lengths) > 1 else ""
@@ -429,104 +387,3 @@ def _few(lengths: Sequence[int]) -> str:
 
 def _more(ids: Sequence[Hashable]) -> str:
     return f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-
-
-def scores_of(
-    output: SequenceSample, names: Mapping[str, str], *, evaluates: bool
-) -> dict[str, list[float]]:
-    """Scores in a call's outputs: in training one number per response, in an evaluation one per
-    prompt. `names`: the interface's name for a key → key of the batch."""
-    of_reward = tuple(names.values()) if REWARDS in names else ()
-    if evaluates:
-        return measures(output, of_reward)
-    return {
-        name: output.data[key].double().tolist() for name, key in _shown(output, of_reward).items()
-    }
-
-
-def _shown(output: SequenceSample, of_reward: Iterable[str]) -> dict[str, str]:
-    """Name → key of the scores to report. `of_reward`: the output keys of a call that gives
-    rewards, all of whose scores are reported."""
-    unnamed = {
-        key: key
-        for key in of_reward
-        if key not in MEANINGS and key in output.keys and _is_score(output, key)
-    }
-    return unnamed | {
-        meaning.shown_as: key
-        for key, meaning in MEANINGS.items()
-        if meaning.shown_as and key in output.keys
-    }
-
-
-def _is_score(output: SequenceSample, key: str) -> bool:
-    tensor, lengths = output.data[key], output.flat_seqlens(key)
-    return (
-        tensor is not None
-        and tensor.dim() == 1
-        and set(lengths) <= {1}
-        and not tensor.dtype.is_complex
-    )
-
-
-def measures(output: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, list[float]]:
-    """What an evaluation reports of a call's outputs: name → one number per prompt;
-    `of_reward` as above.
-
-    The means of scores over the responses to a prompt (`reward`, `accuracy`); with several
-    responses to each prompt, `pass@k` for k = 2, 4, 8, … and for all n of them, and `majority@n`,
-    whether the most frequent final answer is right; `response_length` in tokens; `no_eos_fraction`,
-    the share that was cut off.
-    """
-    shown = _shown(output, of_reward)
-    numbers = {name: _means(_groups(output, key)) for name, key in shown.items()}
-    if SOLVED in output.keys:
-        numbers |= _pass_rates(output)
-    if PROMPT_MASK in output.keys:
-        numbers["response_length"] = _means(_response_lengths(output))
-    if NOT_ENDED in output.keys:
-        numbers["no_eos_fraction"] = _means(_groups(output, NOT_ENDED))
-    return numbers
-
-
-def _pass_rates(output: SequenceSample) -> dict[str, list[float]]:
-    """`pass@k` and `majority@n`, if every prompt has the same number of responses,
-    and more than one."""
-    solved = [[score >= 1 for score in group] for group in _groups(output, SOLVED)]
-    sizes = {len(group) for group in solved}
-    n = sizes.pop() if len(sizes) == 1 else 1
-    if n < 2:
-        return {}
-    samples, correct = torch.full((len(solved),), n), torch.tensor([sum(group) for group in solved])
-    ks = [*(2**power for power in range(1, n.bit_length()) if 2**power < n), n]
-    numbers = {f"pass@{k}": pass_at_k(samples, correct, k).tolist() for k in ks}
-    if ANSWER_CLASSES in output.keys:
-        answers = _groups(output, ANSWER_CLASSES)
-        numbers[f"majority@{n}"] = [
-            _is_vote_right(*group) for group in zip(answers, solved, strict=True)
-        ]
-    return numbers
-
-
-def _is_vote_right(answers: Iterable[float], solved: Sequence[bool]) -> float:
-    """Whether the most frequent answer to a prompt is right: 1 or 0."""
-    vote = majority([int(answer) for answer in answers])
-    return float(vote is not None and solved[vote])
-
-
-def _groups(output: SequenceSample, key: str) -> list[list[float]]:
-    """For each prompt, its responses' values under a key with one number per response."""
-    numbers = iter(output.data[key].double().tolist())
-    return [list(islice(numbers, sum(lengths))) for lengths in output.seqlens[key]]
-
-
-def _response_lengths(output: SequenceSample) -> list[list[int]]:
-    """For each prompt, the tokens of its responses."""
-    masks = output.data[PROMPT_MASK].cpu().split(output.flat_seqlens(PROMPT_MASK))
-    tokens = (int((~mask).sum()) for mask in masks)
-    return [list(islice(tokens, len(lengths))) for lengths in output.seqlens[PROMPT_MASK]]
-
-
-def _means(groups: Iterable[Sequence[float]]) -> list[float]:
-    """The mean of each group; 0 of an empty one."""
-    return [sum(group) / len(group) if group else 0.0 for group in groups]

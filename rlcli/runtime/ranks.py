@@ -104,7 +104,10 @@ class Ranks:
         A rank that takes longer than `deadline` seconds ends the run.
         """
         answered: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
-        self._send(op, args, deadline, lane, answered)
+        if args:
+            self._send(op, args, deadline, lane, answered)
+        else:
+            answered.set_result({})
         return answered
 
     def ask_all(
@@ -164,7 +167,7 @@ class Ranks:
     ) -> None:
         self._number += 1
         requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
-        name = next((request.name for request in requests.values()), op)
+        name = next(iter(requests.values())).name
         limit = self._deadline if deadline is None else deadline
         question = self._questions[self._number] = Question(
             self._number, name, lane, set(args), limit, answered

@@ -80,8 +80,7 @@ class Recorder:
         numbers = named_reports(reports, Answered.reports, lambda mfc: mfc.model_name)
         numbers |= supply.numbers(step)
         for answered in reports:
-            numbers |= {f"time/{name}": took for name, took in answered.times().items()}
-            numbers |= {f"bytes/{name}": sent for name, sent in answered.traffic().items()}
+            numbers |= answered.costs()
         numbers |= self._calls.times.report(seconds)
         numbers["tokens_per_second"] = tokens / seconds
         numbers |= self._totals.numbers(supply.sizes.position(step.number + 1))

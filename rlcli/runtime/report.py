@@ -24,8 +24,9 @@ from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.runtime.buffer import Buffer, owners
 from rlcli.runtime.messages import RESTARTED, WARNED, Report, Tell
-from rlcli.runtime.output_checks import Moments, Segments
+from rlcli.runtime.output_checks import Segments
 from rlcli.runtime.ranks import Answers, Ranks
+from rlcli.runtime.responses import Moments
 from rlcli.topology import RolePlacement, WorkerGroup
 
 T = TypeVar("T")
@@ -117,16 +118,14 @@ class Answered:
         """Everything to record about the call, except its times."""
         return {name: moments.mean for name, moments in self.averages().items()} | dict(self.stats)
 
-    def traffic(self) -> dict[str, float]:
-        """Bytes between ranks, by name."""
-        return {f"{self.mfc.name}.copy_to": self.copy_bytes} if self.copy_bytes else {}
-
-    def times(self) -> dict[str, float]:
-        """Seconds of the slowest rank, by name; also of copying its weights."""
-        times = {self.mfc.name: max(self.seconds.values())}
-        return (
-            times | {f"{self.mfc.name}.copy_to": self.copy_seconds} if self.copy_seconds else times
-        )
+    def costs(self) -> dict[str, float]:
+        """By name of the metric: seconds of the slowest rank, and what it took to copy weights, if
+        they were copied."""
+        call = self.mfc.name
+        copy = {f"time/{call}.copy_to": self.copy_seconds, f"bytes/{call}.copy_to": self.copy_bytes}
+        return {f"time/{call}": max(self.seconds.values())} | {
+            name: cost for name, cost in copy.items() if cost
+        }
 
 
 def in_steps(responses: Segments, updates: int) -> Segments:

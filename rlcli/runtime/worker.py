@@ -26,7 +26,7 @@ from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
 from rlcli.registry.faults import attribute_user_errors
-from rlcli.runtime.data_lane import SampleStore, describe_samples
+from rlcli.runtime.data_lane import SampleStore
 from rlcli.runtime.data_order import (
     StreamRows,
     by_number,
@@ -39,19 +39,18 @@ from rlcli.runtime.data_order import (
 from rlcli.runtime.faults import Origin, origin_of_call
 from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.runtime.output_checks import (
-    Moments,
     output_names,
     read_output,
     read_reasons,
     read_segments,
     read_stats,
     read_sums,
-    scores_of,
     versions,
     warn_of_changes,
 )
 from rlcli.runtime.pausing import PausingEngine, pausing_engines
 from rlcli.runtime.pool import PoolProcess, connect_pools
+from rlcli.runtime.responses import Moments, describe_samples, scores_of
 from rlcli.runtime.roles import (
     Interfaces,
     Meshes,
@@ -349,10 +348,11 @@ class ModelWorker:
 
     # -- describing --------------------------------------------------------------------------------
 
-    def describe(self, aspects: Mapping[str, Sequence[str]]) -> Fields:
-        """Describe samples for people to read. They are decoded with the tokenizer that prompts
-        were read with; another role may have one of its own."""
-        return describe_samples(self.samples, self._tokenizer, aspects)
+    def describe(self, ids: Sequence[str]) -> Fields:
+        """Describe samples for people to read, as far as this rank holds their keys. They are
+        decoded with the tokenizer that prompts were read with; another role may have one of its
+        own."""
+        return describe_samples(map(self.samples.sample, ids), self._tokenizer)
 
     # -- checkpoints -------------------------------------------------------------------------------
 

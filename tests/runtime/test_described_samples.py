@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.data_lane import SampleStore, describe_samples
+from rlcli.runtime.responses import describe_samples
 
 
 class Digits:
@@ -15,7 +15,7 @@ class Digits:
 
 
 @pytest.fixture
-def store():
+def sample():
     """Two responses to one prompt: of three tokens, and of none."""
     ids = torch.tensor([7, 8, 1, 2, 3, 7, 8])
     mask = torch.tensor([True, True, False, False, False, True, True])
@@ -26,14 +26,12 @@ def store():
         "prompt_mask": [[5, 2]],
         "advantages": [[4, 1]],
     }
-    samples = SampleStore()
-    samples.add(SequenceSample(ids=["a"], seqlens=lengths, data=tensors))
-    return samples
+    return SequenceSample(ids=["a"], seqlens=lengths, data=tensors)
 
 
-def test_lengths_and_advantages_are_those_of_the_response_alone(store):
-    aspects = {"a": ["text", "length", "advantage"]}
-    described = describe_samples(store, Digits(), aspects)["a"]
+def test_lengths_and_advantages_are_those_of_the_response_alone(sample):
+    described = describe_samples([sample], Digits())["a"]
+    assert described.keys() == {"text", "length", "advantage"}, "of these it has the keys"
     assert [text["response"] for text in described["text"]] == ["1 2 3", ""]
     assert described["length"] == [3, 0]
     assert described["advantage"] == [pytest.approx(3.0), None]

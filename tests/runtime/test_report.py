@@ -61,7 +61,7 @@ def test_a_call_on_several_draws_of_a_step_reports_once():
     second = running("math_inf", "reward", {"reward": (1.0, 1.0, 1), "accuracy": (1.0, 1.0, 1)})
     both = first.and_then(second)
     assert by_role([both]) == {"reward/reward": 1.0, "reward/accuracy": 1.0}
-    assert both.times() == {"math_inf": 2.0}
+    assert both.costs() == {"time/math_inf": 2.0}
 
 
 GROUPS = [

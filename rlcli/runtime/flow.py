@@ -72,21 +72,16 @@ class Batch:
     """Generating call → training steps behind its weights, if these change."""
     segments: dict[str, Mapping[str, Segments]] = field(default_factory=dict)
     """Generating call → sample → the segments of its responses, if weights change meanwhile."""
-    done: dict[str, asyncio.Event] = field(default_factory=dict)
-    """The calls that it goes through."""
+    done: set[str] = field(default_factory=set)
+    """The calls that it has been through."""
 
     def gate(self, call: str, samples: int) -> AbstractAsyncContextManager[None]:
         """What lets so many samples through to a call."""
         gate = self.gates.get(call)
         return gate.let_through(samples) if gate is not None else nullcontext()
 
-    async def has(self, made_by: Iterable[str]) -> None:
-        """Wait until these calls are done."""
-        for call in made_by:
-            await self.done[call].wait()
-
     def take_in(self, answered: Answered) -> None:
-        """A call is done."""
+        """A call was answered."""
         call = answered.mfc.name
         add_report(self.reports, answered)
         if answered.mfc.interface_type is ModelInterfaceType.GENERATE and answered.updates:
@@ -100,7 +95,7 @@ class Batch:
 
 
 class Progress(asyncio.Event):
-    """What coroutines wait for that is not an answer: that a call is done, or samples are taken."""
+    """What coroutines wait for that is not an answer: that calls are done, or samples are taken."""
 
     def note(self) -> None:
         """Have all that wait look again."""
@@ -116,11 +111,10 @@ class Progress(asyncio.Event):
 class Versions:
     """Training steps behind the weights of each role that changes, directly or as a follower."""
 
-    def __init__(self, graph: Sequence[MFCDef], step: int, progress: Progress):
+    def __init__(self, graph: Sequence[MFCDef], step: int):
         """`step`: how many are behind all of them now."""
         self.finished = step
         """Steps whose calls are all done."""
-        self._progress = progress
         self._writers = weight_writers(graph)
         self._versions = dict.fromkeys(self._writers, step)
         self._written: set[tuple[str, int]] = set()
@@ -134,10 +128,9 @@ class Versions:
             default=self.finished,
         )
 
-    async def reach(self, roles: Iterable[str], step: int) -> None:
-        """Wait until these roles have the weights that the steps before `step` trained."""
-        changing = [role for role in roles if role in self._versions]
-        await self._progress.until(lambda: all(self._versions[role] >= step for role in changing))
+    def have_reached(self, roles: Iterable[str], step: int) -> bool:
+        """Whether these roles have the weights that the steps before `step` trained."""
+        return all(self._versions.get(role, step) >= step for role in roles)
 
     def write(self, mfc: MFCDef, step: int) -> None:
         """A call has changed weights at a step."""
@@ -157,14 +150,13 @@ class Flow:
         """`graph`: that of training, whose calls change weights; `is_asynchronous`: samples are
         made ahead of it."""
         self.progress = Progress()
-        self.versions = Versions(graph, step, self.progress)
+        self.versions = Versions(graph, step)
         self._calls = calls
         self._is_asynchronous = is_asynchronous
 
     async def go_through(self, graph: Sequence[MFCDef], batch: Batch) -> None:
         """Have a batch go through calls, each as soon as it has what it reads. An error of one
         cancels the others."""
-        batch.done = {mfc.name: asyncio.Event() for mfc in graph}
         waits_for = earlier_turns(graph) if self._is_asynchronous else CallGraph(graph).reads
         queued = [
             (mfc, None if self._is_asynchronous else self._turns(mfc)) for mfc in in_turn(graph)
@@ -184,9 +176,9 @@ class Flow:
         """The way of one call, after those `before` it; `turns`:
         those that were queued when its batch opened."""
         with _naming(f"in call {mfc.name} of {batch.title}"):
-            await batch.has(before)
+            await self.progress.until(lambda: batch.done.issuperset(before))
             if batch.is_step:
-                await self.versions.reach({mfc.model_name, *mfc.written_roles}, batch.number)
+                await self._reach_version(batch.number, {mfc.model_name, *mfc.written_roles})
             if ids := batch.samples.ids(mfc.name):
                 async with batch.gate(mfc.name, len(ids)):
                     batch.take_in(await self._compute(mfc, ids, batch, turns))
@@ -194,8 +186,12 @@ class Flow:
                 await turns.skip()
             if mfc.written_roles:
                 self.versions.write(mfc, batch.number)
-            batch.done[mfc.name].set()
+            batch.done.add(mfc.name)
             self.progress.note()
+
+    async def _reach_version(self, step: int, roles: set[str]) -> None:
+        """Wait until these roles have the weights that the steps before `step` trained."""
+        await self.progress.until(lambda: self.versions.have_reached(roles, step))
 
     async def _compute(
         self, mfc: MFCDef, ids: Sequence[str], batch: Batch, turns: CallTurns | None

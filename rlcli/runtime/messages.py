@@ -166,6 +166,16 @@ Tell = Callable[[str, Fields, Failure | None], None]
 """How a worker's threads report: name, value, failure."""
 
 
+def logged_failure(where: str) -> FailureOf:
+    """Makes failures of a process, and prints each error into its log."""
+
+    def failure(error: BaseException) -> Failure:
+        traceback.print_exception(error)
+        return Failure.of(error, where)
+
+    return failure
+
+
 def pack(message: Message, token: bytes) -> bytes:
     kind = type(message).__name__.lower()
     return msgpack.packb(

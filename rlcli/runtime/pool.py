@@ -13,7 +13,6 @@ import resource
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,15 @@ from rlcli.registry.faults import attribute_user_errors
 from rlcli.runtime.control import Control
 from rlcli.runtime.data_order import location_of_sample
 from rlcli.runtime.faults import origin_of_call
-from rlcli.runtime.messages import HELLO, WARNED, Failure, Fields, Reply, Report, Request
+from rlcli.runtime.messages import (
+    HELLO,
+    WARNED,
+    Fields,
+    Reply,
+    Report,
+    Request,
+    logged_failure,
+)
 from rlcli.runtime.output_checks import read_output
 from rlcli.runtime.report import log_again, report_warnings
 from rlcli.runtime.roles import Interfaces, describe_role, seed_global_streams
@@ -187,12 +194,7 @@ def main(role: str, run_dir: Path, index: int) -> None:
     keep_private()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    name = f"{pool_name(role)}{index}"
-
-    def failure(error: BaseException) -> Failure:
-        traceback.print_exception(error)
-        return Failure.of(error, name)
-
+    failure = logged_failure(f"{pool_name(role)}{index}")
     recipe = read_recipe(run_dir)
     folder = process_folder(run_dir, "pool", pool_name(role), index)
     started: PoolWorker | BaseException

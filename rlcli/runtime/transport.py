@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -454,9 +455,7 @@ class InlineTransport:
         self._lanes[request.lane].put(request)
 
     def _serve_lane(self, lane: str) -> None:
-        def failure(error: BaseException) -> Failure:
-            return Failure.of(error, lane)
-
+        failure = partial(Failure.of, where=lane)
         while True:
             self._replies.put(_answer(self._lanes[lane].get(), 0, self._handle, failure))
 

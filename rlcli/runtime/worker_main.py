@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,15 +60,12 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     import torch.distributed as dist
 
     from rlcli.runtime.control import Control
-    from rlcli.runtime.messages import Failure
+    from rlcli.runtime.messages import logged_failure
     from rlcli.runtime.report import report_warnings
     from rlcli.runtime.store import RunStore
     from rlcli.runtime.transport import ZmqWorker
 
-    def failure(error: BaseException) -> Failure:
-        traceback.print_exception(error)
-        return Failure.of(error, f"rank {rank} pid {os.getpid()}")
-
+    failure = logged_failure(f"rank {rank} pid {os.getpid()}")
     link = ZmqWorker(_meeting(), rank, int(os.environ[NODE]))
     store = RunStore(Control.read(_meeting()), link.context, link.pulse.watch)
     try:

@@ -26,18 +26,18 @@ def buffer():
     return buffer
 
 
-def test_nothing_moves_where_producer_and_consumer_agree(buffer):
+def test_no_transfer_is_planned_for_ranks_that_hold_the_key(buffer):
     assert buffer.transfers({0: ["a", "b"], 1: ["c", "d"]}, ["x"]) == []
 
 
-def test_what_a_rank_lacks_comes_in_one_piece_from_each_rank_that_has_it(buffer):
+def test_a_missing_key_is_one_transfer_from_each_rank_that_holds_it(buffer):
     plan = buffer.transfers({1: ["a", "b", "c", "d"]}, ["x"])
     assert [(t.source, t.target, t.key, t.ids) for t in plan] == [(0, 1, "x", ["a", "b"])]
     assert plan[0].description.metadata == {"answer": ["1", "2"]}
     assert plan[0].description.dtypes == {"x": torch.int64}
 
 
-def test_what_a_call_does_not_read_does_not_move(buffer):
+def test_keys_that_a_call_does_not_read_are_not_transferred(buffer):
     """Advantages without a KL penalty do not bring the reference's log-probs."""
     for key in ("packed_input_ids", "packed_ref_logprobs"):
         buffer.add(0, described("a", key=key))
@@ -53,7 +53,7 @@ def test_what_a_call_does_not_read_does_not_move(buffer):
     }
 
 
-def test_what_has_moved_need_not_move_again(buffer):
+def test_a_key_that_was_transferred_is_not_transferred_again(buffer):
     plan = buffer.transfers({1: ["a"]}, ["x"])
     buffer.count_transfers(plan)
     assert buffer.holders("a", ["x"]) == {0, 1}
@@ -69,7 +69,7 @@ def test_the_least_busy_holder_sends(buffer):
     assert later == [0, 1, 0, 1]  # what was sent before counts
 
 
-def test_metadata_travel_once(buffer):
+def test_metadata_are_sent_to_a_rank_once(buffer):
     buffer.add(0, described("ab", key="y", rows=1, dtype=torch.bool))
     first, second = buffer.transfers({1: ["a", "b"]}, ["x", "y"])
     assert first.description.metadata == {"answer": ["1", "2"]}
@@ -84,14 +84,14 @@ def test_outputs_of_a_call_without_metadata_still_carry_those_of_the_samples(buf
     assert transfer.description.metadata == {"answer": ["1"]}
 
 
-def test_transfers_survive_the_wire(buffer):
+def test_transfers_are_equal_after_a_round_trip_through_json(buffer):
     (transfer,) = buffer.transfers({1: ["a"]}, ["x"])
     again = Transfer.from_json(transfer.as_json())
     assert (again.source, again.target, again.key, again.ids) == (0, 1, "x", ["a"])
     assert again.description.seqlens == {"x": [[2]]}
 
 
-def test_what_is_forgotten_may_come_again(buffer):
+def test_a_forgotten_sample_may_be_added_again(buffer):
     buffer.forget(list("abc"))
     assert len(buffer) == 1
     buffer.expect(["a"])
@@ -99,31 +99,31 @@ def test_what_is_forgotten_may_come_again(buffer):
     assert buffer.metadata(["a"], "answer") == []
 
 
-def test_a_sample_is_in_use_once(buffer):
+def test_a_sample_that_is_in_use_cannot_be_expected_again(buffer):
     with pytest.raises(ValueError, match="already in use"):
         buffer.expect(["d"])
     with pytest.raises(ValueError, match="already in use"):
         buffer.expect(["e", "e"])
 
 
-def test_holders_of_several_keys_hold_them_all(buffer):
+def test_holders_of_several_keys_are_the_ranks_that_hold_all_of_them(buffer):
     buffer.add(1, described("a", key="y"))
     assert buffer.holders("a", ["x"]) == {0}
     assert buffer.holders("a", ["x", "y"]) == set()
 
 
-def test_lengths_are_those_of_all_sequences(buffer):
+def test_sequence_lengths_list_all_sequences_of_all_samples(buffer):
     assert buffer.sequence_lengths(list("abc"), "x") == [2, 2, 2]
     assert buffer.sequence_lengths(list("abc"), "z") == []
 
 
-def test_only_those_who_hold_something_of_a_sample_are_told_that_it_is_gone(buffer):
+def test_only_ranks_that_hold_keys_of_a_sample_are_asked_to_clear_it(buffer):
     buffer.count_transfers(buffer.transfers({2: ["a"]}, ["x"]))
     assert buffer.forget(["a", "c"]) == {0: ["a"], 2: ["a"], 1: ["c"]}
     assert len(buffer) == 2
 
 
-def test_ranks_that_make_unlike_tensors_are_refused():
+def test_samples_with_different_dtypes_or_shapes_of_a_key_are_refused():
     buffer = Buffer()
     buffer.expect(list("ab"))
     buffer.add(0, described("a"))
@@ -132,7 +132,7 @@ def test_ranks_that_make_unlike_tensors_are_refused():
         buffer.description(["a", "b"], ["x"])
 
 
-def test_what_many_ranks_share_is_not_remembered_without_end(monkeypatch):
+def test_the_cache_of_shared_values_is_bounded(monkeypatch):
     monkeypatch.setattr("rlcli.runtime.buffer.MOST_SHARED", 8)
     buffer = Buffer()
     for rank in range(50):

@@ -42,7 +42,7 @@ def make(tmp_path):
     return made
 
 
-def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
+def test_free_space_is_required_for_checkpoints_that_do_not_exist_yet(make, tmp_path, monkeypatch):
     free = [250 * MIB]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
     checkpoints = make(Checkpoint(keep_last=2))
@@ -65,7 +65,7 @@ def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
         checkpoints.check_room(5 << 10)
 
 
-def test_a_state_that_is_not_finite_is_no_bug_of_ours(make):
+def test_a_state_with_a_number_that_is_not_finite_is_an_error_of_the_interface(make):
     checkpoints = make(
         Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}}
     )
@@ -91,7 +91,7 @@ def test_a_state_from_before_samples_could_be_dropped_is_read(tmp_path):
     assert (state.step, state.samples, state.drawn, state.returned) == (3, 24, 24, [])
 
 
-def test_a_state_of_a_newer_kind_is_refused(tmp_path):
+def test_a_state_of_a_newer_format_is_refused(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({"step": 3, "format": 4}))
     with pytest.raises(ModelError, match="its state has format 4; this rlcli reads 3") as caught:
         RunState.read(tmp_path)

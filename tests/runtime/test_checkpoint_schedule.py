@@ -18,21 +18,21 @@ def due_steps(steps, rows=10, rows_per_step=4, **settings):
     return [step for step in range(1, steps + 1) if schedule.is_due(step)]
 
 
-def test_by_steps():
+def test_a_checkpoint_is_due_every_so_many_steps():
     assert due_steps(9, every_steps=3) == [3, 6, 9]
 
 
-def test_by_epochs_after_the_step_that_reaches_their_end():
+def test_a_checkpoint_is_due_after_the_step_that_ends_an_epoch():
     # 10 rows, 4 a step: an epoch ends in steps 3 (12 rows), 5 (20 rows), 8 (32), 10 (40)
     assert due_steps(10, every_epochs=1) == [3, 5, 8, 10]
     assert due_steps(10, every_epochs=2) == [5, 10]
 
 
-def test_by_steps_and_epochs_together():
+def test_steps_and_epochs_can_both_make_a_checkpoint_due():
     assert due_steps(8, every_steps=4, every_epochs=1) == [3, 4, 5, 8]
 
 
-def test_by_seconds_since_the_last_one(monkeypatch):
+def test_a_checkpoint_is_due_so_many_seconds_after_the_last_one(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     schedule = Schedule(Checkpoint(every_seconds=60.0), StepSizes(10, 4))
@@ -64,13 +64,13 @@ def test_a_checkpoint_that_is_far_away_is_not_due():
     assert Schedule(Checkpoint(every_steps=far, every_epochs=1), sizes).is_due(8)
 
 
-def test_steps_of_another_size_begin_at_the_place_that_was_reached():
+def test_steps_of_another_size_begin_at_the_position_of_the_checkpoint():
     whole = StepSizes(rows=10, per_step=4)
     wider = StepSizes(rows=10, per_step=6, first_step=3, first_position=whole.position(3))
     assert [wider.position(step) for step in (3, 4, 5)] == [12, 18, 24]
 
 
-def test_a_dataset_is_told_from_another_by_its_rows():
+def test_datasets_with_different_rows_have_different_digests():
 
     def rows(*lengths):
         return [

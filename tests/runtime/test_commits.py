@@ -49,7 +49,7 @@ def test_the_last_part_commits_whichever_it_is(commits, folder, order):
     assert commits.outcomes() == []
 
 
-def test_parts_that_arrive_at_once_are_all_in_it(commits, folder):
+def test_parts_that_arrive_at_the_same_time_are_all_committed(commits, folder):
     for step in range(1, 6):
         files = begun(commits, folder, step)
         threads = [
@@ -82,7 +82,7 @@ def test_a_number_that_is_not_finite_counts_more_than_a_disk(commits, folder):
     assert checkpoints_in(folder) == []
 
 
-def test_late_and_doubled_parts_are_ignored(commits, folder):
+def test_late_and_repeated_parts_are_ignored(commits, folder):
     files = begun(commits, folder, 1)
     commits.add(1, 0, files[0])
     commits.add(1, 0, files[0])
@@ -98,7 +98,7 @@ def test_late_and_doubled_parts_are_ignored(commits, folder):
     assert newest_verified(folder)[0].manifest.step == 2
 
 
-def test_it_waits_for_ranks_only_once_the_master_has_done_its_part(commits, folder):
+def test_a_commit_waits_for_ranks_only_after_the_part_of_the_master(commits, folder):
     files = begun(commits, folder)
     commits.add(1, 0, files[0])
     assert not commits.waits_for_ranks
@@ -108,7 +108,7 @@ def test_it_waits_for_ranks_only_once_the_master_has_done_its_part(commits, fold
     assert not commits.waits_for_ranks
 
 
-def test_nobody_waits_for_a_commit_but_who_gives_up(commits, folder, monkeypatch):
+def test_only_giving_up_waits_for_a_commit_in_progress(commits, folder, monkeypatch):
     files, go_on, begun_to = begun(commits, folder), threading.Event(), threading.Event()
     commit = commits_module.commit
 
@@ -135,7 +135,7 @@ def test_nobody_waits_for_a_commit_but_who_gives_up(commits, folder, monkeypatch
     assert [outcome.step for outcome in commits.outcomes()] == [1]
 
 
-def test_a_commit_that_is_torn_away_leaves_nothing_to_wait_for(commits, folder, monkeypatch):
+def test_a_commit_that_is_interrupted_leaves_nothing_to_wait_for(commits, folder, monkeypatch):
     """The second Ctrl-C may arrive in its middle."""
     files = begun(commits, folder)
 

@@ -61,7 +61,7 @@ def test_equal_loads_give_equal_shares(count, parts):
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_tokens_count_not_samples():
+def test_shares_are_balanced_by_tokens_instead_of_samples():
     assert shares("abcdef", [10, 10, 10, 10, 10, 50], 2) == [["a", "b", "c", "d", "e"], ["f"]]
 
 

@@ -73,7 +73,7 @@ def test_weights_are_not_replaced_under_a_call_of_a_follower():
     assert names(in_turn(FOLLOWED)) == ["gen", "ref", "other", "train"]
 
 
-def test_what_reads_from_training_comes_after_it():
+def test_a_call_that_reads_from_training_has_its_turn_after_it():
     graph = [
         mfc("train", "actor", "train_step", ["prompts"], ["advice"]),
         mfc("look", "actor", "inference", ["advice"], ["unused"]),
@@ -94,32 +94,19 @@ def test_calls_that_need_each_others_old_weights_are_refused():
         in_turn(graph)
 
 
-async def reached(versions, roles, step):
-    """Whether a call of these roles need not wait for its weights."""
-    try:
-        async with asyncio.timeout(0):
-            await versions.reach(roles, step)
-    except TimeoutError:
-        return False
-    return True
-
-
 def test_a_call_waits_for_the_weights_that_the_step_before_has_trained():
-    async def checked():
-        versions = Versions(PPO, 0, Progress())
-        assert await reached(versions, ["actor"], 0)
-        assert not await reached(versions, ["actor"], 1)
-        assert await reached(versions, ["reward"], 7)  # its weights never change
-        versions.write(PPO[3], 0)
-        assert await reached(versions, ["actor"], 1)
-        assert not await reached(versions, ["actor", "critic"], 1)
-
-    asyncio.run(checked())
+    versions = Versions(PPO, 0)
+    assert versions.have_reached(["actor"], 0)
+    assert not versions.have_reached(["actor"], 1)
+    assert versions.have_reached(["reward"], 7), "its weights never change"
+    versions.write(PPO[3], 0)
+    assert versions.have_reached(["actor"], 1)
+    assert not versions.have_reached(["actor", "critic"], 1)
 
 
 def test_two_training_calls_of_one_role_make_one_version():
     first, second = (mfc(name, "actor", "train_step", ["ids"]) for name in ("first", "second"))
-    versions = Versions([first, second], 0, Progress())
+    versions = Versions([first, second], 0)
     versions.write(first, 0)
     assert versions.of(["actor"]) == 0
     versions.write(second, 0)
@@ -127,23 +114,23 @@ def test_two_training_calls_of_one_role_make_one_version():
 
 
 def test_a_follower_has_the_version_of_its_source():
-    versions = Versions(FOLLOWED, 3, Progress())
+    versions = Versions(FOLLOWED, 3)
     assert versions.of(["rollout", "ref"]) == 3
     versions.write(FOLLOWED[2], 3)
     assert versions.of(["rollout", "ref"]) == versions.of(["actor"]) == 4
 
 
 def test_weights_that_never_change_count_as_those_of_the_finished_steps():
-    versions = Versions([replace(PPO[0], model_name="frozen")], 2, Progress())
+    versions = Versions([replace(PPO[0], model_name="frozen")], 2)
     assert versions.of(["frozen"]) == 2
 
 
 def test_a_waiting_call_continues_once_the_weights_are_trained():
     progress = Progress()
-    versions, log = Versions(PPO, 0, progress), []
+    versions, log = Versions(PPO, 0), []
 
     async def generate():
-        await versions.reach(["actor"], 1)
+        await progress.until(lambda: versions.have_reached(["actor"], 1))
         log.append("gen of step 2")
 
     async def train():

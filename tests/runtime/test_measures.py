@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.output_checks import Moments, measures, scores_of
+from rlcli.runtime.responses import Moments, measures, scores_of
 
 
 def scored(solved, **others):
@@ -52,14 +52,14 @@ def test_a_rank_without_prompts_adds_nothing():
     assert {name: values for name, values in measures(scored([])).items() if values} == {}
 
 
-def test_half_a_point_is_not_solved():
+def test_a_score_of_one_half_does_not_count_as_solved():
     made = SequenceSample.from_default(
         ids=["q0"], seqlens={"solved": [[1, 1]]}, data={"solved": torch.tensor([0.5, 0.5])}
     )
     assert measures(made) == {"accuracy": [0.5], "pass@2": [0]}
 
 
-def test_lengths_and_ends_of_responses():
+def test_response_length_and_share_of_cut_off_responses_are_measured():
     made = SequenceSample.from_default(
         ids=["a"],
         seqlens={"prompt_mask": [[3, 4]], "seq_no_eos_mask": [[1, 1]]},
@@ -71,12 +71,12 @@ def test_lengths_and_ends_of_responses():
     assert measures(made) == {"response_length": [1.5], "no_eos_fraction": [0.5]}
 
 
-def test_scores_of_training_are_told_response_by_response():
+def test_scores_of_training_are_one_number_per_response():
     output = scored([[True, False], [True]], rewards=[2.0, 0.0, 1.0])
     assert scores_of(output, {}, evaluates=False) == {"reward": [2, 0, 1], "accuracy": [1, 0, 1]}
 
 
-def test_every_score_that_a_reward_call_names_is_told_by_its_key():
+def test_every_score_that_a_reward_call_writes_is_reported_under_its_key():
     made = scored([[True, False]], brevity=[0.5, 0.25], votes=[1, 2])
     of_tokens = {"seqlens": {"tokens": [[2, 1]]}, "data": {"tokens": torch.zeros(3)}}
     made.update_(SequenceSample.from_default(ids=made.ids, **of_tokens))

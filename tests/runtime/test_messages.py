@@ -26,16 +26,16 @@ TOKEN = b"t" * 32
         Reply(7, 0, failure=Failure("DataError", "what", "F31", "a.jsonl:3", None, "trace")),
     ],
 )
-def test_a_message_survives_the_wire(message):
+def test_a_message_is_equal_after_packing_and_unpacking(message):
     assert unpack([pack(message, TOKEN)], TOKEN, type(message)) == message
 
 
-def test_another_token_is_refused():
+def test_a_message_with_another_token_is_refused():
     with pytest.raises(ProtocolError, match="token"):
         unpack([pack(Request(1, "save"), b"x" * 32)], TOKEN, Request)
 
 
-def test_a_reply_is_no_request():
+def test_a_reply_is_refused_where_a_request_is_expected():
     with pytest.raises(ProtocolError):
         unpack([pack(Reply(1, 0), TOKEN)], TOKEN, Request)
 
@@ -51,7 +51,7 @@ FIELDS = st.sampled_from(
 
 
 @given(frame=st.binary(max_size=200))
-def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
+def test_garbage_raises_a_protocol_error_and_no_other(frame):
     for cls in (Request, Reply, Report):
         with pytest.raises(ProtocolError):
             unpack([frame], TOKEN, cls)
@@ -70,7 +70,7 @@ def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
     assert cls is Report or type(message.number) is int
 
 
-def test_a_long_message_is_not_even_parsed():
+def test_a_message_that_is_too_long_is_refused_before_it_is_parsed():
     with pytest.raises(ProtocolError, match="at most 50 are read"):
         unpack([pack(Request(1, "x" * 100), TOKEN)], TOKEN, Request, most=50)
 
@@ -79,7 +79,7 @@ def test_a_long_message_is_not_even_parsed():
     "name",
     ["ProjectError", "DataError", "ModelError", "ResourceError", "WorkerError", "NumericError"],
 )
-def test_an_error_keeps_its_class_on_the_way(name):
+def test_an_error_has_the_same_class_after_it_was_sent(name):
     error = getattr(errors, name)("what", where="here", hint="do", code="F99")
     failure = Failure.of(error, "rank 1 pid 5")
     arrived = unpack([pack(Reply(1, 1, failure=failure), TOKEN)], TOKEN, Reply).failure.as_error()
@@ -87,6 +87,6 @@ def test_an_error_keeps_its_class_on_the_way(name):
     assert str(arrived) == str(error)
 
 
-def test_a_failure_cannot_name_any_other_class():
+def test_a_failure_can_only_name_an_error_of_rlcli():
     assert type(Failure("Exception", "w", "c", None, None, "").as_error()) is errors.RlcliError
     assert type(Failure("render", "w", "c", None, None, "").as_error()) is errors.RlcliError

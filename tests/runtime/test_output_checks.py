@@ -14,7 +14,6 @@ from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.faults import CallOrigin, RowOrigin
 from rlcli.runtime.output_checks import (
-    Moments,
     checked_output,
     checked_row,
     read_counts,
@@ -24,6 +23,7 @@ from rlcli.runtime.output_checks import (
     versions,
     warn_of_changes,
 )
+from rlcli.runtime.responses import Moments
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 2], [4]]
@@ -61,7 +61,7 @@ def refused(made, words, *keys, error=ProjectError, origin=MINE, **renamed):
     return raised.value
 
 
-def test_what_is_right_is_kept_as_it_is():
+def test_a_usable_output_is_returned_unchanged():
     rewards = torch.tensor([1.0, -2.0, 0.5])
     kept = check(output(rewards=rewards, own=torch.zeros(7, 2)), "rewards", "own")
     assert torch.equal(kept.data["rewards"], rewards)
@@ -69,13 +69,13 @@ def test_what_is_right_is_kept_as_it_is():
     assert kept.trailing_shapes["own"] == (2,)
 
 
-def test_what_was_not_promised_is_dropped():
+def test_keys_that_the_call_does_not_write_are_dropped():
     assert check(
         output(rewards=torch.zeros(3), own=torch.full((7,), math.nan)), "rewards"
     ).keys == {"rewards"}
 
 
-def test_a_call_may_return_nothing_but_its_samples():
+def test_a_call_may_return_none():
     assert check(None).keys == set()
 
 
@@ -95,7 +95,7 @@ def test_a_reward_is_a_number_of_any_kind(dtype):
     assert check(output(rewards=torch.ones(3, dtype=dtype))).dtypes["rewards"] == dtype
 
 
-def test_a_gradient_is_left_behind():
+def test_outputs_are_detached_from_their_graph():
     rewards = torch.ones(3, requires_grad=True) * 2
     kept = check(output(rewards=rewards))
     assert not kept.data["rewards"].requires_grad
@@ -151,7 +151,7 @@ def test_a_component_that_overwrites_its_input_is_warned_about(caplog):
     assert "score overwrites packed_input_ids of its input" in caplog.text
 
 
-def test_how_many_more_there_are():
+def test_the_error_counts_the_numbers_that_are_not_finite():
     refused(
         output(values=torch.full((9,), math.nan)), r"position 1 of 3.*\(9 of 9 numbers\)", "values"
     )
@@ -166,7 +166,7 @@ def test_how_many_more_there_are():
     ],
     ids=["own with a model", "built in", "built in with a model"],
 )
-def test_where_weights_may_be_the_cause_it_is_a_matter_of_numbers(origin):
+def test_numbers_that_weights_may_have_caused_are_a_numeric_error(origin):
     error = refused(
         output(rewards=torch.full((3,), math.nan)), "rewards nan", error=NumericError, origin=origin
     )
@@ -174,7 +174,7 @@ def test_where_weights_may_be_the_cause_it_is_a_matter_of_numbers(origin):
     assert "nothing was trained on it" in error.what
 
 
-def test_a_mistake_of_a_built_in_component_is_ours():
+def test_malformed_output_of_a_built_in_component_is_reported_as_a_bug_of_rlcli():
     origin = CallOrigin("score", "interface mine", "inference", None, False, str)
     assert (
         "report"
@@ -192,7 +192,7 @@ def test_a_mistake_of_a_built_in_component_is_ours():
         (output(rewards=torch.zeros(3)).meta(), "a description without data"),
     ],
 )
-def test_what_is_not_a_batch_at_all(made, words):
+def test_a_value_that_is_not_a_batch_is_refused(made, words):
     refused(made, words)
 
 
@@ -220,13 +220,13 @@ def test_what_is_not_a_batch_at_all(made, words):
         ("keys", {"rewards", "more"}, "missing \\['more'\\]"),
     ],
 )
-def test_what_was_changed_after_it_was_made_is_read_again(field, value, words):
+def test_a_batch_whose_fields_were_changed_is_validated_again(field, value, words):
     made = output(rewards=torch.zeros(3))
     setattr(made, field, value)
     refused(made, words)
 
 
-def test_samples_that_are_not_those_asked_for():
+def test_other_samples_than_those_requested_are_refused():
     made = output(rewards=torch.zeros(3))
     made.ids = ["a", "c"]
     refused(made, "returned nothing for sample b! and something for 'c', not requested")
@@ -260,7 +260,7 @@ def test_samples_that_are_not_those_asked_for():
         ("packed_logprobs", torch.full((6,), 0.5), "gave packed_logprobs 0.5 for .*never above 0"),
     ],
 )
-def test_a_key_that_is_not_what_its_name_says(key, tensor, words):
+def test_a_key_of_the_wrong_dtype_shape_or_range_is_refused(key, tensor, words):
     refused(output(**{key: tensor}), words, key)
 
 
@@ -281,12 +281,12 @@ def test_a_key_that_is_not_what_its_name_says(key, tensor, words):
         ("packed_logprobs", LENGTHS, "one per token except the first"),
     ],
 )
-def test_lengths_that_a_name_does_not_have(key, lengths, words):
+def test_lengths_that_do_not_fit_the_sequences_are_refused(key, lengths, words):
     tensor = torch.zeros(sum(map(sum, lengths)))
     refused(SequenceSample(ids=["a", "b"], seqlens={key: lengths}, data={key: tensor}), words, key)
 
 
-def test_a_key_counts_by_the_name_that_the_graph_gives_it():
+def test_a_renamed_key_is_checked_by_the_name_that_the_graph_gives_it():
     made = SequenceSample(
         ids=["a", "b"], seqlens={"score": LENGTHS}, data={"score": torch.zeros(9)}
     )
@@ -333,12 +333,12 @@ def test_responses_are_measured_by_the_sequences_that_came_with_them():
         ({1: 1.0}, "reported a number under 1, which is not a string"),
     ],
 )
-def test_stats_that_are_no_numbers(stats, words):
+def test_stats_that_are_not_numbers_are_refused(stats, words):
     with pytest.raises(ProjectError, match=words):
         read_stats(stats, MINE)
 
 
-def test_stats_of_any_kind_of_number():
+def test_stats_of_any_number_type_become_floats():
     given_ = {
         "a": 1,
         "b": torch.tensor(2.5),
@@ -353,7 +353,7 @@ def test_stats_of_any_kind_of_number():
     assert math.isnan(read["f"])
 
 
-def test_counts_are_numbers_in_metadata():
+def test_numbers_in_metadata_are_counted():
     assert read_counts(
         {"errors": [1, 2], "note": ["a", "b"], "some": [1, None], "none": []}, MINE
     ) == {"errors": Moments(total=3.0, squares=5.0, size=2)}
@@ -415,7 +415,7 @@ def test_sums_of_ranks_add_up_to_the_mean_over_all():
         ),
     ],
 )
-def test_a_row_of_a_dataset_is_held_to_the_same(data, words):
+def test_a_row_of_a_dataset_is_checked_like_an_output(data, words):
     row = SequenceSample(ids=["r"], seqlens={key: [[3]] for key in data}, data=data)
     with pytest.raises(DataError, match=f"row 5 of dataset mine gave {words}") as raised:
         checked_row(row, RowOrigin("mine", 4))
@@ -437,7 +437,7 @@ def test_a_row_shares_no_list_with_its_dataset():
             checked_row(other, RowOrigin("mine", 4))
 
 
-def test_a_row_whose_metadata_cannot_travel():
+def test_a_row_whose_metadata_is_not_json_is_refused():
     row = SequenceSample(ids=["r"], seqlens={}, data={}, metadata={"answer": [{1, 2}]})
     with pytest.raises(
         DataError, match="row 5 of dataset mine has metadata that cannot be written as JSON"

@@ -67,7 +67,7 @@ def folder(tmp_path):
     return tmp_path / "pools/reward-pool0"
 
 
-def test_a_batch_arrives_as_it_left():
+def test_a_batch_is_equal_after_it_was_sent_to_a_pool():
     sent = batch(("rewards", "solved"))
     got = unpacked(packed(sent))
     assert (got.ids, got.seqlens, got.metadata) == (sent.ids, sent.seqlens, sent.metadata)
@@ -81,7 +81,7 @@ def test_a_batch_without_keys_arrives():
     assert unpacked(packed(SequenceSample(ids=["a"], seqlens={}, data={}))).ids == ["a"]
 
 
-def test_what_dies_at_work_is_asked_again(pool, folder):
+def test_a_request_is_sent_again_if_its_process_dies(pool, folder):
     first = start(folder, die)
     pool.wait(20)
     threading.Thread(
@@ -90,7 +90,7 @@ def test_what_dies_at_work_is_asked_again(pool, folder):
     assert pool.run("score", 1, batch()).ids == ["a", "b"]
 
 
-def test_what_died_while_nothing_was_asked_is_replaced_too(pool, folder):
+def test_a_process_that_died_between_requests_is_replaced(pool, folder):
     first = start(folder, echo, until=RUN)
     pool.wait(20)
     pool.run("score", 1, batch())
@@ -99,7 +99,7 @@ def test_what_died_while_nothing_was_asked_is_replaced_too(pool, folder):
     assert pool.run("score", 2, batch()).ids == ["a", "b"]
 
 
-def test_what_dies_twice_ends_the_run_with_its_name(pool, folder):
+def test_a_call_that_kills_two_processes_ends_the_run(pool, folder):
     first = start(folder, die)
     pool.wait(20)
     threading.Thread(
@@ -119,13 +119,13 @@ def test_what_dies_twice_ends_the_run_with_its_name(pool, folder):
     assert (caught.value.code, caught.value.where) == ("F01", "reward-pool0")
 
 
-def test_what_is_given_up_is_not_waited_for(pool, folder):
+def test_a_process_that_is_no_longer_replaced_is_not_waited_for(pool, folder):
     (folder / GIVEN_UP).write_text("ended with exit code 1, 4 times")
     with pytest.raises(WorkerError, match="reward-pool0 ended with exit code 1, 4 times"):
         pool.wait(60)
 
 
-def test_the_error_of_a_call_is_that_of_the_run(pool, folder):
+def test_the_error_of_a_call_in_a_pool_is_raised(pool, folder):
     def refuse(request):
         raise DataError("no answer", where="rows.jsonl:7", code="F31")
 

@@ -74,7 +74,7 @@ def target(address):
     return address.removeprefix("tcp://")
 
 
-def test_the_master_knows_what_each_says_about_itself(master):
+def test_the_master_knows_the_facts_that_each_process_reports(master):
     peer = Peer(Control.read(master.folder))
     peer.pulse.tell(host="there")
     wait_for(lambda: master.pulses.facts.get(("node", 1), {}).get("host") == "there")
@@ -83,7 +83,7 @@ def test_the_master_knows_what_each_says_about_itself(master):
     peer.close()
 
 
-def test_who_loses_the_master_ends_itself(master):
+def test_a_process_that_loses_the_master_ends_itself(master):
     peer = Peer(Control.read(master.folder))
     wait_for(lambda: ("node", 1) in master.pulses.heard)
     master.pulses.close()
@@ -93,7 +93,7 @@ def test_who_loses_the_master_ends_itself(master):
     peer.close()
 
 
-def test_on_one_node_silence_is_nobodys_end():
+def test_silence_on_one_node_ends_no_process():
     """There the parent's death is; and the master may be stopped for hours."""
     meeting = meeting_folder()
     master = ZmqMaster(meeting.path, 1, lambda patience: None)
@@ -106,7 +106,7 @@ def test_on_one_node_silence_is_nobodys_end():
     meeting.close()
 
 
-def test_all_are_told_when_the_run_has_ended(master):
+def test_all_processes_are_asked_to_end_when_the_run_has_ended(master):
     peer = Peer(Control.read(master.folder))
     wait_for(lambda: ("node", 1) in master.pulses.heard)
     master.pulses.is_over = True
@@ -116,14 +116,14 @@ def test_all_are_told_when_the_run_has_ended(master):
     peer.close()
 
 
-def test_heartbeats_of_strangers_are_not_heard(master):
+def test_heartbeats_of_strangers_are_discarded(master):
     peer = Peer(replace(Control.read(master.folder), token=b"wrong" * 6))
     assert not peer.is_lost.wait(1.0)
     assert master.pulses.heard == {}
     peer.close()
 
 
-def test_a_connection_that_is_reset_is_made_again(master):
+def test_a_connection_that_is_reset_is_reestablished(master):
     control = Control.read(master.folder)
     with TcpProxy(target(control.pulses)) as proxy:
         peer = Peer(proxied(control, pulses=proxy))
@@ -135,7 +135,7 @@ def test_a_connection_that_is_reset_is_made_again(master):
         peer.close()
 
 
-def test_a_delay_shorter_than_three_heartbeats_ends_nobody(master):
+def test_a_delay_shorter_than_three_heartbeats_ends_no_process(master):
     control = Control.read(master.folder)
     with TcpProxy(target(control.pulses)) as proxy:
         peer = Peer(proxied(control, pulses=proxy))
@@ -183,7 +183,7 @@ def serve(link: ZmqWorker):
     link.serve(lambda request: {}, lambda error: Failure.of(error, "rank 0"))
 
 
-def test_the_file_with_the_keys_is_there_in_one_piece(tmp_path):
+def test_the_control_file_is_read_as_written_and_no_other_file_remains(tmp_path):
     whole = Control("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "k", "c", "s", b"t" * 32)
     whole.write(tmp_path)
     assert Control.read(tmp_path) == whole

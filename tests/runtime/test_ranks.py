@@ -139,7 +139,7 @@ def test_an_error_ends_its_siblings_before_they_are_answered():
     assert (transport.now, cancelled) == (1.0, ["slow"])
 
 
-def test_an_error_that_nobody_waits_for_ends_the_run_too():
+def test_an_error_of_a_request_without_a_waiter_ends_the_run():
     transport = Scripted(
         {(0, "clear"): 1.0, (0, "step"): 5.0}, {"clear": failure("no such sample")}
     )
@@ -153,7 +153,7 @@ def test_an_error_that_nobody_waits_for_ends_the_run_too():
         ranks.run(step())
 
 
-def test_answers_to_what_was_cancelled_are_ignored():
+def test_answers_to_cancelled_requests_are_ignored():
     transport = Scripted({(0, "step"): 1.0}, {"step": failure("another error")})
     ranks = Ranks(transport, 1, 10.0)
 

@@ -59,7 +59,7 @@ def rows(draws):
 # -- staleness 0: a step draws its own -------------------------------------------------------------
 
 
-def test_without_calls_before_training_a_step_is_what_is_drawn():
+def test_without_calls_before_training_a_step_takes_all_that_is_drawn():
     samples = samples_of(calls=[])
     chunk = samples.admit(3)
     assert rows(chunk.draws) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
@@ -324,7 +324,7 @@ def tries(draws):
     return [(draw.row, draw.attempt) for draw in draws]
 
 
-def test_ahead_of_training_runs_what_needs_no_weights_of_the_step():
+def test_calls_that_need_no_weights_of_the_step_run_ahead_of_training():
     assert [mfc.name for mfc in AHEAD] == ["gen", "score", "ref"]
     assert calls_ahead(GRAPH[:3]) == []  # nothing is trained
     assert calls_ahead(GRAPH[1:]) == []  # nothing is generated
@@ -379,7 +379,7 @@ def test_a_chunk_that_is_not_full_is_drawn_if_training_waits_for_it():
     assert tries(samples.admit(4).draws) == [(4, 0)]
 
 
-def test_training_takes_what_the_oldest_weights_have_made():
+def test_training_takes_the_samples_of_the_oldest_weights_first():
     samples = ahead(max_staleness=4)
     for version in (3, 2, 3):
         end(samples, samples.admit(12), version)
@@ -407,7 +407,7 @@ def test_training_takes_the_samples_of_the_newest_weights_first_if_asked_to():
     ]
 
 
-def test_what_is_too_stale_is_given_back_as_a_new_attempt():
+def test_a_sample_that_is_too_stale_is_given_back_as_a_new_attempt():
     samples = ahead()
     end(samples, samples.admit(8), version=3)
     assert samples.expire(4) == []
@@ -426,7 +426,7 @@ def test_samples_of_weights_that_never_change_are_not_stale():
     assert samples.ready[0].staleness(1000) == 0
 
 
-def test_where_too_many_are_dropped_the_run_ends():
+def test_too_many_dropped_samples_end_the_run():
     samples = ahead(max_redraws=1)
     for _ in range(2):
         end(samples, samples.admit(8), dropped=range(100))
@@ -445,7 +445,7 @@ def test_where_too_many_are_dropped_the_run_ends():
     bad=st.integers(2, 9),
     choices=st.lists(st.integers(0, 10**6), min_size=50, max_size=300),
 )
-def test_every_sample_is_in_one_place_and_none_is_too_stale(
+def test_every_sample_has_one_state_and_none_is_too_stale(
     max_staleness, batch, chunk, bad, choices
 ):
     """Whatever finishes first, whatever is dropped, and wherever the run is interrupted:

@@ -26,7 +26,7 @@ class BesideAnotherRank(TinyEngine):
         (shared / ".tmpQ9p2").write_bytes(b"half")
 
 
-def test_what_another_rank_has_half_done_is_no_part_of_the_description(tmp_path):
+def test_unfinished_files_of_another_rank_are_not_part_of_the_description(tmp_path):
     engine = BesideAnotherRank(TinyLM())
     engine.checkpoint = tmp_path
     model = Model("actor", engine, None, torch.device("cpu"))

@@ -65,7 +65,7 @@ def outcomes(store):
     ]
 
 
-def test_answers_are_those_of_torchs_own_store(stores):
+def test_answers_are_equal_to_those_of_the_store_of_torch(stores):
     assert outcomes(stores()) == outcomes(HashStore())
 
 
@@ -94,7 +94,7 @@ def test_a_thread_that_waits_does_not_keep_others_waiting(stores):
     assert heard == [b"y"]
 
 
-def test_a_name_that_nobody_sets_is_an_error_after_the_time_given(stores):
+def test_waiting_for_a_name_that_is_not_set_raises_after_its_timeout(stores):
     with pytest.raises(DistStoreError, match=r"nothing has set one, two within 0\.1 s"):
         stores().wait(["one", "two"], timedelta(seconds=0.1))
     store = stores()
@@ -121,9 +121,7 @@ def test_a_closed_store_is_an_error(stores):
     ],
     ids=lambda question: str(question)[:40],
 )
-def test_questions_that_make_no_sense_are_dropped_and_later_ones_answered(
-    control, stores, question
-):
+def test_malformed_questions_are_discarded_and_later_ones_answered(control, stores, question):
     context = zmq.Context()
     socket = control.connect(context, control.pulses)
     socket.linger = 0

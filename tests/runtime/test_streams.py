@@ -37,7 +37,7 @@ def test_rows_are_read_once_and_forward():
     assert source.given == [(0, number) for number in range(6)]
 
 
-def test_the_end_of_a_pass_is_found_where_it_is():
+def test_the_number_of_rows_of_a_pass_is_noted_at_its_end():
     rows = StreamRows(Numbers(4), "train")
     assert content(rows.row(0, 3)) == (0, 3)
     assert rows.length is None
@@ -53,7 +53,7 @@ def test_the_end_is_known_even_if_the_first_row_asked_for_is_beyond_it(first):
     assert rows.length == 4
 
 
-def test_a_row_that_is_not_kept_any_more_is_read_again(monkeypatch):
+def test_a_row_that_is_no_longer_cached_is_read_again(monkeypatch):
     monkeypatch.setattr(data_order, "CACHED_ROWS", 2)
     source = Numbers(10)
     rows = StreamRows(source, "train")
@@ -63,7 +63,7 @@ def test_a_row_that_is_not_kept_any_more_is_read_again(monkeypatch):
     assert source.given == [(0, number) for number in (0, 1, 2, 3, 0, 1)]
 
 
-def test_passes_have_the_same_length():
+def test_passes_of_different_lengths_are_refused():
     source = Numbers(4)
     rows = StreamRows(source, "train")
     assert rows.row(0, 4) is None

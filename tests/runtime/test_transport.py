@@ -68,7 +68,7 @@ def echo(request):
     return {"op": request.op, **request.args}
 
 
-def test_questions_reach_the_worker_and_answers_the_master(ranks):
+def test_a_request_reaches_the_worker_and_its_answer_the_master(ranks):
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)
     ranks.master.send(0, Request(1, "first", {"x": 1}))
@@ -86,7 +86,7 @@ def test_on_one_node_the_master_listens_in_a_folder_for_its_owner_alone():
     ranks.close()
 
 
-def test_between_nodes_it_listens_on_one_interface():
+def test_between_nodes_the_master_listens_on_one_interface():
     ranks = Ranks(host="127.0.0.1")
     control = Control.read(ranks.folder)
     addresses = (control.requests, control.pulses)
@@ -102,7 +102,7 @@ def test_an_address_that_is_not_ours_cannot_be_listened_on(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["client", "key"])
-def test_a_key_of_another_run_is_not_let_in(ranks, field):
+def test_a_client_with_the_key_of_another_run_is_rejected(ranks, field):
     other, secret = (key.decode() for key in zmq.curve_keypair())
     wrong = {"client": other, "secret": secret} if field == "client" else {"key": other}
     control = replace(Control.read(ranks.folder), **wrong)
@@ -117,13 +117,13 @@ def test_a_key_of_another_run_is_not_let_in(ranks, field):
     assert ranks.master.rejected == 0
 
 
-def test_what_opens_the_socket_is_for_the_owner_alone(ranks):
+def test_the_control_file_is_readable_by_its_owner_alone(ranks):
     file = ranks.folder / control.CONTROL_FILE
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(Control.read(ranks.folder).token) == 32
 
 
-def test_the_control_file_goes_with_the_master(ranks):
+def test_the_control_file_is_removed_when_the_master_closes(ranks):
     ranks.master.close()
     assert not (ranks.folder / control.CONTROL_FILE).exists()
 
@@ -136,12 +136,12 @@ def test_a_message_travels_in_frames_of_bounded_size(ranks, size):
     assert ranks.master.receive(10, "it").value["text"] == "x" * size
 
 
-def test_frames_that_are_no_message_together_are_refused():
+def test_frames_that_do_not_make_a_message_are_refused():
     with pytest.raises(ProtocolError, match="bytes; at most"):
         messages.unpack([b"x" * (messages.LARGEST // 2)] * 3, b"token", Reply)
 
 
-def test_strangers_are_not_heard(ranks):
+def test_messages_of_strangers_are_discarded(ranks):
     stranger = ranks.stranger()
     stranger.send(pack(Report(0, HELLO, {"pid": 1}), b"wrong" * 6))
     stranger.send(b"\x93garbage")
@@ -155,7 +155,7 @@ def test_strangers_are_not_heard(ranks):
     stranger.close()
 
 
-def test_a_rank_that_is_not_of_this_run_is_not_heard(ranks):
+def test_messages_of_a_rank_beyond_the_run_are_discarded(ranks):
     stranger = ranks.stranger()
     stranger.send(pack(Report(5, HELLO, {"pid": 1}), ranks.master._token))
     with pytest.raises(errors.HangError):
@@ -173,7 +173,7 @@ def test_the_socket_drops_frames_that_are_too_long(ranks):
     stranger.close()
 
 
-def test_an_error_of_a_worker_arrives_and_the_worker_lives_on(ranks):
+def test_an_error_of_a_worker_is_sent_and_the_worker_continues(ranks):
     def handle(request):
         if request.op == "bad":
             raise errors.DataError("row is bad", where="a.jsonl:3", code="F31")
@@ -197,7 +197,7 @@ def test_a_worker_that_cannot_start_says_why(ranks):
     ranks.master.pids.clear()
 
 
-def test_an_unexpected_error_may_be_the_echo_of_another_rank_that_died(ranks):
+def test_the_death_of_a_rank_is_shown_instead_of_the_errors_that_follow_from_it(ranks):
     def handle(request):
         if request.op == "shutdown":
             return {}
@@ -249,9 +249,7 @@ def clock(monkeypatch):
         ),
     ],
 )
-def test_a_rank_without_heartbeat_is_the_one_that_is_named(
-    ranks, monkeypatch, clock, deadline, says
-):
+def test_a_rank_without_heartbeats_is_named_in_the_error(ranks, monkeypatch, clock, deadline, says):
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 1000.0)
     monkeypatch.setattr(processes, "PAUSE", 1000.0)
     monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
@@ -264,7 +262,7 @@ def test_a_rank_without_heartbeat_is_the_one_that_is_named(
     assert raised.value.where.startswith("rank 0 pid")
 
 
-def test_a_master_that_was_away_blames_nobody(monkeypatch, clock):
+def test_a_pause_of_the_master_counts_against_no_rank(monkeypatch, clock):
     """Stopped by Ctrl-Z for an hour: the ranks' heartbeats are there, and unread."""
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.1)
     ranks, hold = Ranks(2), threading.Event()
@@ -336,7 +334,7 @@ def test_a_report_reaches_the_master_while_the_worker_is_busy(ranks):
     assert ranks.master.receive(10, "the answer") == Reply(1, 0, {})
 
 
-def test_what_a_rank_reported_before_it_died_is_heard(ranks):
+def test_a_report_that_a_rank_sent_before_it_died_is_read(ranks):
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)
     heard = []

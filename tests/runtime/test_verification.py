@@ -26,7 +26,7 @@ def test_a_rank_verifies_what_its_predecessor_wrote():
     assert shared_out(files, 4) == [[files[rank], files[rank + 4]] for rank in range(4)]
 
 
-def test_other_files_go_to_those_with_least_to_read_and_each_to_one():
+def test_other_files_are_verified_once_by_the_ranks_with_least_to_read():
     files = [
         *(part(rank, size=1000) for rank in range(8)),
         *(FileDigest(f"file{n}", 500, "") for n in range(8)),
@@ -84,7 +84,9 @@ def test_large_checkpoints_get_time_to_be_read(checkpoint, monkeypatch):
     assert ranks.deadlines == [60 + 6 * 5000 / 100]
 
 
-def test_the_master_reads_no_content_and_finds_what_is_incomplete(checkpoint, monkeypatch):
+def test_the_master_finds_incomplete_checkpoints_without_reading_their_content(
+    checkpoint, monkeypatch
+):
     monkeypatch.setattr(verify.hashlib, "file_digest", None)
     rejected = {}
     assert newest_complete(checkpoint.parent, "run", rejected).path == checkpoint

@@ -106,7 +106,7 @@ def some_numbers(engine):
 
 
 @needs_pretend_device
-def test_any_layout_to_any_layout():
+def test_weights_are_copied_between_any_two_layouts():
     """Sharded by rows, by tensor parallelism, by stages on a device, into ranges, and whole; ranks
     that are apart, and some that are in both. Then moving averages, into all of these."""
 
@@ -218,7 +218,7 @@ def test_every_rank_of_the_source_sends_its_own_part_and_nothing_is_gathered():
     assert all(one["once"] for one in told)
 
 
-def test_a_bucket_that_was_damaged_on_the_way_is_noticed():
+def test_a_bucket_that_is_damaged_in_transfer_is_an_error():
     def work(rank):
         engines = {role: engine(role, rank) for role in ("actor", "rollout")}
         exchange = dist.batch_isend_irecv
@@ -394,7 +394,7 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
 @pytest.mark.parametrize(
     "count", [0, 5, weight_wire.DIGEST_ROW - 1, weight_wire.DIGEST_ROW, 20_000]
 )
-def test_a_digest_weighs_each_number_by_its_place(count):
+def test_a_digest_weighs_each_number_by_its_position(count):
     numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
     bits = numbers.view(torch.int32).tolist()
     wanted = [sum(bits), sum(place * one for place, one in enumerate(bits))]

@@ -22,7 +22,6 @@ from rlcli.api.config import stable_seed
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataset import is_stream
 from rlcli.errors import DataError
-from rlcli.runtime.faults import RowOrigin
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -139,7 +138,7 @@ def digest_rows(dataset: Any, name: str = "train") -> str:
 
 def _checked(row: Any, dataset: str, number: int) -> SequenceSample:
     # not at the top: computing an order needs no torch
-    from rlcli.runtime.output_checks import checked_row
+    from rlcli.runtime.output_checks import RowOrigin, checked_row
 
     return checked_row(row, RowOrigin(dataset, number))
 

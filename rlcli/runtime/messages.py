@@ -1,8 +1,13 @@
-"""Messages between master and workers: msgpack maps, checked on arrival. No pickle."""
+"""Messages between master and workers: msgpack maps, checked on arrival. No pickle.
+
+Warnings that a rank or a process of a pool logs, where no user looks, are sent on to the terminal,
+each once; each stays in its process's log too, where its repetitions are.
+"""
 
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +46,12 @@ RESTARTED = "restarted"
 the `machine`, and `how` it had ended."""
 WRITTEN = "checkpoint_written"
 """Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
+
+SHOWN = 2000
+"""Characters of a warning that are shown."""
+LOGGER = "rlcli"
+"""The logger above those of rlcli and of components; those of other libraries warn of what users
+cannot change."""
 
 UNEXPECTED = "RlcliError"
 """Kind of a failure that is not one of the errors made for users."""
@@ -174,6 +185,40 @@ def logged_failure(where: str) -> FailureOf:
         return Failure.of(error, where)
 
     return failure
+
+
+class WarningsToMaster(logging.StreamHandler):
+    """Writes warnings to stderr, as Python does where there is no handler,
+    and reports the first of each kind."""
+
+    def __init__(self, report: Tell):
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self._report = report
+        self._reported: set[tuple[str, str]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        template = str(getattr(record, "template", record.msg))
+        if (record.name, template) in self._reported:
+            return
+        self._reported.add((record.name, template))
+        value = {"logger": record.name, "template": template, "text": record.getMessage()[:SHOWN]}
+        try:
+            self._report(WARNED, value, None)
+        except Exception:
+            self.handleError(record)
+
+
+def report_warnings(report: Tell) -> None:
+    """Report the warnings of this process from now on."""
+    logging.getLogger(LOGGER).addHandler(WarningsToMaster(report))
+
+
+def log_again(report: Report) -> None:
+    """Log a warning that another process has reported, as one of this process."""
+    logger, template, text = (str(report.value[key]) for key in ("logger", "template", "text"))
+    logging.getLogger(logger).warning("%s", text, extra={"template": template})
 
 
 def pack(message: Message, token: bytes) -> bytes:

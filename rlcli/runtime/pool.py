@@ -32,7 +32,6 @@ from rlcli.recipe.schema import Recipe
 from rlcli.registry.faults import attribute_user_errors
 from rlcli.runtime.control import Control
 from rlcli.runtime.data_order import location_of_sample
-from rlcli.runtime.faults import origin_of_call
 from rlcli.runtime.messages import (
     HELLO,
     WARNED,
@@ -40,10 +39,11 @@ from rlcli.runtime.messages import (
     Reply,
     Report,
     Request,
+    log_again,
     logged_failure,
+    report_warnings,
 )
-from rlcli.runtime.output_checks import read_output
-from rlcli.runtime.report import log_again, report_warnings
+from rlcli.runtime.output_checks import origin_of_call, read_output
 from rlcli.runtime.roles import Interfaces, describe_role, seed_global_streams
 from rlcli.runtime.transport import ZmqMaster, ZmqWorker
 from rlcli.runtime.worker_main import read_recipe

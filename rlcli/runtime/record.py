@@ -1,34 +1,43 @@
 """Writes finished steps down: their numbers, responses and samples, in the run's files and on the
-terminal."""
+terminal; with them what the run has come to so far, and what went wrong nearby."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.checkpoint.disk import explain_disk_errors
-from rlcli.errors import ResourceError
+from rlcli.errors import NumericError, ResourceError
 from rlcli.files import sync_folder
 from rlcli.observe.display import Display
 from rlcli.observe.json_lines import JsonLines, Warn
 from rlcli.observe.metrics import MetricsWriter
+from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord, SampleWriter
 from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
+from rlcli.runtime.buffer import Buffer
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import RunState
 from rlcli.runtime.evaluation import Evaluated
-from rlcli.runtime.messages import Fields
+from rlcli.runtime.messages import RESTARTED, WARNED, Fields, Report
 from rlcli.runtime.ranks import Ranks
-from rlcli.runtime.report import Answered, Incidents, NonfiniteSteps, Totals, named_reports
+from rlcli.runtime.report import Answered, named_reports
 from rlcli.runtime.supply import Step, Supply
+
+MEASURES = ("/grad_norm", "/loss")
+"""Name endings of the numbers that show whether an update was finite."""
 
 LAST_TRIES, PAUSE = 10, 0.5
 """Attempts to write the last lines of a run, and seconds between them."""
@@ -193,3 +202,115 @@ def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[O
                     warn(f"{lines.waiting} lines of {lines.path.name} could not be written")
             raise
         outputs.finish()
+
+
+class Totals:
+    """Counts the samples of one step after the other."""
+
+    def __init__(self, buffer: Buffer, sources: Sequence[str]):
+        """`sources`: the datasets that the training dataset is made of;
+        none if it is a single one."""
+        self.tokens = 0
+        self.used: Counter[str] = Counter()
+        """Samples of each of these datasets."""
+        self._buffer = buffer
+        self._sources = sources
+
+    def restore(self, tokens: int, used: Mapping[str, int]) -> None:
+        """Continue with the totals of a checkpoint."""
+        self.tokens, self.used = tokens, Counter(used)
+
+    def count(self, ids: Sequence[str]) -> int:
+        """Add the samples of a step; returns their tokens."""
+        tokens = sum(self._buffer.sequence_lengths(ids, SEQUENCES))
+        self.tokens += tokens
+        if self._sources:
+            self.used.update(self._buffer.metadata(ids, SOURCE))
+        return tokens
+
+    def numbers(self, samples: int) -> dict[str, float]:
+        """Numbers for the metrics. `samples`: of all finished steps,
+        each a prompt or another row of the dataset."""
+        used = {f"used/{name}": float(self.used[name]) for name in self._sources}
+        return {"total/prompts": float(samples), "total/tokens": float(self.tokens), **used}
+
+
+class NonfiniteSteps:
+    """Consecutive non-finite steps, with their samples."""
+
+    def __init__(self, directory: RunDirectory, display: Display, limit: int):
+        self.streak: list[tuple[int, list[str]]] = []
+        """(step, samples)."""
+        self._directory = directory
+        self._display = display
+        self._limit = limit
+
+    def restore(self, streak: Iterable[tuple[int, Sequence[str]]]) -> None:
+        """Continue with the streak of a checkpoint."""
+        self.streak = [(step, list(samples)) for step, samples in streak]
+
+    def watch(self, step: int, record: Mapping[str, float], ids: Sequence[str]) -> None:
+        """Record a finished step. Raises NumericError F37, before anything is saved,
+        if too many in a row failed."""
+        bad = [
+            key
+            for key, value in record.items()
+            if key.endswith(MEASURES) and not math.isfinite(value)
+        ]
+        if not bad:
+            self.streak.clear()
+            return
+        self.streak.append((step, list(ids)))
+        problem = f"step {step}: {bad[0]} is not finite"
+        self._display.warning(
+            f"[F33] {problem}, update skipped ({len(self.streak)} of {self._limit})"
+        )
+        if len(self.streak) >= self._limit:
+            steps = [{"step": number, "samples": samples} for number, samples in self.streak]
+            file = self._directory.write_text(
+                "crash/nonfinite.json", json.dumps(steps, indent=2) + "\n"
+            )
+            raise NumericError(
+                f"{problem}, for {self._limit} steps in a row; no model was saved",
+                hint=f"lower the learning rate, or look at the samples named in {file}",
+                code="F37",
+            )
+
+
+class Incidents:
+    """Shows what ranks report in addition to their answers: each warning once, whichever of them
+    has it, and each process of a server or pool that was started again."""
+
+    def __init__(self, ranks: Ranks, display: Display):
+        self._display = display
+        self._warnings: set[tuple[str, str]] = set()
+        """Kinds of warnings that were shown."""
+        self._restarts: Counter[str] = Counter()
+        """Group → how many of its processes were started again since the last step ended."""
+        ranks.listen(WARNED, self._warn)
+        ranks.listen(RESTARTED, self._restart)
+
+    def restarts(self) -> dict[str, float]:
+        """`restarts/<group>` of each group that had some, for the metrics of a step.
+        The next step begins."""
+        counts = {
+            f"{RESTARTS}{group}": float(count) for group, count in sorted(self._restarts.items())
+        }
+        self._restarts.clear()
+        return counts
+
+    def _warn(self, report: Report) -> None:
+        kind = str(report.value["logger"]), str(report.value["template"])
+        if kind not in self._warnings:
+            self._warnings.add(kind)
+            log_file = f"logs/rank{report.rank}.log"
+            self._display.warning(
+                f"rank {report.rank}: {report.value['text']} (repetitions: {log_file})"
+            )
+
+    def _restart(self, report: Report) -> None:
+        process = report.value
+        self._restarts[process["group"]] += 1
+        self._display.warning(
+            f"{process['name']} on {process['machine']} {process['how']}; it was started again"
+        )

@@ -1,15 +1,7 @@
-"""What a run reports: what its calls answered, where its time went, what it has come to, and what
-went wrong nearby.
-
-Warnings that a rank or a process of a pool logs, where no user looks, reach the terminal, each
-once; each stays in its process's log too, where its repetitions are.
-"""
+"""What calls answered, and where the time of a step went."""
 
 from __future__ import annotations
 
-import json
-import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,29 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rlcli.api.dataflow import MFCDef
-from rlcli.api.key_meaning import SEQUENCES, SOURCE
-from rlcli.errors import NumericError
-from rlcli.observe.display import Display
-from rlcli.observe.progress import RESTARTS
-from rlcli.observe.run_directory import RunDirectory
-from rlcli.runtime.buffer import Buffer, owners
-from rlcli.runtime.messages import RESTARTED, WARNED, Report, Tell
+from rlcli.runtime.buffer import owners
 from rlcli.runtime.output_checks import Segments
-from rlcli.runtime.ranks import Answers, Ranks
+from rlcli.runtime.ranks import Answers
 from rlcli.runtime.responses import Moments
 from rlcli.topology import RolePlacement, WorkerGroup
 
 T = TypeVar("T")
-
-MEASURES = ("/grad_norm", "/loss")
-"""Name endings of the numbers that show whether an update was finite."""
-
-
-LONGEST = 2000
-"""Characters of a warning that are shown."""
-LOGGER = "rlcli"
-"""The logger above those of rlcli and of components; those of other libraries warn of what users
-cannot change."""
 
 
 @dataclass(frozen=True)
@@ -171,37 +147,6 @@ def named_reports(
     return {full(mfc, name): value for mfc, name, value in named}
 
 
-class Totals:
-    """Counts the samples of one step after the other."""
-
-    def __init__(self, buffer: Buffer, sources: Sequence[str]):
-        """`sources`: the datasets that the training dataset is made of;
-        none if it is a single one."""
-        self.tokens = 0
-        self.used: Counter[str] = Counter()
-        """Samples of each of these datasets."""
-        self._buffer = buffer
-        self._sources = sources
-
-    def restore(self, tokens: int, used: Mapping[str, int]) -> None:
-        """Continue with the totals of a checkpoint."""
-        self.tokens, self.used = tokens, Counter(used)
-
-    def count(self, ids: Sequence[str]) -> int:
-        """Add the samples of a step; returns their tokens."""
-        tokens = sum(self._buffer.sequence_lengths(ids, SEQUENCES))
-        self.tokens += tokens
-        if self._sources:
-            self.used.update(self._buffer.metadata(ids, SOURCE))
-        return tokens
-
-    def numbers(self, samples: int) -> dict[str, float]:
-        """Numbers for the metrics. `samples`: of all finished steps,
-        each a prompt or another row of the dataset."""
-        used = {f"used/{name}": float(self.used[name]) for name in self._sources}
-        return {"total/prompts": float(samples), "total/tokens": float(self.tokens), **used}
-
-
 class StepTimes:
     """Adds up seconds since the last step ended. A call counts when it is done, even if it belongs
     to a later step."""
@@ -246,118 +191,3 @@ class StepTimes:
         if self._moves:
             times["time/moves"] = self._moves
         return times
-
-
-class NonfiniteSteps:
-    """Consecutive non-finite steps, with their samples."""
-
-    def __init__(self, directory: RunDirectory, display: Display, limit: int):
-        self.streak: list[tuple[int, list[str]]] = []
-        """(step, samples)."""
-        self._directory = directory
-        self._display = display
-        self._limit = limit
-
-    def restore(self, streak: Iterable[tuple[int, Sequence[str]]]) -> None:
-        """Continue with the streak of a checkpoint."""
-        self.streak = [(step, list(samples)) for step, samples in streak]
-
-    def watch(self, step: int, record: Mapping[str, float], ids: Sequence[str]) -> None:
-        """Record a finished step. Raises NumericError F37, before anything is saved,
-        if too many in a row failed."""
-        bad = [
-            key
-            for key, value in record.items()
-            if key.endswith(MEASURES) and not math.isfinite(value)
-        ]
-        if not bad:
-            self.streak.clear()
-            return
-        self.streak.append((step, list(ids)))
-        problem = f"step {step}: {bad[0]} is not finite"
-        self._display.warning(
-            f"[F33] {problem}, update skipped ({len(self.streak)} of {self._limit})"
-        )
-        if len(self.streak) >= self._limit:
-            steps = [{"step": number, "samples": samples} for number, samples in self.streak]
-            file = self._directory.write_text(
-                "crash/nonfinite.json", json.dumps(steps, indent=2) + "\n"
-            )
-            raise NumericError(
-                f"{problem}, for {self._limit} steps in a row; no model was saved",
-                hint=f"lower the learning rate, or look at the samples named in {file}",
-                code="F37",
-            )
-
-
-class WarningsToMaster(logging.StreamHandler):
-    """Writes warnings to stderr, as Python does where there is no handler,
-    and reports the first of each kind."""
-
-    def __init__(self, report: Tell):
-        super().__init__()
-        self.setLevel(logging.WARNING)
-        self._report = report
-        self._reported: set[tuple[str, str]] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        super().emit(record)
-        template = str(getattr(record, "template", record.msg))
-        if (record.name, template) in self._reported:
-            return
-        self._reported.add((record.name, template))
-        value = {"logger": record.name, "template": template, "text": record.getMessage()[:LONGEST]}
-        try:
-            self._report(WARNED, value, None)
-        except Exception:
-            self.handleError(record)
-
-
-def report_warnings(report: Tell) -> None:
-    """Report the warnings of this process from now on."""
-    logging.getLogger(LOGGER).addHandler(WarningsToMaster(report))
-
-
-def log_again(report: Report) -> None:
-    """Log a warning that another process has reported, as one of this process."""
-    logger, template, text = (str(report.value[key]) for key in ("logger", "template", "text"))
-    logging.getLogger(logger).warning("%s", text, extra={"template": template})
-
-
-class Incidents:
-    """Shows what ranks report in addition to their answers: each warning once, whichever of them
-    has it, and each process of a server or pool that was started again."""
-
-    def __init__(self, ranks: Ranks, display: Display):
-        self._display = display
-        self._warnings: set[tuple[str, str]] = set()
-        """Kinds of warnings that were shown."""
-        self._restarts: Counter[str] = Counter()
-        """Group → how many of its processes were started again since the last step ended."""
-        ranks.listen(WARNED, self._warn)
-        ranks.listen(RESTARTED, self._restart)
-
-    def restarts(self) -> dict[str, float]:
-        """`restarts/<group>` of each group that had some, for the metrics of a step.
-        The next step begins."""
-        counts = {
-            f"{RESTARTS}{group}": float(count) for group, count in sorted(self._restarts.items())
-        }
-        self._restarts.clear()
-        return counts
-
-    def _warn(self, report: Report) -> None:
-        kind = str(report.value["logger"]), str(report.value["template"])
-        if kind not in self._warnings:
-            self._warnings.add(kind)
-            log_file = f"logs/rank{report.rank}.log"
-            self._display.warning(
-                f"rank {report.rank}: {report.value['text']} (repetitions: {log_file})"
-            )
-
-    def _restart(self, report: Report) -> None:
-        process = report.value
-        self._restarts[process["group"]] += 1
-        self._display.warning(
-            f"{process['name']} on {process['machine']} {process['how']}; it was started again"
-        )

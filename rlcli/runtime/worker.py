@@ -36,9 +36,10 @@ from rlcli.runtime.data_order import (
     read_row,
     row_of,
 )
-from rlcli.runtime.faults import Origin, origin_of_call
 from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.runtime.output_checks import (
+    Origin,
+    origin_of_call,
     output_names,
     read_output,
     read_reasons,

@@ -60,8 +60,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     import torch.distributed as dist
 
     from rlcli.runtime.control import Control
-    from rlcli.runtime.messages import logged_failure
-    from rlcli.runtime.report import report_warnings
+    from rlcli.runtime.messages import logged_failure, report_warnings
     from rlcli.runtime.store import RunStore
     from rlcli.runtime.transport import ZmqWorker
 

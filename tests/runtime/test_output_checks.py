@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.runtime.data_order import digest_rows
-from rlcli.runtime.faults import CallOrigin, RowOrigin
 from rlcli.runtime.output_checks import (
+    CallOrigin,
+    RowOrigin,
     checked_output,
     checked_row,
     read_counts,

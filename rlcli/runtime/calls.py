@@ -247,8 +247,9 @@ class Calls:
     def describe(self, ids: Sequence[str]) -> Awaitable[list[Fields]]:
         """Ask, at once, for the responses to these prompts: await the fields of a `SampleRecord`,
         except step and phase, for each."""
-        held = self.buffer.by_rank(ids)
-        answering = self._ranks.ask("describe", {rank: {"ids": held[rank]} for rank in held})
+        by_rank = self.buffer.by_rank(ids)
+        requests = {rank: {"ids": of_rank} for rank, of_rank in by_rank.items()}
+        answering = self._ranks.ask("describe", requests)
         reasons = {id_: {"reason": self._reasons[id_]} for id_ in ids if id_ in self._reasons}
         return _lines_of(self.names(ids), reasons, answering)
 

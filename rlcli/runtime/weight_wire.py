@@ -161,8 +161,8 @@ class DeltaWire(Wire):
         read_base: ReadsBase,
     ) -> list[Moved]:
         base = _Base.of(coming, read_base(coming)) if coming else None
-        held = base.described if base is not None else ()
-        wish = neighbours.pass_numbers_back(held, 2 + len(leaving) if leaving else 0)
+        my_wish = base.wish if base is not None else ()
+        wish = neighbours.pass_numbers_back(my_wish, 2 + len(leaving) if leaving else 0)
         letter = self._letter(wish, leaving, version) if leaving else None
         numbers = self._post(letter, base, neighbours)
         is_damaged = base is not None and numbers is None
@@ -179,7 +179,7 @@ class DeltaWire(Wire):
     def _letter(
         self, wish: Sequence[int], leaving: Sequence[Moved], version: ModelVersion | None
     ) -> _Letter:
-        """The letter for a target that says in its `wish` what it holds."""
+        """The letter for a target; its `wish` says what it holds."""
         assert version is not None
         base_digest, codes = list(wish[:2]), wish[2:]
         blocks = [moving.block for moving, _ in leaving]
@@ -254,7 +254,7 @@ class _Base:
         return cls(numbers, tuple(tensor.dtype for _, tensor in tensors))
 
     @property
-    def described(self) -> list[int]:
+    def wish(self) -> list[int]:
         """The digest of the numbers, and a code for each dtype."""
         return [*digest(self.numbers), *(_DTYPES.index(dtype) for dtype in self.dtypes)]
 

@@ -30,6 +30,8 @@ class ResponseRequest:
     id: str
     bytes_of_experts: int = 0
     """Room for the experts of all tokens in the answer."""
+    taken_at: int | None = None
+    """The update (`Servers.updates`) after which the response was last taken from a server."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Dialect(ABC):
     ALIVE: ClassVar[str]
     """Answers while the server can still write a token."""
     GENERATE: ClassVar[str]
+    METRICS: ClassVar[Mapping[str, str]]
+    """Its names of what `_server_metrics` reads."""
     PAUSING_ABORTS: ClassVar[bool] = False
     """Whether responses end when they are paused to be re-read with other weights: the client then
     requests the rest of them."""
@@ -141,8 +145,8 @@ class Dialect(ABC):
         return [self.resume()]
 
     @abstractmethod
-    def abort(self) -> Call:
-        """Abort all requests."""
+    def abort(self, id_: str | None) -> Call:
+        """Abort one request, or all."""
 
     @abstractmethod
     def release(self) -> Sequence[Call]:

@@ -32,10 +32,10 @@ from rlcli.owned_folder import OwnedFolder
 
 from ._routing_replay import RoutedLayers
 from ._saving import Ranks, describe, save_model
-from ._server_answers import Sampling, read_answer
+from ._server_answers import Sampling
 from ._server_dialect import ResponseRequest
 from ._server_experts import bytes_of_experts
-from ._server_pool import Servers
+from ._server_pool import Served, Servers
 from ._server_process import Server
 from ._server_response import Response
 from ._server_stream import ServerStream
@@ -86,11 +86,14 @@ class ServerEngine(HoldsWeights, GenerationEngine):
     ) -> GeneratedResponses:
         prompts = self._prompts(input_, gconfig)
         finished: dict[int, FinishedResponse] = {}
-        with self.open(tokenizer, gconfig, 0) as stream:
+        with self._open(tokenizer, gconfig, continues=False) as stream:
             numbers = submit_all(stream, prompts, seeds)
             while len(finished) < len(numbers):
                 finished |= {response.number: response for response in stream.collect()}
         return as_batch([finished[number] for number in numbers], gconfig.routing_replay)
+
+    def measured(self) -> dict[str, tuple[float, int]]:
+        return self._servers.measured()
 
     @property
     def weights_number(self) -> int:
@@ -100,54 +103,61 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
     ) -> ResponseStream:
         self._check_length(longest_prompt + gconfig.max_new_tokens)
+        return self._open(tokenizer, gconfig, continues=True)
+
+    def _open(
+        self, tokenizer: Any, gconfig: GenerationHyperparameters, continues: bool
+    ) -> ServerStream:
+        """`continues`: a response that is taken from a slow server is continued elsewhere.
+        Otherwise it is sampled again from its beginning, with its seed: then it is the same, by
+        whichever servers it was sampled."""
         sampling = Sampling.of(self._servers.dialect, gconfig, tokenizer, *self._ids)
         if gconfig.routing_replay:
             routed = RoutedLayers.of(self._weights.model, self.role)
             sampling = replace(sampling, routed=routed)
         self._servers.restore()
         at_once = min(self._most_at_once, gconfig.max_concurrent_responses)
-        return ServerStream(
-            self._servers,
-            lambda prompt, seed, stop: self._respond(
-                prompt, sampling, gconfig.max_new_tokens, seed, stop
-            ),
-            at_once,
-            self._on_pause,
-        )
+        respond = partial(self._respond, sampling, gconfig.max_new_tokens, continues)
+        return ServerStream(self._servers, respond, at_once, self._on_pause, continues)
 
     def _respond(
-        self, prompt: list[int], sampling: Sampling, limit: int, seed: int, stop: threading.Event
+        self,
+        sampling: Sampling,
+        limit: int,
+        continues: bool,
+        prompt: list[int],
+        seed: int,
+        stop: threading.Event,
     ) -> Response:
-        """A whole response, in as many pieces as the server returns."""
+        """A whole response, in as many pieces as servers return."""
         response, routed = Response(sampling), sampling.routed
         room = bytes_of_experts(len(prompt) + limit, routed) if routed is not None else 0
-        for asked in range(limit + CONTINUATIONS):
+        pieces, taken_at = 0, None
+        for _ in range(limit + CONTINUATIONS):
             request = ResponseRequest(
                 prompt + response.tokens,
                 sampling.parameters,
                 limit - len(response.tokens),
-                seed if not asked else stable_seed(seed, asked),
+                seed if not pieces else stable_seed(seed, pieces),
                 uuid.uuid4().hex,
                 room,
+                taken_at,
             )
             pauses = self._servers.pauses
-            served = self._servers.generate(request, stop)
+            served = self._servers.generate(request, sampling, stop)
             if served is None:  # no longer wanted
                 response.is_aborted = True
                 return response
-            server, raw = served
-            answer = read_answer(
-                self._servers.dialect, raw, request, sampling, server.endpoint.hostile
-            )
-            if routed is not None and answer.tokens and answer.experts is None:
-                raise self._without_experts(server)
+            is_unwanted = served.answer.is_aborted and stop.is_set()
             is_paused = self._servers.dialect.PAUSING_ABORTS and self._servers.pauses > pauses
-            if answer.is_aborted and not stop.is_set() and not is_paused:
-                raise WorkerError(
-                    f"{server.name} ended a response at another client's request", code="F90"
-                )
-            response.add(answer, partial(self._number_of, server=server))
-            response.is_aborted = answer.is_aborted and stop.is_set()
+            self._check(served, sampling, is_expected=is_unwanted or is_paused)
+            if served.was_taken:
+                taken_at = self._servers.updates
+                if served.answer.is_aborted and not continues and not is_unwanted:
+                    continue
+            response.add(served.answer, partial(self._number_of, server=served.server))
+            pieces += 1
+            response.is_aborted = is_unwanted
             if len(response.tokens) == limit or response.has_ended or response.is_aborted:
                 return response
         message = (
@@ -155,6 +165,17 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             "tokenizer has no tokens"
         )
         raise ModelError(message, hint="is the tokenizer that of the model?")
+
+    def _check(self, served: Served, sampling: Sampling, is_expected: bool) -> None:
+        """`is_expected`: whether the response may have ended because it was paused, or is no longer
+        wanted. Raises WorkerError, ModelError."""
+        server, answer = served.server, served.answer
+        if sampling.routed is not None and answer.tokens and answer.experts is None:
+            raise self._without_experts(server)
+        if answer.is_aborted and not (is_expected or served.was_taken):
+            raise WorkerError(
+                f"{server.name} ended a response at another client's request", code="F90"
+            )
 
     def _without_experts(self, server: Server) -> ModelError:
         message = f"{server.name} does not report the experts of tokens, as routing_replay needs"

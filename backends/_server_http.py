@@ -79,7 +79,14 @@ class Endpoint:
 
     def get(self, path: str, seconds: float) -> Any:
         """Raises the same errors as `post`."""
-        return self._ask("GET", path, None, seconds, ANSWER)
+        return self._parsed(path, self._ask("GET", path, None, seconds, ANSWER), ANSWER)
+
+    def get_text(self, path: str, seconds: float) -> str:
+        """An answer that is not JSON. Raises the same errors as `post`."""
+        content = self._ask("GET", path, None, seconds, ANSWER)
+        if len(content) > ANSWER.bytes:
+            raise self.hostile(f"gives an answer to {path} of more than {ANSWER.bytes} bytes")
+        return content.decode(errors="replace")
 
     def post(self, path: str, body: Mapping[str, Any], seconds: float, most: Size = ANSWER) -> Any:
         """The answer, decoded from JSON; None if it is empty.
@@ -87,9 +94,11 @@ class Endpoint:
         Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no such
         server gives.
         """
-        return self._ask("POST", path, json.dumps(body).encode(), seconds, most)
+        content = self._ask("POST", path, json.dumps(body).encode(), seconds, most)
+        return self._parsed(path, content, most)
 
-    def _ask(self, method: str, path: str, body: bytes | None, seconds: float, most: Size) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None, seconds: float, most: Size) -> bytes:
+        """The content of an answer, or of one that is too large its beginning."""
         parts = urlsplit(self.url)
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -121,11 +130,12 @@ class Endpoint:
             connection.close()
         if cut.is_done:
             raise ServerLate(f"no answer to {path} within {seconds:.3g} s")
-        return self._read(path, response, content, most)
+        self._check(path, response, content, most)
+        return content
 
-    def _read(
+    def _check(
         self, path: str, response: http.client.HTTPResponse, content: bytes, most: Size
-    ) -> Any:
+    ) -> None:
         missing = response.length or 0
         if missing and len(content) <= most.bytes:
             raise ServerGone(
@@ -135,6 +145,8 @@ class Endpoint:
             raise ServerGone(f"status {response.status}: {self._shown(content)}")
         if response.status != 200:
             raise ServerRefused(response.status, self._shown(content))
+
+    def _parsed(self, path: str, content: bytes, most: Size) -> Any:
         if len(content) <= most.bytes and not content.strip():
             return None
         try:

@@ -13,6 +13,8 @@ from ._server_devices import VISIBLE, devices_of_a_server
 WIDTHS = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 """Bytes per number of the weights that are sent; without a dtype, as the model is stored
 (`_server_weights`)."""
+AT_ONCE = 64
+"""`max_concurrent_requests` unless it is given (`_server_backend`)."""
 
 
 class ClientMemory(MemoryModel):
@@ -52,7 +54,15 @@ class ClientMemory(MemoryModel):
         sent = WIDTHS.get(str(dtype), self.role.architecture.stored_width)
         weights = width * self._parameters // arguments.get("tp", 1)
         share = int(self._fraction * (device_bytes or 0))
-        return ServerMemory(weights, cache=max(0, share - weights), sent=sent * self._parameters)
+        sizes = self.role.architecture
+        heads = max(1, sizes.kv_heads // arguments.get("tp", 1))
+        return ServerMemory(
+            weights,
+            cache=max(0, share - weights),
+            sent=sent * self._parameters,
+            at_once=arguments.get("max_concurrent_requests", AT_ONCE),
+            per_token=2 * heads * sizes.head_dim * len(sizes.layers) * width,
+        )
 
     @property
     def _fraction(self) -> float:

@@ -1,4 +1,5 @@
-"""Several servers that hold the same weights: each request goes to the least busy one.
+"""Several servers that hold the same weights. Which one a request goes to is decided in
+`_server_balance`.
 
 Requests are admitted unless they are held back. An update holds them back, waits until none is in
 flight (or has them paused), and succeeds only if all servers hold the new weights; otherwise no
@@ -14,23 +15,36 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
-from ._server_answers import largest_answer
+from ._server_answers import Answer, Sampling, largest_answer, read_answer
+from ._server_balance import Balance, Flight
 from ._server_dialect import Call, ResponseRequest, WeightUpdate
 from ._server_http import ServerGone, ServerLate, ServerRefused
+from ._server_metrics import PATH, Meter, read_metrics
 from ._server_process import TRIES, Server
 
 LOOK_AGAIN_S = 1.0
 """Seconds between checks whether a request that waits for admission is still wanted."""
+READ_AGAIN_S = 5.0
+"""Seconds between readings of the servers' metrics."""
 BEHIND = (ServerGone, ServerLate, ServerRefused)
 """Errors that keep a server from taking an update."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server has answered."""
+
+    server: Server
+    answer: Answer
+    was_taken: bool
+    """Whether the rest is to come from another server, because this one is slow."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,13 @@ class Servers:
         self._run = uuid.uuid4().hex[:8]
         """Distinguishes our weights from those that others give to a server."""
         self._changed = threading.Condition()
+        self._balance = Balance(len(servers))
+        self._meter = Meter()
+        self._aside = ThreadPoolExecutor(2, "aside")
+        """For requests that no response waits for."""
+        self._next_look, self._next_reading = 0.0, 0.0
+        self._mute: set[int] = set()
+        """Servers that report no metrics."""
         self._holds = 0
         self._present: WeightUpdate | None = None
         self._broken: RlcliError | None = None
@@ -61,6 +82,8 @@ class Servers:
         """How requests in flight are paused."""
         self.pauses = 0
         """How often requests in flight have been paused."""
+        self.updates = 0
+        """How often all servers have taken weights."""
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -95,6 +118,9 @@ class Servers:
                 raise
             self._present = update
             self._released = False
+            with self._changed:
+                self.updates += 1
+                self._balance.weights_changed()
 
     def _bring(self, server: Server, update: WeightUpdate) -> None:
         """Load weights into a running server; if it fails,
@@ -131,6 +157,7 @@ class Servers:
             server.lives += 1
             server.is_ready = True
         with self._changed:
+            self._balance.started(server.number)
             self._changed.notify_all()
 
     def _check_digests(self) -> None:
@@ -153,25 +180,18 @@ class Servers:
     # -- requests ----------------------------------------------------------------------------------
 
     def generate(
-        self, request: ResponseRequest, stop: threading.Event
-    ) -> tuple[Server, Any] | None:
-        """The least busy server, and its answer; None once `stop` is set.
+        self, request: ResponseRequest, sampling: Sampling, stop: threading.Event
+    ) -> Served | None:
+        """A server's answer; None once `stop` is set.
 
         Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
-        body = self.dialect.body(request)
-        most = largest_answer(request.max_new_tokens, request.bytes_of_experts)
         breaks = 0
-        while (admitted := self._admitted(stop)) is not None:
-            server, life = admitted
+        while (admitted := self._admitted(request, stop)) is not None:
+            server, life, flight = admitted
+            answer = None
             try:
-                return server, server.endpoint.post(
-                    self.dialect.GENERATE, body, self._deadlines.request, most
-                )
-            except ServerRefused as problem:
-                raise ModelError(
-                    f"{server.name} refuses a request: {problem}", code="F90"
-                ) from None
+                answer = self._ask(server, request, sampling)
             except ServerGone as problem:
                 failed: Exception = problem
             except ServerLate as problem:
@@ -181,32 +201,102 @@ class Servers:
                     ) from None
                 failed = problem
             finally:
-                self._let_go(server)
+                self._let_go(flight, request, answer)
+            if answer is not None:
+                return Served(server, answer, flight.is_taken)
             if not stop.is_set():
                 breaks += self._lost(server, life, failed, breaks)
         return None
 
-    def _admitted(self, stop: threading.Event) -> tuple[Server, int] | None:
-        """A server, and the number of its current life."""
+    def _ask(self, server: Server, request: ResponseRequest, sampling: Sampling) -> Answer:
+        body = self.dialect.body(request)
+        most = largest_answer(request.max_new_tokens, request.bytes_of_experts)
+        try:
+            raw = server.endpoint.post(self.dialect.GENERATE, body, self._deadlines.request, most)
+        except ServerRefused as problem:
+            raise ModelError(f"{server.name} refuses a request: {problem}", code="F90") from None
+        return read_answer(self.dialect, raw, request, sampling, server.endpoint.hostile)
+
+    def _admitted(
+        self, request: ResponseRequest, stop: threading.Event
+    ) -> tuple[Server, int, Flight] | None:
+        """A server, the number of its current life, and the request in flight."""
         with self._changed:
             while not stop.is_set():
                 if self._broken is not None:
                     raise self._broken
                 if self._released and not self._holds:
                     raise RuntimeError("servers are asked while their memory is given back")
-                if not self._holds and any(server.is_ready for server in self.servers):
-                    break
+                number = None if self._holds else self._chosen(request)
+                if number is not None:
+                    server = self.servers[number]
+                    return server, server.lives, self._begin(number, request)
                 self._changed.wait(LOOK_AGAIN_S)
-            else:
-                return None
-            server = min(filter(attrgetter("is_ready"), self.servers), key=attrgetter("in_flight"))
-            server.in_flight += 1
-            return server, server.lives
+            return None
 
-    def _let_go(self, server: Server) -> None:
+    def _chosen(self, request: ResponseRequest) -> int | None:
+        ready = [server.number for server in self.servers if server.is_ready]
+        return self._balance.choose(ready, request.prompt, self._can_move(request))
+
+    def _begin(self, number: int, request: ResponseRequest) -> Flight:
+        can_move = self._can_move(request)
+        return self._balance.begin(number, request.id, time.monotonic(), request.prompt, can_move)
+
+    def _can_move(self, request: ResponseRequest) -> bool:
+        return request.taken_at != self.updates
+
+    def _let_go(self, flight: Flight, request: ResponseRequest, answer: Answer | None) -> None:
+        text, tokens = request.prompt, None
+        if answer is not None:
+            text, tokens = [*request.prompt, *answer.tokens], len(answer.tokens)
+            self._meter.count_response()
         with self._changed:
-            server.in_flight -= 1
+            taken = self._balance.end(flight, time.monotonic(), text, tokens)
             self._changed.notify_all()
+        self._take(taken)
+
+    # -- besides -----------------------------------------------------------------------------------
+
+    def look(self, takes: bool) -> None:
+        """Look after the servers. To be called often while responses are awaited. `takes`: and take
+        a response from each that has been silent for too long."""
+        now = time.monotonic()
+        if takes and now >= self._next_look:
+            self._next_look = now + LOOK_AGAIN_S
+            with self._changed:
+                taken = self._balance.overdue(now) if not self._holds else []
+            self._take(taken)
+        if now >= self._next_reading:
+            self._next_reading = now + READ_AGAIN_S
+            self._aside.submit(self._read_metrics)
+
+    def _read_metrics(self) -> None:
+        for server in self.servers:
+            if not server.is_ready or server.number in self._mute:
+                continue
+            try:
+                text = server.endpoint.get_text(PATH, READ_AGAIN_S)
+            except (ServerRefused, RlcliError):
+                self._mute.add(server.number)
+            except (ServerGone, ServerLate):
+                continue
+            else:
+                self._meter.read(server.number, read_metrics(text, self.dialect.METRICS))
+
+    def measured(self) -> dict[str, tuple[float, int]]:
+        """(sum, count) of what servers have reported about their load since the last time."""
+        return self._meter.take()
+
+    def _take(self, flights: Sequence[Flight]) -> None:
+        """Have servers end responses, whose requests then get what there is of them."""
+        for flight in flights:
+            self._aside.submit(self._end, self.servers[flight.server], flight.id)
+
+    def _end(self, server: Server, id_: str | None) -> None:
+        """End one response, or all."""
+        path, body = self.dialect.abort(id_)
+        with suppress(*BEHIND, RlcliError):
+            server.endpoint.post(path, body, server.patience)
 
     def _lost(self, server: Server, life: int, problem: Exception, breaks: int) -> bool:
         """Handle a server that did not answer a request: restart it, unless only the connection
@@ -262,7 +352,7 @@ class Servers:
         with self._changed:
             self._holds += 1
             end = time.monotonic() + self._deadlines.request
-            while drained and any(server.in_flight for server in self.servers):
+            while drained and self._balance.in_flight:
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
                     self._holds -= 1
                     raise HangError(
@@ -310,13 +400,10 @@ class Servers:
 
     def abort(self) -> None:
         """Abort all requests in flight, without waiting for servers that do not answer."""
-        path, body = self.dialect.abort()
         for server in self.servers:
-            try:
-                server.endpoint.post(path, body, server.patience)
-            except (*BEHIND, RlcliError):
-                continue
+            self._end(server, None)
 
     def close(self) -> None:
+        self._aside.shutdown(wait=False, cancel_futures=True)
         for server in self.servers:
             server.stop()

@@ -28,11 +28,14 @@ class ServerStream(ResponseStream):
         respond: Callable[[list[int], int, threading.Event], Response],
         most_at_once: int,
         mode: str,
+        continues: bool,
     ):
-        """`respond(prompt, seed, stop)`; `mode` of pausing: retract or in_place."""
+        """`respond(prompt, seed, stop)`; `mode` of pausing: retract or in_place. `continues`: what
+        is taken from a slow server is not lost."""
         self._servers = servers
         self._respond = respond
         self._mode = mode
+        self._continues = continues
         self._threads = ThreadPoolExecutor(most_at_once, "response")
         self._stop = threading.Event()
         self._making: dict[Future[Response], int] = {}
@@ -92,6 +95,7 @@ class ServerStream(ResponseStream):
     def _wait_for_one(self) -> None:
         self._one_is_done.wait(LOOK_AGAIN_S)
         self._one_is_done.clear()
+        self._servers.look(takes=self._continues)
 
     def _take(self) -> list[FinishedResponse]:
         """All that are done."""

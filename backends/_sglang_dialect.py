@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,6 +37,13 @@ class SGLangDialect(Dialect):
     READY: ClassVar[str] = "/ready"
     ALIVE: ClassVar[str] = "/health_generate"
     GENERATE: ClassVar[str] = "/generate"
+    METRICS: ClassVar[Mapping[str, str]] = {
+        "running": "sglang:num_running_reqs",
+        "queued": "sglang:num_queue_reqs",
+        "prompt_tokens": "sglang:prompt_tokens_total",
+        "cached_tokens": "sglang:cached_tokens_total",
+        "preemptions": "sglang:num_retracted_requests_total",
+    }
 
     def settings(self, model: Path, tp: int, key: str) -> dict[str, Any]:
         return {
@@ -46,6 +53,7 @@ class SGLangDialect(Dialect):
             "host": "127.0.0.1",
             "api-key": key,
             "tp-size": tp,
+            "enable-metrics": True,
         }
 
     def settings_over_nodes(self, nodes: int, node: int, meeting: str) -> dict[str, Any]:
@@ -109,8 +117,8 @@ class SGLangDialect(Dialect):
     def resume(self) -> Call:
         return "/continue_generation", {}
 
-    def abort(self) -> Call:
-        return "/abort_request", {"abort_all": True}
+    def abort(self, id_: str | None) -> Call:
+        return "/abort_request", {"abort_all": True} if id_ is None else {"rid": id_}
 
     def release(self) -> Sequence[Call]:
         return [

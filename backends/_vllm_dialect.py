@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +35,13 @@ class VLLMDialect(Dialect):
     READY: ClassVar[str] = "/health"
     ALIVE: ClassVar[str] = "/health"
     GENERATE: ClassVar[str] = "/inference/v1/generate"
+    METRICS: ClassVar[Mapping[str, str]] = {
+        "running": "vllm:num_requests_running",
+        "queued": "vllm:num_requests_waiting",
+        "prompt_tokens": "vllm:prefix_cache_queries_total",
+        "cached_tokens": "vllm:prefix_cache_hits_total",
+        "preemptions": "vllm:num_preemptions_total",
+    }
     PAUSING_ABORTS: ClassVar[bool] = True
 
     def settings(self, model: Path, tp: int, key: str) -> dict[str, Any]:
@@ -120,8 +127,8 @@ class VLLMDialect(Dialect):
     def recover(self) -> Sequence[Call]:
         return [("/wake_up", {}), self.resume()]  # or has left asleep
 
-    def abort(self) -> Call:
-        return "/abort_requests", {}
+    def abort(self, id_: str | None) -> Call:
+        return "/abort_requests", {} if id_ is None else {"request_ids": [PREFIX + id_]}
 
     def release(self) -> Sequence[Call]:
         return [("/sleep?level=2", {})]

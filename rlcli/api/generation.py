@@ -151,6 +151,11 @@ class GenerationEngine(abc.ABC):
             for token in tokens.tolist():
                 yield number, token
 
+    def measured(self) -> Mapping[str, tuple[float, int]]:
+        """Further metrics of what the engine has done since it was last asked: name →
+        (sum, count)."""
+        return {}
+
     @property
     def weights_number(self) -> int:
         """How many times the engine has been given new weights."""

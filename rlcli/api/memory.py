@@ -87,6 +87,10 @@ class ServerMemory:
     """Keys and values, and whatever else it reserves while it runs."""
     sent: int
     """To all its devices together, each time its weights change."""
+    at_once: int = 0
+    """Responses that a rank requests at once of all its servers."""
+    per_token: int = 0
+    """Of a response's keys and values."""
 
     @property
     def total(self) -> int:

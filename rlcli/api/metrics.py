@@ -112,6 +112,23 @@ SCORE_METRICS: Metrics = {
 }
 """Of calls that give rewards."""
 
+SERVER_METRICS: Metrics = {
+    "<role>/servers/running": (
+        "requests",
+        "responses that a server works on, mean over its readings, which are 5 s apart",
+    ),
+    "<role>/servers/queued": ("requests", "requests that wait in a server, likewise"),
+    "<role>/servers/cache_hits": (
+        "share",
+        "share of the tokens of prompts whose keys and values servers had in their caches",
+    ),
+    "<role>/servers/preemptions": (
+        "preemptions per response",
+        "how often servers interrupted a response for lack of cache",
+    ),
+}
+"""Of roles whose responses come from servers, where these report metrics."""
+
 ENGINE_METRICS: Metrics = {
     "<role>/loss": ("loss", "loss, mean over the optimizer steps"),
     "<role>/loss_weight": (
@@ -161,6 +178,7 @@ RUN_METRICS: Metrics = {
     **DROP_METRICS,
     **STALENESS_METRICS,
     **SCORE_METRICS,
+    **SERVER_METRICS,
     **ENGINE_METRICS,
     **EVAL_METRICS,
 }

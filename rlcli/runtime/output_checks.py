@@ -262,6 +262,12 @@ def read_sums(metadata: Mapping[str, Sequence[Any]]) -> dict[str, Moments]:
     return sums
 
 
+def measured_by(engine: Any) -> dict[str, Moments]:
+    """What an engine reports about the responses that it has just given."""
+    measured: dict[str, tuple[float, int]] = getattr(engine, "measured", dict)()
+    return {name: Moments(total, 0.0, count) for name, (total, count) in measured.items()}
+
+
 def _is_sum(value: Any) -> bool:
     return type(value) is tuple and [type(number) for number in value] == [float, int]
 

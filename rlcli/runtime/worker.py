@@ -38,7 +38,9 @@ from rlcli.runtime.data_order import (
 )
 from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.runtime.output_checks import (
+    Moments,
     Origin,
+    measured_by,
     origin_of_call,
     output_names,
     read_output,
@@ -287,7 +289,10 @@ class ModelWorker:
         else:
             returned = run(data, mfc.mb_spec)
         warn_of_changes(mfc.name, data, before)
-        return self._take_in(mfc, data, returned, origin)
+        answer = self._take_in(mfc, data, returned, origin)
+        if mfc.interface_type is ModelInterfaceType.GENERATE:
+            answer["scores"] |= measured_by(model.module)
+        return answer
 
     def _take_in(self, mfc: MFCDef, data: SequenceSample, returned: Any, origin: Origin) -> Fields:
         """Check, measure and store what a call returned for `data`; returns its description."""

@@ -351,6 +351,8 @@ def _servers_json(servers: RoleServers) -> dict[str, Any]:
         "servers": len(servers.placed),
         "weights": servers.memory.weights,
         "cache": servers.memory.cache,
+        "responses_at_once": servers.memory.at_once,
+        "cache_per_token": servers.memory.per_token,
         "devices_of_each": max(
             (len(server.devices) * len(server.nodes) for server in servers.placed), default=0
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from rlcli.recipe.parsing.tree import Path
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
+    from rlcli.recipe.servers import PlacedServer
     from rlcli.topology.memory import RoleMemory
     from rlcli.topology.report import Plan
     from rlcli.topology.servers import RoleServers
 
 WIDTH = 80
+SHOWN_SERVERS = 4
+"""Servers of a role whose devices are listed."""
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 UNITS = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"))
 
@@ -397,6 +401,7 @@ def _about_servers(plan: Plan) -> Iterator[str]:
     """What the table of memory leaves out, and what is sent when weights change."""
     for servers in plan.memory.servers:
         name, taken = f"servers of {servers.role}", servers.memory
+        yield from _wrapped(f"{name}: {_where_and_how_many(servers, plan)}", "  ", "    ")
         if not servers.placed:
             yield from _wrapped(
                 f"{name} are not started by the run; their memory is not counted", "  ", "    "
@@ -429,6 +434,34 @@ def _about_servers(plan: Plan) -> Iterator[str]:
                 f"{servers.role} (weights_folder)"
             )
             yield from _wrapped(text, "  ", "    ")
+
+
+def _where_and_how_many(servers: RoleServers, plan: Plan) -> str:
+    """`2, on devices 0-1 and 2-3 of node 0; each rank has up to 64 responses at once`."""
+    count, taken = len(servers.placed), servers.memory
+    rank_servers = Counter(server.rank for server in servers.placed)
+    of_each = max(rank_servers.values(), default=1)
+    longest = plan.memory.lengths.sequence
+    room = size(-(-taken.at_once // of_each) * longest * taken.per_token)
+    places = f"{count}, " if count else ""
+    if servers.on_devices:
+        shown = [_devices_of(server) for server in servers.placed[:SHOWN_SERVERS]]
+        more = f" and {count - len(shown)} more" if count > len(shown) else ""
+        places += f"on {'; '.join(shown)}{more}; "
+    return (
+        f"{places}up to {taken.at_once} responses at once for each rank, whose keys and values "
+        f"take up to {room} on each device at {longest} tokens"
+    )
+
+
+def _devices_of(server: PlacedServer) -> str:
+    """`devices 0-3 of node 0`."""
+    first, last = server.devices[0], server.devices[-1]
+    devices = f"device {first}" if first == last else f"devices {first}-{last}"
+    of = f"node {server.nodes[0]}"
+    if len(server.nodes) > 1:
+        of = f"nodes {server.nodes[0]}-{server.nodes[-1]}"
+    return f"{devices} of {of}"
 
 
 def _duration(seconds: float) -> str:

@@ -11,23 +11,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attached_engines import follow
-from fake_server import HashModel
+from fake_server import HashModel, log_softmax
 from safetensors import safe_open
 from server_kinds import KINDS, SGLANG, VLLM
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from rlcli.api.config import ModelBackendAbstraction
+from rlcli.api.config import GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.model import make_backend
 from rlcli.backends._server_attach import Expected, check_model
 from rlcli.backends._server_http import Endpoint
+from rlcli.backends._server_metrics import read_metrics
 from rlcli.backends._server_process import Server
 from rlcli.backends.sglang import SGLang
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import HangError, ModelError, UsageError, WorkerError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.tiny_models import tiny_model
+from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
 only_sglang = pytest.mark.parametrize("kind", [SGLANG], ids=str, indirect=True)
 
@@ -415,6 +416,127 @@ def test_an_unreachable_server_is_named_after_the_start_deadline(attached):
         attached(1, start_deadline_s=1.0, urls=["http://127.0.0.1:1"])
     assert time.monotonic() - began < 10
     assert (caught.value.code, named_servers(caught.value)) == ("F91", {"http://127.0.0.1:1"})
+
+
+# -- slow servers ----------------------------------------------------------------------------------
+
+SERVERS, QUICK_TOKEN_S, SLOW_TOKEN_S, LONG = 3, 0.002, 0.2, 60
+
+
+@pytest.fixture
+def one_is_slow(attached, monkeypatch):
+    """An engine with three servers, of which the last is a hundred times slower."""
+    # responses are short here
+    for name, value in (("SHORTEST_S", 0.2), ("SILENCE", 3.0), ("REQUEST", 4)):
+        monkeypatch.setattr(f"rlcli.backends._server_balance.{name}", value)
+    monkeypatch.setattr("rlcli.backends._server_pool.LOOK_AGAIN_S", 0.05)
+    engine, fakes = attached(SERVERS, request_deadline_s=60.0)
+    for fake in fakes:
+        fake.token_s = QUICK_TOKEN_S
+    generate(engine, responses_per_prompt=6, max_new_tokens=20)  # what servers usually take
+    fakes[-1].token_s = SLOW_TOKEN_S
+    return engine, fakes
+
+
+def responses_of(engine, count, **settings):
+    """Responses of a stream, in order."""
+    gconfig = GenerationHyperparameters(max_new_tokens=LONG, **settings)
+    finished = {}
+    with engine.open(TinyTokenizer(), gconfig, 8) as stream:
+        for seed in range(count):
+            stream.submit(torch.tensor([seed % 5 + 3, 7]), seed)
+        while len(finished) < count:
+            finished |= {response.number: response for response in stream.collect()}
+    return [finished[number] for number in range(count)]
+
+
+def test_responses_under_way_on_a_slow_server_are_continued_on_others(one_is_slow, kind):
+    engine, fakes = one_is_slow
+    responses = responses_of(engine, 18)
+    prompts = [
+        tuple(body.get("input_ids", body.get("token_ids")))
+        for fake in fakes[:-1]
+        for path, body in fake.calls
+        if path == kind.generate
+    ]
+    continued = [prompt for prompt in prompts if len(prompt) > 4]
+    assert continued, "what was sampled there was not sent to another server"
+    model = fakes[0].model
+    for number, response in enumerate(responses):
+        tokens = response.tokens.tolist()
+        assert response.segments[0].start == 0
+        assert response.segments[-1].end == len(tokens)
+        assert len({segment.weights for segment in response.segments}) == 1
+        prompt = (number % 5 + 3, 7)
+        logprobs = [
+            log_softmax(model.logits((*prompt, *tokens[:place])))[token]
+            for place, token in enumerate(tokens)
+        ]
+        assert response.logprobs.tolist() == pytest.approx(logprobs, abs=1e-5)
+
+
+def test_whole_batches_are_the_same_whichever_server_is_slow(one_is_slow):
+    """They are sampled again from their beginning, with their seeds."""
+    engine, fakes = one_is_slow
+    slow = generate(engine, responses_per_prompt=6, max_new_tokens=LONG)
+    assert sum("/abort" in path for path in fakes[-1].paths()) > 0
+    fakes[-1].token_s = QUICK_TOKEN_S
+    quick = generate(engine, responses_per_prompt=6, max_new_tokens=LONG)
+    assert [one.tolist() for one in slow.tokens] == [one.tolist() for one in quick.tokens]
+
+
+def test_a_slow_server_that_does_not_end_responses_changes_none(one_is_slow, kind):
+    engine, fakes = one_is_slow
+    fakes[-1].fail(kind.dialect.abort(None)[0], *["refuse"] * 100)
+    fakes[-1].token_s = 20 * QUICK_TOKEN_S
+    assert len(responses_of(engine, 18)) == 18
+
+
+# -- metrics of servers ----------------------------------------------------------------------------
+
+
+def test_servers_report_their_load(attached):
+    engine, fakes = attached(2)
+    for fake in fakes:
+        fake.token_s = 0.02
+        fake.cached_tokens = fake.prompt_tokens = fake.preemptions = 1000  # of earlier runs
+    engine._servers._read_metrics()
+    engine.measured()
+    engine._servers._next_reading = 0.0  # while responses are under way
+    generate(engine, responses_per_prompt=4, max_new_tokens=40)
+    fakes[0].preemptions += 10
+    engine._servers._read_metrics()
+    measured = {name: total / count for name, (total, count) in engine.measured().items()}
+    assert 0 < measured["servers/running"] <= 20
+    assert measured["servers/queued"] == 0
+    assert 0.5 <= measured["servers/cache_hits"] <= 0.75, "each prompt was read at least once"
+    assert measured["servers/preemptions"] == 10 / 20
+    assert engine.measured() == {}
+
+
+@pytest.mark.parametrize("fault", ["refuse", "huge", "reset", "garbage"])
+def test_servers_without_usable_metrics_only_lack_them(attached, fault):
+    engine, (fake,) = attached()
+    fake.token_s = 0.01
+    fake.fail("/metrics", *[fault] * 3)
+    engine._servers._next_reading = 0.0
+    assert len(generate(engine).tokens) == 5
+    assert not any("running" in name for name in engine.measured())
+
+
+@pytest.mark.parametrize(
+    ("number", "result"),
+    [("3", 3), ("3.5e1", 35), ("nan", None), ("+Inf", None), ("-1", None), ("0x1", None)],
+)
+def test_a_metric_is_a_finite_number_from_0_on(number, result):
+    text = f'# TYPE a:b gauge\na:b{{x="}} 5"}} {number}\na:bc 7\n'
+    assert read_metrics(text, {"running": "a:b"}).get("running") == result
+
+
+def test_metrics_of_several_processes_of_a_server_are_added():
+    text = 'a:b{rank="0"} 1.0 1700000000\na:b{rank="1"} 2.0\na:b{rank="2"} nan\na:b{rank="3" 9\n'
+    assert read_metrics(text, {"running": "a:b"}) == {"running": 3.0}
+    assert read_metrics("a:b 1e308\n" * 3, {"running": "a:b"}) == {}
 
 
 # -- updates ---------------------------------------------------------------------------------------

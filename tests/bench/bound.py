@@ -4,14 +4,14 @@
 
 The master, its admission and its messages are real; the ranks and the servers behind one of them
 are simulated on a virtual clock (`scale.py`). The lengths of responses are log-normal, the longest
-per cent more than 20 times the median; training takes as long as generating a batch. Servers are
-chosen as the client chooses them, and repeat what a server that dies was working on.
+per cent more than 20 times the median; training takes as long as generating a batch. The client's
+own rules (`backends/_server_balance.py`) choose servers and take responses from slow ones; what a
+server was working on when it dies is repeated.
 
 `of the least`: virtual seconds over the larger of all training and all generation, above staleness
 0; over the critical path of the same lengths at staleness 0. `idle`: share of the time in which the
-trainer waits. `cost`: seconds that a fault adds, over those of a server's start; that of a server
-which becomes ten times slower has no limit, because nothing takes responses away from it. The exit
-code is 1 if a figure misses its limit.
+trainer waits. `cost`: seconds that a fault adds, over those of a server's start: one dies, or
+becomes ten times slower. The exit code is 1 if a figure misses its limit.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scale import SimulatedRanks, prepare
 
+from rlcli.backends._server_balance import Balance, Flight
 from rlcli.checkpoint.completion import RunIdentity
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
@@ -52,6 +53,9 @@ PROMPTS_PER_SLOT = 2
 """Prompts of a step for each slot of all servers."""
 PAUSE_S, START_S = 0.2, 60.0
 """Seconds for which new weights pause all servers, and those that a server takes to start."""
+LOOK_S, READ_S = 1.0, 0.1
+"""Seconds between looks for silent servers, and those for which a server that continues a response
+reads what there is of it."""
 TOKENS_PER_S = 100
 OF_LEAST, OF_CRITICAL_PATH, FASTER, IDLE, OF_START = 1.05, 1.10, 2.5, 0.05, 2.0
 """Limits."""
@@ -87,7 +91,6 @@ def seconds_of(sample: str) -> tuple[float, ...]:
 @dataclass
 class Server:
     speed: float = 1.0
-    in_flight: int = 0
     is_ready: bool = True
 
 
@@ -96,7 +99,10 @@ class Response:
     chunk: Chunk
     sample: str
     seconds: float
-    server: Server | None = None
+    """That are left of it, at full speed."""
+    flight: Flight | None = None
+    """Its request, once a server has it."""
+    can_move: bool = True
     versions: list[tuple[int, float]] = field(default_factory=list)
     """(version, when it was taken) since the response began."""
 
@@ -128,6 +134,11 @@ class SimulatedServers(SimulatedRanks):
         self.servers = [Server() for _ in range(servers)]
         self.busy = Counter[str]()
         """Call → seconds."""
+        self._balance = Balance(servers)
+        self._continues = recipe.train.max_staleness > 0
+        """Whether responses that are taken from a server are continued, not repeated."""
+        self._looks = False
+        """Whether a look for silent servers is due."""
         self._version = 0
         self._waiting: deque[Response] = deque()
         self._made: dict[int, Chunk] = {}
@@ -169,16 +180,25 @@ class SimulatedServers(SimulatedRanks):
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Requests go to the least busy server."""
         while self._waiting:
-            free = [one for one in self.servers if one.is_ready and one.in_flight < SLOTS]
-            if not free:
+            free = [
+                number for number, one in enumerate(self.servers) if self._has_slot(number, one)
+            ]
+            number = self._balance.choose(free, can_move=self._waiting[0].can_move)
+            if number is None:
                 return
-            response = self._waiting.popleft()
-            response.server = min(free, key=lambda server: server.in_flight)
-            response.server.in_flight += 1
-            response.versions = [(self._version, self.now)]
-            self._end_at(response, self.now + response.seconds / response.server.speed)
+            self._request(self._waiting.popleft(), number)
+        self._look_later()
+
+    def _has_slot(self, number: int) -> bool:
+        return self.servers[number].is_ready and self._balance.count(number) < SLOTS
+
+    def _request(self, response: Response, number: int) -> None:
+        id_ = str(next(self._order))
+        response.flight = self._balance.begin(number, id_, self.now, can_move=response.can_move)
+        if not response.versions or response.versions[-1][0] != self._version:
+            response.versions.append((self._version, self.now))
+        self._end_at(response, self.now + response.seconds / self.servers[number].speed)
 
     def _end_at(self, response: Response, when: float) -> None:
         self._ends[response] = when
@@ -190,9 +210,7 @@ class SimulatedServers(SimulatedRanks):
         self._at(when, end)
 
     def _finish(self, response: Response) -> None:
-        del self._ends[response]
-        assert response.server is not None
-        response.server.in_flight -= 1
+        self._end(response)
         chunk = response.chunk
         chunk.segments[response.sample].append(response.spans(self.now))
         chunk.missing -= 1
@@ -201,34 +219,78 @@ class SimulatedServers(SimulatedRanks):
             heapq.heappush(self._events, (self.now, next(self._order), chunk.request, chunk.rank))
         self._dispatch()
 
+    def _end(self, response: Response) -> float:
+        """Its server has answered. Returns the seconds that are left of it, at full speed."""
+        flight = response.flight
+        assert flight is not None
+        left = (self._ends.pop(response) - self.now) * self.servers[flight.server].speed
+        tokens = round((response.seconds - left) * TOKENS_PER_S)
+        self._take(self._balance.end(flight, self.now, tokens=tokens))
+        return left
+
+    def _take(self, flights: Sequence[Flight]) -> None:
+        """Responses that are taken from slow servers go to others."""
+        ids = {flight.id for flight in flights}
+        taken = [one for one in self._ends if one.flight is not None and one.flight.id in ids]
+        for response in taken:
+            left = self._end(response)
+            response.can_move = False
+            if self._continues:
+                response.seconds = left + READ_S
+            else:
+                response.versions = []
+        self._waiting.extendleft(taken)
+
+    def _look_later(self) -> None:
+        if self._continues and not self._looks:
+            self._looks = True
+            self._at(self.now + LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        self._take(self._balance.overdue(self.now))
+        if self._ends or self._waiting:
+            self._look_later()
+        self._dispatch()
+
     def _take_weights(self) -> None:
         """Pause all servers for new weights."""
         self._version += 1
+        self._balance.weights_changed()
+        for response in self._waiting:
+            response.can_move = True
         for response, when in list(self._ends.items()):
+            response.can_move = True
             response.versions.append((self._version, self.now))
             self._end_at(response, when + PAUSE_S)
 
     def slow_down(self, factor: float) -> None:
         """The first server is that much slower from now on."""
-        server = self.servers[0]
-        server.speed /= factor
-        for response, when in list(self._ends.items()):
-            if response.server is server:
-                self._end_at(response, self.now + (when - self.now) * factor)
+        self.servers[0].speed /= factor
+        for response, when in self._on_first():
+            self._end_at(response, self.now + (when - self.now) * factor)
 
     def die(self) -> None:
         """The first server dies; its requests are repeated, and it is started again."""
-        server = self.servers[0]
-        lost = [response for response in self._ends if response.server is server]
-        for response in lost:
+        for response, _ in self._on_first():
+            assert response.flight is not None
             del self._ends[response]
-        self._waiting.extendleft(lost)
-        server.in_flight, server.is_ready = 0, False
+            self._balance.end(response.flight, self.now)
+            self._waiting.appendleft(response)
+        self.servers[0].is_ready = False
         self._at(self.now + START_S, self._started_again)
         self._dispatch()
 
+    def _on_first(self) -> list[tuple[Response, float]]:
+        return [
+            (response, when)
+            for response, when in self._ends.items()
+            if response.flight is not None and response.flight.server == 0
+        ]
+
     def _started_again(self) -> None:
         self.servers[0].is_ready = True
+        self._balance.started(0)
         self._dispatch()
 
     def _answer(self, request: Request, rank: int) -> dict[str, Any]:
@@ -356,6 +418,7 @@ def problems(figures: dict[str, float], slack: float = 1.0) -> list[str]:
         "trainer_idle": IDLE * slack,
         "of_the_critical_path": OF_CRITICAL_PATH * slack,
         "cost_of_death": OF_START * slack,
+        "cost_of_slow_server": OF_START * slack,
     }
     above = [
         f"{name}: {figures[name]:.3g}, at most {limit:.3g} allowed"

@@ -12,12 +12,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from faulty_http import Handler, QuietServer, Refused
+from faulty_http import Handler, QuietServer, Refused, Text
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,12 @@ class FakeServer:
         of the unscaled one."""
         self.returns_experts = True
         """Whether it was started with --enable-return-routed-experts."""
+        self.preemptions = 0
+        """How often it says that it has interrupted a response."""
+        self.prompt_tokens, self.cached_tokens = 0, 0
+        """Tokens of prompts, and those of them that it had in its cache."""
+        self._prompts: set[tuple[int, ...]] = set()
+        """Those in its cache."""
         self._prefixes: dict[tuple[int, ...], list[float]] = {}
         self._lock = threading.Lock()
         self._state = threading.Condition()
@@ -192,6 +198,24 @@ class FakeServer:
             raise Refused(f"no {path}")
         return handlers[path](body)
 
+    metric_names: Mapping[str, str]
+    """Its names of numbers of its load."""
+
+    def metrics(self) -> Text:
+        numbers = {
+            "running": len(self._running),
+            "queued": 0,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "preemptions": self.preemptions,
+        }
+        lines = ["# HELP some text", 'python_info{version="3"} 1.0']
+        lines += [
+            f'{theirs}{{model_name="a {{b}} \\" c"}} {numbers[ours]:.1f}'
+            for ours, theirs in self.metric_names.items()
+        ]
+        return Text("\n".join(lines) + "\n")
+
     def respond(self, wish: Wish, answered: Callable[[Sampled], dict[str, Any]]) -> Any:
         """The answer to a request for a response; `answered` writes it in the server's protocol."""
         with self._state:
@@ -199,6 +223,9 @@ class FakeServer:
                 raise Refused(f"memory is given back; it has {sorted(self.in_memory)}")
             self._running[wish.id] = False
             self.most_at_once = max(self.most_at_once, len(self._running))
+            self.prompt_tokens += len(wish.prompt)
+            self.cached_tokens += len(wish.prompt) if wish.prompt in self._prompts else 0
+            self._prompts.add(wish.prompt)
         try:
             answer = answered(self._sample(wish))
         finally:
@@ -255,6 +282,7 @@ class FakeServer:
     def flush(self) -> None:
         with self._lock:
             self._prefixes.clear()
+            self._prompts.clear()
 
     def pause(self, aborts: bool) -> None:
         with self._state:
@@ -267,12 +295,14 @@ class FakeServer:
             self._paused = False
             self._state.notify_all()
 
-    def abort(self) -> None:
+    def abort(self, ids: Sequence[str] | None = None) -> None:
+        """End some responses, or all."""
         with self._state:
-            self._end_running()
+            self._end_running(ids)
 
-    def _end_running(self) -> None:
-        self._running = dict.fromkeys(self._running, True)
+    def _end_running(self, ids: Sequence[str] | None = None) -> None:
+        for id_ in self._running:
+            self._running[id_] |= ids is None or id_ in ids
         self._state.notify_all()
 
     def release(self, contents: set[str]) -> None:

@@ -22,6 +22,13 @@ from faulty_http import Refused
 class FakeSGLang(FakeServer):
     """`with FakeSGLang(model) as server:` serves at `server.url`."""
 
+    metric_names = {
+        "running": "sglang:num_running_reqs",
+        "queued": "sglang:num_queue_reqs",
+        "prompt_tokens": "sglang:prompt_tokens_total",
+        "cached_tokens": "sglang:cached_tokens_total",
+        "preemptions": "sglang:num_retracted_requests_total",
+    }
     preferred: Mapping[str, Any] | None = None
     """Its own preferred sampling settings."""
     _is_open = False
@@ -57,7 +64,10 @@ class FakeSGLang(FakeServer):
             },
             "/pause_generation": lambda body: self.pause(aborts=body["mode"] == "abort"),
             "/continue_generation": lambda _: self.resume(),
-            "/abort_request": lambda _: self.abort(),
+            "/abort_request": lambda body: self.abort(
+                None if body.get("abort_all") else [body["rid"]]
+            ),
+            "/metrics": lambda _: self.metrics(),
             "/flush_cache": lambda _: self.flush(),
             "/release_memory_occupation": lambda body: self.release(set(body["tags"])),
             "/resume_memory_occupation": lambda body: self.regain(set(body["tags"])),

@@ -14,6 +14,8 @@ from typing import Any
 from fake_server import FakeServer, HashModel, Sampled, Wish, spans
 from faulty_http import Refused
 
+PREFIX = "generate-tokens-"
+"""Before the id of a request."""
 GREEDY = 1e-10
 """A top_p that leaves only the most likely token."""
 
@@ -21,6 +23,13 @@ GREEDY = 1e-10
 class FakeVLLM(FakeServer):
     """`with FakeVLLM(model) as server:` serves at `server.url`."""
 
+    metric_names = {
+        "running": "vllm:num_requests_running",
+        "queued": "vllm:num_requests_waiting",
+        "prompt_tokens": "vllm:prefix_cache_queries_total",
+        "cached_tokens": "vllm:prefix_cache_hits_total",
+        "preemptions": "vllm:num_preemptions_total",
+    }
     load_format = "dummy"
     """With which it reads weights: dummy reads none."""
     logprobs_mode = "processed_logprobs"
@@ -40,7 +49,8 @@ class FakeVLLM(FakeServer):
             "/reset_prefix_cache": lambda _: self._reset_prefix_cache(),
             "/pause": lambda body: self.pause(aborts=body.get("mode", "abort") == "abort"),
             "/resume": lambda _: self.resume(),
-            "/abort_requests": lambda _: self.abort(),
+            "/abort_requests": self._abort,
+            "/metrics": lambda _: self.metrics(),
             "/sleep": lambda _: self.release({"kv_cache", "weights"}),
             "/wake_up": self._wake_up,
         }
@@ -95,7 +105,7 @@ class FakeVLLM(FakeServer):
             "weight_versions": spans(sampled.versions) or None,
             "routed_experts": self._experts((*wish.prompt, *sampled.tokens)),
         }
-        return {"request_id": f"generate-tokens-{wish.id}", "choices": [choice]}
+        return {"request_id": f"{PREFIX}{wish.id}", "choices": [choice]}
 
     def _experts(self, tokens: tuple[int, ...]) -> str | None:
         experts = self.experts_of(tokens)
@@ -109,6 +119,10 @@ class FakeVLLM(FakeServer):
         file = io.BytesIO()
         numpy.save(file, numpy.array(experts, dtype=numpy.uint8), allow_pickle=False)
         return base64.b64encode(file.getvalue()).decode()
+
+    def _abort(self, body: dict[str, Any]) -> None:
+        ids = [id_.removeprefix(PREFIX) for id_ in body.get("request_ids", ())]
+        self.abort(ids or None)
 
     def _wake_up(self, body: dict[str, Any]) -> None:
         contents = {body["tags"]} if "tags" in body else {"kv_cache", "weights"} - self.in_memory

@@ -32,6 +32,10 @@ class Fake(Protocol):
         ...
 
 
+class Text(str):
+    """An answer that is not JSON."""
+
+
 class QuietServer(ThreadingHTTPServer):
     """Clients may connect and disconnect at any time."""
 
@@ -82,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(400, {"success": False, "message": str(problem)})
 
     def _send(self, status: int, answer: Any, promised: int | None = None) -> None:
-        content = json.dumps(answer).encode()
+        content = (answer if isinstance(answer, Text) else json.dumps(answer)).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content) if promised is None else promised))
         self.end_headers()

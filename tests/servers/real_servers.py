@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -13,10 +14,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import prompts
+from rlcli.testing.backend.plain import greedy_answers, sequences
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
+from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 from rlcli.topology.groups import Group, process_folder
 
 
@@ -101,3 +105,63 @@ def follow(engine, seed):
     source = HeldSource(tiny_model("llama", seed=seed))
     blocks = [(block, source.read(block.name)) for block in engine.weight_blocks()]
     engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)
+
+
+TRIES, LONG, REPEATS = 8, 100, 6
+
+
+def require_that_taken_responses_continue(engine, monkeypatch):
+    """Responses that are taken from the first of two servers end on the second as they would have
+    ended on the first."""
+    follow(engine, seed=9)
+    expected = greedy_answers(tiny_model("llama", seed=9).double(), prompts(), LONG) * REPEATS
+    servers, served = engine._servers, []
+    generate = servers.generate
+
+    def recorded(*args):
+        served.append(generate(*args))
+        return served[-1]
+
+    monkeypatch.setattr(servers, "generate", recorded)
+    for _ in range(TRIES):
+        assert _responses_while_taken(engine) == expected
+        answers = [one.answer for one in served if one.was_taken]
+        if any(answer.is_aborted and answer.tokens for answer in answers):
+            return
+        engine._push()  # then all may be taken again
+    raise AssertionError(f"no response was taken midway in {TRIES} tries")
+
+
+def _responses_while_taken(engine):
+    """The tokens of some greedy responses, while those on the first server are taken from it."""
+    servers, finished = engine._servers, {}
+    requests = sequences(prompts(), "packed_prompts") * REPEATS
+    gconfig = GenerationHyperparameters(max_new_tokens=LONG, greedy=True)
+    with engine.open(TinyTokenizer(), gconfig, max(map(len, requests))) as stream:
+        for seed, prompt in enumerate(requests):
+            stream.submit(prompt, seed)
+        while not servers._balance.count(0):
+            time.sleep(0.01)
+        time.sleep(0.2)
+        with servers._changed:
+            flights = servers._balance._loads[0].take()
+        servers._take(flights)
+        while len(finished) < len(requests):
+            finished |= {response.number: response for response in stream.collect()}
+    return [finished[number].tokens.tolist() for number in range(len(requests))]
+
+
+def require_measured_load(engine):
+    """Both servers report their load by the names that the client knows."""
+    servers = engine._servers
+    servers._read_metrics()
+    engine.measured()
+    _responses_while_taken(engine)
+    servers._read_metrics()
+    assert not servers._mute
+    measured = {name: total / count for name, (total, count) in engine.measured().items()}
+    assert measured.keys() == {
+        f"servers/{name}" for name in ("running", "queued", "cache_hits", "preemptions")
+    }
+    assert 0 <= measured["servers/running"] <= len(prompts().ids) * REPEATS
+    assert 0 <= measured["servers/cache_hits"] < 1

@@ -20,6 +20,8 @@ from real_servers import (
     AttachedContract,
     follow,
     own_servers,
+    require_measured_load,
+    require_that_taken_responses_continue,
     server_process,
     servers_of,
 )
@@ -157,6 +159,14 @@ def test_a_seed_gives_the_same_response_at_any_concurrency(ours):
     ).tokens
     assert [one.tolist() for one in one_by_one] == [one.tolist() for one in first]
     assert len({tuple(one.tolist()) for one in first[:4]}) == 4
+
+
+def test_responses_that_are_taken_from_a_server_continue_on_another(ours, monkeypatch):
+    require_that_taken_responses_continue(ours, monkeypatch)
+
+
+def test_servers_report_their_load(ours):
+    require_measured_load(ours)
 
 
 def test_a_server_of_another_model_is_refused(ours, tokenizer):

@@ -15,6 +15,8 @@ from real_servers import (
     AttachedContract,
     follow,
     own_servers,
+    require_measured_load,
+    require_that_taken_responses_continue,
     server_process,
     servers_of,
 )
@@ -99,6 +101,14 @@ def test_a_seed_gives_the_same_response_again(ours):
     )
     assert [tokens.tolist() for tokens in again] == [tokens.tolist() for tokens in first]
     assert len({tuple(tokens.tolist()) for tokens in first[:4]}) == 4
+
+
+def test_responses_that_are_taken_from_a_server_continue_on_another(ours, monkeypatch):
+    require_that_taken_responses_continue(ours, monkeypatch)
+
+
+def test_servers_report_their_load(ours):
+    require_measured_load(ours)
 
 
 def test_a_server_of_another_model_is_refused(ours, tokenizer):

@@ -13,6 +13,7 @@ from rlcli.topology.advice import Fitting
 from rlcli.topology.memory import Peak, plan_memory
 from rlcli.topology.report import make_plan, plan_json
 from rlcli.topology.text import plan_lines
+from rlcli.topology.text import size as readable
 
 MIB = 1 << 20
 
@@ -371,6 +372,18 @@ def test_servers_are_counted_on_their_devices(planned):
         "cluster.nodes=2",
     )
     assert wrong.memory.servers == plan.memory.servers
+
+
+def test_where_servers_are_and_how_much_they_work_on_is_shown(planned):
+    plan = planned("8B", SERVERS, "cluster.nodes=2")
+    longest = plan.memory.lengths.sequence
+    text = " ".join(" ".join(plan_lines(plan)).split())
+    each = 64 * longest * 2 * 1 * 128 * 32 * 2  # 8 heads of keys and values over tp 8, in 16 bits
+    assert "servers of actor_rollout: 2, on devices 0-7 of node 0; devices 0-7 of node 1;" in text
+    at_once = "up to 64 responses at once for each rank, whose keys and values take up to"
+    assert f"{at_once} {readable(each)} on each device at {longest} tokens" in text
+    (servers,) = plan_json(plan)["memory"]["servers"]
+    assert servers["responses_at_once"] * servers["cache_per_token"] * longest == each
 
 
 def test_weight_transfers_to_servers_are_shown(planned):

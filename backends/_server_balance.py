@@ -23,6 +23,8 @@ SHORTEST_S = 2.0
 SILENCE = 10.0
 """A server is silent if it has not answered for this many times as long as the answers of others
 usually take."""
+REST_S = 300.0
+"""Time for which a slow server gets no request after an answer."""
 AHEAD = 8
 """How many more requests than the least busy server the one may have that holds a prefix."""
 BLOCK = 32
@@ -81,9 +83,9 @@ class Load:
 class Balance:
     """The requests in flight on servers, which are numbered from 0. Times are in seconds.
 
-    A slow server gets one request at a time until its answers show that it is slow no longer. What
-    it has in flight when that turns out is taken from it, each response at most once per update. A
-    silent one has its oldest response taken, which shows how fast it is.
+    What a slow server has in flight when that turns out is taken from it, each response at most
+    once per update. From then on it gets a single request now and then, until its answer shows that
+    it is slow no longer. A silent one has its oldest response taken, which shows how fast it is.
     """
 
     def __init__(self, servers: int):
@@ -100,12 +102,14 @@ class Balance:
         return len(self._loads[server].in_flight)
 
     def choose(
-        self, ready: Iterable[int], prompt: Sequence[int] = (), can_move: bool = True
+        self, ready: Iterable[int], now: float, prompt: Sequence[int] = (), can_move: bool = True
     ) -> int | None:
         """The server for a request: the one that holds the prompt's prefix, unless it is busier
         than others, or the least busy. None: all have to finish something first."""
         counts = {
-            server: self.count(server) for server in ready if self._takes_another(server, can_move)
+            server: self.count(server)
+            for server in ready
+            if server not in self._slow or (can_move and self._is_rested(server, now))
         }
         if not counts:
             return None
@@ -138,11 +142,13 @@ class Balance:
         if not self._is_slow(flight.server):
             return []
         self._slow.add(flight.server)
+        load.answers.clear()  # the next one decides alone
         return load.take()
 
-    def overdue(self, now: float) -> list[Flight]:
-        """What is to be taken from silent servers."""
-        silent = [load for server, load in enumerate(self._loads) if self._is_silent(server, now)]
+    def overdue(self, now: float, slow_only: bool = False) -> list[Flight]:
+        """What is to be taken from silent servers; `slow_only`: that are known to be slow."""
+        suspects = self._slow if slow_only else range(len(self._loads))
+        silent = [self._loads[server] for server in suspects if self._is_silent(server, now)]
         return [flight for load in silent for flight in load.take(1)]
 
     def weights_changed(self) -> None:
@@ -158,8 +164,9 @@ class Balance:
         self._slow.discard(server)
         self._prefixes.forget(server)
 
-    def _takes_another(self, server: int, can_move: bool) -> bool:
-        return server not in self._slow or (can_move and not self.count(server))
+    def _is_rested(self, server: int, now: float) -> bool:
+        load = self._loads[server]
+        return not load.in_flight and now >= load.last_answer + REST_S
 
     def _is_slow(self, server: int) -> bool:
         load = self._loads[server]

@@ -236,7 +236,8 @@ class Servers:
 
     def _chosen(self, request: ResponseRequest) -> int | None:
         ready = [server.number for server in self.servers if server.is_ready]
-        return self._balance.choose(ready, request.prompt, self._can_move(request))
+        now, can_move = time.monotonic(), self._can_move(request)
+        return self._balance.choose(ready, now, request.prompt, can_move)
 
     def _begin(self, number: int, request: ResponseRequest) -> Flight:
         can_move = self._can_move(request)
@@ -257,14 +258,14 @@ class Servers:
 
     # -- besides -----------------------------------------------------------------------------------
 
-    def look(self, takes: bool) -> None:
-        """Look after the servers. To be called often while responses are awaited. `takes`: and take
-        a response from each that has been silent for too long."""
+    def look(self, slow_only: bool) -> None:
+        """Take a response from each server that has been silent for too long, `slow_only`: and is
+        known to be slow. To be called often while responses are awaited."""
         now = time.monotonic()
-        if takes and now >= self._next_look:
+        if now >= self._next_look:
             self._next_look = now + LOOK_AGAIN_S
             with self._changed:
-                taken = self._balance.overdue(now) if not self._holds else []
+                taken = self._balance.overdue(now, slow_only) if not self._holds else []
             self._take(taken)
         if now >= self._next_reading:
             self._next_reading = now + READ_AGAIN_S

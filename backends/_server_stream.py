@@ -95,7 +95,7 @@ class ServerStream(ResponseStream):
     def _wait_for_one(self) -> None:
         self._one_is_done.wait(LOOK_AGAIN_S)
         self._one_is_done.clear()
-        self._servers.look(takes=self._continues)
+        self._servers.look(slow_only=not self._continues)
 
     def _take(self) -> list[FinishedResponse]:
         """All that are done."""

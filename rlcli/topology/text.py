@@ -446,8 +446,9 @@ def _where_and_how_many(servers: RoleServers, plan: Plan) -> str:
     places = f"{count}, " if count else ""
     if servers.on_devices:
         shown = [_devices_of(server) for server in servers.placed[:SHOWN_SERVERS]]
-        more = f" and {count - len(shown)} more" if count > len(shown) else ""
-        places += f"on {'; '.join(shown)}{more}; "
+        if count > len(shown):
+            shown.append(f"{count - len(shown)} on others")
+        places += f"on {'; '.join(shown)}; "
     return (
         f"{places}up to {taken.at_once} responses at once for each rank, whose keys and values "
         f"take up to {room} on each device at {longest} tokens"

@@ -5,6 +5,8 @@ import pytest
 from rlcli.backends._server_balance import AHEAD, BLOCK, Balance
 
 SERVERS = 3
+LATER = 1000.0
+"""When a slow server may be tried again."""
 
 
 @pytest.fixture
@@ -36,8 +38,8 @@ def ids(flights):
 def test_a_request_goes_to_the_least_busy_server(balance):
     in_flight(balance, 0, "a", "b")
     in_flight(balance, 1, "c")
-    assert balance.choose([0, 1, 2]) == 2
-    assert balance.choose([0, 1]) == 1
+    assert balance.choose([0, 1, 2], LATER) == 2
+    assert balance.choose([0, 1], LATER) == 1
 
 
 def test_a_slow_server_has_all_its_responses_taken(balance):
@@ -56,38 +58,38 @@ def test_a_response_is_taken_once_until_the_weights_change(balance):
     assert ids(answered(balance, 0, 40.0)) == ["b"], "the other one is still being taken"
 
 
-def test_a_slow_server_gets_one_request_at_a_time_and_none_that_was_taken(balance):
+def test_a_slow_server_gets_a_single_request_now_and_then_and_none_that_was_taken(balance):
     with_answers(balance)
     answered(balance, 0, 40.0)
     in_flight(balance, 1, "a")
     in_flight(balance, 2, "b")
-    assert balance.choose(range(SERVERS), can_move=False) == 1
-    assert balance.choose(range(SERVERS)) == 0
-    in_flight(balance, 0, "c")
+    assert balance.choose(range(SERVERS), 41.0) == 1
+    assert balance.choose(range(SERVERS), LATER, can_move=False) == 1
+    assert balance.choose(range(SERVERS), LATER) == 0
+    in_flight(balance, 0, "c", now=LATER)
     in_flight(balance, 1, "d")
-    assert balance.choose(range(SERVERS)) == 2
-    assert balance.choose([0]) is None
+    assert balance.choose(range(SERVERS), LATER) == 2
+    assert balance.choose([0], LATER) is None
 
 
 def test_a_server_that_is_as_fast_as_others_again_gets_as_many_requests(balance):
     with_answers(balance)
     answered(balance, 0, 40.0)
-    in_flight(balance, 1, "a", "b")
-    in_flight(balance, 2, "c", "d")
-    in_flight(balance, 0, "e")
-    assert balance.choose(range(SERVERS)) != 0
-    for _ in range(4):
-        answered(balance, 0, 1.0)
-    assert balance.choose(range(SERVERS)) == 0
+    in_flight(balance, 1, "a")
+    in_flight(balance, 2, "b")
+    answered(balance, 0, 30.0, now=LATER)
+    assert balance.choose(range(SERVERS), LATER + 31.0) == 1
+    answered(balance, 0, 1.0, now=2 * LATER)
+    assert balance.choose(range(SERVERS), 2 * LATER + 1.0) == 0
 
 
 def test_a_server_that_was_started_again_is_not_slow(balance):
     with_answers(balance)
     answered(balance, 0, 40.0)
     in_flight(balance, 0, "a")
-    assert balance.choose([0]) is None
+    assert balance.choose([0], LATER) is None
     balance.started(0)
-    assert balance.choose([0]) == 0
+    assert balance.choose([0], LATER) == 0
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,14 @@ def test_a_silent_server_has_its_oldest_response_taken(balance):
     assert ids(balance.overdue(23.0)) == ["b"]
 
 
+def test_of_silent_servers_those_that_are_known_to_be_slow_are_asked_first(balance):
+    with_answers(balance)
+    answered(balance, 0, 40.0)
+    in_flight(balance, 0, "a", now=50.0)
+    in_flight(balance, 1, "b", now=50.0)
+    assert ids(balance.overdue(100.0, slow_only=True)) == ["a"]
+
+
 def test_the_other_responses_of_a_silent_server_follow_if_it_is_slow(balance):
     with_answers(balance)
     oldest, *_ = in_flight(balance, 0, "a", "b", "c", now=1.0)
@@ -144,30 +154,32 @@ def test_responses_to_one_prompt_go_to_one_server(balance):
     in_flight(balance, 0, "a")
     balance.begin(1, "b", 0.0, PROMPT)
     in_flight(balance, 1, "c", "d")
-    assert balance.choose(range(SERVERS), PROMPT) == 1
-    assert balance.choose(range(SERVERS), PROMPT[1:]) == 2
+    assert balance.choose(range(SERVERS), LATER, PROMPT) == 1
+    assert balance.choose(range(SERVERS), LATER, PROMPT[1:]) == 2
 
 
 def test_the_next_turn_of_a_conversation_goes_to_the_server_of_the_last(balance):
     flight = balance.begin(1, "a", 0.0, PROMPT)
     text = [*PROMPT, *range(500, 600)]
     balance.end(flight, 1.0, text, tokens=100)
-    assert balance.choose(range(SERVERS), [*text, *range(700, 730)]) == 1
-    assert balance.choose(range(SERVERS), [*PROMPT[:BLOCK], *range(800, 900)]) == 0, "too little"
+    assert balance.choose(range(SERVERS), LATER, [*text, *range(700, 730)]) == 1
+    assert balance.choose(range(SERVERS), LATER, [*PROMPT[:BLOCK], *range(800, 900)]) == 0, (
+        "too little"
+    )
 
 
 def test_a_full_server_or_one_that_is_down_gives_its_conversations_up(balance):
     balance.begin(1, "a", 0.0, PROMPT)
-    assert balance.choose([0, 2], PROMPT) == 0
+    assert balance.choose([0, 2], LATER, PROMPT) == 0
     in_flight(balance, 1, *map(str, range(AHEAD - 1)))
-    assert balance.choose(range(SERVERS), PROMPT) == 0
+    assert balance.choose(range(SERVERS), LATER, PROMPT) == 0
 
 
 @pytest.mark.parametrize("ends", [Balance.weights_changed, lambda balance: balance.started(1)])
 def test_new_weights_and_a_new_start_discard_prefixes(balance, ends):
     balance.begin(1, "a", 0.0, PROMPT)
     ends(balance)
-    assert balance.choose(range(SERVERS), PROMPT) == 0
+    assert balance.choose(range(SERVERS), LATER, PROMPT) == 0
 
 
 def test_few_prefixes_are_remembered(balance, monkeypatch):
@@ -176,4 +188,4 @@ def test_few_prefixes_are_remembered(balance, monkeypatch):
     for number in range(10):
         flight = balance.begin(2, f"{number}", 0.0, [number])
         balance.end(flight, 0.0)
-    assert balance.choose(range(SERVERS), PROMPT) == 0
+    assert balance.choose(range(SERVERS), LATER, PROMPT) == 0

@@ -181,10 +181,8 @@ class SimulatedServers(SimulatedRanks):
 
     def _dispatch(self) -> None:
         while self._waiting:
-            free = [
-                number for number, one in enumerate(self.servers) if self._has_slot(number, one)
-            ]
-            number = self._balance.choose(free, can_move=self._waiting[0].can_move)
+            free = filter(self._has_slot, range(len(self.servers)))
+            number = self._balance.choose(free, self.now, can_move=self._waiting[0].can_move)
             if number is None:
                 return
             self._request(self._waiting.popleft(), number)
@@ -242,13 +240,13 @@ class SimulatedServers(SimulatedRanks):
         self._waiting.extendleft(taken)
 
     def _look_later(self) -> None:
-        if self._continues and not self._looks:
+        if not self._looks:
             self._looks = True
             self._at(self.now + LOOK_S, self._look)
 
     def _look(self) -> None:
         self._looks = False
-        self._take(self._balance.overdue(self.now))
+        self._take(self._balance.overdue(self.now, slow_only=not self._continues))
         if self._ends or self._waiting:
             self._look_later()
         self._dispatch()
@@ -394,14 +392,18 @@ def measure(servers: int, steps: int) -> dict[str, float]:
     """All figures."""
     in_turn, ahead = run(servers, steps, 0), run(servers, steps, 4)
     middle = ahead.seconds / 2
+    slow = Fault(middle, lambda ranks: ranks.slow_down(10))
+    slow_in_turn = Fault(in_turn.seconds / 2, slow.act)
     faults = {
         "death": run(servers, steps, 4, Fault(middle, SimulatedServers.die)),
-        "slow_server": run(servers, steps, 4, Fault(middle, lambda ranks: ranks.slow_down(10))),
+        "slow_server": run(servers, steps, 4, slow),
     }
     costs = {
         f"cost_of_{name}": max(0.0, outcome.seconds - ahead.seconds) / START_S
         for name, outcome in faults.items()
     }
+    slowed = run(servers, steps, 0, slow_in_turn).seconds - in_turn.seconds
+    costs["cost_of_slow_server_in_turn"] = max(0.0, slowed) / START_S
     return {
         "of_the_least": ahead.seconds / least(ahead, servers),
         "trainer_idle": ahead.trainer_idle,
@@ -419,6 +421,7 @@ def problems(figures: dict[str, float], slack: float = 1.0) -> list[str]:
         "of_the_critical_path": OF_CRITICAL_PATH * slack,
         "cost_of_death": OF_START * slack,
         "cost_of_slow_server": OF_START * slack,
+        "cost_of_slow_server_in_turn": OF_START * slack,
     }
     above = [
         f"{name}: {figures[name]:.3g}, at most {limit:.3g} allowed"
@@ -456,7 +459,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show(figures: Iterable[tuple[str, float]]) -> None:
     for name, figure in figures:
-        print(f"{name.replace('_', ' '):>22} {figure:8.3f}")
+        print(f"{name.replace('_', ' '):>27} {figure:8.3f}")
 
 
 if __name__ == "__main__":

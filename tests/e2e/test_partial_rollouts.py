@@ -82,9 +82,13 @@ def test_responses_of_servers_go_on_with_new_weights(run_ahead, backend, fake):
         args = {"urls": [server.url], "update": "disk", "on_pause": "retract"}
         described = json.dumps({"type": backend, "args": args})
         settings = (f"models.actor.rollout.backend={described}", "generation.max_new_tokens=60")
-        run = run_ahead(generation=settings)
+        run = run_ahead("models.actor.rollout.transfer=delta", generation=settings)
     assert longest(run.folder) > 1
     assert max(record["segments/max"] for record in run.steps) > 1
+    sent = [record["bytes/actor_train.copy_to"] for record in run.steps]
+    assert max(sent[1:]) < sent[0], "after the first copy only changes are sent"
+    loads = [record.get("actor_rollout/servers/running", 0) for record in run.steps]
+    assert max(loads) > 0
 
 
 def test_with_one_segment_new_weights_wait_for_all_responses(run_ahead):

@@ -461,18 +461,19 @@ def test_responses_under_way_on_a_slow_server_are_continued_on_others(one_is_slo
     ]
     continued = [prompt for prompt in prompts if len(prompt) > 4]
     assert continued, "what was sampled there was not sent to another server"
-    model = fakes[0].model
     for number, response in enumerate(responses):
-        tokens = response.tokens.tolist()
-        assert response.segments[0].start == 0
-        assert response.segments[-1].end == len(tokens)
-        assert len({segment.weights for segment in response.segments}) == 1
-        prompt = (number % 5 + 3, 7)
-        logprobs = [
-            log_softmax(model.logits((*prompt, *tokens[:place])))[token]
-            for place, token in enumerate(tokens)
-        ]
+        (segment,) = response.segments
+        assert (segment.start, segment.end) == (0, len(response.tokens))
+        logprobs = logprobs_of(fakes[0].model, (number % 5 + 3, 7), response.tokens.tolist())
         assert response.logprobs.tolist() == pytest.approx(logprobs, abs=1e-5)
+
+
+def logprobs_of(model, prompt, tokens):
+    """What a fake's model gives the tokens of a response."""
+    return [
+        log_softmax(model.logits((*prompt, *tokens[:place])))[token]
+        for place, token in enumerate(tokens)
+    ]
 
 
 def test_whole_batches_are_the_same_whichever_server_is_slow(one_is_slow):

@@ -262,7 +262,7 @@ class SimulatedServers(SimulatedRanks):
             response.versions.append((self._version, self.now))
             self._end_at(response, when + PAUSE_S)
 
-    def slow_down(self, factor: float) -> None:
+    def slow_down(self, factor: float = 10.0) -> None:
         """The first server is that much slower from now on."""
         self.servers[0].speed /= factor
         for response, when in self._on_first():
@@ -391,25 +391,22 @@ def least(outcome: Outcome, servers: int) -> float:
 def measure(servers: int, steps: int) -> dict[str, float]:
     """All figures."""
     in_turn, ahead = run(servers, steps, 0), run(servers, steps, 4)
-    middle = ahead.seconds / 2
-    slow = Fault(middle, lambda ranks: ranks.slow_down(10))
-    slow_in_turn = Fault(in_turn.seconds / 2, slow.act)
-    faults = {
-        "death": run(servers, steps, 4, Fault(middle, SimulatedServers.die)),
-        "slow_server": run(servers, steps, 4, slow),
-    }
-    costs = {
-        f"cost_of_{name}": max(0.0, outcome.seconds - ahead.seconds) / START_S
-        for name, outcome in faults.items()
-    }
-    slowed = run(servers, steps, 0, slow_in_turn).seconds - in_turn.seconds
-    costs["cost_of_slow_server_in_turn"] = max(0.0, slowed) / START_S
+
+    def cost(
+        undisturbed: Outcome, staleness: int, act: Callable[[SimulatedServers], None]
+    ) -> float:
+        """Of a fault in the middle of a run."""
+        disturbed = run(servers, steps, staleness, Fault(undisturbed.seconds / 2, act))
+        return max(0.0, disturbed.seconds - undisturbed.seconds) / START_S
+
     return {
         "of_the_least": ahead.seconds / least(ahead, servers),
         "trainer_idle": ahead.trainer_idle,
         "faster_than_in_turn": in_turn.seconds / ahead.seconds,
         "of_the_critical_path": in_turn.seconds / critical_path(in_turn, servers),
-        **costs,
+        "cost_of_death": cost(ahead, 4, SimulatedServers.die),
+        "cost_of_slow_server": cost(ahead, 4, SimulatedServers.slow_down),
+        "cost_of_slow_server_in_turn": cost(in_turn, 0, SimulatedServers.slow_down),
     }
 
 

@@ -43,6 +43,11 @@ class Copy:
     """Seconds."""
     is_exact: bool
 
+    def __str__(self) -> str:
+        seconds = f"{self.encoding:.2f} | {self.applying:.2f}"
+        shares = f"{self.share:.2%} | {self.blocks:.1%}"
+        return f"{shares} | {seconds} | {'yes' if self.is_exact else 'no'}"
+
 
 def rounded(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Name → the parameter, flat and rounded to bfloat16, in float32."""
@@ -107,11 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for rate in options.rates:
         results = copies(options.model, rate, options.steps)
         for step, result in enumerate(results, 1):
-            seconds = f"{result.encoding:.2f} | {result.applying:.2f}"
-            print(
-                f"| {rate:g} | {step} | {result.share:.2%} | {result.blocks:.1%} | {seconds} "
-                f"| {'yes' if result.is_exact else 'no'} |"
-            )
+            print(f"| {rate:g} | {step} | {result} |")
         has_failed |= results[-1].share > LIMITS.get(rate, 1.0)
         has_failed |= not all(result.is_exact for result in results)
     return int(has_failed)

@@ -20,7 +20,9 @@ def result(folder: Path) -> dict[str, str]:
         {
             key: value
             for key, value in line.items()
-            if not key.startswith(COUNTERS) and not key.endswith("/calls")
+            if not key.startswith(COUNTERS)
+            and not key.endswith("/calls")
+            and "/servers/" not in key
         }
         for line in lines
     ]

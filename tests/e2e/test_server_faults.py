@@ -109,7 +109,11 @@ def numbers(run):
     """The metrics of each step that do not depend on the clock or on faults."""
     excluded = ("time", "tokens_per_second", "memory", "restarts/")
     return [
-        {key: value for key, value in record.items() if not key.startswith(excluded)}
+        {
+            key: value
+            for key, value in record.items()
+            if not key.startswith(excluded) and "/servers/" not in key
+        }
         for record in run.records
     ]
 

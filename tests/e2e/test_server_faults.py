@@ -107,15 +107,14 @@ def faultless(tmp_path_factory, train_with):
 
 def numbers(run):
     """The metrics of each step that do not depend on the clock or on faults."""
-    excluded = ("time", "tokens_per_second", "memory", "restarts/")
-    return [
-        {
-            key: value
-            for key, value in record.items()
-            if not key.startswith(excluded) and "/servers/" not in key
-        }
-        for record in run.records
-    ]
+    return [dict(filter(is_of_training, record.items())) for record in run.records]
+
+
+def is_of_training(metric):
+    """Whether a (name, number) is none of a machine."""
+    name, _ = metric
+    of_machines = ("time", "tokens_per_second", "memory", "restarts/")
+    return not name.startswith(of_machines) and "/servers/" not in name
 
 
 def ledger(run):

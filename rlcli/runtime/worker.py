@@ -38,7 +38,6 @@ from rlcli.runtime.data_order import (
 )
 from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.runtime.output_checks import (
-    Moments,
     Origin,
     measured_by,
     origin_of_call,

@@ -19,10 +19,10 @@ import importlib.util
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import ProjectError
 
@@ -114,21 +114,35 @@ def module_place(module: str) -> Path | None:
     return Path(spec.origin) if not rest and spec.has_location and spec.origin else None
 
 
-_KNOWN: ContextVar[dict[str, list[str]] | None] = ContextVar("_KNOWN", default=None)
-"""Kind → its search path, while none of its folders is added or removed."""
+T = TypeVar("T")
+
+_KNOWN: ContextVar[dict[tuple[object, str], Any] | None] = ContextVar("_KNOWN", default=None)
+"""Search and kind → its result, while no component is added or removed."""
 
 
+def cached_search(search: Callable[[str], T]) -> Callable[[str], T]:
+    """Cache a search for the components of a kind within `search_paths_kept`."""
+
+    @functools.wraps(search)
+    def cached(kind: str) -> T:
+        results = _KNOWN.get()
+        if results is None:
+            return search(kind)
+        if (search, kind) not in results:
+            results[search, kind] = search(kind)
+        result: T = results[search, kind]
+        return result
+
+    return cached
+
+
+@cached_search
 def search_path(kind: str) -> list[str]:
     """The folders that `rlcli.<kind>` is made of; `kind` is one of `FOLDERS`."""
-    cached = _KNOWN.get()
-    if cached is not None and kind in cached:
-        return cached[kind]
-    folders = [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
-    if cached is not None:
-        cached[kind] = folders
-    return folders
+    return [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
 
 
+@cached_search
 def component_folders(kind: str) -> list[Path]:
     """The folders that may hold components of a kind: its search path and the subfolders of it,
     such as `interfaces/rewards`. Subfolders that start with `_`, and packages, are shared code.
@@ -154,7 +168,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def search_paths_kept() -> Iterator[None]:
-    """Cache each search path within this context. Reading one component's source requests them
+    """Cache where components are within this context. Reading one component's source asks for it
     hundreds of times."""
     cached = _KNOWN.get()
     token = _KNOWN.set({} if cached is None else cached)

@@ -9,8 +9,10 @@ import typer
 from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.findings import print_findings
 from rlcli.cli.output import print_json
+from rlcli.project import search_paths_kept
 
 
+@search_paths_kept()
 def check(
     recipe: RecipeName,
     overrides: Overrides = None,

@@ -12,12 +12,14 @@ import typer
 from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.errors import ResourceError, UsageError
+from rlcli.project import search_paths_kept
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
 if TYPE_CHECKING:
     from rlcli.topology.report import Plan
 
 
+@search_paths_kept()
 def plan(
     recipe: RecipeName,
     overrides: Overrides = None,

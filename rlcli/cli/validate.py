@@ -11,8 +11,10 @@ from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.units import count
 from rlcli.errors import raise_all
+from rlcli.project import search_paths_kept
 
 
+@search_paths_kept()
 def validate(
     recipe: RecipeName,
     overrides: Overrides = None,

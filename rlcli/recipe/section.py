@@ -18,7 +18,7 @@ Seconds = Annotated[float, Field(gt=0, le=MOST)]
 class Section(BaseModel):
     """Base of all sections. Unknown keys are refused, types are strict."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     documented_in: ClassVar[type | None] = None
     """The class with the fields' docstrings, if it is another one;

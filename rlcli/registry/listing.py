@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from rlcli.api.component import KINDS, module_name
 from rlcli.api.elsewhere import COMPONENTS
 from rlcli.errors import ProjectError, UnknownComponent
-from rlcli.project import component_folders, is_built_in, module_place, search_path
+from rlcli.project import cached_search, component_folders, is_built_in, module_place, search_path
 from rlcli.spelling import nearest_name
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
@@ -21,6 +22,7 @@ def names(kind: str) -> dict[str, Path]:
     return {name: files[0] for name, files in _files(kind).items()}
 
 
+@cached_search
 def _files(kind: str) -> dict[str, list[Path]]:
     """Name → the files that have it: several only by mistake.
 
@@ -32,13 +34,21 @@ def _files(kind: str) -> dict[str, list[Path]]:
     folders = component_folders(kind)
     subfolders = {folder.name: folder for folder in folders[len(search_path(kind)) :]}
     for folder in folders:
-        for path in sorted(folder.glob("*.py")):
-            if NAME.fullmatch(path.stem) and path.stem.isidentifier() and path.is_file():
-                files.setdefault(path.stem, []).append(path)
+        with os.scandir(folder) as entries:
+            modules = [entry.name[:-3] for entry in entries if _is_module(entry)]
+        for stem in modules:
+            files.setdefault(stem, []).append(folder / f"{stem}.py")
     for name in files.keys() & subfolders.keys():
         problem = f"a component named {name!r} would hide the folder {subfolders[name]}"
         raise ProjectError(problem, where=str(files[name][0]), hint="rename the file")
     return dict(sorted(files.items()))
+
+
+def _is_module(entry: os.DirEntry[str]) -> bool:
+    stem, ending = os.path.splitext(entry.name)
+    return (
+        ending == ".py" and bool(NAME.fullmatch(stem)) and stem.isidentifier() and entry.is_file()
+    )
 
 
 def _only_file(kind: str, files: list[Path]) -> Path:

@@ -65,6 +65,14 @@ def recipe_names() -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
+def _named(name: str) -> Path | None:
+    """The file of a recipe or layer by name, without reading the folders of recipes."""
+    if any(part.startswith((".", "/")) for part in Path(name).parts):
+        return None
+    files = (root / f"{name}.yaml" for root in recipe_roots())
+    return next((path for path in files if path.is_file()), None)
+
+
 def profile_names() -> dict[str, Path]:
     """Names that `--with` accepts (`gpu8`), with their files."""
     return {
@@ -90,10 +98,10 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     file, refused = _existing(text, problems)
     if file is not None or refused:
         return file
-    names = recipe_names()
     name = text.removesuffix(".yaml").removeprefix("recipes/")
-    if name in names and not name.startswith(PROFILES):
-        return names[name]
+    named = None if name.startswith(PROFILES) else _named(name)
+    if named is not None:
+        return named
     kind = "a folder" if Path(text).is_dir() else "not a file"
     message = f"recipe {text!r} not found ({kind}, and no recipe has that name)"
     problems.add("R51", message, hint=_instead_of(text, name.removesuffix(".yml")))
@@ -121,10 +129,11 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
     file, refused = _existing(profile, problems, mark)
     if file is not None or refused:
         return file
-    profiles, name = profile_names(), profile.removesuffix(".yaml")
-    for files in (profiles, recipe_names()):
-        if name in files:
-            return files[name]
+    name = profile.removesuffix(".yaml")
+    named = _named(f"{PROFILES}{name}") or _named(name)
+    if named is not None:
+        return named
+    profiles = profile_names()
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
     if name in get_args(LaunchSection.model_fields["type"].annotation):
         hint = f"it is a launcher: write launch={name}"

@@ -60,7 +60,8 @@ class HuggingFace(TextRows):
         if len(kinds) == 1:
             self._refuse_unknown_fields(kinds[0])
         layout, keys = self._layout(kinds)
-        kind = layout.kind if layout is not None else kinds[0]
+        # Without a readable row any of them reports why; the last one needs no chat template.
+        kind = layout.kind if layout is not None else kinds[-1]
         self._refuse_unknown_fields(kind)
         keys |= {f"{name}_key": column for name, column in self.columns.items()}
         cls: Any = load("datasets", kind)

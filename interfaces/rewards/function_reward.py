@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,7 +135,18 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
 
     def _not_loaded(self, problem: BrokenWorker) -> ProjectError:
         message = f"{self._name} cannot be loaded: {problem}\n{problem.reply['traceback']}"
-        return ProjectError(message, where=problem.reply["where"], code="F51")
+        return ProjectError(
+            message, hint=self._other_functions(), where=problem.reply["where"], code="F51"
+        )
+
+    def _other_functions(self) -> str | None:
+        """The hint that names the functions of the file, if the one that is set is not among
+        them."""
+        source = Path(self._file() or os.devnull).read_text(encoding="utf-8", errors="replace")
+        names = re.findall(r"^def ([A-Za-z]\w*)", source, re.MULTILINE)
+        if not names or self.function in names:
+            return None
+        return f"the argument function names it; the file defines {', '.join(names)}"
 
     def _score(self, outcome: Outcome) -> Score:
         reply = outcome.reply

@@ -17,6 +17,12 @@ MARKS = (STATUS, RESOLVED_RECIPE, COMMITTED)
 """Any of them shows that a folder is that of a run."""
 
 
+def newest_run_in(folder: Path) -> Path | None:
+    """The newest run in a folder of runs, or in the folders in it, such as those of recipes."""
+    runs = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if is_run(path)]
+    return max(runs, key=lambda run: run.name, default=None)
+
+
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of a run."""
     return any((folder / name).is_file() for name in MARKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,7 +50,7 @@ def explain(
     Example: rlcli explain ppo_math ppo.kl_ctl
     """
     if key is None:
-        _explain_code(recipe.upper(), as_json)
+        _explain_code(recipe, as_json)
         return
     from rlcli.recipe.introspection.explanation import explain as explained
 
@@ -68,16 +69,16 @@ def explain(
         _print_value(explanation, reached, resolved)
 
 
-def _explain_code(code: str, as_json: bool) -> None:
-    from importlib.resources import files
-
-    lines = files("rlcli.cli").joinpath("codes.txt").read_text(encoding="utf-8").splitlines()
+def _explain_code(word: str, as_json: bool) -> None:
+    lines = Path(__file__).with_name("codes.txt").read_text(encoding="utf-8").splitlines()
     meanings = dict(line.split(" ", 1) for line in lines)
+    code = word.upper()
     if code not in meanings:
         if re.fullmatch("[A-Z][0-9]+", code):
             raise UsageError(f"no error has the code {code}", hint="for example rlcli explain R42")
         raise UsageError(
-            "rlcli explain needs RECIPE and KEY, or the code of an error", hint="rlcli explain R42"
+            "rlcli explain needs RECIPE and KEY, or the code of an error",
+            hint=f"rlcli explain ppo_math ppo.kl_ctl, or what {word} is: rlcli show {word}",
         )
     if as_json:
         print_json({"code": code, "meaning": meanings[code]})

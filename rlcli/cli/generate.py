@@ -74,12 +74,11 @@ def _prompts(typed: Sequence[str] | None, file: Path | None) -> list[str]:
     if file is not None:
         prompts += [line for line in _read(file).splitlines() if line.strip()]
     elif not prompts:
-        if sys.stdin.isatty():
-            raise UsageError(
-                "no prompt given",
-                hint="--prompt TEXT, --file FILE, or pipe a text into it",
-            )
-        prompts = [_read(Path("-"))]
+        piped = "" if sys.stdin.isatty() else _read(Path("-"))
+        if not piped.strip():
+            hint = "--prompt TEXT, --file FILE, or pipe a text into it"
+            raise UsageError("no prompt given", hint=hint)
+        prompts = [piped]
     if not prompts or not all(text.strip() for text in prompts):
         raise UsageError("a prompt is empty", hint="a model needs some text to answer")
     return prompts

@@ -38,6 +38,10 @@ _VERBS = {
     "rm delete prune clean": "rlcli ckpt prune RUN",
     "env info debug": "rlcli doctor",
     "version": "rlcli --version",
+    "upgrade update install setup": "pip or uv does; rlcli doctor says what is missing",
+    "login auth": "rlcli has no account; hf auth login is that of the Hub",
+    "models": "rlcli status, for those of runs; rlcli ls families, for those that can be trained",
+    "reward rewards": "rlcli ls interfaces, or rlcli new reward NAME for one of yours",
 }
 """Verbs of other tools → what does that here."""
 
@@ -58,6 +62,14 @@ _OPTIONS = {
 }
 """Options of other tools that are no keys → what does that here."""
 
+_SAME_OPTION = {
+    "gpus gpu n_gpus num_gpus nproc nproc_per_node": "--devices",
+    "gpu_memory memory_gb": "--device-memory",
+    "data test_data eval_data": "--dataset",
+    "text question input": "--prompt",
+}
+"""Options of other tools, or of other verbs → the option of those verbs that have it."""
+
 
 def _meaning(table: Mapping[str, str], word: str) -> str | None:
     plain = word.lower().replace("-", "_")
@@ -67,12 +79,15 @@ def _meaning(table: Mapping[str, str], word: str) -> str | None:
 def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
     """The error for an unknown verb. `path` is the command so far: `rlcli`, `rlcli ckpt`."""
     names = list(verbs)
+    meant = _meaning(_VERBS, name)
     if path == "rlcli" and _is_recipe(name):
         return UsageError(
             f"{name} is a recipe, not a verb", hint=f"rlcli train {name}, or rlcli plan {name}"
         )
-    meant = _meaning(_VERBS, name) if path == "rlcli" else None
     near = nearest_name(name, names)
+    if path != "rlcli":  # what `list` is to rlcli, `ckpt list` is to rlcli ckpt
+        verb = next((word for word in (meant or "").split() if word in names), None)
+        meant = verb and f"{path} {verb}"
     hint = meant or (f"did you mean {near}?" if near else f"{path} --help lists them")
     return UsageError(f"{path} has no verb {name!r}", hint=hint)
 
@@ -110,6 +125,11 @@ def _unknown_option(
     path: str, option: str, command: Any, context: Any, arguments: list[str]
 ) -> UsageError:
     word = option.lstrip("-").replace("-", "_")
+    parameters = command.get_params(context)
+    options = [name for each in parameters for name in each.opts if name.startswith("-")]
+    same = _meaning(_SAME_OPTION, word)
+    if same in options:
+        return UsageError(f"{path} has no option {option}", hint=f"did you mean {same}?")
     takes_keys = any("KEY=VALUE" in (parameter.metavar or "") for parameter in command.params)
     advice = _about_keys(word) if takes_keys else None
     if advice is not None:
@@ -120,8 +140,6 @@ def _unknown_option(
         return UsageError(
             f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}"
         )
-    parameters = command.get_params(context)
-    options = [name for each in parameters for name in each.opts if name.startswith("-")]
     near = nearest_name(option, options)
     return UsageError(
         f"{path} has no option {option}",
@@ -176,8 +194,13 @@ def _bad_value(error: Any, path: str) -> UsageError:
     value, _, rest = error.message.removeprefix("Value error, ").partition(" is not one of ")
     if rest:
         legal = [word.strip(" '.") for word in rest.split(",")]
-        near = nearest_name(value.strip("'"), legal)
+        word = value.strip("'/")
+        near, meant = nearest_name(word, legal), _meaning(_VERBS, word)
         hint = f"did you mean {near}?" if near else f"{path} --help"
+        if path == "rlcli ls" and not near and meant:
+            hint = meant
+        if path == "rlcli new" and not near:
+            hint = f"the kind comes first: rlcli new dataset {word}"
         return UsageError(f"{name or path}: {value} is not one of {', '.join(legal)}", hint=hint)
     fault = error.message.removeprefix("Value error, ").rstrip(".")
     if re.search(r"integer|number|range|greater|less", fault):

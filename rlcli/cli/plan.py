@@ -3,6 +3,7 @@ without running anything."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,7 +42,7 @@ def plan(
         ),
     ] = None,
     device_memory: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--device-memory",
             metavar="GIB",
@@ -90,13 +91,10 @@ def plan(
         raise UsageError(
             "--strict needs the memory of a device", hint="for example --device-memory 80"
         )
-    if device_memory is not None and not 0 < device_memory < 1e6:
-        raise UsageError(
-            f"--device-memory is {device_memory}; it must be a number of GiB", hint="for example 80"
-        )
+    gib = _gib(device_memory) if device_memory is not None else None
     resolved = load(recipe, overrides, with_)
     topology_plan = make_plan(
-        resolved, round(device_memory * GIB) if device_memory is not None else None, nodes, devices
+        resolved, round(gib * GIB) if gib is not None else None, nodes, devices
     )
     if commands:
         _print_commands(topology_plan, recipe, tuple(with_ or ()), run_dir, as_json)
@@ -113,6 +111,16 @@ def plan(
         for shortfall in topology_plan.shortfalls:
             print_talk(f"does not fit: {shortfall}")
         raise typer.Exit(ResourceError.exit_code)
+
+
+def _gib(text: str) -> float:
+    """A size such as `80`, `80GB` or `79.6 GiB`; a GPU's GB are GiB. Raises UsageError."""
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GI?B?)?", text.strip(), re.IGNORECASE)
+    if size is None or not 0 < float(size[1]) < 1e6:
+        raise UsageError(
+            f"--device-memory is {text}; it must be a number of GiB", hint="for example 80"
+        )
+    return float(size[1])
 
 
 def _print_commands(

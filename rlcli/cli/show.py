@@ -11,6 +11,7 @@ import typer
 from rlcli.cli.arguments import With, load
 from rlcli.cli.output import print_json, print_talk, print_text, wrapped
 from rlcli.errors import UsageError
+from rlcli.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from rlcli.recipe.introspection.readable import Line
@@ -76,16 +77,24 @@ def show(
         if _show_section(words[0], as_json):
             return
         _check_name(words[0])
+    for word in words[1:]:
+        if "=" not in word:
+            hint = f"a value or section of a recipe: rlcli explain {words[0]} {word}"
+            raise UsageError(f"{word!r} is not KEY=VALUE", hint=hint)
     _show_recipe(load(words[0], words[1:], with_), origins, every, as_json)
 
 
 def _check_name(name: str) -> None:
-    """Raises UsageError for a name of other tools that no recipe here has, with what it is here."""
+    """Raises UsageError for a name that no recipe has, with what it is here, or what is like it."""
+    from rlcli import registry
     from rlcli.recipe.parsing.layers import recipe_names
+    from rlcli.recipe.schema import SECTIONS
+    from rlcli.recipe.suggest import homes
     from rlcli.recipe.synonyms import absent
     from rlcli.registry.listing import called_elsewhere
 
-    if name in recipe_names() or Path(name).exists():
+    recipes = recipe_names()
+    if name.removesuffix(".yaml").removeprefix("recipes/") in recipes or Path(name).exists():
         return
     if advice := absent(name):
         raise UsageError(f"there is no {name} here", hint=advice)
@@ -93,6 +102,29 @@ def _check_name(name: str) -> None:
         if component := called_elsewhere(kind, name):
             hint = f"rlcli show {component}"
             raise UsageError(f"nothing is named {name!r} here", hint=hint)
+    if name in homes():
+        section = homes()[name][0].rpartition(".")[0] or name
+        raise UsageError(f"{name} is a key of {section}", hint=f"rlcli show {section}")
+    if owners := _owners(name):
+        message = f"{name} is an argument of {', '.join(owners[:6])}{', …' if owners[6:] else ''}"
+        raise UsageError(message, hint=f"rlcli show {owners[0]}")
+    components = [component for kind in KINDS.values() for component in registry.names(kind)]
+    near = did_you_mean(name, [*SECTIONS, *components, *recipes], "rlcli ls lists what there is")
+    raise UsageError(f"nothing is named {name!r} here", hint=near)
+
+
+def _owners(argument: str) -> list[str]:
+    """The components that have an argument of that name."""
+    from rlcli import registry
+    from rlcli.recipe.components import known_signature
+
+    components = [(kind, name) for kind in KINDS.values() for name in registry.names(kind)]
+    signatures = [known_signature(kind, name) for kind, name in components]
+    return [
+        signature.name
+        for signature in signatures
+        if signature is not None and any(each.name == argument for each in signature.arguments)
+    ]
 
 
 def _show_metrics(texts: Sequence[str], as_json: bool) -> None:

@@ -74,6 +74,11 @@ def test(
 
     Example: rlcli test dataset arithmetic
     """
+    file = next((word for word in (kind, name or "") if word.endswith(".py")), None)
+    if file is not None and kind in ("reward", file):
+        rows = data or "FILE.jsonl"
+        command = f"rlcli test reward function_reward path={file} function=NAME --data {rows}"
+        raise UsageError(f"{file} is a file, not a reward", hint=command)
     if data is not None:
         return _try_reward(kind, name, settings or (), data, as_json)
     from rlcli.testing.results import exit_code
@@ -104,9 +109,6 @@ def _try_reward(
 ) -> int:
     if kind != "reward" or name is None:
         raise UsageError("--data is for a reward", hint="rlcli test reward NAME --data FILE.jsonl")
-    if name.endswith(".py"):
-        command = f"rlcli test reward function_reward path={name} function=NAME --data {data}"
-        raise UsageError(f"{name} is a file, not a reward", hint=command)
     from rlcli.testing.reward_trial import try_reward_on
 
     trial = try_reward_on(name, settings, data)

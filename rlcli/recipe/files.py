@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcli import registry
+from rlcli.api.run_folder import is_run, newest_run_in
 from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, raise_all
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared, has_method
-from rlcli.recipe.parsing.layers import Layer
+from rlcli.recipe.parsing.layers import Layer, whole_recipe_names
 from rlcli.recipe.parsing.tree import Mapping, Mark, dotted, nearest
 from rlcli.recipe.parsing.tree import Path as TreePath
 from rlcli.recipe.schema import Call, Recipe
@@ -153,13 +154,13 @@ class _Finder:
             )
             if not any((Path(folder) / name).is_file() for name in expected):
                 message = f"{dotted(tree_path)}: {text} holds no {' or '.join(expected)}"
-                raise ModelError(
-                    message, where=where, hint="give the folder that save_pretrained wrote"
-                )
+                raise ModelError(message, where=where, hint=_model_below(Path(folder)))
             return folder
         if _HUB_ID.fullmatch(text):
             return text
         hint = f"{self.looked(tree_path)}; a model on the Hub is written owner/name"
+        if text in whole_recipe_names():
+            hint = f"the result of the recipe {text} is written recipe:{text}#actor"
         raise ModelError(f"{dotted(tree_path)}: no such folder: {text}", where=where, hint=hint)
 
     def of_backend(self, tree_path: TreePath, text: str) -> str:
@@ -194,6 +195,15 @@ class _Finder:
 
     def mark(self, tree_path: TreePath) -> Mark:
         return nearest(self.tree, tree_path).mark
+
+
+def _model_below(folder: Path) -> str:
+    """The hint for a folder that is not a model's: the model in it, if it is a run's or of runs."""
+    run = folder if is_run(folder) else newest_run_in(folder)
+    models = sorted(run.glob("models/*/config.json")) if run is not None else []
+    if models:
+        return f"the model of the run {run} is in {models[0].parent}"
+    return "give the folder that save_pretrained wrote"
 
 
 def _likely_data(tree_path: TreePath, text: str) -> str | None:

@@ -53,7 +53,10 @@ def suggest_key(
     if elsewhere and near is None:
         return "R43", f"did you mean {elsewhere[0]}?"
     synonym = translated(foreign, words, list(roles))
-    if synonym not in (None, ".".join(foreign)) and misspelt(key, names) is None:
+    is_typo = bool(foreign[1:]) and misspelt(key, names) is not None
+    if synonym not in (None, ".".join(foreign)) and not is_typo:
+        if synonym.endswith(f".{key}"):
+            return "R43", f"did you mean {synonym}?"
         return "R42", called_here(key, synonym)
     similar = homes().get(misspelt(key, homes()) or "", [])
     for code, targets in (("R42", [near]), ("R43", written), ("R42", similar)):

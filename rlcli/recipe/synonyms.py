@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 _WORDS: Mapping[str, str] = {
+    "extends": "algorithm algo defaults",
     "cluster.device": "accelerator device_type trainer.device train_device",
     "cluster.nodes": "n_nodes nnodes num_nodes actor_num_nodes num_machines",
     "cluster.devices_per_node": (
@@ -177,7 +178,7 @@ _WORDS: Mapping[str, str] = {
     "checkpoint.best_is": "greater_is_better higher_is_better",
     "checkpoint.asynchronous": "async_save use_async_save",
     "graph.<call>.interface": (
-        "reward_funcs reward_func reward_function custom_reward_function remote_rm_url rl "
+        "rewards reward_funcs reward_func reward_function custom_reward_function remote_rm_url rl "
         "finetuning_type stage rlhf_type"
     ),
     "graph.advantages.interface.type": "adv_estimator advantage_estimator advantage_type",
@@ -188,9 +189,10 @@ _WORDS: Mapping[str, str] = {
 """rlcli key → foreign words. `<role>`, `<name>` and `<call>` stand for user-defined names."""
 
 SYNONYMS: Mapping[str, str] = {
-    word: target for target, words in _WORDS.items() for word in words.split()
+    **{key.rpartition(".")[2]: key for key in _WORDS if ".backend.args." in key},
+    **{word: target for target, words in _WORDS.items() for word in words.split()},
 }
-"""Foreign word → rlcli key."""
+"""Foreign word, or an argument of a backend without its section → rlcli key."""
 
 
 _ABSENT_WORDS: Mapping[str, str] = {
@@ -203,6 +205,9 @@ _ABSENT_WORDS: Mapping[str, str] = {
         "lora_target_modules"
     ): "rlcli trains all weights and has no LoRA yet; "
     "models.<role>.backend.args.gradient_checkpointing=true saves memory",
+    (
+        "kto orpo"
+    ): "rlcli has no KTO or ORPO yet; rlcli train dpo learns from pairs of chosen and rejected",
     (
         "load_in_4bit load_in_8bit quantization quantize bnb_4bit fp8"
     ): "rlcli has no quantised training yet; "

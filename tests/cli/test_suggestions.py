@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -71,6 +72,9 @@ def test_a_typo_begins_like_the_word():
         ("list", "rlcli ls"),
         ("tail", "rlcli logs"),
         ("sft", "rlcli train"),
+        ("models", "rlcli status"),
+        ("install", "pip or uv"),
+        ("login", "hf auth login"),
     ],
 )
 def test_a_verb_of_another_tool_gets_ours(rlcli, verb: str, hint: str):
@@ -174,6 +178,57 @@ def test_every_command_in_hints_and_quotes_of_the_sources_exists():
     verbs = {verb for verb in named if not verb.startswith("-")} - prose
     assert {"show", "ls", "train"} <= verbs
     assert verbs <= {*ALL_VERBS}
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("show", "trainn"), "did you mean train?"),
+        (("show", "lr"), "rlcli show deepspeed"),
+        (("show", "max_new_tokens"), "rlcli show generation"),
+        (("show", "ppo_math", "actor"), "rlcli explain ppo_math actor"),
+        (("explain", "ppo_math", "actor"), "did you mean models.actor?"),
+        (("explain", "ppo_math", "kl"), "did you mean ppo.kl_ctl?"),
+        (("explain", "gae"), "rlcli show gae"),
+        (("plan", "ppo_math", "--gpus", "8"), "did you mean --devices?"),
+        (("plan", "ppo_math", "--device-memory", "lots"), "for example 80"),
+        (("eval", "model", "--data", "rows.jsonl"), "did you mean --dataset?"),
+        (("ls", "models"), "rlcli ls families"),
+        (("ls", "runs/"), "rlcli status"),
+        (("ls", "rewards"), "rlcli ls interfaces"),
+        (("new", "my-reward"), "rlcli new dataset my-reward"),
+        (("ckpt", "list", "x"), "rlcli ckpt ls"),
+        (("ckpt", "rm", "x"), "rlcli ckpt prune"),
+        (("test", "mine.py"), "rlcli test reward function_reward path=mine.py"),
+        (("test", "reward", "mine.py"), "rlcli test reward function_reward path=mine.py"),
+    ],
+)
+def test_a_command_that_nearly_exists_gets_the_one_that_does(rlcli, words, hint: str):
+    code, _, err = rlcli(*words)
+    assert (code, hint in err) == (2, True), err
+
+
+@pytest.mark.parametrize("memory", ["80GB", "80 GiB", "80g", "80"])
+def test_the_memory_of_a_device_may_have_its_unit(rlcli, memory: str):
+    code, out, err = rlcli("plan", "ppo_math", "--device-memory", memory)
+    assert (code, "MiB" in out) == (0, True), err
+
+
+def test_a_folder_of_runs_given_as_a_run_proposes_the_newest(rlcli, tmp_path):
+    for run in ("runs/a/20260101-000000", "runs/a/20260102-000000"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "status.json").write_text("{}")
+    code, _, err = rlcli("eval", "runs", "--dataset", "ppo_math")
+    assert (code, "runs is a folder of runs" in err) == (5, True), err
+    assert "the newest is runs/a/20260102-000000" in err
+
+
+def test_a_python_file_given_as_a_reward_is_the_function_that_it_defines(rlcli, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(response):\n    return 1.0\n")
+    code, out, err = rlcli("show", "grpo_math", "--reward", "mine.py", "--json")
+    assert code == 0, err
+    interface = json.loads(out)["recipe"]["graph"]["reward_inf"]["interface"]
+    assert (interface["type"], interface["args"]["path"]) == ("function_reward", "mine.py")
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,14 @@ def test_an_override_in_place_of_the_recipe_is_recognised():
         ),
         ("models.actor=a/model", "to start from other weights: models.actor.path=a/model"),
         ("datasets=x.jsonl", f"to train on other rows: {ROWS}"),
-        ("train.lr=1e-6", '"lr" is called models.actor.backend.args.lr in rlcli'),
+        ("train.lr=1e-6", "did you mean models.actor.backend.args.lr?"),
         ("launch=torchrun", "did you mean local?"),
+        ("train.eval=false", "write null"),
+        ("kl_ctl=0.1", "did you mean grpo.kl_ctl?"),
+        (
+            "gradient_checkpointing=true",
+            "did you mean models.actor.backend.args.gradient_checkpointing?",
+        ),
         ("~checkpoint.save", "to remove a key: checkpoint.save=null"),
         ("mine.yaml", "to apply a recipe file on top: --with mine.yaml"),
     ],
@@ -147,7 +153,70 @@ def test_an_overlong_word_is_refused_without_repeating_it():
 
 def test_patterns_of_the_schema_compile_at_once():
     """A large bound on a Unicode class takes the regex engine a tenth of a second, in each verb."""
+    Recipe.model_rebuild(force=True)
     patterns = json.dumps(Recipe.__pydantic_core_schema__, default=str)
     bounds = re.findall(r"\{\d*,(\d+)\}", patterns)
     assert "63" in bounds
     assert max(map(int, bounds)) <= 63
+
+
+@pytest.mark.parametrize("words", [["a.b", "=", "1"], ["a.b=", "1"], ["seed=2", "a.b", "=1"]])
+def test_an_override_with_spaces_is_one_error_that_joins_it(words):
+    [problem] = problems_of("ppo_math", *words)
+    assert (problem.what, problem.hint) == (
+        "an override has no spaces around =",
+        "write a.b=1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "hint"),
+    [
+        ("kto", "rlcli train dpo learns from pairs"),
+        ("lora", "rlcli trains all weights and has no LoRA yet"),
+    ],
+)
+def test_a_method_that_rlcli_lacks_is_not_answered_by_a_list_of_recipes(recipe, hint):
+    [problem] = problems_of(recipe)
+    assert hint in problem.hint
+
+
+def test_rows_given_as_a_recipe_propose_to_train_on_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    [problem] = problems_of("rows.jsonl")
+    assert problem.what == "rows.jsonl holds rows, not a recipe"
+    assert problem.hint == "to train on it: rlcli train sft --model MODEL --data rows.jsonl"
+
+
+def test_a_recipe_in_words_of_other_tools_gets_ours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("extends: ppo_math\nmodel: a/b\nalgorithm: ppo\nrewards: [x]\n")
+    hints = [problem.hint for problem in problems_of("mine.yaml")]
+    assert hints == [
+        '"model" is called models.actor.path in rlcli',
+        '"algorithm" is called extends in rlcli',
+        '"rewards" is called graph.<call>.interface in rlcli',
+    ]
+
+
+def test_a_backend_given_as_a_profile_is_said_to_be_one():
+    [problem] = problems_of("ppo_math", with_=["fsdp"])
+    assert problem.hint == "it is a backend: write models.actor.backend=fsdp"
+
+
+def test_a_recipe_or_a_folder_of_runs_given_as_a_model_proposes_its_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RlcliError) as caught:
+        load_recipe("ppo_math", ["models.actor.path=sft_math"])
+    assert caught.value.hint == (
+        "the result of the recipe sft_math is written recipe:sft_math#actor"
+    )
+    for run in ("runs/mine/20260101-000000", "runs/mine/20260102-000000"):
+        model = Path(run, "models/actor")
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        Path(run, "status.json").write_text("{}")
+    with pytest.raises(RlcliError) as caught:
+        load_recipe("ppo_math", ["models.actor.path=runs/mine"])
+    assert caught.value.hint.endswith("is in runs/mine/20260102-000000/models/actor")

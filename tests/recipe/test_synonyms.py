@@ -22,7 +22,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("target", sorted(set(SYNONYMS.values())))
+@pytest.mark.parametrize("target", sorted({*SYNONYMS.values()} - {"extends"}))
 def test_every_synonym_leads_to_an_existing_key(target):
     path = tuple(NAMES.get(word, word) for word in target.split("."))
     if "args" in path:

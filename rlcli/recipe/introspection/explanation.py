@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -279,9 +280,11 @@ def _unknown(resolved: Resolved, key: str, values: dict[Path, Any]) -> UsageErro
     keys = [dotted(path) for path in values]
     last = key.rpartition(".")[2]
     same = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
+    sections = {dotted(path[:depth]) for path in values for depth in range(1, len(path))}
+    same = same or [section for section in sorted(sections) if section.endswith(f".{key}")]
+    same = same or [candidate for candidate in keys if last in re.split(r"[._]", candidate)]
     # The block that feeds all comes first.
     same.sort(key=lambda candidate: (candidate.split(".")[0] in SECTIONS, candidate.count(".")))
-    sections = {dotted(path[:depth]) for path in values for depth in range(1, len(path))}
     near = same[0] if same else nearest_name(key, [*keys, *sections])
     if near is not None:
         others = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from rlcli import registry
 from rlcli.api.run_folder import is_run
 from rlcli.recipe.launch_section import LaunchSection
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
@@ -17,9 +18,12 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
 from rlcli.recipe.parsing.tree import Listing, Mapping, Mark, Node, Scalar, is_null, kind_of
 from rlcli.recipe.schema import SECTIONS
+from rlcli.recipe.synonyms import absent
 from rlcli.spelling import did_you_mean, nearest_name
 
 MAX_LAYERS = 64
+ROWS = (".jsonl", ".csv", ".parquet", ".arrow", ".txt")
+"""Endings of files of rows, none of which is that of a recipe."""
 
 PROFILES = "profiles/"
 """Subfolder of recipes to apply on top of others: a cluster, a size, never a complete recipe."""
@@ -96,6 +100,10 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     recipes, `recipes/NAME.yaml`; None, with the reason reported, if not found."""
     text = os.fspath(recipe)
     file, refused = _existing(text, problems)
+    if file is not None and file.suffix in ROWS:
+        hint = f"to train on it: rlcli train sft --model MODEL --data {text}"
+        problems.add("R51", f"{text} holds rows, not a recipe", hint=hint)
+        return None
     if file is not None or refused:
         return file
     name = text.removesuffix(".yaml").removeprefix("recipes/")
@@ -117,6 +125,8 @@ def _instead_of(text: str, name: str) -> str | None:
         return f"it is the folder of a run; to continue it: rlcli resume {text}"
     if profile in profile_names():
         return f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
+    if advice := absent(name):
+        return advice
     available = f"available: {', '.join(listed)}" if listed else None
     return did_you_mean(Path(name).name, listed, available)
 
@@ -137,6 +147,8 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
     if name in get_args(LaunchSection.model_fields["type"].annotation):
         hint = f"it is a launcher: write launch={name}"
+    if name in registry.names("backends"):
+        hint = f"it is a backend: write models.actor.backend={name}"
     problems.add(
         "R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint
     )

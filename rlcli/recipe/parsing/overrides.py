@@ -42,6 +42,11 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         )
         problems.is_cut_off = True
         return []
+    if (joined := _written_with_spaces(overrides)) is not None:
+        hint = f"write {joined}"
+        problems.add("R41", "an override has no spaces around =", Mark(COMMAND_LINE, 1, 1), hint)
+        problems.is_cut_off = True
+        return []
     trees: list[Mapping] = []
     set_by: dict[Path, int] = {}
     for number, text in enumerate(overrides, start=1):
@@ -59,6 +64,19 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         if len(problems.reported) == problems_before:
             trees.append(tree)
     return trees
+
+
+def _written_with_spaces(overrides: Sequence[str]) -> str | None:
+    """The first override as it should be, if it is spread over several words, as in `a = 1`."""
+    for number, word in enumerate(overrides):
+        if "=" in word[1:-1]:
+            continue
+        before, after = overrides[max(number - 1, 0) : number], overrides[number + 1 : number + 2]
+        is_cut_before = word.startswith("=") and before and "=" not in before[0]
+        is_cut_after = word.endswith("=") and after and "=" not in after[0]
+        if is_cut_before or is_cut_after:
+            return "".join([*before * is_cut_before, word, *after * is_cut_after])
+    return None
 
 
 def _overlap(left: Path, right: Path) -> bool:

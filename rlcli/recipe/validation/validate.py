@@ -482,7 +482,7 @@ def _type_hint(expected: str, node: Node) -> str | None:
     if not isinstance(node, Scalar):
         return None
     word = node.text.lower()
-    if word in ("none", "nil", "nothing"):
+    if word in ("none", "nil", "nothing") or (expected == "a mapping" and node.value is False):
         return "write null"
     if expected == "bool":
         return "only true and false are booleans"

@@ -125,13 +125,9 @@ def _unknown_option(
     path: str, option: str, command: Any, context: Any, arguments: list[str]
 ) -> UsageError:
     word = option.lstrip("-").replace("-", "_")
-    parameters = command.get_params(context)
-    options = [name for each in parameters for name in each.opts if name.startswith("-")]
-    same = _meaning(_SAME_OPTION, word)
-    if same in options:
-        return UsageError(f"{path} has no option {option}", hint=f"did you mean {same}?")
+    options = _options_of(command, context)
     takes_keys = any("KEY=VALUE" in (parameter.metavar or "") for parameter in command.params)
-    advice = _about_keys(word) if takes_keys else None
+    advice = _about_option(word, options, takes_keys)
     if advice is not None:
         return UsageError(f"{path} has no option {option}", hint=advice)
     key = _key_of(word) if takes_keys else None
@@ -147,6 +143,11 @@ def _unknown_option(
     )
 
 
+def _options_of(command: Any, context: Any) -> list[str]:
+    parameters = command.get_params(context)
+    return [name for each in parameters for name in each.opts if name.startswith("-")]
+
+
 def _value_of(option: str, arguments: list[str]) -> str:
     """The value of an option, as written with it or after it; or the one that it is itself, such as
     `--bf16`."""
@@ -160,10 +161,15 @@ def _value_of(option: str, arguments: list[str]) -> str:
     return values[0] if values else VALUES.get(option.lstrip("-"), "VALUE")
 
 
-def _about_keys(word: str) -> str | None:
+def _about_option(word: str, options: Iterable[str], takes_keys: bool) -> str | None:
     """What to write instead of an option that is no key here, or that rlcli does not have yet."""
     from rlcli.recipe.synonyms import absent
 
+    same = _meaning(_SAME_OPTION, word)
+    if same in options:
+        return f"did you mean {same}?"
+    if not takes_keys:
+        return None
     return _meaning(_OPTIONS, word) or absent(word)
 
 
@@ -194,18 +200,21 @@ def _bad_value(error: Any, path: str) -> UsageError:
     value, _, rest = error.message.removeprefix("Value error, ").partition(" is not one of ")
     if rest:
         legal = [word.strip(" '.") for word in rest.split(",")]
-        word = value.strip("'/")
-        near, meant = nearest_name(word, legal), _meaning(_VERBS, word)
-        hint = f"did you mean {near}?" if near else f"{path} --help"
-        if path == "rlcli ls" and not near and meant:
-            hint = meant
-        if path == "rlcli new" and not near:
-            hint = f"the kind comes first: rlcli new dataset {word}"
+        hint = _instead_of_choice(path, value.strip("'/"), legal)
         return UsageError(f"{name or path}: {value} is not one of {', '.join(legal)}", hint=hint)
     fault = error.message.removeprefix("Value error, ").rstrip(".")
     if re.search(r"integer|number|range|greater|less", fault):
         fault = "must be " + _number(parameter, fault)
     return UsageError(f"{name} {fault}" if name else fault, hint=f"{path} --help")
+
+
+def _instead_of_choice(path: str, word: str, legal: Iterable[str]) -> str:
+    """What was probably meant by a word that is not among those that a verb takes."""
+    if (near := nearest_name(word, legal)) is not None:
+        return f"did you mean {near}?"
+    if path == "rlcli new":
+        return f"the kind comes first: rlcli new dataset {word}"
+    return (_meaning(_VERBS, word) if path == "rlcli ls" else None) or f"{path} --help"
 
 
 def _number(parameter: Any, complaint: str) -> str:

@@ -89,7 +89,6 @@ def _check_name(name: str) -> None:
     from rlcli import registry
     from rlcli.recipe.parsing.layers import recipe_names
     from rlcli.recipe.schema import SECTIONS
-    from rlcli.recipe.suggest import homes
     from rlcli.recipe.synonyms import absent
     from rlcli.registry.listing import called_elsewhere
 
@@ -102,15 +101,22 @@ def _check_name(name: str) -> None:
         if component := called_elsewhere(kind, name):
             hint = f"rlcli show {component}"
             raise UsageError(f"nothing is named {name!r} here", hint=hint)
+    _check_key(name)
+    components = [component for kind in KINDS.values() for component in registry.names(kind)]
+    near = did_you_mean(name, [*SECTIONS, *components, *recipes], "rlcli ls lists what there is")
+    raise UsageError(f"nothing is named {name!r} here", hint=near)
+
+
+def _check_key(name: str) -> None:
+    """Raises UsageError for the name of a key of recipes, or of an argument of components."""
+    from rlcli.recipe.suggest import homes
+
     if name in homes():
         section = homes()[name][0].rpartition(".")[0] or name
         raise UsageError(f"{name} is a key of {section}", hint=f"rlcli show {section}")
     if owners := _owners(name):
-        message = f"{name} is an argument of {', '.join(owners[:6])}{', …' if owners[6:] else ''}"
+        message = f"{name} is an argument of {', '.join(owners)}"
         raise UsageError(message, hint=f"rlcli show {owners[0]}")
-    components = [component for kind in KINDS.values() for component in registry.names(kind)]
-    near = did_you_mean(name, [*SECTIONS, *components, *recipes], "rlcli ls lists what there is")
-    raise UsageError(f"nothing is named {name!r} here", hint=near)
 
 
 def _owners(argument: str) -> list[str]:

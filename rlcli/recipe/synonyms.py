@@ -188,10 +188,9 @@ _WORDS: Mapping[str, str] = {
 }
 """rlcli key → foreign words. `<role>`, `<name>` and `<call>` stand for user-defined names."""
 
-SYNONYMS: Mapping[str, str] = {
-    **{key.rpartition(".")[2]: key for key in _WORDS if ".backend.args." in key},
-    **{word: target for target, words in _WORDS.items() for word in words.split()},
-}
+_ARGUMENTS = {key.rpartition(".")[2]: key for key in _WORDS if ".backend.args." in key}
+_FOREIGN = {word: target for target, words in _WORDS.items() for word in words.split()}
+SYNONYMS: Mapping[str, str] = {**_ARGUMENTS, **_FOREIGN}
 """Foreign word, or an argument of a backend without its section → rlcli key."""
 
 

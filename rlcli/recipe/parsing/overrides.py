@@ -69,13 +69,12 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
 def _written_with_spaces(overrides: Sequence[str]) -> str | None:
     """The first override as it should be, if it is spread over several words, as in `a = 1`."""
     for number, word in enumerate(overrides):
-        if "=" in word[1:-1]:
-            continue
-        before, after = overrides[max(number - 1, 0) : number], overrides[number + 1 : number + 2]
-        is_cut_before = word.startswith("=") and before and "=" not in before[0]
-        is_cut_after = word.endswith("=") and after and "=" not in after[0]
-        if is_cut_before or is_cut_after:
-            return "".join([*before * is_cut_before, word, *after * is_cut_after])
+        before = "".join(overrides[:number][-1:])
+        after = "".join(overrides[number + 1 :][:1])
+        left = before if word.startswith("=") and "=" not in before else ""
+        right = after if word.find("=") == len(word) - 1 and "=" not in after else ""
+        if left or right:
+            return f"{left}{word}{right}"
     return None
 
 

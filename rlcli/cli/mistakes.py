@@ -161,7 +161,7 @@ def _value_of(option: str, arguments: list[str]) -> str:
     return values[0] if values else VALUES.get(option.lstrip("-"), "VALUE")
 
 
-def _about_option(word: str, options: Iterable[str], takes_keys: bool) -> str | None:
+def _about_option(word: str, options: list[str], takes_keys: bool) -> str | None:
     """What to write instead of an option that is no key here, or that rlcli does not have yet."""
     from rlcli.recipe.synonyms import absent
 

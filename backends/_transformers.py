@@ -126,6 +126,7 @@ class PackedOutput:
         dtype: torch.dtype,
     ):
         self.temperature = 1.0
+        self.actions: torch.Tensor | None = None
         self._lm = lm
         self._hidden = hidden
         self._tokens = tokens
@@ -178,11 +179,23 @@ class PackedOutput:
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden, targets = self._packing.scored(self._hidden, self._tokens)
+        read = None if self.actions is None else self._packing.read_by(self.actions)
+        if read is not None:
+            rows = read.nonzero()[:, 0]
+            hidden, targets = hidden.index_select(0, rows), targets[rows]
         logprobs, entropies = token_scores(
             hidden, self._head(), targets, entropy=entropy, dtype=self._dtype
         )
-        of_actions = self._packing.of_actions
-        return of_actions(logprobs), of_actions(entropies) if entropies is not None else None
+        return self._of_actions(logprobs, read), (
+            self._of_actions(entropies, read) if entropies is not None else None
+        )
+
+    def _of_actions(self, scores: torch.Tensor, read: torch.Tensor | None) -> torch.Tensor:
+        """[T - N] from scores of all rows that are `scored`, or of those that are `read`; 0 for
+        actions that were not requested."""
+        if read is not None:
+            scores = scores.new_zeros(len(read)).masked_scatter(read, scores)
+        return self._packing.of_actions(scores)
 
 
 def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:

@@ -19,12 +19,15 @@ def recompute_logprobs(
     `routed_experts` of the data, if it has them.
     """
 
-    def logprobs(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
+    def logprobs(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
         output.temperature = temperature
+        if "prompt_mask" in batch.keys:
+            lengths = batch.flat_seqlens("packed_input_ids")
+            output.actions = action_mask(batch.data["prompt_mask"], lengths)
         return output.logprobs
 
     seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
-    tokens = data.select({"packed_input_ids", ROUTED_EXPERTS} & data.keys)
+    tokens = data.select({"packed_input_ids", "prompt_mask", ROUTED_EXPERTS} & data.keys)
     scores = model.module.forward(
         tokens, mb_spec, post_hook=logprobs, output_seqlens=seqlens, cut="sequence"
     ).float()

@@ -32,7 +32,7 @@ def distances_before(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, 
     sampled = batch.data[SAMPLED_LOGPROBS]
     if RECOMPUTED in batch.keys:
         policy = batch.data[RECOMPUTED]
-        gaps = _by_age((policy - sampled).double().abs(), batch, _actions(batch))
+        gaps = _by_age((policy - sampled).double().abs(), batch, actions_of(batch))
         return counted_means(_kl(policy, batch) | gaps, all_reduce)
     if REFERENCE not in batch.keys or all_reduce(_are_older(batch).sum().double().cpu()) > 0:
         return {}
@@ -54,7 +54,7 @@ def _kl(policy: torch.Tensor, batch: SequenceSample) -> SumsAndCounts:
     """KL of the policy from the reference, if there is one, over the actions of responses."""
     if REFERENCE not in batch.keys:
         return {}
-    actions = _actions(batch)
+    actions = actions_of(batch)
     return {"kl": (sum_of_kl(policy, batch, actions), actions.count_nonzero())}
 
 
@@ -74,7 +74,7 @@ def _by_age(gaps: torch.Tensor, batch: SequenceSample, counted: torch.Tensor) ->
     return {name: (gaps[mask].sum(), mask.count_nonzero()) for name, mask in members.items()}
 
 
-def _actions(batch: SequenceSample) -> torch.Tensor:
+def actions_of(batch: SequenceSample) -> torch.Tensor:
     """[A] bool: the actions that chose a token of a response."""
     return action_mask(batch.data["prompt_mask"], batch.flat_seqlens(SEQUENCES))
 

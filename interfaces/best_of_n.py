@@ -122,7 +122,8 @@ def _weight(batch: SequenceSample) -> torch.Tensor:
 
 
 def _loss(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
-    return nll_loss(output.logprobs, _mask(batch))
+    output.actions = _mask(batch)
+    return nll_loss(output.logprobs, output.actions)
 
 
 register_interface("best_of_n", BestOfNInterface)

@@ -110,6 +110,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
                 tensors["teacher_distributions"][mask].to(torch.float32),
             )
         else:
+            output.actions = mask
             logprobs, teacher = output.logprobs[mask], tensors["packed_ref_logprobs"][mask]
             terms = sampled_reverse_kl(
                 logprobs, teacher, tensors["packed_logprobs"][mask], self.ratio_cap

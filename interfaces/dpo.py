@@ -139,6 +139,7 @@ class DPOInterface(DPOSettings, ModelInterface):
         self, nll_scale: float, output: ModelOutput, batch: SequenceSample
     ) -> tuple[torch.Tensor, Stats]:
         lengths, mask = batch.flat_seqlens("packed_input_ids"), _answer_mask(batch)
+        output.actions = mask
         logprobs, tokens = output.logprobs, _answer_tokens(batch)
         chosen, rejected = chosen_and_rejected(self._scores(logprobs, tokens, batch))
         weights = self._pair_weights(tokens, batch)

@@ -38,7 +38,7 @@ from rlcli.ops.policy_losses import (
 from ._logprobs import recompute_logprobs
 from ._named import named
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
-from ._policy_distances import REFERENCE, distances_at_first, distances_before
+from ._policy_distances import REFERENCE, actions_of, distances_at_first, distances_before
 from ._responses import as_generation, imitate_responses, sample_responses
 from ._sequences import chosen_sequences
 from ._statistics import reduce_over
@@ -253,6 +253,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         engine divides by the weight of the whole step."""
         tensors, mask = batch.data, batch.data["loss_mask"]
         output.temperature = self.generation.temperature
+        output.actions = actions_of(batch) | mask
         # before the log-probs: one pass over the vocabulary gives both
         entropy = output.entropy[mask]
         columns = (output.logprobs, tensors["old_logprobs"], tensors["advantages"])

@@ -65,7 +65,8 @@ def _answer_tokens(batch: SequenceSample) -> torch.Tensor:
 
 
 def _loss(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
-    return nll_loss(output.logprobs, _answer_mask(batch))
+    output.actions = _answer_mask(batch)
+    return nll_loss(output.logprobs, output.actions)
 
 
 def _perplexity(loss: float) -> float:

@@ -55,11 +55,14 @@ class ModelOutput(Protocol):
     `entropy` are [T − N] float32: position t of a sequence belongs to its token t + 1. `values` is
     [T] float32 (models with a value head). `logits` is [T, vocab], materialised: for small models
     only; an engine that shards the vocabulary refuses. All carry gradients when the pass does.
-    Logits are divided by `temperature` first. `zero` is a scalar zero that is computed through the
+    Logits are divided by `temperature` first. Log-probs and entropies of actions outside `actions`
+    [T − N] bool (None: all are in it) are 0; a loss that reads only those of responses sets it
+    first, and the head is not computed for prompts. `zero` is a scalar zero that is computed through the
     head, as a loss is, and so depends on the same parameters.
     """
 
     temperature: float
+    actions: torch.Tensor | None
 
     @property
     def logprobs(self) -> torch.Tensor: ...

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlcli.ops.packing import Bounds, alike, all_but_last, rectangles
+from rlcli.ops.packing import Bounds, alike, all_but_last, marked, rectangles
 
 if TYPE_CHECKING:
     from rlcli.ops.flash_attention import FlashAttention
@@ -80,7 +80,16 @@ class PackedAttention:
 
     def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
         """[T - N], of every action, from the scores of what is `scored`."""
-        return scores[all_but_last(self.lengths, self.device)]
+        return scores[self._actions]
+
+    def read_by(self, actions: torch.Tensor) -> torch.Tensor:
+        """Of what is `scored`, [T] bool: the rows that give the scores of `actions`, [T - N]
+        bool."""
+        return marked(self._actions, actions, sum(self.lengths))
+
+    @cached_property
+    def _actions(self) -> torch.Tensor:
+        return all_but_last(self.lengths, self.device)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring

@@ -61,7 +61,16 @@ class ContextAttention:
 
     def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
         """[T - N], of every action, from the scores [S] of each rank."""
-        return self.gathered(scores)[all_but_last(self.lengths, self.device)]
+        return self.gathered(scores)[self._actions]
+
+    def read_by(self, actions: torch.Tensor) -> torch.Tensor:
+        """[S] bool: the slots of this rank that give the scores of `actions`, [T - N] bool; some
+        of padding may be among them."""
+        return self.mine(marked(self._actions, actions, sum(self.lengths)))
+
+    @cached_property
+    def _actions(self) -> torch.Tensor:
+        return all_but_last(self.lengths, self.device)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring

@@ -1,7 +1,8 @@
 """Log-probs and entropies of tokens without ever holding [tokens, vocab].
 
 The head's matrix product, softmax and gather run over chunks of tokens; the backward pass
-recomputes each chunk. Memory is [chunk, vocab] instead of [tokens, vocab]. The head may be sharded
+recomputes each chunk but the last, with which it begins. Memory is a few times [chunk, vocab]
+instead of [tokens, vocab]. The head may be sharded
 over ranks by vocabulary rows: a chunk then costs two all-reduces of vectors, and the backward pass
 one of the hidden states' gradient.
 """
@@ -96,16 +97,18 @@ class _TokenScores(torch.autograd.Function):
         entropies = torch.zeros(len(tokens), device=hidden.device)
         normalizers = torch.empty(len(tokens), device=hidden.device)
         cast = _cast(head, weight, bias, dtype)
-        for begin in range(0, len(tokens), rows):
-            chunk = slice(begin, begin + rows)
+        logits = None
+        for chunk in _chunks(len(tokens), rows):
+            logits = cast.logits(hidden[chunk], dtype)
             normalizers[chunk], targets, expected = _statistics(
-                cast, cast.logits(hidden[chunk], dtype), tokens[chunk], entropy
+                cast, logits, tokens[chunk], entropy
             )
             logprobs[chunk] = targets - normalizers[chunk]
             if entropy:
                 entropies[chunk] = normalizers[chunk] - expected
         ctx.save_for_backward(hidden, weight, bias, tokens, normalizers, entropies)
         ctx.settings = head, dtype, rows
+        ctx.last_logits = logits
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
@@ -117,32 +120,32 @@ class _TokenScores(torch.autograd.Function):
         head, dtype, rows = ctx.settings
         cast = _cast(head, weight, bias, dtype)
         grad_hidden = torch.zeros_like(hidden)
-        grad_weight = (
-            torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        )
+        grad_weight = _Sum(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
-        for begin in range(0, len(tokens), rows):
-            chunk = slice(begin, begin + rows)
-            logits = cast.logits(hidden[chunk], dtype)
-            probs = (logits - normalizers[chunk, None]).exp()
-            grad = torch.zeros_like(logits)
+        logits = ctx.last_logits
+        for chunk in reversed(_chunks(len(tokens), rows)):
+            if logits is None:
+                logits = cast.logits(hidden[chunk], dtype)
+            grad = _grad_of_logits(
+                logits,
+                normalizers[chunk],
+                None if grad_logprobs is None else grad_logprobs[chunk],
+                None if grad_entropies is None else (grad_entropies[chunk], entropies[chunk]),
+            )
             if grad_logprobs is not None:
-                grad -= probs * grad_logprobs[chunk, None]
                 _add_at(grad, tokens[chunk], grad_logprobs[chunk], head.shard)
-            if grad_entropies is not None:
-                log_p = logits - normalizers[chunk, None]
-                grad -= grad_entropies[chunk, None] * probs * (log_p + entropies[chunk, None])
             grad = _through_head(grad, logits, head).to(dtype)
+            logits = None
             grad_hidden[chunk] = (grad @ cast.weight).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += (grad.t() @ hidden[chunk].to(dtype)).float()
+                grad_weight.add_product(grad.t(), hidden[chunk].to(dtype))
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         if head.shard is not None:
             grad_hidden = head.shard.summed(grad_hidden)
         return (
             grad_hidden,
-            grad_weight.to(weight.dtype) if grad_weight is not None else None,
+            grad_weight.total().to(weight.dtype) if grad_weight is not None else None,
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
             None,
             None,
@@ -152,13 +155,55 @@ class _TokenScores(torch.autograd.Function):
         )
 
 
+def _chunks(count: int, rows: int) -> list[slice]:
+    return [slice(begin, begin + rows) for begin in range(0, count, rows)]
+
+
+class _Sum:
+    """The gradient of a matrix as a sum of products, in float32."""
+
+    def __init__(self, matrix: torch.Tensor):
+        self._matrix = matrix
+        self._total: torch.Tensor | None = None
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        product = (left @ right).float()
+        self._total = product if self._total is None else self._total.add_(product)
+
+    def total(self) -> torch.Tensor:
+        if self._total is None:
+            return torch.zeros_like(self._matrix, dtype=torch.float32)
+        return self._total
+
+
+def _grad_of_logits(
+    logits: torch.Tensor,
+    normalizers: torch.Tensor,
+    grad_logprobs: torch.Tensor | None,
+    entropies: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """[n, V]: the gradient of the final logits, but for that of the tokens' own logits, from those
+    of the log-probs [n], and (gradients, entropies), both [n]."""
+    probs = logits - normalizers[:, None]
+    factor = torch.zeros_like(normalizers) if grad_logprobs is None else -grad_logprobs
+    if entropies is None:
+        return probs.exp_().mul_(factor[:, None])
+    grad_entropies, entropy = entropies
+    factors = (probs + entropy[:, None]).mul_(-grad_entropies[:, None]).add_(factor[:, None])
+    return probs.exp_().mul_(factors)
+
+
 def _statistics(
     head: OutputHead, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log Σ exp, the logit of each token and, if requested, Σ p · logit: [n] each,
     over the whole vocabulary."""
     normalizers = logits.logsumexp(-1)
-    expected = (logits.softmax(-1) * logits).sum(-1) if entropy else torch.zeros_like(normalizers)
+    expected = torch.zeros_like(normalizers)
+    if entropy:
+        log_p = logits - normalizers[:, None]
+        expected = torch.linalg.vecdot(log_p.exp(), log_p)
+        expected += normalizers.clamp(min=torch.finfo(torch.float32).min)  # a shard may be empty
     if head.shard is None:
         return normalizers, logits.gather(1, tokens[:, None])[:, 0], expected
     return head.shard.combine(normalizers, head.shard.select(logits, tokens), expected)
@@ -183,8 +228,8 @@ def _cast(
 
 def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: OutputHead) -> torch.Tensor:
     """The gradient with respect to h Wᵀ + b, from the gradient with respect to the final logits."""
-    grad = grad / head.temperature
+    factor = head.scale / head.temperature
     if head.softcap is not None:
         tanh = logits * head.temperature / head.softcap
         grad = grad * (1 - tanh * tanh)
-    return grad * head.scale
+    return grad if factor == 1.0 else grad.mul_(factor)

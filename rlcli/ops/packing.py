@@ -44,6 +44,13 @@ def all_but_last(lengths: Sequence[int], device: torch.device | None = None) -> 
     return keep.nonzero()[:, 0].to(device)
 
 
+def marked(places: torch.Tensor, chosen: torch.Tensor, count: int) -> torch.Tensor:
+    """[count] bool: the `places` [n] that are `chosen`, [n] bool."""
+    marks = torch.zeros(count, dtype=torch.bool, device=places.device)
+    marks[places[chosen]] = True
+    return marks
+
+
 def action_owner(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
     """[T − N] int64: the sequence that each action belongs to.
     Action t of a sequence chose its token t + 1."""

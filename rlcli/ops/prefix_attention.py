@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlcli.ops.attention import PackedAttention, Scoring
+from rlcli.ops.packing import marked
 from rlcli.ops.shared_prefixes import SharedPrefixes
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class PrefixAttention:
     def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
         """[T - N], of every action, from those [U + B] of what is `scored`."""
         return Copies(self.prefixes.scores, self.device).of(scores)
+
+    def read_by(self, actions: torch.Tensor) -> torch.Tensor:
+        """[U + B] bool: the rows that give the scores of `actions`, [T - N] bool."""
+        count = len(self.prefixes.computed) + len(self.prefixes.branches)
+        return marked(self.prefixes.scores.to(self.device), actions, count)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring

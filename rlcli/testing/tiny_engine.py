@@ -57,6 +57,7 @@ class TinyOutput:
 
     def __init__(self, module: TinyLM, tokens: torch.Tensor, lengths: Sequence[int]):
         self.temperature = 1.0
+        self.actions: torch.Tensor | None = None
         self._module = module
         self._tokens = tokens
         ends = torch.tensor(list(lengths), dtype=torch.long).cumsum(0) - 1
@@ -71,12 +72,16 @@ class TinyOutput:
     @property
     def logprobs(self) -> torch.Tensor:
         following = self._tokens.roll(-1)[self._acting]
-        return self.logits[self._acting].log_softmax(-1).gather(1, following[:, None])[:, 0]
+        log_probs = self.logits[self._acting].log_softmax(-1)
+        return self._requested(log_probs.gather(1, following[:, None])[:, 0])
 
     @property
     def entropy(self) -> torch.Tensor:
         log_probs = self.logits[self._acting].log_softmax(-1)
-        return -(log_probs.exp() * log_probs).sum(-1)
+        return self._requested(-(log_probs.exp() * log_probs).sum(-1))
+
+    def _requested(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores if self.actions is None else torch.where(self.actions, scores, 0.0)
 
     @property
     def values(self) -> torch.Tensor:

@@ -63,6 +63,14 @@ class WatchedOutput:
     def temperature(self, value: float) -> None:
         self._output.temperature = value
 
+    @property
+    def actions(self) -> torch.Tensor | None:
+        return self._output.actions
+
+    @actions.setter
+    def actions(self, chosen: torch.Tensor | None) -> None:
+        self._output.actions = chosen
+
     def _ask(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = getattr(self._output, name)
         if tensor.requires_grad:

@@ -20,6 +20,9 @@ from rlcli.errors import ModelError
 from ._tensor_parallel import local
 from ._transformers import PackedModel
 
+NORM_EPS = 1e-6
+"""What torch adds to a norm before it divides by it."""
+
 
 def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
     """The data-parallel and context-parallel ranks of a role's mesh, in one dimension; or
@@ -106,9 +109,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
     total = whole_norms[0]
     if len(whole_norms) > 1:
         total = torch.linalg.vector_norm(torch.stack(whole_norms))
-    for group in by_mesh:
-        nn.utils.clip_grads_with_norm_(group, max_norm, total)
-    return float(total)
+    norm = float(total)
+    if norm + NORM_EPS > max_norm:  # else they would be multiplied by 1
+        for group in by_mesh:
+            nn.utils.clip_grads_with_norm_(group, max_norm, total)
+    return norm
 
 
 def grouped_by_mesh(parameters: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]:

@@ -179,8 +179,9 @@ class PackedOutput:
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden, targets = self._packing.scored(self._hidden, self._tokens)
-        read = None if self.actions is None else self._packing.read_by(self.actions)
-        if read is not None:
+        read = None
+        if self.actions is not None:
+            read = self._packing.read_by(self.actions.to(hidden.device))
             rows = read.nonzero()[:, 0]
             hidden, targets = hidden.index_select(0, rows), targets[rows]
         logprobs, entropies = token_scores(

@@ -57,8 +57,8 @@ class ModelOutput(Protocol):
     only; an engine that shards the vocabulary refuses. All carry gradients when the pass does.
     Logits are divided by `temperature` first. Log-probs and entropies of actions outside `actions`
     [T − N] bool (None: all are in it) are 0; a loss that reads only those of responses sets it
-    first, and the head is not computed for prompts. `zero` is a scalar zero that is computed through the
-    head, as a loss is, and so depends on the same parameters.
+    first, and the head is not computed for prompts. `zero` is a scalar zero that is computed
+    through the head, as a loss is, and so depends on the same parameters.
     """
 
     temperature: float

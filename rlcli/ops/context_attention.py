@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rlcli.ops.attention import GatheredRows, PackedAttention, Scoring, narrow_dtype
 from rlcli.ops.block_attention import Block, BlockAttention, BlockGradients
 from rlcli.ops.context_choice import AttentionSizes, Choice
-from rlcli.ops.packing import all_but_last, positions
+from rlcli.ops.packing import all_but_last, marked, positions
 from rlcli.ops.token_cut import TokenCut
 
 if TYPE_CHECKING:

@@ -137,15 +137,15 @@ def flops(lm, sequences, shares):
 
 def least_flops(lm, sequences):
     """Of the distinct pasts of a batch, forward and backward: the products of a token with the
-    matrices of all layers and with the head (whose logits the backward pass computes again), and
-    of its query with the keys and values of its past."""
+    matrices of all layers and with the head, and of its query with the keys and values of its
+    past."""
     config = lm.config
     pasts = Counter(tuple(s[: i + 1]) for s in sequences for i in range(len(s)))
     linear = sum(m.weight.numel() for m in lm.model.modules() if isinstance(m, nn.Linear))
     head = lm.get_output_embeddings().weight.numel()
     keys = sum(map(len, pasts)) * config.num_attention_heads * config.head_dim
     layers = config.num_hidden_layers
-    return len(pasts) * (6 * linear + 8 * head) + 14 * layers * keys
+    return len(pasts) * 6 * (linear + head) + 14 * layers * keys
 
 
 def test_counted_products_are_the_least_that_the_trie_takes():

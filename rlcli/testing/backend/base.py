@@ -303,7 +303,8 @@ def prompts(seed: int = 0, lengths: Sequence[int] = PROMPTS) -> SequenceSample:
 def answer_loss(output: ModelOutput, sample: SequenceSample) -> Any:
     """Summed negative log-likelihood of the responses minus an entropy bonus, at a temperature."""
     output.temperature = TEMPERATURE
-    mask = acting(sample).to(output.entropy.device)
+    output.actions = acting(sample)
+    mask = output.actions.to(output.entropy.device)
     entropy = (output.entropy * mask).sum()
     return -(output.logprobs * mask).sum() - 0.1 * entropy, {"entropy": (entropy, mask.sum())}
 

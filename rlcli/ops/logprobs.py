@@ -106,9 +106,8 @@ class _TokenScores(torch.autograd.Function):
             logprobs[chunk] = targets - normalizers[chunk]
             if entropy:
                 entropies[chunk] = normalizers[chunk] - expected
-        ctx.save_for_backward(hidden, weight, bias, tokens, normalizers, entropies)
+        ctx.save_for_backward(hidden, weight, bias, tokens, normalizers, entropies, logits)
         ctx.settings = head, dtype, rows
-        ctx.last_logits = logits
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
@@ -116,24 +115,25 @@ class _TokenScores(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None
     ) -> Any:
-        hidden, weight, bias, tokens, normalizers, entropies = ctx.saved_tensors
+        hidden, weight, bias, tokens, normalizers, entropies, logits = ctx.saved_tensors
         head, dtype, rows = ctx.settings
         cast = _cast(head, weight, bias, dtype)
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = _Sum(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
-        logits = ctx.last_logits
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(normalizers)
+        of_entropies = None if grad_entropies is None else torch.stack([grad_entropies, entropies])
         for chunk in reversed(_chunks(len(tokens), rows)):
             if logits is None:
                 logits = cast.logits(hidden[chunk], dtype)
             grad = _grad_of_logits(
                 logits,
                 normalizers[chunk],
-                None if grad_logprobs is None else grad_logprobs[chunk],
-                None if grad_entropies is None else (grad_entropies[chunk], entropies[chunk]),
+                grad_logprobs[chunk],
+                of_entropies if of_entropies is None else of_entropies[:, chunk],
             )
-            if grad_logprobs is not None:
-                _add_at(grad, tokens[chunk], grad_logprobs[chunk], head.shard)
+            _add_at(grad, tokens[chunk], grad_logprobs[chunk], head.shard)
             grad = _through_head(grad, logits, head).to(dtype)
             logits = None
             grad_hidden[chunk] = (grad @ cast.weight).to(hidden.dtype)
@@ -179,18 +179,17 @@ class _Sum:
 def _grad_of_logits(
     logits: torch.Tensor,
     normalizers: torch.Tensor,
-    grad_logprobs: torch.Tensor | None,
-    entropies: tuple[torch.Tensor, torch.Tensor] | None,
+    grad_logprobs: torch.Tensor,
+    of_entropies: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[n, V]: the gradient of the final logits, but for that of the tokens' own logits, from those
-    of the log-probs [n], and (gradients, entropies), both [n]."""
-    probs = logits - normalizers[:, None]
-    factor = torch.zeros_like(normalizers) if grad_logprobs is None else -grad_logprobs
-    if entropies is None:
-        return probs.exp_().mul_(factor[:, None])
-    grad_entropies, entropy = entropies
-    factors = (probs + entropy[:, None]).mul_(-grad_entropies[:, None]).add_(factor[:, None])
-    return probs.exp_().mul_(factors)
+    """[n, V]: the gradient of the final logits, except what is added at each token itself, from
+    those of the log-probs [n]; `of_entropies` [2, n]: gradients and entropies, if there are any."""
+    log_p = logits - normalizers[:, None]
+    if of_entropies is None:
+        return log_p.exp_().mul_(-grad_logprobs[:, None])
+    grad_entropies, entropies = of_entropies[:, :, None]
+    factors = (log_p + entropies).mul_(-grad_entropies).sub_(grad_logprobs[:, None])
+    return log_p.exp_().mul_(factors)
 
 
 def _statistics(

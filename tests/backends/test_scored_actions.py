@@ -57,8 +57,8 @@ def test_requested_actions_have_the_same_scores_and_gradients(family, share):
         torch.testing.assert_close(scores[read], all_scores[read], atol=1e-6, rtol=1e-6)
         assert not scores[~read].any()
         assert all_scores[~read].all()
-    for gradient, other in zip(results[2], expected[2], strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-6, rtol=1e-5)
+    for gradient, reference in zip(results[2], expected[2], strict=True):
+        torch.testing.assert_close(gradient, reference, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("share", [None, ALWAYS.layout], ids=["whole", "shared prefixes"])
@@ -101,7 +101,9 @@ def test_an_unrequested_token_saves_all_its_products_with_the_head():
 
 def test_gradients_within_the_limit_are_not_touched(monkeypatch):
     scaled = []
-    monkeypatch.setattr(nn.utils, "clip_grads_with_norm_", lambda *given: scaled.append(given))
+    monkeypatch.setattr(
+        nn.utils, "clip_grads_with_norm_", lambda *arguments: scaled.append(arguments)
+    )
     parameter = nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([3.0, 4.0])
     assert clip_gradients([parameter], 6.0) == 5.0

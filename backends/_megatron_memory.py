@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.memory import Kept, Parts, PlacedRole, UnknownMemory
 
-from ._memory import SharedTokens, dense_width, logits_at_once, part_of
+from ._memory import SharedTokens, dense_width, head_backward, logits_at_once, part_of
 from ._messages import fullest, of_megatron, total
 
 
@@ -212,9 +212,7 @@ class MegatronMemory(SharedTokens):
         """Chunks of logits and their gradients, and the gradient of the head's matrix."""
         if self.role.head != "lm":
             return 8 * tokens
-        elements = logits_at_once(tokens, self.sizes.vocabulary)
-        product = 4 * matrix if self.width == 4 else 6 * matrix
-        return max(20 * elements, (12 + self.width) * elements + product) + 4 * matrix
+        return head_backward(tokens, self.sizes.vocabulary, matrix, self.width)
 
     def _saved_by_stage(self, stage: Stage) -> int:
         """Bytes per token that wait for the backward pass of a micro-batch."""

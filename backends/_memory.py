@@ -220,6 +220,16 @@ class InferenceMemory(SharedTokens):
         return copies + (2 * self.width * queries if queries != keys else 0)
 
 
+def head_backward(tokens: int, vocabulary: int, matrix: int, width: int) -> int:
+    """Bytes of the head's backward pass: logits, which are kept of the last chunk, their gradient,
+    and the gradient of a head with `matrix` numbers, whose products have `width` bytes each."""
+    elements = logits_at_once(tokens, vocabulary)
+    has_several = tokens * vocabulary > elements
+    gradient = (16 if has_several else 12) * elements
+    product = (4 + width) * elements + (4 if width == 4 else 6) * matrix
+    return max(gradient, product) + (4 * matrix if has_several else 0)
+
+
 def logits_at_once(tokens: int, vocabulary: int) -> int:
     """Elements of the largest chunk of logits."""
     return min(tokens, max(1, CHUNK_ELEMENTS // vocabulary)) * vocabulary

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rlcli.api.memory import PlacedRole
 
-from ._memory import InferenceMemory, logits_at_once, saved_by_layer
+from ._memory import InferenceMemory, head_backward, saved_by_layer
 
 
 class TrainingMemory(InferenceMemory):
@@ -61,16 +61,8 @@ class TrainingMemory(InferenceMemory):
         """Chunks of logits and their gradients, and the gradient of the head's matrix."""
         if not self.has_lm_head:
             return 8 * tokens
-        matrix, elements = (
-            self.sizes.vocabulary * self.sizes.hidden,
-            logits_at_once(tokens, self.sizes.vocabulary),
-        )
-        product = 4 * matrix if self.width == 4 else 6 * matrix
-        return (
-            max(20 * elements, (12 + self.width) * elements + product)
-            + 4 * matrix
-            + self.head_cast()
-        )
+        matrix = self.sizes.vocabulary * self.sizes.hidden
+        return head_backward(tokens, self.sizes.vocabulary, matrix, self.width) + self.head_cast()
 
     def whole_copy_to_generate(self) -> int:
         """A copy of sharded parameters for the duration of a call; its linear layers are in the

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.errors import RecipeError, RlcliError
+from rlcli.errors import ModelError, RecipeError, RlcliError
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 
@@ -220,3 +220,28 @@ def test_a_recipe_or_a_folder_of_runs_given_as_a_model_proposes_its_model(tmp_pa
     with pytest.raises(RlcliError) as caught:
         load_recipe("ppo_math", ["models.actor.path=runs/mine"])
     assert caught.value.hint.endswith("is in runs/mine/20260102-000000/models/actor")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("grpo_math", "a command has one recipe; one may extend another: rlcli cp"),
+        ("gpu8", "to apply that profile on top: --with gpu8"),
+        ("steps", "write key.path=value"),
+    ],
+)
+def test_a_second_recipe_or_a_profile_among_the_overrides_is_recognised(word, hint):
+    [problem] = problems_of("ppo_math", word)
+    assert problem.hint == hint
+
+
+def test_a_folder_that_is_no_model_is_not_blamed_on_the_runs_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    overrides = ("models.actor.path=runs", "datasets.train.args.path=rows.jsonl")
+    with pytest.raises(ModelError, match="runs holds no config.json"):
+        load_recipe("sft", overrides)
+    Path("runs", "config.json").write_text("{}")
+    [problem] = problems_of("sft", *overrides)
+    assert problem.what.endswith("is inside the folder of models.actor.path, which is only read")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from rlcli.recipe.parsing.layers import profile_names, recipe_names
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
@@ -119,6 +120,10 @@ def _instead(text: str) -> str:
         return f"to apply a recipe file on top: --with {text}"
     if text.startswith("~") and _KEY.fullmatch(text[1:]):
         return f"to remove a key: {text[1:]}=null"
+    if text in profile_names():
+        return f"to apply that profile on top: --with {text}"
+    if text in recipe_names():
+        return "a command has one recipe; one may extend another: rlcli cp"
     return "write key.path=value"
 
 

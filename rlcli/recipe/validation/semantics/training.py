@@ -202,7 +202,7 @@ def _folder(notes: Notes) -> None:
             if (
                 role.path
                 and folder.is_relative_to(FilePath(role.path).absolute())
-                and FilePath(role.path).is_dir()
+                and FilePath(role.path, "config.json").is_file()
             ):
                 message = (
                     f"log.dir {text!r} is inside the folder of "

@@ -178,9 +178,16 @@ def numbers_field(fields: dict[str, Any], key: str) -> list[float]:
     return [float(value) for value in values]
 
 
+def kind_of(value: Any) -> str:
+    """What a value of a row is, in the words of JSON, with an article where it needs one."""
+    kinds = {type(None): "null", bool: "true or false", int: "a number", float: "a number",
+             str: "text", list: "a list", dict: "an object"}  # fmt: skip
+    return kinds.get(type(value), f"of type {type(value).__name__}")
+
+
 def _text(value: Any, subject: str) -> str:
     if not isinstance(value, str):
-        raise BadRow(f"{subject} is of type {type(value).__name__}, not text")
+        raise BadRow(f"{subject} is {kind_of(value)}, not text")
     if not value.strip():
         raise BadRow(f"{subject} is empty")
     return value
@@ -307,7 +314,7 @@ def checked_row(value: Any) -> dict[str, Any] | BadRow:
 
 def _checked(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadRow(f"a row must be a JSON object, not of type {type(value).__name__}")
+        raise BadRow(f"a row must be a JSON object, and this one is {kind_of(value)}")
     _refuse_surrogates(value)
     return value
 

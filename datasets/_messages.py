@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from ._jsonl import BadRow, MissingField, text_field
+from ._jsonl import BadRow, MissingField, kind_of, text_field
 
 Message = dict[str, Any]
 
@@ -131,9 +131,7 @@ def _messages(fields: dict[str, Any], key: str) -> list[Message]:
 
 def _message(written: Any, subject: str) -> Message:
     if not isinstance(written, dict):
-        raise BadRow(
-            f"{subject} is of type {type(written).__name__}, not a mapping with role and content"
-        )
+        raise BadRow(f"{subject} is {kind_of(written)}, not an object with role and content")
     fields = {key: value for key, value in written.items() if value is not None}
     if "from" in fields and "role" not in fields:
         speaker = fields.pop("from")

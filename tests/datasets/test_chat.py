@@ -362,7 +362,7 @@ def test_sharegpt_messages_and_content_parts_are_read(build):
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ("hi", "message 1 is of type str"),
+        ("hi", "message 1 is text"),
         ({"content": "hi"}, "message 1 has no role"),
         ({"role": "user", "content": " "}, "message 1, of the user, is empty"),
         ({"role": "user", "content": [{"type": "image"}]}, "the content of message 1 is not text"),

@@ -39,8 +39,8 @@ def file(tmp_path):
         ('{"t": "one"} {"t": "two"}', "F31", "not JSON: Extra data"),
         ('"one"', "F31", "must be a JSON object"),
         ('{"u": "one"}', "F31", "there is no field 't'; the row has .'u'."),
-        ('{"t": 1}', "F31", "field 't' is of type int, not text"),
-        ('{"t": null}', "F31", "of type NoneType"),
+        ('{"t": 1}', "F31", "field 't' is a number, not text"),
+        ('{"t": null}', "F31", "field 't' is null, not text"),
         ('{"t": " \\n"}', "F31", "field 't' is empty"),
         ('{"t": "a", "t": "b"}', "F82", "field 't' occurs twice"),
         ('{"t": "a", "n": {"x": 1, "x": 2}}', "F82", "field 'x' occurs twice"),
@@ -144,7 +144,7 @@ def test_rows_of_a_json_list_have_their_line_numbers(file):
 @pytest.mark.parametrize(
     ("lines", "line", "message"),
     [
-        (["[", GOOD + ",", '{"t": 3}]'], 3, "of type int"),
+        (["[", GOOD + ",", '{"t": 3}]'], 3, "is a number"),
         (["[", GOOD + ",", "3]"], 3, "must be a JSON object"),
         (["[", GOOD, GOOD + "]"], 2, "',' or ']' is missing"),
         (["[", GOOD + ",", "]"], 3, "not JSON"),
@@ -170,7 +170,7 @@ def test_invalid_lists_of_texts_are_refused(file):
     for value, message in [
         ("x", "not a list"),
         ([], "not a list"),
-        (["a", 1], "entry 2 of field 't' is of type int"),
+        (["a", 1], "entry 2 of field 't' is a number"),
         (["a", ""], "entry 2 of field 't' is empty"),
     ]:
         with pytest.raises(DataError, match=message):

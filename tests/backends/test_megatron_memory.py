@@ -89,11 +89,12 @@ def test_memory_between_calls():
 def test_memory_of_an_update():
     """256 tokens, of each of which a block saves 14 360 bytes in float32: norms, inputs of linear
     layers, queries, keys and values (repeated for the heads of queries) with the result of the
-    attention, and the MLP. All blocks share 128 bytes of rotary angles."""
+    attention, and the MLP. All blocks share 128 bytes of rotary angles. All logits are one chunk,
+    kept for the backward pass, which makes two more of their size."""
     attention = 4 * (5 * 128 + 2 * 64) + 4 * 4 + 16 * 32
     saved = 2 * (8 * 128 + 4) + 2 * 4 * 128 + attention + 5 * 4 * 384
     assert saved == 14360
-    logits = 20 * 256 * 2000 + 4 * MATRIX
+    logits = 3 * 4 * 256 * 2000
     estimate = memory(dtype="float32").update(256, 1)
     assert estimate.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 128)
     assert (estimate.logits, estimate.gradients, estimate.cache) == (logits, 0, 0)

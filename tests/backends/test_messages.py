@@ -19,7 +19,7 @@ from rlcli.api.memory import PlacedRole
 from rlcli.backends import _deepspeed_memory
 from rlcli.backends._zero import import_deepspeed
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch
+from rlcli.testing.backend.base import SETTINGS, answer_weight, batch
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -139,6 +139,11 @@ def model_of(family, **changes):
     return tiny_model(family, hidden_size=256, **changes)
 
 
+def nll_of_all_actions(output, sample):
+    """What is planned: a loss that reads fewer actions sends less."""
+    return -output.logprobs.sum()
+
+
 def compare(backend, model, layout, settings):
     """The bytes that are sent by the rank that sends most, and the planned ones."""
     sample = batch()
@@ -152,7 +157,7 @@ def compare(backend, model, layout, settings):
             for counted in (contextlib.nullcontext(), Sent()):  # stage 3 of ZeRO records its first
                 with counted:
                     engine.train_batch(
-                        sample, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2)
+                        sample, nll_of_all_actions, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2)
                     )
         return dict(counted.bytes)
 

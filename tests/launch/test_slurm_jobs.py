@@ -77,12 +77,24 @@ def test_a_controller_that_does_not_answer_is_an_error(answers, monkeypatch):
         look_up(["7"])
 
 
-def test_a_query_killed_by_sigpipe_is_repeated_but_a_cancellation_is_not(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("failure", "complaint"),
+    [
+        ("kill -PIPE $$", "scancel was killed by SIGPIPE"),
+        (
+            "echo 'slurm_load_jobs error: Socket timed out on send/recv operation' >&2; exit 1",
+            "Socket timed out",
+        ),
+    ],
+    ids=["hangs up", "times out"],
+)
+def test_a_query_that_a_busy_controller_drops_is_repeated_but_a_cancellation_is_not(
+    tmp_path, monkeypatch, failure, complaint
+):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     columns = f"{'7':<40}{'RUNNING':<20}{'None':<200}{'N/A':<24}{'node1':<4000}0"
     body = (
-        f'[ -e "{tmp_path}/asked" ] || {{ touch "{tmp_path}/asked"; kill -PIPE '
-        f'$$; }}; echo "{columns}"'
+        f'[ -e "{tmp_path}/asked" ] || {{ touch "{tmp_path}/asked"; {failure}; }}; echo "{columns}"'
     )
     for name in ("squeue", "scancel"):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -90,7 +102,7 @@ def test_a_query_killed_by_sigpipe_is_repeated_but_a_cancellation_is_not(tmp_pat
     assert look_up(["7"])["7"].state == "running"
     (tmp_path / "asked").unlink()
     # which may have done something
-    with pytest.raises(ResourceError, match="scancel was killed by SIGPIPE"):
+    with pytest.raises(ResourceError, match=complaint):
         jobs.cancel("7")
 
 

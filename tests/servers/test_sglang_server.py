@@ -19,6 +19,7 @@ import torch
 from real_servers import (
     AttachedContract,
     follow,
+    forget_speeds,
     own_servers,
     require_measured_load,
     require_that_taken_responses_continue,
@@ -81,6 +82,12 @@ def ours(tmp_path_factory, tokenizer):
     folder = tmp_path_factory.mktemp("run")
     with sglang_servers(folder, 2, tokenizer_path=str(tokenizer[0])) as engine:
         yield engine
+
+
+@pytest.fixture(autouse=True)
+def unprejudiced(ours):
+    """The servers of a test, whatever seemed slow in the one before."""
+    forget_speeds(ours)
 
 
 def weights_in_sglang(lm):

@@ -14,6 +14,7 @@ import pytest
 from real_servers import (
     AttachedContract,
     follow,
+    forget_speeds,
     own_servers,
     require_measured_load,
     require_that_taken_responses_continue,
@@ -68,6 +69,12 @@ def ours(tmp_path_factory, tokenizer):
     args = {"python": PYTHON, "options": options, "environment": ENVIRONMENT}
     with own_servers(folder, 2, "vllm", **args) as engine:
         yield engine
+
+
+@pytest.fixture(autouse=True)
+def unprejudiced(ours):
+    """The servers of a test, whatever seemed slow in the one before."""
+    forget_speeds(ours)
 
 
 class TestContract(AttachedContract):

@@ -18,6 +18,8 @@ AGAIN_AFTER = 1.0
 """Seconds before a command that got no answer is repeated."""
 HARMLESS = ("squeue", "sinfo", "sacct")
 """Commands that change nothing and may be repeated."""
+BUSY = b"Socket timed out on send/recv operation"
+"""What such a command says that has waited in vain for a busy controller."""
 MOST_OUTPUT = 64 << 20
 """Maximum number of bytes of an answer that are read."""
 
@@ -31,7 +33,7 @@ class SlurmError(ResourceError):
 def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
     """Run a command and return its output; `folder`: its working directory. Raises SlurmError."""
     answer = _run(command, folder)
-    if answer.returncode < 0 and command[0] in HARMLESS:  # SIGPIPE: a busy controller hangs up
+    if command[0] in HARMLESS and _is_of_a_busy_controller(answer):
         time.sleep(AGAIN_AFTER)
         answer = _run(command, folder)
     if answer.returncode:
@@ -40,6 +42,11 @@ def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
             _complaint(name, answer.stderr) or f"{name} {ended_how(answer.returncode)}"
         )
     return answer.stdout[:MOST_OUTPUT].decode(errors="replace")
+
+
+def _is_of_a_busy_controller(answer: subprocess.CompletedProcess[bytes]) -> bool:
+    """It hangs up, which ends the command by SIGPIPE, or lets it time out."""
+    return answer.returncode < 0 or (answer.returncode > 0 and BUSY in answer.stderr)
 
 
 def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedProcess[bytes]:

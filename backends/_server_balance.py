@@ -74,7 +74,9 @@ class Load:
 
     def take(self, most: int | None = None) -> list[Flight]:
         """The oldest of what may be taken from it, which it may only once."""
-        flights = [one for one in self.in_flight.values() if one.can_move and not one.is_taken]
+        flights = [
+            flight for flight in self.in_flight.values() if flight.can_move and not flight.is_taken
+        ]
         for flight in flights[:most]:
             flight.is_taken = True
         return flights[:most]

@@ -4,7 +4,6 @@ progress and notes on stderr."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -25,13 +24,12 @@ from rlcli.errors import (
     in_signs_of,
     render,
 )
+from rlcli.launch.lifeline import moved_out_of_the_way
 
 quiet = False
 """Whether to suppress all output that is neither an error nor the result."""
 _results: TextIO | None = None
 """Where results are written if not on `sys.stdout`."""
-OUT_OF_THE_WAY = 128
-"""Its descriptor is at least this, so that no component closes or writes to it by mistake."""
 
 
 class OutputClosed(Exception):
@@ -217,7 +215,7 @@ def keep_stdout_for_results() -> None:
     write there goes to stderr, such as a component's `print`."""
     global _results
     flush()
-    descriptor = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+    descriptor = moved_out_of_the_way(os.dup(sys.stdout.fileno()))
     _results = os.fdopen(
         descriptor, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, newline=""
     )

@@ -16,8 +16,6 @@ import math
 import os
 import re
 import signal
-import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +24,8 @@ from rlcli.cli.output import print_talk
 from rlcli.cli.units import count
 from rlcli.errors import HangError, WorkerError
 from rlcli.launch import lifeline
-from rlcli.launch.orphans import adopt_orphans, end_orphans, lasting_orphans
+from rlcli.launch.orphans import adopt_orphans, end_orphans, lasting_orphans, name_of
+from rlcli.launch.stacks import component_line
 from rlcli.processes import OwnPauses, die_with_parent, ended_how
 
 if TYPE_CHECKING:
@@ -44,11 +43,8 @@ END_WITHIN = 5.0
 """Seconds for the fork to end after its verdict."""
 LONGEST_LINE = 500
 LONGEST_STACK = 1 << 16
-LONGEST_COMMAND = 60
 SHOW_STACK = getattr(signal, "SIGRTMAX", signal.SIGURG)
 """Makes the fork write where its main thread is. No component uses that signal by mistake."""
-LIBRARIES = ("site-packages", "dist-packages", f"python{sys.version_info[0]}.")
-"""Parts of the paths of files that are nobody's component."""
 
 _report: tuple[int, int] | None = None
 """In such a fork: the descriptor for its reports, and its process,
@@ -93,7 +89,7 @@ def _be_watched(parent: int, reporting: int, showing: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     _report = lifeline.moved_out_of_the_way(reporting), os.getpid()
-    faulthandler.register(SHOW_STACK, lifeline.moved_out_of_the_way(showing), all_threads=False)
+    faulthandler.register(SHOW_STACK, lifeline.moved_out_of_the_way(showing), all_threads=True)
 
 
 def report_stage(words: str, limit_s: float) -> None:
@@ -149,7 +145,7 @@ class _WatchedFork:
     def check_nothing_left(self) -> None:
         """Raises WorkerError if a command whose stages are watched has left processes running."""
         if self._stage and (left := lasting_orphans(self._others)):
-            names = ", ".join(_name(process) for process in left)
+            names = ", ".join(map(name_of, left))
             message = f"the command left {count(len(left), 'process')} running: {names}"
             raise WorkerError(message, hint="a component must end what it starts", code="F01")
 
@@ -216,28 +212,14 @@ class _WatchedFork:
         )
 
     def _position(self) -> str:
-        """Where its main thread is, outside libraries, as `, at FILE:LINE`."""
+        """Where its main thread is, as `, at FILE:LINE`."""
         os.kill(self._pid, SHOW_STACK)
         time.sleep(LOOK_SECONDS)
         stack = b""
         with contextlib.suppress(BlockingIOError):
             stack = os.read(self._stacks, LONGEST_STACK)
-        frames = re.findall(r'File "(.*)", line (\d+)', stack.decode("utf-8", "replace"))
-        for file, line in frames:
-            if not any(library in file for library in LIBRARIES):
-                return f", at {file}:{line}"
-        return ""
-
-
-def _name(process: psutil.Process) -> str:
-    """Its command line, shortened, and its number."""
-    import psutil
-
-    try:
-        command = " ".join(process.cmdline()) or process.name()
-    except psutil.Error:
-        command = "a process"
-    return f"{textwrap.shorten(command, LONGEST_COMMAND)} ({process.pid})"
+        line = component_line(stack.decode("utf-8", "replace"))
+        return f", at {line}" if line else ""
 
 
 def _wait_for_signal(awaited: set[signal.Signals], seconds: float) -> bool:

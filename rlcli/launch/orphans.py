@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LEAVE_WITHIN = 2.0
 """Seconds to clean up for processes that notice the end of the run themselves."""
 END_WITHIN = 10.0
+LONGEST_COMMAND = 60
 
 
 def adopt_orphans() -> list[psutil.Process]:
@@ -79,3 +81,14 @@ def end_orphans(others: Sequence[psutil.Process]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 orphan.kill()
         patience = 0.1  # the next round gets those whose parents were just killed
+
+
+def name_of(process: psutil.Process) -> str:
+    """Its command line, shortened, and its number."""
+    import psutil
+
+    try:
+        command = " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        command = "a process"
+    return f"{textwrap.shorten(command, LONGEST_COMMAND)} ({process.pid})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,22 @@ WRITTEN_WITHIN = 5.0
 """Seconds within which a rank that is not frozen writes its stack."""
 AT_REST = 0.2
 """Seconds without a new line after which a stack is complete."""
+
+
+def component_line(stacks: str) -> str | None:
+    """Location of the thread that crashed or handled the request, else of the main one, which comes
+    last: the innermost line in a component, if there is one."""
+    from rlcli.api.component import KINDS
+    from rlcli.project import component_folders
+
+    threads = re.findall(r"^(Current t|T)hread .*\n((?:  File .*\n)+)", stacks, re.MULTILINE)
+    frames = threads[-1][1] if threads else ""
+    frames = next((current for kind, current in threads if kind.startswith("C")), frames)
+    places = re.findall(r'^  File "(.+)", line (\d+)', frames, re.MULTILINE)
+    components = {str(folder) for kind in KINDS for folder in component_folders(kind)}
+    innermost = (location for location in places if os.path.dirname(location[0]) in components)
+    file, line = next(innermost, places[0] if places else (None, None))
+    return f"{file}:{line}" if file else None
 
 
 def ask_for_stacks(logs: Path, ranks: Sequence[int], ask: Callable[[], None]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import shlex
 import signal
@@ -31,6 +30,7 @@ from rlcli.errors import HangError, ResourceError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
 from rlcli.launch.memory_kills import MemoryKills, explain_kill, memory_in_use
 from rlcli.launch.orphans import adopt_orphans, end_orphans, reap_orphans
+from rlcli.launch.stacks import component_line
 from rlcli.launch.stopping import heeded, passed_on
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
@@ -312,23 +312,7 @@ def _late(child: _Child) -> RlcliError:
 
 
 def _where(child: _Child) -> str | None:
-    """Location of the thread that crashed or handled the request, else of the main one, which comes
-    last: the innermost line in a component, if there is one."""
-    from rlcli.api.component import KINDS
-    from rlcli.project import component_folders
-
-    threads = re.findall(
-        r"^(Current t|T)hread .*\n((?:  File .*\n)+)", child.read_stacks(), re.MULTILINE
-    )
-    frames = next(
-        (frames for kind, frames in threads if kind.startswith("C")),
-        threads[-1][1] if threads else "",
-    )
-    places = re.findall(r'^  File "(.+)", line (\d+)', frames, re.MULTILINE)
-    components = {str(folder) for kind in KINDS for folder in component_folders(kind)}
-    innermost = (location for location in places if os.path.dirname(location[0]) in components)
-    file, line = next(innermost, places[0] if places else (None, None))
-    return f"{file}:{line}" if file else None
+    return component_line(child.read_stacks())
 
 
 def _hint(child: _Child) -> str:

@@ -13,6 +13,7 @@ from multiprocessing import resource_tracker
 import psutil
 import torch
 
+from rlcli.launch.orphans import name_of
 from rlcli.processes import isolated
 
 OF_PYTEST = "PYTEST_CURRENT_TEST"
@@ -92,7 +93,7 @@ class Running:
         none."""
         deadline = time.monotonic() + END_WITHIN
         _, processes = psutil.wait_procs(self.processes - before.processes, timeout=END_WITHIN)
-        names = [f"process {process.pid} ({_command(process)})" for process in processes]
+        names = [f"process {name_of(process)}" for process in processes]
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -110,9 +111,3 @@ def _working_directory() -> str:
         return os.getcwd()
     except OSError:
         return "(removed)"
-
-
-def _command(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline()) or str(process.name())
-    return "ended"

@@ -48,6 +48,15 @@ FORKS = """
             if os.fork() == 0:
                 time.sleep(1000)
 """
+DAEMON = """
+        child = os.fork()
+        if not child:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            time.sleep(100)
+        os.waitpid(child, 0)
+"""
 WORDS = "the loss among them"
 """Selects one check that makes steps."""
 
@@ -113,7 +122,7 @@ def test_an_ordinary_component_passes(examine):
             "threading.Thread(target=time.sleep, args=(100,), name='lasting').start()",
             "left running: thread lasting",
         ),
-        ("subprocess.Popen(['sleep', '77'])", r"left running: process \d+ \(sleep 77\)"),
+        ("subprocess.Popen(['sleep', '77'])", r"left running: process sleep 77 \(\d+\)"),
     ],
     ids=["directory", "umask", "variable", "dtype", "gradients", "skip", "thread", "process"],
 )
@@ -146,8 +155,7 @@ def test_a_step_that_never_ends_or_ends_the_command_is_named(examine, trick, opt
 
 
 def test_a_process_that_leaves_its_parents_is_found(examine):
-    daemon = "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(100))"
-    outcome = examine(in_a_step=daemon)
+    outcome = examine(in_a_step=DAEMON)
     assert outcome.code == 7, outcome.words
     assert re.search(r"error\[F01\]: the command left \d+ process(es)? running", outcome.words)
 

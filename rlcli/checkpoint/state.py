@@ -9,7 +9,6 @@ many as a rank has blocks of one tensor. `state_reading` reads them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,6 @@ from rlcli.api.engine import EngineState
 from rlcli.api.model_export import in_files, write_index
 from rlcli.errors import NumericError
 
-PART = re.compile(r"shard-(\d+)-model-\d+-of-\d+\.safetensors")
-"""Name of a file with a rank's parts: the rank, counted from 1, and the number of the file among
-those of the rank."""
 WHOLE = "whole_shape"
 """Key of the shape of the whole tensor, next to the offsets that torch needs: from it a rank knows,
 without looking into the files of all others, whether a file is of the same tensor."""
@@ -102,12 +98,6 @@ def refuse_nonfinite(copy: HostCopy) -> None:
             raise NumericError(
                 f"{name} holds values that are not finite; no checkpoint is written", code="F35"
             )
-
-
-def writer_of(path: str) -> int | None:
-    """The rank that wrote a file of a checkpoint, if its name says so."""
-    named = PART.fullmatch(path.rpartition("/")[2])
-    return int(named[1]) - 1 if named else None
 
 
 def writers_of(tensors: Tensors, rank: int, first: int) -> set[int]:

@@ -18,8 +18,9 @@ import torch
 
 from rlcli.api.block_parts import BlockPart
 from rlcli.api.weight_files import read_head
-from rlcli.checkpoint.state import WHOLE, Tensors, local_blocks, writer_of
+from rlcli.checkpoint.state import WHOLE, Tensors, local_blocks
 from rlcli.checkpoint.tensor_files import SHARDING
+from rlcli.checkpoint.verify import writer_of
 from rlcli.errors import ModelError
 
 if TYPE_CHECKING:

@@ -26,6 +26,9 @@ SUPERSEDED = ".old-"
 """Name prefix of a checkpoint that made way for a new one of the same step;
 it counts until the new one exists."""
 NAME = re.compile(rf"(?:{re.escape(SUPERSEDED)})?step-(?P<step>\d{{12}})")
+PART = re.compile(r"shard-(\d+)-model-\d+-of-\d+\.safetensors")
+"""Name of a file with a rank's parts: the rank, counted from 1, and the number of the file among
+those of the rank."""
 State = Literal["ok", "incomplete", "corrupt"]
 THREADS = allowed_cores()
 """Files that are read at the same time, unless the process is one of several that share the
@@ -120,6 +123,33 @@ def damaged_files(checkpoint: Path, files: Iterable[FileDigest], threads: int) -
     with ThreadPoolExecutor(max(1, threads)) as pool:
         faults = pool.map(lambda file: _damage(checkpoint, file, read=True), files)
     return [fault for fault in faults if fault]
+
+
+def writer_of(path: str) -> int | None:
+    """The rank that wrote a file of a checkpoint, if its name says so."""
+    named = PART.fullmatch(path.rpartition("/")[2])
+    return int(named[1]) - 1 if named else None
+
+
+def shared_out(files: Iterable[FileDigest], world_size: int) -> list[list[FileDigest]]:
+    """The files that each rank verifies: those that a rank of its number wrote, which it reads next
+    if the layout is the same; the others go to whoever has least to read.
+    So every byte is read once."""
+    shares: list[list[FileDigest]] = [[] for _ in range(world_size)]
+    sizes = [0] * world_size
+    unassigned = []
+    for file in sorted(files, key=lambda file: (-file.bytes, file.path)):
+        writer = writer_of(file.path)
+        if writer is None or writer >= world_size:
+            unassigned.append(file)
+            continue
+        shares[writer].append(file)
+        sizes[writer] += file.bytes
+    for file in unassigned:
+        rank = sizes.index(min(sizes))
+        shares[rank].append(file)
+        sizes[rank] += file.bytes
+    return shares
 
 
 def verify(checkpoint: Path, run_id: str | None = None) -> CompleteCheckpoint:

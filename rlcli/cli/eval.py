@@ -17,9 +17,9 @@ from rlcli.observe.series import short
 
 if TYPE_CHECKING:
     from rlcli.launch.trained_model import TrainedModel
+    from rlcli.observe.responses import Moments
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.evaluation import Evaluated
-    from rlcli.runtime.responses import Moments
 
 NAMES = {
     "response_length": "response length, in tokens",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from rlcli.errors import ModelError, NoWholeCheckpoint
 
 if TYPE_CHECKING:
+    from rlcli.checkpoint.run_state import Start
     from rlcli.checkpoint.verify import CompleteCheckpoint
     from rlcli.launch.launcher import Running
     from rlcli.observe.display import Display
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.checkpoints import Start
     from rlcli.topology import Topology
 
 
@@ -30,7 +30,7 @@ def last_checkpoint(
     there is none now: training progress must not be discarded silently.
     """
     from rlcli.checkpoint.disk import check_writable
-    from rlcli.runtime.checkpoints import RunState, Start
+    from rlcli.checkpoint.run_state import RunState, Start
 
     checkpoint: CompleteCheckpoint | None = None
     rejected = {} if rejected is None else rejected
@@ -115,8 +115,8 @@ def _newest_with_state(
 ) -> CompleteCheckpoint | None:
     """The newest checkpoint that is complete, and whose state, which is read here,
     is what was written."""
+    from rlcli.checkpoint.run_state import STATE
     from rlcli.checkpoint.verify import damaged_files, newest_complete
-    from rlcli.runtime.checkpoints import STATE
 
     while (checkpoint := newest_complete(run.checkpoints, run.run_id, rejected)) is not None:
         state = [file for file in checkpoint.manifest.files.values() if file.path == STATE]

@@ -33,12 +33,12 @@ from rlcli.observe.results import DIGEST_FILE, digest, recorded_digest
 from rlcli.project import VARIABLE, check_not_planted, check_run_not_planted, planted
 
 if TYPE_CHECKING:
+    from rlcli.checkpoint.run_state import Start
     from rlcli.observe.display import Display
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.changes import Change
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.checkpoints import Start
 
 log = logging.getLogger(__name__)
 

@@ -42,13 +42,13 @@ from rlcli.open_files import (
 from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
+    from rlcli.checkpoint.run_state import Start
     from rlcli.launch.launcher import Launcher, Running
     from rlcli.observe.display import Display
     from rlcli.observe.report import RunOutcome
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.checkpoints import Start
     from rlcli.topology import Topology
 
 log = logging.getLogger(__name__)

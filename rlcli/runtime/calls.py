@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.api.key_meaning import AGE, PLACE, SEQUENCES
+from rlcli.observe.responses import TEXT, Described
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer, share_by_rank
 from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
-from rlcli.runtime.responses import TEXT, Described
 from rlcli.runtime.weight_flow import copy_hook
 from rlcli.topology import RolePlacement, Topology
 from rlcli.topology.groups import lanes_of_roles, pausing_roles, pooled_roles

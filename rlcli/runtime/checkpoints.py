@@ -1,12 +1,10 @@
-"""The master's side of checkpoints: when one is due, how it is committed,
-what a run resumes from."""
+"""The master's side of checkpoints: when one is due, how it is committed, and that one is whole."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +12,14 @@ from rlcli.checkpoint.commit import begin, seal, write_json
 from rlcli.checkpoint.completion import MASTER, Commits, RunIdentity
 from rlcli.checkpoint.disk import check_free_space, disk_failure
 from rlcli.checkpoint.manifest import FileDigest, read_manifest
-from rlcli.checkpoint.state import writer_of
-from rlcli.checkpoint.verify import checkpoints_in
+from rlcli.checkpoint.run_state import STATE, RunState
+from rlcli.checkpoint.verify import checkpoints_in, shared_out
 from rlcli.errors import (
-    DataError,
     HangError,
     ModelError,
     NumericError,
     ResourceError,
     RlcliError,
-    UsageError,
     WorkerError,
 )
 from rlcli.observe.display import Display
@@ -35,107 +31,8 @@ from rlcli.runtime.messages import WRITTEN, Fields, Report
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import Topology
 
-STATE = "state.json"
-FORMAT = 3
 SLOWEST = 50e6
 """Bytes per second: storage that is slower than this, for all ranks together, counts as hanging."""
-
-
-@dataclass(frozen=True)
-class RunState:
-    """What the master must remember between two steps. Everything else follows from the recipe and
-    the step."""
-
-    step: int
-    """Completed steps."""
-    samples: int
-    """Samples that these steps trained on."""
-    drawn: int
-    """Rows of the training dataset that were drawn, including dropped ones:
-    the position in its order."""
-    datasets: Mapping[str, str]
-    """Digest of each dataset."""
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    """Role → its model's version."""
-    interfaces: Mapping[str, Any] = field(default_factory=dict)
-    """Call → the state of its interface."""
-    nonfinite: list[tuple[int, list[str]]] = field(default_factory=list)
-    """Consecutive steps whose update was skipped, and their samples."""
-    used: Mapping[str, int] = field(default_factory=dict)
-    """Dataset that the training dataset is made of → number of its samples that were trained on."""
-    returned: list[tuple[int, int, int]] = field(default_factory=list)
-    """(epoch, row, attempt) of the samples that were given back or were in progress:
-    they are drawn next."""
-    tokens: int = 0
-    """Tokens of the samples trained on."""
-    pass_rows: int | None = None
-    """Rows of a pass over the training dataset;
-    None for a stream whose end has not been reached."""
-    ready: list[dict[str, Any]] = field(default_factory=list)
-    """Samples generated ahead of training, and their names.
-    Their tensors are in the ranks' files."""
-    format: int = FORMAT
-
-    @classmethod
-    def read(cls, folder: Path) -> RunState:
-        """Read the state of a verified checkpoint. Raises ModelError F85 if a newer rlcli wrote
-        it."""
-        fields = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        if fields.get("format") == 1:  # from a run that could not drop samples
-            fields |= {"format": 2, "drawn": fields["samples"]}
-        if fields.get("format") == 2:  # from a run that did not generate ahead
-            fields |= {"format": FORMAT}
-        if fields.get("format") != FORMAT:
-            raise ModelError(
-                f"its state has format {fields.get('format')!r}; this rlcli reads {FORMAT}",
-                where=str(folder),
-                code="F85",
-            )
-        return cls(**fields)
-
-
-BEGINNING = RunState(step=0, samples=0, drawn=0, datasets={})
-"""The state of a run that resumes nothing."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """The checkpoint that a run resumes from."""
-
-    folder: Path
-    state: RunState
-
-    def check_datasets(self, digests: Mapping[str, str], recipe: Recipe) -> None:
-        """Check that the training data have not changed. Raises DataError F65."""
-        name = recipe.train.dataset
-        before, now = self.state.datasets.get(name), digests.get(name)
-        if before is not None and before != now:
-            raise DataError(
-                (
-                    f"dataset {name} has changed since step {self.state.step}: {before[:12]} "
-                    f"then, {str(now)[:12]} now"
-                ),
-                hint="put the old data back, or start a new run from models/",
-                code="F65",
-            )
-
-    def check_end(self, steps: int, recipe: Recipe) -> None:
-        """Check that the run does not end before the steps already done. Raises UsageError F84."""
-        if steps >= self.state.step:
-            return
-        done, epochs = self.state.step, recipe.train.epochs
-        planned = (
-            f"train.steps is {steps}"
-            if recipe.train.steps is not None
-            else f"train.epochs={epochs} is {steps} steps"
-        )
-        raise UsageError(
-            f"{planned}, but the run has done {done} steps",
-            hint=(
-                f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more continues it"
-            ),
-            code="F84",
-        )
 
 
 class Schedule:
@@ -388,24 +285,3 @@ async def verify_on_ranks(
             asked[rank] = {"folder": str(checkpoint), "files": files}
     answers = await ranks.ask("verify", asked, deadline + manifest.size / SLOWEST)
     return [ModelError(**fault) for rank in sorted(answers) for fault in answers[rank]["faults"]]
-
-
-def shared_out(files: Iterable[FileDigest], world_size: int) -> list[list[FileDigest]]:
-    """The files that each rank verifies: those that a rank of its number wrote, which it reads next
-    if the layout is the same; the others go to whoever has least to read.
-    So every byte is read once."""
-    shares: list[list[FileDigest]] = [[] for _ in range(world_size)]
-    sizes = [0] * world_size
-    unassigned = []
-    for file in sorted(files, key=lambda file: (-file.bytes, file.path)):
-        writer = writer_of(file.path)
-        if writer is None or writer >= world_size:
-            unassigned.append(file)
-            continue
-        shares[writer].append(file)
-        sizes[writer] += file.bytes
-    for file in unassigned:
-        rank = sizes.index(min(sizes))
-        shares[rank].append(file)
-        sizes[rank] += file.bytes
-    return shares

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.observe.responses import Moments
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
@@ -17,7 +18,6 @@ from rlcli.runtime.flow import Batch, Flow
 from rlcli.runtime.messages import Fields
 from rlcli.runtime.ranks import Ranks, lanes_of
 from rlcli.runtime.report import Answered, named_reports
-from rlcli.runtime.responses import Moments
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
@@ -27,7 +27,7 @@ class Evaluated:
     """Results of an evaluation."""
 
     scores: Mapping[str, Moments]
-    """Measures over the prompts (`rlcli.runtime.responses`), and what calls counted."""
+    """Measures over the prompts (`rlcli.observe.responses`), and what calls counted."""
     stats: Mapping[str, float]
     """Statistics reported by calls to `evaluate`, which have no spread."""
     texts: list[Fields]

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from rlcli.checkpoint.completion import RunIdentity
+from rlcli.checkpoint.run_state import BEGINNING, RunState, Start
 from rlcli.errors import Stopped
 from rlcli.garbage import collect_as_usual
 from rlcli.observe.display import Display
@@ -18,7 +19,7 @@ from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.dataset_sizes import training_steps
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls
-from rlcli.runtime.checkpoints import BEGINNING, Checkpoints, RunState, Schedule, Start
+from rlcli.runtime.checkpoints import Checkpoints, Schedule
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flow import Flow
 from rlcli.runtime.ranks import Ranks, lanes_of

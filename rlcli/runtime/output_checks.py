@@ -35,9 +35,9 @@ from rlcli.api.key_meaning import (
 )
 from rlcli.api.sample_json import CARRIED
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
+from rlcli.observe.responses import Moments
 from rlcli.project import is_built_in
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.responses import Moments
 
 log = logging.getLogger(__name__)
 

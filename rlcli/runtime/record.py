@@ -16,6 +16,7 @@ from typing import Any
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.checkpoint.disk import explain_disk_errors
+from rlcli.checkpoint.run_state import RunState
 from rlcli.errors import NumericError, ResourceError
 from rlcli.files import sync_folder
 from rlcli.observe.display import Display
@@ -29,7 +30,6 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer
 from rlcli.runtime.calls import Calls
-from rlcli.runtime.checkpoints import RunState
 from rlcli.runtime.evaluation import Evaluated
 from rlcli.runtime.messages import RESTARTED, WARNED, Fields, Report
 from rlcli.runtime.ranks import Ranks

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rlcli.api.dataflow import MFCDef
+from rlcli.observe.responses import Moments
 from rlcli.runtime.buffer import owners
 from rlcli.runtime.output_checks import Segments
 from rlcli.runtime.ranks import Answers
-from rlcli.runtime.responses import Moments
 from rlcli.topology import RolePlacement, WorkerGroup
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from itertools import count
 from typing import Any
 
 from rlcli.api.dataflow import CallGraph, MFCDef, ModelInterfaceType, calls_ahead
+from rlcli.checkpoint.run_state import RunState, Start
 from rlcli.errors import DataError
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls
-from rlcli.runtime.checkpoints import RunState, Start
 from rlcli.runtime.data_order import DataOrder, StepSizes, training_id
 from rlcli.runtime.flow import Batch, Flow, Gate
 from rlcli.runtime.report import Answered, add_report

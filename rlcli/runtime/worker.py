@@ -3,8 +3,9 @@ produced."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,9 +20,22 @@ from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
 from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.model import Model, ModelBackend, call_interface
-from rlcli.checkpoint.disk import explain_disk_errors
+from rlcli.checkpoint.commit import seal
+from rlcli.checkpoint.disk import disk_failure, explain_disk_errors
+from rlcli.checkpoint.manifest import FileDigest
+from rlcli.checkpoint.rank_files import (
+    bytes_to_save,
+    copy_roles,
+    has_state,
+    read_samples,
+    restore_roles,
+    write_roles,
+    write_samples,
+)
+from rlcli.checkpoint.verify import damaged_files
 from rlcli.errors import UsageError
 from rlcli.garbage import collect_as_usual, keep_freed_memory
+from rlcli.observe.responses import Moments, describe_samples, scores_of
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
@@ -36,7 +50,15 @@ from rlcli.runtime.data_order import (
     read_row,
     row_of,
 )
-from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
+from rlcli.runtime.messages import (
+    END_LANE,
+    LAST_REQUEST,
+    WRITTEN,
+    Failure,
+    Fields,
+    Request,
+    Tell,
+)
 from rlcli.runtime.output_checks import (
     Origin,
     measured_by,
@@ -52,7 +74,6 @@ from rlcli.runtime.output_checks import (
 )
 from rlcli.runtime.pausing import PausingEngine, pausing_engines
 from rlcli.runtime.pool import PoolProcess, connect_pools
-from rlcli.runtime.responses import Moments, describe_samples, scores_of
 from rlcli.runtime.roles import (
     Interfaces,
     Meshes,
@@ -60,17 +81,6 @@ from rlcli.runtime.roles import (
     role_tokenizer,
     seed_global_streams,
     wait_for_device,
-)
-from rlcli.runtime.saving import (
-    bytes_to_save,
-    copy_roles,
-    has_state,
-    read_samples,
-    restore_roles,
-    verify_share,
-    write_and_report,
-    write_roles,
-    write_samples,
 )
 from rlcli.runtime.weight_flow import WeightCopies, copy_hook
 from rlcli.topology import Topology
@@ -121,6 +131,9 @@ class ModelWorker:
         training, evaluating = train_graph(recipe), eval_graph(recipe)
         self.calls = {mfc.name: mfc for mfc in (*training, *evaluating)}
         self.models: dict[str, Model] = {}
+        self._first_ranks = {place.role: place.ranks[0] for place in topology.placements}
+        """Role → the rank that leads it."""
+        self._led_roles = {role for role, first in self._first_ranks.items() if first == rank}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
@@ -183,7 +196,7 @@ class ModelWorker:
         collect_as_usual()
         return {
             "without_state": [name for name, model in changing.items() if not has_state(model)],
-            "bytes": bytes_to_save(stored, self.recipe.trained_roles, self.topology, self.rank),
+            "bytes": bytes_to_save(stored, self.recipe.trained_roles, self._led_roles),
         }
 
     # -- data --------------------------------------------------------------------------------------
@@ -373,7 +386,7 @@ class ModelWorker:
         what fits into a message. `samples` → keys: the part of the finished samples that this rank
         writes; they no longer change."""
         stored = self._held(stored_roles(self.recipe))
-        copies = copy_roles(stored, self.topology, self.rank)
+        copies = copy_roles(stored, self._led_roles)
         target = Path(folder)
         finished = [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
 
@@ -398,7 +411,8 @@ class ModelWorker:
     ) -> Fields:
         """Resume from a checkpoint written by any number of ranks."""
         changing = self._held(self.recipe.changing_roles)
-        restore_roles(changing, Path(folder), mirrored_roles(self.recipe), self.topology, self.rank)
+        mirrored = mirrored_roles(self.recipe)
+        restore_roles(changing, Path(folder), mirrored, self._first_ranks, self.rank)
         self._copies.torn.clear()
         for name, model in self.models.items():
             model.version = ModelVersion(**versions[name]) if name in versions else model.version
@@ -458,3 +472,36 @@ def _without_samples(described: Fields, device: torch.device) -> SequenceSample:
     return SequenceSample(
         ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata
     )
+
+
+def write_and_report(
+    folder: Path, step: int, rank: int, write: Callable[[], Sequence[Path]], report: Tell
+) -> threading.Thread:
+    """Write files in a thread and seal them: sync and digest. It reports WRITTEN with the
+    checkpoint's `step` and the digests of its `files`, or with the error:
+    ResourceError if the disk was the cause."""
+
+    def work() -> None:
+        sealed: list[FileDigest] = []
+        failure = None
+        try:
+            with attribute_user_errors():
+                sealed = seal(folder, write())
+        except BaseException as error:
+            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", shown=error)
+        report(WRITTEN, {"step": step, "files": [digest.as_json() for digest in sealed]}, failure)
+
+    thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+    thread.start()
+    return thread
+
+
+def verify_share(folder: str, files: Iterable[dict[str, Any]], threads: int) -> dict[str, Any]:
+    """What is wrong with this rank's share of the files of a checkpoint,
+    of which nothing has been loaded yet."""
+    faults = damaged_files(Path(folder), [FileDigest(**file) for file in files], threads)
+    return {
+        "faults": [
+            {"what": fault.what, "where": fault.where, "code": fault.code} for fault in faults
+        ]
+    }

@@ -10,6 +10,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
+from rlcli.checkpoint.rank_files import write_samples
 from rlcli.interfaces._responses import sample_responses
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
@@ -22,7 +23,6 @@ from rlcli.runtime.messages import MOVE, MOVES, Request
 from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
-from rlcli.runtime.saving import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker

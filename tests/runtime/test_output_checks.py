@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
+from rlcli.observe.responses import Moments
 from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.output_checks import (
     CallOrigin,
@@ -24,7 +25,6 @@ from rlcli.runtime.output_checks import (
     versions,
     warn_of_changes,
 )
-from rlcli.runtime.responses import Moments
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 2], [4]]

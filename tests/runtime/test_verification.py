@@ -9,10 +9,10 @@ import pytest
 
 from rlcli.checkpoint import verify
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
-from rlcli.checkpoint.verify import newest_complete
+from rlcli.checkpoint.verify import newest_complete, shared_out
 from rlcli.runtime import checkpoints
-from rlcli.runtime.checkpoints import shared_out, verify_on_ranks
-from rlcli.runtime.saving import verify_share
+from rlcli.runtime.checkpoints import verify_on_ranks
+from rlcli.runtime.worker import verify_share
 
 
 def part(rank, size=100, folder="models/actor"):

@@ -8,11 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import (
     ADVANTAGES,
     ANSWER_CLASSES,
@@ -24,8 +21,11 @@ from rlcli.api.key_meaning import (
     SEQUENCES,
     SOLVED,
 )
-from rlcli.ops.evaluation import majority, pass_at_k
-from rlcli.runtime.messages import Fields
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlcli.api.data import SequenceSample
 
 Described = dict[str, dict[str, list[Any]]]
 """Sample → aspect of its responses → a value for each response."""
@@ -122,6 +122,10 @@ def measures(output: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str,
 def _pass_rates(output: SequenceSample) -> dict[str, list[float]]:
     """`pass@k` and `majority@n`, if every prompt has the same number of responses,
     and more than one."""
+    import torch
+
+    from rlcli.ops.evaluation import pass_at_k
+
     solved = [[score >= 1 for score in group] for group in _groups(output, SOLVED)]
     sizes = {len(group) for group in solved}
     n = sizes.pop() if len(sizes) == 1 else 1
@@ -140,6 +144,8 @@ def _pass_rates(output: SequenceSample) -> dict[str, list[float]]:
 
 def _is_vote_right(answers: Iterable[float], solved: Sequence[bool]) -> float:
     """Whether the most frequent answer to a prompt is right: 1 or 0."""
+    from rlcli.ops.evaluation import majority
+
     vote = majority([int(answer) for answer in answers])
     return float(vote is not None and solved[vote])
 
@@ -182,7 +188,7 @@ def _lengths(batch: SequenceSample) -> list[int]:
     return [int(mask.sum()) for mask in _response_masks(batch)]
 
 
-def _texts(sample: SequenceSample, tokenizer: Any) -> list[Fields]:
+def _texts(sample: SequenceSample, tokenizer: Any) -> list[dict[str, Any]]:
     answer = sample.metadata.get("answer", [None])[0]
     shown_answer = None if answer is None else str(answer)
     sequences = sample.data[SEQUENCES].cpu().split(sample.flat_seqlens(SEQUENCES))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.responses import Moments, measures, scores_of
+from rlcli.observe.responses import Moments, measures, scores_of
 
 
 def scored(solved, **others):

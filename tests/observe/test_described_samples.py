@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.responses import describe_samples
+from rlcli.observe.responses import describe_samples
 
 
 class Digits:

@@ -7,8 +7,8 @@ import torch
 
 from rlcli.api.engine import EngineState
 from rlcli.api.model import Model
+from rlcli.checkpoint.rank_files import write_roles
 from rlcli.checkpoint.state import copy_to_host
-from rlcli.runtime.saving import write_roles
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM
 
 

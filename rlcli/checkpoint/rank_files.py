@@ -1,5 +1,5 @@
-"""A rank's part of a checkpoint: copied at once, written by a thread while training continues,
-verified and read again.
+"""A rank's part of a checkpoint: copied at once, written while training continues, and read again
+by any number of ranks.
 
 Weights and optimizers have one folder per role. Samples that are finished are, for each rank, one
 safetensors file and a description in JSON.
@@ -8,19 +8,14 @@ safetensors file and a description in JSON.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import HoldsWeights, Model
-from rlcli.checkpoint.commit import seal
-from rlcli.checkpoint.disk import disk_failure
-from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.role_folders import MODELS
 from rlcli.checkpoint.state import (
     HostCopy,
@@ -31,38 +26,12 @@ from rlcli.checkpoint.state import (
     writers_of,
 )
 from rlcli.checkpoint.state_reading import fill
-from rlcli.checkpoint.verify import damaged_files
-from rlcli.registry.faults import attribute_user_errors
-from rlcli.runtime.messages import WRITTEN, Failure, Tell
-from rlcli.topology import Topology
 
 OPTIMIZERS = "optim"
 """Folder of a checkpoint that has, like MODELS, one folder per role."""
 
 SAMPLES = "samples"
 """Folder of a checkpoint."""
-
-
-def write_and_report(
-    folder: Path, step: int, rank: int, write: Callable[[], Sequence[Path]], report: Tell
-) -> threading.Thread:
-    """Write files in a thread and seal them: sync and digest. It reports WRITTEN with the
-    checkpoint's `step` and the digests of its `files`, or with the error:
-    ResourceError if the disk was the cause."""
-
-    def work() -> None:
-        sealed: list[FileDigest] = []
-        failure = None
-        try:
-            with attribute_user_errors():
-                sealed = seal(folder, write())
-        except BaseException as error:
-            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", shown=error)
-        report(WRITTEN, {"step": step, "files": [digest.as_json() for digest in sealed]}, failure)
-
-    thread = threading.Thread(target=work, name="checkpoint", daemon=True)
-    thread.start()
-    return thread
 
 
 def has_state(model: Model) -> bool:
@@ -72,28 +41,25 @@ def has_state(model: Model) -> bool:
 
 
 def bytes_to_save(
-    models: Mapping[str, Model], trained: Sequence[str], topology: Topology, rank: int
+    models: Mapping[str, Model], trained: Collection[str], led: Collection[str]
 ) -> int:
     """Disk space of this rank's part of a checkpoint: its weights,
-    and AdamW's two moments for each of them."""
+    and AdamW's two moments for each of them. `led`: see `copy_roles`."""
     total = 0
     for name, model in models.items():
         if has_state(model):
-            weights = size_of(model.module.state().weights, leads=_leads(name, topology, rank))
+            weights = size_of(model.module.state().weights, leads=name in led)
             total += weights * (3 if name in trained else 1)
     return total
 
 
-def copy_roles(models: Mapping[str, Model], topology: Topology, rank: int) -> dict[str, HostCopy]:
-    """This rank's parts of the roles that it holds."""
+def copy_roles(models: Mapping[str, Model], led: Collection[str]) -> dict[str, HostCopy]:
+    """This rank's parts of the roles that it holds. Of those that it leads (`led`), it writes what
+    is the same on all their ranks."""
     return {
-        name: copy_to_host(model.module.state(), leads=_leads(name, topology, rank))
+        name: copy_to_host(model.module.state(), leads=name in led)
         for name, model in models.items()
     }
-
-
-def _leads(role: str, topology: Topology, rank: int) -> bool:
-    return rank == topology.placement(role).ranks[0]
 
 
 def write_roles(
@@ -127,15 +93,16 @@ def restore_roles(
     models: Mapping[str, Model],
     folder: Path,
     mirrored: Mapping[str, str],
-    topology: Topology,
+    first_ranks: Mapping[str, int],
     rank: int,
 ) -> None:
     """Fill the weights and optimizers of this rank's roles from a checkpoint of any number of
-    ranks. `mirrored`: role → the role whose weights it has."""
+    ranks. `mirrored`: role → the role whose weights it has; `first_ranks`: role → the rank that
+    leads it."""
     for name, model in models.items():
         optimizer, source = folder / OPTIMIZERS / name, mirrored.get(name, name)
         state = model.module.state(room_for_optimizer=optimizer.is_dir())
-        first = topology.placement(source).ranks[0]
+        first = first_ranks[source]
         fill(state.weights, folder / MODELS / source, writers_of(state.weights, rank, first))
         if optimizer.is_dir():
             fill(state.optimizer, optimizer, writers_of(state.optimizer, rank, first))
@@ -177,14 +144,3 @@ def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
                 else:
                     loaded[id_] = sample
     return [loaded[id_] for id_ in ids]
-
-
-def verify_share(folder: str, files: Iterable[dict[str, Any]], threads: int) -> dict[str, Any]:
-    """What is wrong with this rank's share of the files of a checkpoint,
-    of which nothing has been loaded yet."""
-    faults = damaged_files(Path(folder), [FileDigest(**file) for file in files], threads)
-    return {
-        "faults": [
-            {"what": fault.what, "where": fault.where, "code": fault.code} for fault in faults
-        ]
-    }

@@ -3,12 +3,14 @@ No torch here."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
+from rlcli.errors import UsageError
 
 
 class ModelInterfaceType(StrEnum):
@@ -94,6 +96,11 @@ class MFCDef:
         )
 
     @property
+    def weight_copy(self) -> ParamReallocHook | None:
+        """The copy of weights once the call is done."""
+        return next((hook for hook in self.post_hooks if isinstance(hook, ParamReallocHook)), None)
+
+    @property
     def produced_keys(self) -> tuple[str, ...]:
         """The keys that appear in the buffer once the call is done."""
         return tuple(self.output_key_remap.get(key, key) for key in self.output_keys)
@@ -144,6 +151,43 @@ def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
         for role in mfc.written_roles:
             writers.setdefault(role, []).append(mfc.name)
     return writers
+
+
+def earlier_turns(mfcs: Sequence[MFCDef]) -> dict[str, set[str]]:
+    """Call → those that have their turn before it: those that it reads from, and if it changes
+    weights the others of their roles, which need the old ones."""
+    linked, writers = CallGraph(mfcs), weight_writers(mfcs)
+    earlier = {name: set(makers) for name, makers in linked.reads.items()}
+    for mfc in mfcs:
+        for role in mfc.written_roles:
+            readers = {reader.name for reader in mfcs if reader.model_name == role}
+            earlier[mfc.name] |= readers - linked.after(mfc.name) - set(writers[role])
+    return earlier
+
+
+def in_turn(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
+    """Calls in the order of their turns, otherwise in the order of the graph.
+
+    Raises UsageError if calls wait for each other.
+    """
+    calls, earlier, ordered = {mfc.name: mfc for mfc in mfcs}, earlier_turns(mfcs), list[str]()
+    while len(ordered) < len(calls):
+        free = [name for name in calls if name not in ordered and earlier[name] <= set(ordered)]
+        if not free:
+            waiting = ", ".join(name for name in calls if name not in ordered)
+            raise UsageError(f"calls wait for each other's weights: {waiting}", where="graph")
+        ordered.append(free[0])
+    return [calls[name] for name in ordered]
+
+
+def updates_per_step(mfcs: Sequence[MFCDef]) -> dict[str, int]:
+    """Role whose weights change → by how much its version grows in a training step. A role that
+    follows another grows with it."""
+    trained = Counter(mfc.model_name for mfc in mfcs if mfc.is_train)
+    for mfc in mfcs:
+        if mfc.weight_copy is not None and trained[mfc.model_name]:
+            trained.setdefault(mfc.weight_copy.target, trained[mfc.model_name])
+    return trained
 
 
 def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:

@@ -12,8 +12,8 @@ from rlcli.api.partition import ffd_allocate
 from rlcli.inspect.findings import Finding, grouped, share
 from rlcli.ops.minibatches import assign_minibatches
 from rlcli.recipe.lengths import keeps_groups
-from rlcli.runtime.buffer import shares
 from rlcli.runtime.data_order import DataOrder
+from rlcli.topology.placement import shares
 
 if TYPE_CHECKING:
     from rlcli.inspect.row_checks import RowLimits

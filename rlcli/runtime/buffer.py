@@ -1,5 +1,5 @@
 """Tracks who holds what: for every sample its sequence lengths, its metadata and the ranks that
-hold each key; and decides which rank of a role works on which samples.
+hold each key.
 
 Metadata only; tensors stay with the workers.
 """
@@ -7,11 +7,9 @@ Metadata only; tensors stay with the workers.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.api.data import SequenceSample
@@ -20,10 +18,7 @@ from rlcli.runtime.messages import Fields
 if TYPE_CHECKING:
     import torch
 
-    from rlcli.topology import RolePlacement
-
 T = TypeVar("T", bound=Hashable)
-Item = TypeVar("Item")
 
 KeysByRank = dict[int, dict[str, list[str]]]
 """Rank → sample → keys."""
@@ -237,32 +232,3 @@ class Buffer:
         if len(self._shared) >= MOST_SHARED:
             self._shared.clear()
         return self._shared.setdefault(value, value)
-
-
-def shares(items: Sequence[Item], loads: Sequence[int], parts: int) -> list[list[Item]]:
-    """Contiguous shares, each cut where the sum of the loads before it is closest to its target.
-    Roles on equal meshes get equal shares; some are empty if items are few or one of them outweighs
-    the others."""
-    sums = [0, *accumulate(loads)]
-    cuts = [0]
-    for number in range(1, parts):
-        due = sums[-1] * number / parts
-        after = bisect_left(sums, due)
-        is_closer = after > 0 and due - sums[after - 1] < sums[after] - due
-        cuts.append(max(cuts[-1], after - is_closer))
-    return [list(items[a:b]) for a, b in pairwise([*cuts, len(items)])]
-
-
-def share_by_rank(
-    items: Sequence[Item], loads: Sequence[int], placement: RolePlacement
-) -> dict[int, list[Item]]:
-    """Rank → its share; ranks of one data-parallel replica get the same share."""
-    replica = len(placement.ranks) // placement.mesh.dp
-    parts = shares(items, loads, placement.mesh.dp)
-    return {rank: parts[number // replica] for number, rank in enumerate(placement.ranks)}
-
-
-def owners(placement: RolePlacement) -> tuple[int, ...]:
-    """The ranks whose outputs count: the first of each data-parallel replica."""
-    replica = len(placement.ranks) // placement.mesh.dp
-    return placement.ranks[::replica]

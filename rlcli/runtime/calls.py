@@ -4,37 +4,24 @@ transferred first."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, updates_per_step
 from rlcli.api.key_meaning import AGE, PLACE, SEQUENCES
 from rlcli.observe.responses import TEXT, Described
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.buffer import Buffer, Transfer, share_by_rank
+from rlcli.runtime.buffer import Buffer, Transfer
 from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
-from rlcli.runtime.weight_flow import copy_hook
 from rlcli.topology import RolePlacement, Topology
 from rlcli.topology.groups import lanes_of_roles, pausing_roles, pooled_roles
 
 T = TypeVar("T")
-
-
-def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
-    """Role whose weights change → by how much its version grows in a training step. A role that
-    follows another grows with it."""
-    trained = Counter(mfc.model_name for mfc in graph if mfc.is_train)
-    for mfc in graph:
-        hook = copy_hook(mfc)
-        if hook is not None and trained[mfc.model_name]:
-            trained.setdefault(hook.target, trained[mfc.model_name])
-    return trained
 
 
 @dataclass(frozen=True)
@@ -110,7 +97,7 @@ class Calls:
         """Assign samples, at least one, to the ranks of a call. The samples of a training step are
         a batch, in its order; `ages` are their staleness, None if none is generated ahead."""
         placement = self._topology.placement(mfc.model_name)
-        shares = share_by_rank(ids, self.buffer.loads(ids, SEQUENCES), placement)
+        shares = placement.share_out(ids, self.buffer.loads(ids, SEQUENCES))
         moves = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(moves)
         metadata = _metadata_in_batch(mfc, ids, ages)
@@ -168,12 +155,10 @@ class Calls:
 
     def copy_after(self, mfc: MFCDef) -> WeightCopy | None:
         """The copy of weights after a call."""
-        hook = copy_hook(mfc)
-        if hook is None:
+        if mfc.weight_copy is None:
             return None
-        sources, followers = (
-            self._topology.placement(role).ranks for role in (mfc.model_name, hook.target)
-        )
+        sources = self._topology.placement(mfc.model_name).ranks
+        followers = self._topology.placement(mfc.weight_copy.target).ranks
         return WeightCopy(tuple(sorted({*sources, *followers})), sources, followers, mfc.name)
 
     def copy(self, copy: WeightCopy) -> Awaitable[Answers]:
@@ -220,11 +205,8 @@ class Calls:
     def _equal_shares(self, graph: Sequence[MFCDef], items: Sequence[T]) -> dict[int, list[T]]:
         """Rank of the graph's first call → its share, if it has one."""
         placement = self._topology.placement(graph[0].model_name)
-        return {
-            rank: share
-            for rank, share in share_by_rank(items, [1] * len(items), placement).items()
-            if share
-        }
+        shares = placement.share_out(items, [1] * len(items))
+        return {rank: share for rank, share in shares.items() if share}
 
     async def _load(
         self, op: str, ids: Sequence[str], requests: Mapping[int, Fields]

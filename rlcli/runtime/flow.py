@@ -13,8 +13,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rlcli.api.dataflow import CallGraph, MFCDef, ModelInterfaceType, weight_writers
-from rlcli.errors import UsageError
+from rlcli.api.dataflow import (
+    CallGraph,
+    MFCDef,
+    ModelInterfaceType,
+    earlier_turns,
+    in_turn,
+    weight_writers,
+)
 from rlcli.runtime.calls import Calls, WeightCopy
 from rlcli.runtime.output_checks import Segments
 from rlcli.runtime.ranks import Turn
@@ -248,33 +254,6 @@ class CallTurns:
             if turn is not None:
                 async with turn:
                     continue
-
-
-def earlier_turns(graph: Sequence[MFCDef]) -> dict[str, set[str]]:
-    """Call → those that have their turn before it: those that it reads from, and if it changes
-    weights the others of their roles, which need the old ones."""
-    linked, writers = CallGraph(graph), weight_writers(graph)
-    earlier = {name: set(makers) for name, makers in linked.reads.items()}
-    for mfc in graph:
-        for role in mfc.written_roles:
-            readers = {reader.name for reader in graph if reader.model_name == role}
-            earlier[mfc.name] |= readers - linked.after(mfc.name) - set(writers[role])
-    return earlier
-
-
-def in_turn(graph: Sequence[MFCDef]) -> list[MFCDef]:
-    """Calls in the order of their turns, otherwise in the order of the graph.
-
-    Raises UsageError if calls wait for each other.
-    """
-    calls, earlier, ordered = {mfc.name: mfc for mfc in graph}, earlier_turns(graph), list[str]()
-    while len(ordered) < len(calls):
-        free = [name for name in calls if name not in ordered and earlier[name] <= set(ordered)]
-        if not free:
-            waiting = ", ".join(name for name in calls if name not in ordered)
-            raise UsageError(f"calls wait for each other's weights: {waiting}", where="graph")
-        ordered.append(free[0])
-    return [calls[name] for name in ordered]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from rlcli.api.dataflow import MFCDef
 from rlcli.observe.responses import Moments
-from rlcli.runtime.buffer import owners
 from rlcli.runtime.output_checks import Segments
 from rlcli.runtime.ranks import Answers
 from rlcli.topology import RolePlacement, WorkerGroup
@@ -51,7 +50,7 @@ class Answered:
         cls, mfc: MFCDef, placement: RolePlacement, answers: Answers, updates: int = 0
     ) -> Answered:
         """`answers`: those of the call's ranks to `run_call`."""
-        first, owned = answers[placement.ranks[0]], [answers[rank] for rank in owners(placement)]
+        first, owned = answers[placement.ranks[0]], [answers[rank] for rank in placement.owners]
         seconds = {rank: answers[rank]["seconds"] for rank in placement.ranks}
         version = int(first["version"]) // max(updates, 1)
         segments = {

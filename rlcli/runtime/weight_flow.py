@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rlcli.api.config import ModelVersion
-from rlcli.api.dataflow import MFCDef, ParamReallocHook, Transfer
+from rlcli.api.dataflow import MFCDef, Transfer
 from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
@@ -38,11 +38,6 @@ BUCKET = 2**26
 WIRES: Mapping[Transfer, Callable[[torch.device], Wire]] = {"full": WholeWire, "delta": DeltaWire}
 Readers = Mapping[WeightBlock, Callable[[], torch.Tensor]]
 """Blocks of an engine on this rank, each with what reads it, in the order of reading."""
-
-
-def copy_hook(mfc: MFCDef) -> ParamReallocHook | None:
-    """The copy of weights after a call."""
-    return next((hook for hook in mfc.post_hooks if isinstance(hook, ParamReallocHook)), None)
 
 
 class WeightChannel:
@@ -61,7 +56,7 @@ def make_channels(
     calls: Iterable[MFCDef], topology: Topology, device: torch.device
 ) -> dict[tuple[str, str], WeightChannel]:
     """(source, target) → the channel of each copy."""
-    hooks = [(mfc.model_name, hook) for mfc in calls if (hook := copy_hook(mfc)) is not None]
+    hooks = [(mfc.model_name, mfc.weight_copy) for mfc in calls if mfc.weight_copy is not None]
     transfers = {(source, hook.target): hook.transfer for source, hook in hooks}
     return {
         (source, target): WeightChannel(
@@ -229,7 +224,7 @@ class WeightCopies:
         """Take part in the copy after a call; `models`: those that this rank has; `pausing`: the
         roles that may be generating meanwhile. Returns its seconds since all ranks of source and
         follower were there, and the bytes that it sent."""
-        hook = copy_hook(mfc)
+        hook = mfc.weight_copy
         assert hook is not None
         source, follower = models.get(mfc.model_name), models.get(hook.target)
         channel = self._channels[mfc.model_name, hook.target]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rlcli.api.config import ModelVersion
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
-from rlcli.ops.weight_delta import apply_delta, encode_delta
+from rlcli.ops.weight_delta import apply_delta, digest, encode_delta
 from rlcli.topology.weight_plan import Slice
 
 Moved = tuple[Slice, torch.Tensor]
@@ -22,8 +22,6 @@ ReadsBase = Callable[[Sequence[Slice]], list[Moved] | None]
 """Reads what the target holds of slices before they arrive, in the dtype in which it holds it;
 None if it cannot be read."""
 
-DIGEST_ROW = 2**13
-"""Elements that a digest sums at a time."""
 TAIL = 5
 """Integers after the elements of a message: two of a digest,
 and the three of the source's version."""
@@ -277,24 +275,6 @@ class _Letter:
 
 def damaged() -> WorkerError:
     return WorkerError("weights did not arrive as they were sent", code="F18")
-
-
-def digest(flat: torch.Tensor) -> list[int]:
-    """Sum of the bits of [n] float32, and sum of their products with their positions, modulo 2^64:
-    a changed element changes the first, two swapped elements the second.
-    The elements are not copied."""
-    bits = flat.view(torch.int32)
-    rows = len(bits) // DIGEST_ROW
-    table, rest = bits[: rows * DIGEST_ROW].view(rows, DIGEST_ROW), bits[rows * DIGEST_ROW :]
-    of_rows, of_columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
-    placed = _placed(of_rows) * DIGEST_ROW + _placed(of_columns)
-    placed += _placed(rest.long()) + rest.sum() * rows * DIGEST_ROW
-    return [int(of_rows.sum() + rest.sum()), int(placed)]
-
-
-def _placed(sums: torch.Tensor) -> torch.Tensor:
-    """The sum of [n] integers, each times its index."""
-    return (sums * torch.arange(len(sums), device=sums.device)).sum()
 
 
 def _elements(slices: Iterable[Slice]) -> int:

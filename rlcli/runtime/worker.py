@@ -82,7 +82,7 @@ from rlcli.runtime.roles import (
     seed_global_streams,
     wait_for_device,
 )
-from rlcli.runtime.weight_flow import WeightCopies, copy_hook
+from rlcli.runtime.weight_flow import WeightCopies
 from rlcli.topology import Topology
 
 NO_OUTPUT: Fields = {
@@ -256,7 +256,7 @@ class ModelWorker:
             self._copies.check(mfc.model_name)
             version = model.version.global_step
             answer = NO_OUTPUT | self._compute(mfc, model, data, parts or [], step)
-            if copy_hook(mfc) is None:
+            if mfc.weight_copy is None:
                 self._offload_after(mfc)
         if not is_pooled:
             wait_for_device(self.device)

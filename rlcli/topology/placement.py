@@ -1,16 +1,21 @@
-"""Which ranks hold which roles, and in which mesh."""
+"""Which ranks hold which roles, in which mesh, and which share of a batch each works on."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, TypeVar
 
 from rlcli.recipe.mesh import Mesh, devices_of, mesh_of, world_of
 from rlcli.topology.batch import BatchArithmetic, batch_of
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,21 @@ class RolePlacement:
     role: str
     ranks: tuple[int, ...]
     mesh: Mesh
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The ranks whose outputs count: the first of each data-parallel replica."""
+        return self.ranks[:: self._of_replica]
+
+    def share_out(self, items: Sequence[Item], loads: Sequence[int]) -> dict[int, list[Item]]:
+        """Rank → its share (see `shares`); ranks of one data-parallel replica get the same."""
+        parts = shares(items, loads, self.mesh.dp)
+        return {rank: parts[number // self._of_replica] for number, rank in enumerate(self.ranks)}
+
+    @property
+    def _of_replica(self) -> int:
+        """The ranks of a data-parallel replica."""
+        return len(self.ranks) // self.mesh.dp
 
 
 @dataclass(frozen=True)
@@ -76,6 +96,20 @@ class Topology:
             for rank in placement.ranks:
                 roles_of[rank].append(placement.role)
         return [tuple(roles) for roles in roles_of]
+
+
+def shares(items: Sequence[Item], loads: Sequence[int], parts: int) -> list[list[Item]]:
+    """Contiguous shares, each cut where the sum of the loads before it is closest to its target.
+    Roles on equal meshes get equal shares; some are empty if items are few or one of them outweighs
+    the others."""
+    sums = [0, *accumulate(loads)]
+    cuts = [0]
+    for number in range(1, parts):
+        due = sums[-1] * number / parts
+        after = bisect_left(sums, due)
+        is_closer = after > 0 and due - sums[after - 1] < sums[after] - due
+        cuts.append(max(cuts[-1], after - is_closer))
+    return [list(items[a:b]) for a, b in pairwise([*cuts, len(items)])]
 
 
 def plan_topology(recipe: Recipe) -> Topology:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rlcli.ops.weight_delta import apply_delta, encode_delta
+from rlcli.ops.weight_delta import DIGEST_ROW, apply_delta, digest, encode_delta
 
 BITS = arrays.arrays(np.int32, st.integers(0, 40), elements=st.integers(-(2**31), 2**31 - 1))
 
@@ -77,3 +77,15 @@ def test_a_changed_byte_is_refused_or_only_changes_elements():
             sizes.add(len(apply_delta(base, bytes(delta))))
         delta[position] ^= 0x41
     assert sizes <= {200}
+
+
+@pytest.mark.parametrize("count", [0, 5, DIGEST_ROW - 1, DIGEST_ROW, 20_000])
+def test_a_digest_weighs_each_number_by_its_position(count):
+    numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    bits = numbers.view(torch.int32).tolist()
+    expected = [sum(bits), sum(row * number for row, number in enumerate(bits))]
+    assert [part % 2**64 for part in digest(numbers)] == [part % 2**64 for part in expected]
+    if count:
+        moved = numbers.clone()
+        moved[[1, 3]] = numbers[[3, 1]]
+        assert digest(moved) != digest(numbers)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from rlcli.api.config import ModelInterfaceAbstraction
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook, in_turn
 from rlcli.errors import UsageError
-from rlcli.runtime.flow import Batch, Gate, Progress, Versions, in_turn
+from rlcli.runtime.flow import Batch, Gate, Progress, Versions
 
 KINDS = {
     "generate": ModelInterfaceType.GENERATE,

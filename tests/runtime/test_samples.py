@@ -8,9 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.api.config import ModelInterfaceAbstraction
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook, calls_ahead
+from rlcli.api.dataflow import (
+    MFCDef,
+    ModelInterfaceType,
+    ParamReallocHook,
+    calls_ahead,
+    updates_per_step,
+)
 from rlcli.errors import DataError, UsageError
-from rlcli.runtime.calls import updates_per_step
 from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.samples import Admission, Draw, Ready, SampleQueue, Samples, StepSamples
 

@@ -389,17 +389,3 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
     ask("run_call", call="ref_inf", ids=["a"])
     ask("copy_weights", after="actor_train")
     assert follower.version.global_step == 3
-
-
-@pytest.mark.parametrize(
-    "count", [0, 5, weight_wire.DIGEST_ROW - 1, weight_wire.DIGEST_ROW, 20_000]
-)
-def test_a_digest_weighs_each_number_by_its_position(count):
-    numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
-    bits = numbers.view(torch.int32).tolist()
-    wanted = [sum(bits), sum(place * one for place, one in enumerate(bits))]
-    assert [one % 2**64 for one in weight_wire.digest(numbers)] == [one % 2**64 for one in wanted]
-    if count:
-        moved = numbers.clone()
-        moved[[1, 3]] = numbers[[3, 1]]
-        assert weight_wire.digest(moved) != weight_wire.digest(numbers)

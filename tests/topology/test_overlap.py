@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.api.dataflow import CallGraph, weight_writers
+from rlcli.api.dataflow import CallGraph, in_turn, weight_writers
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime.flow import in_turn
 from rlcli.topology.overlap import COLUMNS, Timetable
 from rlcli.topology.report import make_plan, plan_json
 from rlcli.topology.text import plan_lines

@@ -22,16 +22,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlcli.checkpoint.disk import (
-    check_free_space,
-    discard,
-    exchange,
-    explain_disk_errors,
-    files_under,
-    open_to_read,
-)
+from rlcli.checkpoint.disk import check_free_space, discard, exchange, files_under, open_to_read
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
 from rlcli.checkpoint.verify import SUPERSEDED, belongs
+from rlcli.disk_errors import explain_disk_errors
 from rlcli.errors import ResourceError
 from rlcli.failpoints import failpoint
 from rlcli.files import make_folder, replace_file, sync_folder

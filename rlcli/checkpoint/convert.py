@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from rlcli.api.family import Form, HFFamily, ModelConfig
 from rlcli.api.weight_files import INDEX, PARTS, inside
-from rlcli.checkpoint.disk import check_free_space, explain_disk_errors
+from rlcli.checkpoint.disk import check_free_space
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.tensor_dtypes import NAMES
 from rlcli.checkpoint.tensor_files import (
@@ -45,6 +45,7 @@ from rlcli.checkpoint.tensor_writing import (
     rank_files,
     whole_files,
 )
+from rlcli.disk_errors import explain_disk_errors
 from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.files import read_object, sync_folder
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from rlcli.checkpoint.commit import LATEST, is_leftover, remove
-from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.checkpoint.manifest import read_manifest
 from rlcli.checkpoint.verify import (
     NAME,
@@ -18,6 +17,7 @@ from rlcli.checkpoint.verify import (
     examine,
     newest_verified,
 )
+from rlcli.disk_errors import explain_disk_errors
 from rlcli.files import known_object
 
 

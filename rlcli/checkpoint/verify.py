@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlcli.checkpoint.disk import explain_disk_errors, files_under, open_to_read
+from rlcli.checkpoint.disk import files_under, open_to_read
 from rlcli.checkpoint.manifest import MANIFEST, NEWER_FORMAT, FileDigest, Manifest, read_manifest
+from rlcli.disk_errors import explain_disk_errors
 from rlcli.errors import ModelError
 from rlcli.processes import allowed_cores
 

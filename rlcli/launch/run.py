@@ -237,7 +237,7 @@ def drive(
     before that, a run that is being resumed stays as it was, its status included,
     unless it is a job.
     """
-    from rlcli.checkpoint.disk import explain_disk_errors
+    from rlcli.disk_errors import explain_disk_errors
 
     has_begun = write_down is None
 
@@ -293,8 +293,8 @@ def _attempt(
     """Start a run's workers and master and let them run to the end;
     `begin(step)` is called once they are ready."""
     from rlcli.checkpoint.completion import RunIdentity
+    from rlcli.observe.outputs import open_outputs
     from rlcli.runtime.master import MasterWorker
-    from rlcli.runtime.record import open_outputs
     from rlcli.topology import plan_topology
 
     began = time.monotonic()

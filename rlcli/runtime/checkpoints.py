@@ -10,10 +10,11 @@ from typing import Any
 
 from rlcli.checkpoint.commit import begin, seal, write_json
 from rlcli.checkpoint.completion import MASTER, Commits, RunIdentity
-from rlcli.checkpoint.disk import check_free_space, disk_failure
+from rlcli.checkpoint.disk import check_free_space
 from rlcli.checkpoint.manifest import FileDigest, read_manifest
 from rlcli.checkpoint.run_state import STATE, RunState
 from rlcli.checkpoint.verify import checkpoints_in, shared_out
+from rlcli.disk_errors import disk_failure
 from rlcli.errors import (
     HangError,
     ModelError,

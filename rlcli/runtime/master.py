@@ -15,6 +15,7 @@ from rlcli.checkpoint.run_state import BEGINNING, RunState, Start
 from rlcli.errors import Stopped
 from rlcli.garbage import collect_as_usual
 from rlcli.observe.display import Display
+from rlcli.observe.outputs import Outputs
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.dataset_sizes import training_steps
 from rlcli.recipe.schema import Recipe
@@ -23,7 +24,7 @@ from rlcli.runtime.checkpoints import Checkpoints, Schedule
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flow import Flow
 from rlcli.runtime.ranks import Ranks, lanes_of
-from rlcli.runtime.record import Outputs, Recorder
+from rlcli.runtime.record import Recorder
 from rlcli.runtime.samples import Ready
 from rlcli.runtime.supply import Stages, Step, Supply, restored_samples
 from rlcli.runtime.transport import Transport

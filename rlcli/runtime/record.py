@@ -6,25 +6,18 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
-from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.checkpoint.run_state import RunState
-from rlcli.errors import NumericError, ResourceError
-from rlcli.files import sync_folder
+from rlcli.errors import NumericError
 from rlcli.observe.display import Display
-from rlcli.observe.json_lines import JsonLines, Warn
-from rlcli.observe.metrics import MetricsWriter
+from rlcli.observe.outputs import Outputs
 from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
-from rlcli.observe.samples import SampleRecord, SampleWriter
 from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
@@ -38,9 +31,6 @@ from rlcli.runtime.supply import Step, Supply
 
 MEASURES = ("/grad_norm", "/loss")
 """Name endings of the numbers that show whether an update was finite."""
-
-LAST_TRIES, PAUSE = 10, 0.5
-"""Attempts to write the last lines of a run, and seconds between them."""
 
 
 class Recorder:
@@ -126,82 +116,6 @@ class Recorder:
         self.outputs.show(step, "eval", evaluated.texts)
         results = {name: value for name, value in numbers.items() if name.startswith("eval/")}
         self._display.evaluation(step, results)
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """The files of a run that every step adds to."""
-
-    run: RunDirectory
-    metrics: MetricsWriter
-    samples: SampleWriter
-    ledger: JsonLines
-    """A line for each sample that was drawn, `e<epoch>r<row>`: when it was trained on,
-    or why it was dropped."""
-
-    @property
-    def lines(self) -> tuple[JsonLines, ...]:
-        """All files."""
-        return self.metrics.lines, self.samples.lines, self.ledger
-
-    def account(self, step: int, lines: Iterable[Fields]) -> None:
-        """Write lines of the ledger, once a step is done."""
-        for line in lines:
-            self.ledger.write({"step": step, **line})
-
-    def show(self, step: int, phase: str, lines: Iterable[Fields]) -> None:
-        """Write responses for people to read."""
-        for line in lines:
-            self.samples.write(SampleRecord(step=step, phase=phase, **line))
-
-    def sync(self) -> None:
-        """Flush everything written so far to disk: a run that resumes keeps these lines. Raises
-        ResourceError with the id of the fault."""
-        for lines in self.lines:
-            with explain_disk_errors(lines.path):
-                lines.sync()
-        with explain_disk_errors(self.run.path):
-            sync_folder(self.run.path)
-
-    def finish(self) -> None:
-        """Write the last lines; retry if the disk is full for a moment.
-        Raises ResourceError if some are lost."""
-        for tries in range(1, LAST_TRIES + 1):
-            try:
-                return self.sync()
-            except ResourceError as error:
-                if tries == LAST_TRIES:
-                    lost = ", ".join(
-                        f"{lines.waiting} of {lines.path.name}"
-                        for lines in self.lines
-                        if lines.waiting
-                    )
-                    message = f"lines that are not on disk: {lost or 'unknown'}: {error.what}"
-                    raise ResourceError(
-                        message, where=error.where, hint=error.hint, code=error.code
-                    ) from error
-            time.sleep(PAUSE)
-
-
-@contextmanager
-def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[Outputs]:
-    """Add to the files in a run's folder. At the end all lines must be on disk: raises
-    ResourceError if they are not, or warns if another error ends the run."""
-    with (
-        MetricsWriter(run.metrics, run.tensorboard if tensorboard else None, warn) as metrics,
-        SampleWriter(run.samples, warn) as samples,
-        closing(JsonLines(run.ledger, warn)) as ledger,
-    ):
-        outputs = Outputs(run, metrics, samples, ledger)
-        try:
-            yield outputs
-        except BaseException:
-            for lines in outputs.lines:
-                lines.close()
-                if lines.waiting:
-                    warn(f"{lines.waiting} lines of {lines.path.name} could not be written")
-            raise
-        outputs.finish()
 
 
 class Totals:

@@ -21,7 +21,6 @@ from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
 from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.checkpoint.commit import seal
-from rlcli.checkpoint.disk import disk_failure, explain_disk_errors
 from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.rank_files import (
     bytes_to_save,
@@ -33,6 +32,7 @@ from rlcli.checkpoint.rank_files import (
     write_samples,
 )
 from rlcli.checkpoint.verify import damaged_files
+from rlcli.disk_errors import disk_failure, explain_disk_errors
 from rlcli.errors import UsageError
 from rlcli.garbage import collect_as_usual, keep_freed_memory
 from rlcli.observe.responses import Moments, describe_samples, scores_of

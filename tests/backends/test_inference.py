@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from rlcli.api.memory import PlacedRole
 from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.backends._memory import InferenceMemory
-from rlcli.checkpoint.disk import explain_disk_errors
+from rlcli.disk_errors import explain_disk_errors
 from rlcli.errors import ModelError, ResourceError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import batch

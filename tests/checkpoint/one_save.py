@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlcli.checkpoint.commit import abandon, begin, commit, seal, write_json
-from rlcli.checkpoint.disk import disk_failure
 from rlcli.checkpoint.manifest import Manifest
 from rlcli.checkpoint.retention import prune
+from rlcli.disk_errors import disk_failure
 from rlcli.errors import ResourceError
 
 START = "the-save-starts-here"

@@ -25,10 +25,11 @@ from rlcli.checkpoint.commit import (
     seal,
     write_json,
 )
-from rlcli.checkpoint.disk import check_free_space, check_writable, disk_failure, exchange
+from rlcli.checkpoint.disk import check_free_space, check_writable, exchange
 from rlcli.checkpoint.manifest import FileDigest, Manifest, read_manifest
 from rlcli.checkpoint.retention import latest_name
 from rlcli.checkpoint.verify import checkpoints_in, newest_verified, verify
+from rlcli.disk_errors import disk_failure
 from rlcli.errors import ResourceError
 
 SCRIPT = Path(__file__).with_name("one_save.py")

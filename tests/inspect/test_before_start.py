@@ -361,7 +361,7 @@ def test_an_unusable_run_folder_is_refused(project, folder, code):
 
 
 def test_a_full_disk_is_reported(project, monkeypatch):
-    monkeypatch.setattr("rlcli.checkpoint.disk._free", lambda _: 1000)
+    monkeypatch.setattr("rlcli.checkpoint.disk.free_bytes", lambda _: 1000)
     (fault,) = faults_before_start()
     assert (fault.code, fault.exit_code) == ("F28", 6)
 

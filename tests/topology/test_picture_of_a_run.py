@@ -11,10 +11,10 @@ import pytest
 
 from rlcli.checkpoint.completion import RunIdentity
 from rlcli.observe.display import PlainDisplay
+from rlcli.observe.outputs import open_outputs
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.master import MasterWorker
-from rlcli.runtime.record import open_outputs
 from rlcli.topology.overlap import COLUMNS, TURNS, Timetable
 from rlcli.topology.placement import plan_topology
 

@@ -1,19 +1,25 @@
-"""Exceptions that passed through a component of the user: reported as the component's, with their
-line there."""
+"""Exceptions that passed through a component of the user, and what it returned that cannot be used:
+reported as the component's, with a line there."""
 
 from __future__ import annotations
 
 import os
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rlcli.errors import ProjectError, RlcliError, WorkerError
+from rlcli.api.dataflow import MFCDef
+from rlcli.errors import NumericError, ProjectError, RlcliError, WorkerError
 from rlcli.project import component_folders, is_built_in
 from rlcli.registry import KINDS
+from rlcli.registry.listing import path_of
+
+UNUSABLE = "F54"
+"""Code of the fault that a component returned something that cannot be used."""
 
 
 @contextmanager
@@ -106,3 +112,80 @@ def _innermost_line(error: BaseException) -> Line | None:
         if file.parent in folders
     ]
     return lines[-1] if lines else None
+
+
+@dataclass(frozen=True)
+class CallOrigin:
+    """A call of the graph.
+
+    A user's component is at fault for what it returns, but for a number that is not finite only if
+    it computes without a model. Where there is a model, its weights may be the cause, as with a
+    loss that is not finite.
+    """
+
+    call: str
+    component: str
+    """`interface my_reward`, and the backend if that is the user's."""
+    method: str
+    where: str | None
+    """File and line of the user's component; None if everything involved is built in."""
+    has_model: bool
+    describe: Callable[[Hashable], str]
+
+    def malformed(self, problem: str) -> RlcliError:
+        message = f"call {self.call}: {self.method} of {self.component} {problem}"
+        if self.where is None:
+            return RlcliError(
+                message,
+                hint="this is a bug in rlcli, not in the recipe: please report it",
+                code=UNUSABLE,
+            )
+        hint = f"rlcli test {self.component.partition(' with ')[0]} tries it alone"
+        return ProjectError(message, where=self.where, hint=hint, code=UNUSABLE)
+
+    def not_finite(self, problem: str) -> RlcliError:
+        if self.where is not None and not self.has_model:
+            return self.malformed(problem)
+        return NumericError(
+            (
+                f"call {self.call}: {self.method} of {self.component} {problem}; "
+                "nothing was trained on it"
+            ),
+            where=self.where,
+            hint=(
+                "check this sample; if its model has just been trained, its weights may have "
+                "diverged: go back to a checkpoint and lower the learning rate"
+            ),
+            code=UNUSABLE,
+        )
+
+
+def origin_of_call(
+    mfc: MFCDef,
+    backend: str | None,
+    interface: object,
+    has_model: bool,
+    describe: Callable[[Hashable], str],
+) -> CallOrigin:
+    """The origin of a call; `backend`: that of its role, if it has one. It searches the folders of
+    components, so make it once per call of a graph."""
+    method, name = mfc.interface_type.value, mfc.interface_impl.type_
+    component = f"interface {name}"
+    where = _line_in_user_file("interfaces", name, getattr(type(interface), method, None))
+    backend_file = _line_in_user_file("backends", backend) if backend is not None else None
+    if backend_file is not None:
+        component += f" with backend {backend}"
+    return CallOrigin(mfc.name, component, method, where or backend_file, has_model, describe)
+
+
+def _line_in_user_file(kind: str, name: str, function: object = None) -> str | None:
+    """File and line of a component that is not built in."""
+    path = path_of(kind, name)
+    if is_built_in(Path(path).parent):
+        return None
+    code = getattr(function, "__code__", None)
+    return (
+        f"{path}:{code.co_firstlineno}"
+        if code is not None and Path(code.co_filename) == Path(path)
+        else str(path)
+    )

@@ -138,7 +138,7 @@ def digest_rows(dataset: Any, name: str = "train") -> str:
 
 def _checked(row: Any, dataset: str, number: int) -> SequenceSample:
     # not at the top: computing an order needs no torch
-    from rlcli.runtime.output_checks import RowOrigin, checked_row
+    from rlcli.api.output_checks import RowOrigin, checked_row
 
     return checked_row(row, RowOrigin(dataset, number))
 

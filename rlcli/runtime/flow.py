@@ -21,8 +21,8 @@ from rlcli.api.dataflow import (
     in_turn,
     weight_writers,
 )
+from rlcli.api.output_checks import Segments
 from rlcli.runtime.calls import Calls, WeightCopy
-from rlcli.runtime.output_checks import Segments
 from rlcli.runtime.ranks import Turn
 from rlcli.runtime.report import Answered, add_report
 

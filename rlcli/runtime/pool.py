@@ -29,7 +29,8 @@ from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
 from rlcli.processes import ended_how, keep_private
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.registry.faults import attribute_user_errors
+from rlcli.registry.faults import attribute_user_errors, origin_of_call
+from rlcli.runtime.call_outputs import read_output
 from rlcli.runtime.control import Control
 from rlcli.runtime.data_order import location_of_sample
 from rlcli.runtime.messages import (
@@ -43,7 +44,6 @@ from rlcli.runtime.messages import (
     logged_failure,
     report_warnings,
 )
-from rlcli.runtime.output_checks import origin_of_call, read_output
 from rlcli.runtime.roles import Interfaces, describe_role, seed_global_streams
 from rlcli.runtime.transport import ZmqMaster, ZmqWorker
 from rlcli.runtime.worker_main import read_recipe
@@ -285,7 +285,9 @@ class PoolWorker:
         returned = call_interface(
             interface, mfc.interface_type.value, self._model, data, mfc.mb_spec
         )
-        origin = origin_of_call(self._recipe, mfc, interface, has_model=False, describe=describe)
+        section = self._recipe.models[mfc.model_name].backend
+        backend = section.type if section is not None else None
+        origin = origin_of_call(mfc, backend, interface, False, describe)
         output, counts, _ = read_output(mfc, data, returned, origin, self._model.device)
         sent = (*counts, DROPPED, REASONS)
         output.metadata = {name: values for name, values in output.metadata.items() if name in sent}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rlcli.api.dataflow import MFCDef
+from rlcli.api.output_checks import Segments
 from rlcli.observe.responses import Moments
-from rlcli.runtime.output_checks import Segments
 from rlcli.runtime.ranks import Answers
 from rlcli.topology import RolePlacement, WorkerGroup
 

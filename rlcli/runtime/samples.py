@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from rlcli.api.dataflow import CallGraph, MFCDef
+from rlcli.api.output_checks import Segments
 from rlcli.errors import DataError, UsageError
 from rlcli.runtime.data_order import DataOrder, training_id
-from rlcli.runtime.output_checks import Segments
 
 WHY_SO_MANY = (
     "look into why: with rewards that are all equal, the prompts are too easy or "

@@ -20,6 +20,14 @@ from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
 from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.model import Model, ModelBackend, call_interface
+from rlcli.api.output_checks import (
+    Origin,
+    read_reasons,
+    read_segments,
+    read_stats,
+    versions,
+    warn_of_changes,
+)
 from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.rank_files import (
@@ -39,7 +47,8 @@ from rlcli.observe.responses import Moments, describe_samples, scores_of
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
-from rlcli.registry.faults import attribute_user_errors
+from rlcli.registry.faults import attribute_user_errors, origin_of_call
+from rlcli.runtime.call_outputs import measured_by, output_names, read_output, read_sums
 from rlcli.runtime.data_lane import SampleStore
 from rlcli.runtime.data_order import (
     StreamRows,
@@ -58,19 +67,6 @@ from rlcli.runtime.messages import (
     Fields,
     Request,
     Tell,
-)
-from rlcli.runtime.output_checks import (
-    Origin,
-    measured_by,
-    origin_of_call,
-    output_names,
-    read_output,
-    read_reasons,
-    read_segments,
-    read_stats,
-    read_sums,
-    versions,
-    warn_of_changes,
 )
 from rlcli.runtime.pausing import PausingEngine, pausing_engines
 from rlcli.runtime.pool import PoolProcess, connect_pools
@@ -131,9 +127,6 @@ class ModelWorker:
         training, evaluating = train_graph(recipe), eval_graph(recipe)
         self.calls = {mfc.name: mfc for mfc in (*training, *evaluating)}
         self.models: dict[str, Model] = {}
-        self._first_ranks = {place.role: place.ranks[0] for place in topology.placements}
-        """Role → the rank that leads it."""
-        self._led_roles = {role for role, first in self._first_ranks.items() if first == rank}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
@@ -196,7 +189,7 @@ class ModelWorker:
         collect_as_usual()
         return {
             "without_state": [name for name, model in changing.items() if not has_state(model)],
-            "bytes": bytes_to_save(stored, self.recipe.trained_roles, self._led_roles),
+            "bytes": bytes_to_save(stored, self.recipe.trained_roles, self._led_roles()),
         }
 
     # -- data --------------------------------------------------------------------------------------
@@ -337,8 +330,10 @@ class ModelWorker:
         if mfc.name not in self._origins:
             interface = self._interfaces.of(mfc)
             has_model = self.models[mfc.model_name].module is not None
+            section = self.recipe.models[mfc.model_name].backend
+            backend = section.type if section is not None else None
             self._origins[mfc.name] = origin_of_call(
-                self.recipe, mfc, interface, has_model, self._describe_sample
+                mfc, backend, interface, has_model, self._describe_sample
             )
         return self._origins[mfc.name]
 
@@ -377,6 +372,11 @@ class ModelWorker:
     def _held(self, roles: Sequence[str]) -> dict[str, Model]:
         return {name: self.models[name] for name in roles if name in self.models}
 
+    def _led_roles(self) -> list[str]:
+        """The roles of which this rank writes what is the same on all their ranks."""
+        placement = self.topology.placement
+        return [name for name in self.models if placement(name).ranks[0] == self.rank]
+
     def _own_calls(self) -> dict[str, MFCDef]:
         """The calls of this rank's roles."""
         return {name: mfc for name, mfc in self.calls.items() if mfc.model_name in self.models}
@@ -386,7 +386,7 @@ class ModelWorker:
         what fits into a message. `samples` → keys: the part of the finished samples that this rank
         writes; they no longer change."""
         stored = self._held(stored_roles(self.recipe))
-        copies = copy_roles(stored, self._led_roles)
+        copies = copy_roles(stored, self._led_roles())
         target = Path(folder)
         finished = [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
 
@@ -412,7 +412,8 @@ class ModelWorker:
         """Resume from a checkpoint written by any number of ranks."""
         changing = self._held(self.recipe.changing_roles)
         mirrored = mirrored_roles(self.recipe)
-        restore_roles(changing, Path(folder), mirrored, self._first_ranks, self.rank)
+        leaders = {placement.role: placement.ranks[0] for placement in self.topology.placements}
+        restore_roles(changing, Path(folder), mirrored, leaders, self.rank)
         self._copies.torn.clear()
         for name, model in self.models.items():
             model.version = ModelVersion(**versions[name]) if name in versions else model.version

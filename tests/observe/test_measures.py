@@ -29,10 +29,10 @@ def test_one_response_each_gives_accuracy_alone():
 
 
 def test_several_responses_give_pass_at_k_and_majority():
-    made = scored(
+    batch = scored(
         [[True, False, False, True], [False] * 4], answer_classes=[0, 1, 1, 0, 0, 0, 0, -1]
     )
-    assert measures(made) == {
+    assert measures(batch) == {
         "accuracy": [0.5, 0],
         "pass@2": [pytest.approx(5 / 6), 0],
         "pass@4": [1, 0],
@@ -53,14 +53,14 @@ def test_a_rank_without_prompts_adds_nothing():
 
 
 def test_a_score_of_one_half_does_not_count_as_solved():
-    made = SequenceSample.from_default(
+    batch = SequenceSample.from_default(
         ids=["q0"], seqlens={"solved": [[1, 1]]}, data={"solved": torch.tensor([0.5, 0.5])}
     )
-    assert measures(made) == {"accuracy": [0.5], "pass@2": [0]}
+    assert measures(batch) == {"accuracy": [0.5], "pass@2": [0]}
 
 
 def test_response_length_and_share_of_cut_off_responses_are_measured():
-    made = SequenceSample.from_default(
+    batch = SequenceSample.from_default(
         ids=["a"],
         seqlens={"prompt_mask": [[3, 4]], "seq_no_eos_mask": [[1, 1]]},
         data={
@@ -68,7 +68,7 @@ def test_response_length_and_share_of_cut_off_responses_are_measured():
             "seq_no_eos_mask": torch.tensor([True, False]),
         },
     )
-    assert measures(made) == {"response_length": [1.5], "no_eos_fraction": [0.5]}
+    assert measures(batch) == {"response_length": [1.5], "no_eos_fraction": [0.5]}
 
 
 def test_scores_of_training_are_one_number_per_response():
@@ -77,25 +77,25 @@ def test_scores_of_training_are_one_number_per_response():
 
 
 def test_every_score_that_a_reward_call_writes_is_reported_under_its_key():
-    made = scored([[True, False]], brevity=[0.5, 0.25], votes=[1, 2])
+    batch = scored([[True, False]], brevity=[0.5, 0.25], votes=[1, 2])
     of_tokens = {"seqlens": {"tokens": [[2, 1]]}, "data": {"tokens": torch.zeros(3)}}
-    made.update_(SequenceSample.from_default(ids=made.ids, **of_tokens))
+    batch.update_(SequenceSample.from_default(ids=batch.ids, **of_tokens))
     named = {"rewards": "brevity", "votes": "votes", "tokens": "tokens"}
-    assert scores_of(made, named, evaluates=False) == {
+    assert scores_of(batch, named, evaluates=False) == {
         "brevity": [0.5, 0.25],
         "votes": [1, 2],
         "accuracy": [1, 0],
     }
-    assert scores_of(made, named, evaluates=True)["brevity"] == [0.375]
+    assert scores_of(batch, named, evaluates=True)["brevity"] == [0.375]
     # nobody's reward
-    assert "brevity" not in scores_of(made, {"brevity": "brevity"}, evaluates=False)
+    assert "brevity" not in scores_of(batch, {"brevity": "brevity"}, evaluates=False)
 
 
 def test_moments_of_ranks_add_up():
-    whole = Moments.of([1.0, 2.0, 4.0, 1.0])
-    assert Moments.of([1.0, 2.0]) + Moments.of([]) + Moments.of([4.0, 1.0]) == whole
-    assert whole.mean == 2
-    assert whole.standard_error == pytest.approx(math.sqrt(6 / 3 / 4))
+    complete = Moments.of([1.0, 2.0, 4.0, 1.0])
+    assert Moments.of([1.0, 2.0]) + Moments.of([]) + Moments.of([4.0, 1.0]) == complete
+    assert complete.mean == 2
+    assert complete.standard_error == pytest.approx(math.sqrt(6 / 3 / 4))
 
 
 def test_one_number_has_no_standard_error():

@@ -1,8 +1,7 @@
-"""What a component returns: checked before anything is stored, counted or trained on.
+"""Whether a batch that a component returns is what its keys mean (`key_meaning`), and usable.
 
-A component may return anything. Unusable output ends the run with one error that names the
-component, the sample and the value, and says whose fault it is: that of a component, of a row, or
-ours.
+A component may return anything. Unusable output is one error that names the component, the sample
+and the value; an `Origin` says whose fault it is: that of a component, of a row, or ours.
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from rlcli import registry
 from rlcli.api.data import SequenceSample
-from rlcli.api.dataflow import MFCDef
 from rlcli.api.key_meaning import (
     DROPPED,
     LOGPROBS,
@@ -34,14 +30,10 @@ from rlcli.api.key_meaning import (
     Meaning,
 )
 from rlcli.api.sample_json import CARRIED
-from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
-from rlcli.observe.responses import Moments
-from rlcli.project import is_built_in
-from rlcli.recipe.schema import Recipe
+from rlcli.errors import DataError, RlcliError
 
 log = logging.getLogger(__name__)
 
-CODE = "F54"
 LARGEST = 1e18
 """Above this, a number's square does not fit into a float32,
 nor do sums and deviations that contain it."""
@@ -77,52 +69,6 @@ class Origin(Protocol):
 
 
 @dataclass(frozen=True)
-class CallOrigin:
-    """A call of the graph.
-
-    A user's component is at fault for what it returns, but for a number that is not finite only if
-    it computes without a model. Where there is a model, its weights may be the cause, as with a
-    loss that is not finite.
-    """
-
-    call: str
-    component: str
-    """`interface my_reward`, and the backend if that is the user's."""
-    method: str
-    where: str | None
-    """File and line of the user's component; None if everything involved is built in."""
-    has_model: bool
-    describe: Callable[[Hashable], str]
-
-    def malformed(self, problem: str) -> RlcliError:
-        message = f"call {self.call}: {self.method} of {self.component} {problem}"
-        if self.where is None:
-            return RlcliError(
-                message,
-                hint="this is a bug in rlcli, not in the recipe: please report it",
-                code=CODE,
-            )
-        hint = f"rlcli test {self.component.partition(' with ')[0]} tries it alone"
-        return ProjectError(message, where=self.where, hint=hint, code=CODE)
-
-    def not_finite(self, problem: str) -> RlcliError:
-        if self.where is not None and not self.has_model:
-            return self.malformed(problem)
-        return NumericError(
-            (
-                f"call {self.call}: {self.method} of {self.component} {problem}; "
-                "nothing was trained on it"
-            ),
-            where=self.where,
-            hint=(
-                "check this sample; if its model has just been trained, its weights may have "
-                "diverged: go back to a checkpoint and lower the learning rate"
-            ),
-            code=CODE,
-        )
-
-
-@dataclass(frozen=True)
 class RowOrigin:
     """A row of a dataset."""
 
@@ -137,56 +83,6 @@ class RowOrigin:
 
     def describe(self, id_: Hashable) -> str:
         return str(id_)
-
-
-def origin_of_call(
-    recipe: Recipe,
-    mfc: MFCDef,
-    interface: Any,
-    has_model: bool,
-    describe: Callable[[Hashable], str],
-) -> CallOrigin:
-    """The origin of a call. It searches the folders of components,
-    so make it once per call of a graph."""
-    section = recipe.models[mfc.model_name].backend
-    backend = section.type if section is not None else None
-    method, name = mfc.interface_type.value, mfc.interface_impl.type_
-    component = f"interface {name}"
-    where = _line_in_user_file("interfaces", name, getattr(type(interface), method, None))
-    backend_file = _line_in_user_file("backends", backend) if backend is not None else None
-    if backend_file is not None:
-        component += f" with backend {backend}"
-    return CallOrigin(mfc.name, component, method, where or backend_file, has_model, describe)
-
-
-def _line_in_user_file(kind: str, name: str, function: Any = None) -> str | None:
-    """File and line of a component that is not built in."""
-    path = registry.path_of(kind, name)
-    if is_built_in(Path(path).parent):
-        return None
-    code = getattr(function, "__code__", None)
-    return (
-        f"{path}:{code.co_firstlineno}"
-        if code is not None and Path(code.co_filename) == Path(path)
-        else str(path)
-    )
-
-
-def output_names(mfc: MFCDef) -> dict[str, str]:
-    """The keys that a call writes: the interface's name → the graph's name."""
-    return {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
-
-
-def read_output(
-    mfc: MFCDef, data: SequenceSample, returned: Any, origin: Origin, device: torch.device
-) -> tuple[SequenceSample, dict[str, Moments], dict[str, str]]:
-    """What a call returned for `data`, if it is usable; the numbers that it counted; and the
-    samples that it drops. The output's metadata is what the call added."""
-    output = checked_output(returned, data, output_names(mfc), origin, device)
-    output.metadata = {
-        name: values for name, values in output.metadata.items() if name not in data.metadata
-    }
-    return output, read_counts(output.metadata, origin), read_drops(output, mfc.drops, origin)
 
 
 def checked_output(
@@ -239,37 +135,7 @@ def read_stats(stats: Any, origin: Origin) -> dict[str, float]:
         raise origin.malformed(f"returned {_kind(stats)}, not a dict of numbers")
     if strange := [name for name in stats if not isinstance(name, str)]:
         raise origin.malformed(f"reported a number under {strange[0]!r:.60}, which is not a string")
-    return {name: _number(value, f"reported {name}", origin) for name, value in stats.items()}
-
-
-def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[str, Moments]:
-    """The numbers that a call attaches to its samples, such as errors of a reward."""
-    counts: dict[str, Moments] = {}
-    for name, values in metadata.items():
-        if values and all(type(value) in (int, float) for value in values):
-            numbers = [_number(value, f"counted {name}", origin) for value in values]
-            counts[name] = Moments.of(numbers)
-    return counts
-
-
-def read_sums(metadata: Mapping[str, Sequence[Any]]) -> dict[str, Moments]:
-    """The numbers that a call attaches to its samples as (sum, count),
-    of their sequences or tokens."""
-    sums: dict[str, Moments] = {}
-    for name, values in metadata.items():
-        if values and all(map(_is_sum, values)):
-            sums[name] = sum((Moments(total, 0.0, count) for total, count in values), Moments())
-    return sums
-
-
-def measured_by(engine: Any) -> dict[str, Moments]:
-    """What an engine reports about the responses that it has just given."""
-    measured: dict[str, tuple[float, int]] = getattr(engine, "measured", dict)()
-    return {name: Moments(total, 0.0, count) for name, (total, count) in measured.items()}
-
-
-def _is_sum(value: Any) -> bool:
-    return type(value) is tuple and [type(number) for number in value] == [float, int]
+    return {name: read_number(value, f"reported {name}", origin) for name, value in stats.items()}
 
 
 def read_reasons(output: SequenceSample, origin: Origin) -> dict[str, list[str | None]]:
@@ -479,7 +345,8 @@ def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tenso
     return tensor.detach()
 
 
-def _number(value: Any, subject: str, origin: Origin) -> float:
+def read_number(value: Any, subject: str, origin: Origin) -> float:
+    """The number that a call has reported."""
     fits = (
         value.numel() == 1 and not value.is_meta
         if isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Whatever a component hands back: what can be used is kept as it is,
+"""Whatever a component hands back: what can be used is returned as it is,
 the rest is one error that names it."""
 
 import math
@@ -10,21 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.api.data import SequenceSample
-from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
-from rlcli.observe.responses import Moments
-from rlcli.runtime.data_order import digest_rows
-from rlcli.runtime.output_checks import (
-    CallOrigin,
+from rlcli.api.output_checks import (
     RowOrigin,
     checked_output,
     checked_row,
-    read_counts,
     read_reasons,
     read_stats,
-    read_sums,
     versions,
     warn_of_changes,
 )
+from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
+from rlcli.observe.responses import Moments
+from rlcli.registry.faults import CallOrigin
+from rlcli.runtime.call_outputs import read_counts, read_sums
+from rlcli.runtime.data_order import digest_rows
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 2], [4]]
@@ -48,14 +47,14 @@ def output(**tensors):
     return SequenceSample(ids=["a", "b"], seqlens={key: ROWS[key] for key in tensors}, data=tensors)
 
 
-def check(made, *keys, origin=MINE, **renamed):
+def check(returned, *keys, origin=MINE, **renamed):
     promised = {key: key for key in keys or ("rewards",)} | renamed
-    return checked_output(made, ASKED, promised, origin, CPU)
+    return checked_output(returned, ASKED, promised, origin, CPU)
 
 
-def refused(made, words, *keys, error=ProjectError, origin=MINE, **renamed):
+def refused(returned, words, *keys, error=ProjectError, origin=MINE, **renamed):
     with pytest.raises(RlcliError, match=words) as raised:
-        check(made, *keys, origin=origin, **renamed)
+        check(returned, *keys, origin=origin, **renamed)
     assert type(raised.value) is error
     assert raised.value.code == "F54"
     assert raised.value.what.startswith("call score: inference of interface mine ")
@@ -64,10 +63,10 @@ def refused(made, words, *keys, error=ProjectError, origin=MINE, **renamed):
 
 def test_a_usable_output_is_returned_unchanged():
     rewards = torch.tensor([1.0, -2.0, 0.5])
-    kept = check(output(rewards=rewards, own=torch.zeros(7, 2)), "rewards", "own")
-    assert torch.equal(kept.data["rewards"], rewards)
-    assert kept.data["rewards"].data_ptr() == rewards.data_ptr()
-    assert kept.trailing_shapes["own"] == (2,)
+    checked = check(output(rewards=rewards, own=torch.zeros(7, 2)), "rewards", "own")
+    assert torch.equal(checked.data["rewards"], rewards)
+    assert checked.data["rewards"].data_ptr() == rewards.data_ptr()
+    assert checked.trailing_shapes["own"] == (2,)
 
 
 def test_keys_that_the_call_does_not_write_are_dropped():
@@ -83,10 +82,10 @@ def test_a_call_may_return_none():
 def test_a_rank_without_samples_may_give_any_dtype():
     """`torch.tensor([...])` of no samples is float32, whatever it would have held."""
     none = ASKED.select_indices([])
-    made = SequenceSample(
+    returned = SequenceSample(
         ids=[], seqlens={"prompt_mask": []}, data={"prompt_mask": torch.tensor([])}
     )
-    assert checked_output(made, none, {"prompt_mask": "prompt_mask"}, MINE, CPU).bs == 0
+    assert checked_output(returned, none, {"prompt_mask": "prompt_mask"}, MINE, CPU).bs == 0
 
 
 @pytest.mark.parametrize(
@@ -98,9 +97,9 @@ def test_a_reward_is_a_number_of_any_kind(dtype):
 
 def test_outputs_are_detached_from_their_graph():
     rewards = torch.ones(3, requires_grad=True) * 2
-    kept = check(output(rewards=rewards))
-    assert not kept.data["rewards"].requires_grad
-    assert kept.data["rewards"].grad_fn is None
+    checked = check(output(rewards=rewards))
+    assert not checked.data["rewards"].requires_grad
+    assert checked.data["rewards"].grad_fn is None
 
 
 @pytest.mark.parametrize(
@@ -123,12 +122,12 @@ def test_a_number_that_is_not_finite_is_named_with_its_sample(value, words):
 @given(st.lists(st.floats(), min_size=3, max_size=3))
 def test_every_reward_that_float32_holds_is_accepted_and_no_other(numbers):
     fits = bool(np.isfinite(np.array(numbers).astype(np.float32)).all())
-    made = output(rewards=torch.tensor(numbers, dtype=torch.float64))
+    returned = output(rewards=torch.tensor(numbers, dtype=torch.float64))
     if fits:
-        assert check(made).data["rewards"].tolist() == numbers
+        assert check(returned).data["rewards"].tolist() == numbers
     else:
         with pytest.raises(ProjectError, match="gave rewards"):
-            check(made)
+            check(returned)
 
 
 def test_the_largest_of_float32_is_a_reward():
@@ -184,7 +183,7 @@ def test_malformed_output_of_a_built_in_component_is_reported_as_a_bug_of_rlcli(
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("returned", "words"),
     [
         ({"rewards": torch.zeros(3)}, "a value of type dict, not a SequenceSample"),
         (torch.zeros(3), r"a value of type Tensor of shape \(3,\), not a SequenceSample"),
@@ -193,8 +192,8 @@ def test_malformed_output_of_a_built_in_component_is_reported_as_a_bug_of_rlcli(
         (output(rewards=torch.zeros(3)).meta(), "a description without data"),
     ],
 )
-def test_a_value_that_is_not_a_batch_is_refused(made, words):
-    refused(made, words)
+def test_a_value_that_is_not_a_batch_is_refused(returned, words):
+    refused(returned, words)
 
 
 @pytest.mark.parametrize(
@@ -222,18 +221,18 @@ def test_a_value_that_is_not_a_batch_is_refused(made, words):
     ],
 )
 def test_a_batch_whose_fields_were_changed_is_validated_again(field, value, words):
-    made = output(rewards=torch.zeros(3))
-    setattr(made, field, value)
-    refused(made, words)
+    returned = output(rewards=torch.zeros(3))
+    setattr(returned, field, value)
+    refused(returned, words)
 
 
 def test_other_samples_than_those_requested_are_refused():
-    made = output(rewards=torch.zeros(3))
-    made.ids = ["a", "c"]
-    refused(made, "returned nothing for sample b! and something for 'c', not requested")
-    made.ids = ["b", "a"]
-    refused(made, "in another order, b where sample a! was requested; return ids=data.ids")
-    refused(made.select_indices([0]), "returned nothing for sample a!; return ids=data.ids")
+    returned = output(rewards=torch.zeros(3))
+    returned.ids = ["a", "c"]
+    refused(returned, "returned nothing for sample b! and something for 'c', not requested")
+    returned.ids = ["b", "a"]
+    refused(returned, "in another order, b where sample a! was requested; return ids=data.ids")
+    refused(returned.select_indices([0]), "returned nothing for sample a!; return ids=data.ids")
 
 
 @pytest.mark.parametrize(
@@ -288,11 +287,11 @@ def test_lengths_that_do_not_fit_the_sequences_are_refused(key, lengths, words):
 
 
 def test_a_renamed_key_is_checked_by_the_name_that_the_graph_gives_it():
-    made = SequenceSample(
+    returned = SequenceSample(
         ids=["a", "b"], seqlens={"score": LENGTHS}, data={"score": torch.zeros(9)}
     )
-    refused(made, "gave score of lengths", score="rewards")
-    assert check(made, score="bonus").keys == {"score"}
+    refused(returned, "gave score of lengths", score="rewards")
+    assert check(returned, score="bonus").keys == {"score"}
 
 
 def test_responses_are_measured_by_the_sequences_that_came_with_them():
@@ -306,12 +305,12 @@ def test_responses_are_measured_by_the_sequences_that_came_with_them():
         "prompt_mask": torch.ones(7, dtype=torch.bool),
         "seq_no_eos_mask": torch.zeros(3, dtype=torch.bool),
     }
-    made = SequenceSample(ids=["a", "b"], seqlens=lengths, data=data)
-    assert check(made, *lengths).keys == set(lengths)
-    made.data["packed_input_ids"] = made.data["packed_input_ids"] - 3
-    refused(made, "gave packed_input_ids the token -3 for sample a!, position 1 of 2", *lengths)
-    made.data["packed_input_ids"] = torch.rand(7)
-    refused(made, "packed_input_ids as float32; it must be whole numbers", *lengths)
+    returned = SequenceSample(ids=["a", "b"], seqlens=lengths, data=data)
+    assert check(returned, *lengths).keys == set(lengths)
+    returned.data["packed_input_ids"] = returned.data["packed_input_ids"] - 3
+    refused(returned, "gave packed_input_ids the token -3 for sample a!, position 1 of 2", *lengths)
+    returned.data["packed_input_ids"] = torch.rand(7)
+    refused(returned, "packed_input_ids as float32; it must be whole numbers", *lengths)
     empty = SequenceSample(
         ids=["a", "b"],
         seqlens={"packed_input_ids": [[2], [0]]},
@@ -430,12 +429,12 @@ def test_a_row_shares_no_list_with_its_dataset():
     read = checked_row(row, RowOrigin("mine", 4))
     read.ids[0], read.seqlens["packed_prompts"] = "e0r4", []
     assert (row.ids, row.seqlens) == (["r"], {"packed_prompts": [[3]]})
-    for other, words in (
+    for unusable, words in (
         (None, "returned None"),
         (SequenceSample(ids=["a", "b"], seqlens={}, data={}), "batch of 2"),
     ):
         with pytest.raises(DataError, match=f"row 5 of dataset mine .*{words}"):
-            checked_row(other, RowOrigin("mine", 4))
+            checked_row(unusable, RowOrigin("mine", 4))
 
 
 def test_a_row_whose_metadata_is_not_json_is_refused():

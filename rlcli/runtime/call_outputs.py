@@ -1,0 +1,61 @@
+"""What a call returned: checked before anything is stored, counted or trained on, and the numbers
+that are read out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.dataflow import MFCDef
+from rlcli.api.output_checks import Origin, checked_output, read_drops, read_number
+from rlcli.observe.responses import Moments
+
+
+def output_names(mfc: MFCDef) -> dict[str, str]:
+    """The keys that a call writes: the interface's name → the graph's name."""
+    return {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
+
+
+def read_output(
+    mfc: MFCDef, data: SequenceSample, returned: Any, origin: Origin, device: torch.device
+) -> tuple[SequenceSample, dict[str, Moments], dict[str, str]]:
+    """What a call returned for `data`, if it is usable; the numbers that it counted; and the
+    samples that it drops. The output's metadata is what the call added."""
+    output = checked_output(returned, data, output_names(mfc), origin, device)
+    output.metadata = {
+        name: values for name, values in output.metadata.items() if name not in data.metadata
+    }
+    return output, read_counts(output.metadata, origin), read_drops(output, mfc.drops, origin)
+
+
+def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[str, Moments]:
+    """The numbers that a call attaches to its samples, such as errors of a reward."""
+    counts: dict[str, Moments] = {}
+    for name, values in metadata.items():
+        if values and all(type(value) in (int, float) for value in values):
+            numbers = [read_number(value, f"counted {name}", origin) for value in values]
+            counts[name] = Moments.of(numbers)
+    return counts
+
+
+def read_sums(metadata: Mapping[str, Sequence[Any]]) -> dict[str, Moments]:
+    """The numbers that a call attaches to its samples as (sum, count),
+    of their sequences or tokens."""
+    sums: dict[str, Moments] = {}
+    for name, values in metadata.items():
+        if values and all(map(_is_sum, values)):
+            sums[name] = sum((Moments(total, 0.0, count) for total, count in values), Moments())
+    return sums
+
+
+def measured_by(engine: Any) -> dict[str, Moments]:
+    """What an engine reports about the responses that it has just given."""
+    measured: dict[str, tuple[float, int]] = getattr(engine, "measured", dict)()
+    return {name: Moments(total, 0.0, count) for name, (total, count) in measured.items()}
+
+
+def _is_sum(value: Any) -> bool:
+    return type(value) is tuple and [type(number) for number in value] == [float, int]

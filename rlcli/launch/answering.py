@@ -13,6 +13,9 @@ from rlcli.api.key_meaning import PROMPTS
 from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
     from rlcli.api.data import SequenceSample
     from rlcli.api.model import Model
     from rlcli.recipe.prompt_format import PromptFormat
@@ -40,11 +43,32 @@ def load_alone(source: str, device: str, seed: int) -> Model:
 
     from rlcli.checkpoint.huggingface import load_tokenizer
     from rlcli.inspect.cores import available_cores
-    from rlcli.runtime.roles import lone_model, pick_device
+    from rlcli.runtime.roles import pick_device
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(available_cores())
     return lone_model(source, load_tokenizer(source), pick_device(device, 0), seed, "auto")
+
+
+def lone_model(
+    path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str
+) -> Model:
+    """The model of a folder or Hub id with an engine of its own, not part of any recipe.
+    Raises ModelError."""
+    from rlcli import registry
+    from rlcli.api.config import ModelBackendAbstraction
+    from rlcli.api.default_backends import UNTRAINED
+    from rlcli.api.model import Model, ModelBackend
+    from rlcli.api.model_source import open_source
+
+    source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
+    model = Model(
+        name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source
+    )
+    backend: ModelBackend = registry.make_backend(
+        ModelBackendAbstraction(UNTRAINED, {"dtype": dtype})
+    )
+    return backend.initialize(model, None)
 
 
 class Answerer:

@@ -392,7 +392,7 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Runni
 def _check_open_files(recipe: Recipe, topology: Topology) -> None:
     """Raise the limit on open files for this process and those that it starts. Raises ResourceError
     F61 if it remains too low for the run; agents on other nodes report their own."""
-    from rlcli.runtime.ranks import lanes_of
+    from rlcli.topology.groups import lanes_of
 
     limit = raise_limit()
     needed = {"the process of the run": OF_A_PROCESS}

@@ -15,11 +15,11 @@ from rlcli.observe.responses import TEXT, Described
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer
-from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
+from rlcli.runtime.messages import COMPUTE, MOVE, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
 from rlcli.topology import RolePlacement, Topology
-from rlcli.topology.groups import lanes_of_roles, pausing_roles, pooled_roles
+from rlcli.topology.groups import MOVES, lanes_of_roles, pausing_roles, pooled_roles
 
 T = TypeVar("T")
 

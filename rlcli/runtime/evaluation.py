@@ -16,10 +16,11 @@ from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.flow import Batch, Flow
 from rlcli.runtime.messages import Fields
-from rlcli.runtime.ranks import Ranks, lanes_of
+from rlcli.runtime.ranks import Ranks
 from rlcli.runtime.report import Answered, named_reports
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
+from rlcli.topology.groups import lanes_of
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,14 @@ from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import Checkpoints, Schedule
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flow import Flow
-from rlcli.runtime.ranks import Ranks, lanes_of
+from rlcli.runtime.ranks import Ranks
 from rlcli.runtime.record import Recorder
 from rlcli.runtime.samples import Ready
-from rlcli.runtime.supply import Stages, Step, Supply, restored_samples
+from rlcli.runtime.supply import Step, Supply, restored_samples
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
+from rlcli.topology.groups import lanes_of
+from rlcli.topology.stages import Stages
 
 LAST_WAIT = 30.0
 """Seconds that a run ending with an error waits for the files of a checkpoint."""

@@ -26,9 +26,8 @@ FRAME = 1 << 18
 """Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that
 it has the key, no more than one is held in memory."""
 
-COMPUTE, MOVES = "compute", "moves"
-"""Two lanes of a rank: its own computation, and its data lane.
-Lanes of pools are named by `pool_lane`."""
+COMPUTE = "compute"
+"""The lane of a rank for its own computation; `topology.groups` names the others."""
 MOVE = "move"
 """A request to a data lane."""
 END_LANE = "end_lane"

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlcli.errors import RlcliError
-from rlcli.recipe.schema import Recipe
 from rlcli.runtime.messages import (
     COMPUTE,
     END_LANE,
     LAST_REQUEST,
-    MOVES,
     Fields,
     Listener,
     Reply,
@@ -28,8 +26,6 @@ from rlcli.runtime.messages import (
     Request,
 )
 from rlcli.runtime.transport import Transport, ignore
-from rlcli.topology import Topology
-from rlcli.topology.groups import lanes_of_roles
 
 T = TypeVar("T")
 
@@ -323,13 +319,6 @@ class Turn:
 
     async def __aexit__(self, *error: object) -> None:
         self._turns.end(self)
-
-
-def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
-    """Lane → the ranks that have it."""
-    moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}
-    lanes = lanes_of_roles(recipe, topology).items()
-    return moves | {lane: topology.placement(role).ranks for role, lane in lanes}
 
 
 class _MasterLoop(asyncio.BaseEventLoop):

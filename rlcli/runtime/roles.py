@@ -14,7 +14,6 @@ import torch
 from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
 from rlcli.api.dataflow import MFCDef
-from rlcli.api.default_backends import UNTRAINED
 from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.api.model_source import ModelSource, open_source
 from rlcli.checkpoint.families import family_of
@@ -131,21 +130,6 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
         call_deadline=recipe.launch.step_deadline,
     )
     return model, backend
-
-
-def lone_model(
-    path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str
-) -> Model:
-    """The model of a folder or Hub id with an engine of its own, not part of any recipe.
-    Raises ModelError."""
-    source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
-    model = Model(
-        name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source
-    )
-    backend: ModelBackend = registry.make_backend(
-        ModelBackendAbstraction(UNTRAINED, {"dtype": dtype})
-    )
-    return backend.initialize(model, None)
 
 
 def role_source(recipe: Recipe, name: str, tokenizer: PreTrainedTokenizerBase) -> ModelSource:

@@ -88,10 +88,9 @@ def _answer_requests(
     worker: ModelWorker, data_lane: DataLane, link: ZmqWorker, failure: FailureOf
 ) -> None:
     """Answer the master until it shuts this rank down; each lane has a thread."""
-    from rlcli.runtime.messages import END_LANE, MOVES
-    from rlcli.runtime.ranks import lanes_of
+    from rlcli.runtime.messages import END_LANE
     from rlcli.runtime.transport import ZmqWorker
-    from rlcli.topology.groups import pausing_roles, responses_name
+    from rlcli.topology.groups import MOVES, lanes_of, pausing_roles, responses_name
 
     def serve_lane(lane: str) -> None:
         lane_link = ZmqWorker(_meeting(), worker.rank, main=link)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["ranks", "server", "pool"]
 
+MOVES = "moves"
+"""Lane of a rank that transfers tensors."""
 RANKS = "ranks"
 """Name of the one group of ranks."""
 FOLDERS: Mapping[Kind, str] = {"server": "servers", "pool": "pools"}
@@ -149,6 +151,13 @@ def lanes_of_roles(recipe: Recipe, topology: Topology) -> dict[str, str]:
     """Role whose calls have a lane of their own on each of its ranks → the name of that lane."""
     pools = {role: pool_name(role) for role in pooled_roles(recipe)}
     return pools | {role: responses_name(role) for role in pausing_roles(recipe, topology)}
+
+
+def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
+    """Lane → the ranks that have it."""
+    moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}
+    lanes = lanes_of_roles(recipe, topology).items()
+    return moves | {lane: topology.placement(role).ranks for role, lane in lanes}
 
 
 def pool_folders(recipe: Recipe, topology: Topology, rank: int, run_dir: Path) -> dict[str, Path]:

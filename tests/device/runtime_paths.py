@@ -12,6 +12,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.checkpoint.rank_files import write_samples
 from rlcli.interfaces._responses import sample_responses
+from rlcli.launch.answering import lone_model
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
@@ -19,10 +20,10 @@ from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.data_lane import DataLane
-from rlcli.runtime.messages import MOVE, MOVES, Request
+from rlcli.runtime.messages import MOVE, Request
 from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.pool import packed, unpacked
-from rlcli.runtime.roles import lone_model, pick_device
+from rlcli.runtime.roles import pick_device
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
@@ -31,6 +32,7 @@ from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 from rlcli.topology import RolePlacement, plan_topology
+from rlcli.topology.groups import MOVES
 
 from .device_functions import Function, functions_run
 from .engine_paths import memory_of, responses, role, weights

@@ -68,14 +68,14 @@ class MasterWorker:
         self.ranks = Ranks(transport, topology.world_size, recipe.launch.step_deadline)
         self.calls = Calls(recipe, topology, self.ranks, display.phase)
         self.checkpoints = Checkpoints(directory, identity, recipe, topology, self.ranks, display)
-        self.recorder = Recorder(recipe, directory, display, self.calls, self.ranks)
-        self.rows: dict[str, int | None] = {}
-        """Rows of each dataset; None if the dataset does not know."""
-        self.steps = 0
-        self.steps_done = 0
         self._start = start
         self._state = start.state if start is not None else BEGINNING
         """What the run continues from."""
+        self.recorder = Recorder(recipe, directory, display, self.calls, self.ranks, self._state)
+        self.rows: dict[str, int | None] = {}
+        """Rows of each dataset; None if the dataset does not know."""
+        self.steps = 0
+        self.steps_done = self._state.step
         self._stages = Stages.of(recipe)
         self._digests: dict[str, str] = {}
 
@@ -167,9 +167,7 @@ class MasterWorker:
             "interfaces": dict(state.interfaces),
         }
         await self.ranks.ask_all("restore", args, deadline=self.recipe.launch.startup_deadline)
-        self.steps_done = state.step
         self.checkpoints.starts_from(state.step)
-        self.recorder.restore(state)
 
     # -- the run -----------------------------------------------------------------------------------
 
@@ -231,7 +229,7 @@ class MasterWorker:
 
     def _end_early(self) -> None:
         """If samples are dropped, all rows may be used up before the planned steps are done."""
-        if self.supply.opened == self.steps_done and self.supply.is_used_up:
+        if self.supply.samples.step == self.steps_done and self.supply.is_used_up:
             self.steps = self.steps_done
 
     async def _finish(self) -> None:

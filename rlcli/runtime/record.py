@@ -39,8 +39,15 @@ class Recorder:
     outputs: Outputs
 
     def __init__(
-        self, recipe: Recipe, directory: RunDirectory, display: Display, calls: Calls, ranks: Ranks
+        self,
+        recipe: Recipe,
+        directory: RunDirectory,
+        display: Display,
+        calls: Calls,
+        ranks: Ranks,
+        state: RunState,
     ):
+        """`state`: what the run continues from."""
         self.numbers: Mapping[str, float] = {}
         """Those of the last finished step."""
         self._directory = directory
@@ -52,16 +59,13 @@ class Recorder:
         self._shown = recipe.log.samples_per_step if generates else 0
         """Samples of a step whose responses are written."""
         self._state = "trained" if recipe.trained_roles else "done"
-        self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
+        limit = recipe.train.max_nonfinite_streak
+        self._nonfinite = NonfiniteSteps(directory, display, limit, state.nonfinite)
         self._incidents = Incidents(ranks, display)
-        self._totals = Totals(calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
+        sources = sources_of(recipe.datasets[recipe.train.dataset])
+        self._totals = Totals(calls.buffer, sources, state)
         self._writing: list[asyncio.Task[None]] = []
         """Responses that are being written."""
-
-    def restore(self, state: RunState) -> None:
-        """Continue after a checkpoint."""
-        self._nonfinite.restore(state.nonfinite)
-        self._totals.restore(state.tokens, state.used)
 
     def as_state(self) -> dict[str, Any]:
         """What a run that resumes after the last step must know."""
@@ -121,18 +125,14 @@ class Recorder:
 class Totals:
     """Counts the samples of one step after the other."""
 
-    def __init__(self, buffer: Buffer, sources: Sequence[str]):
-        """`sources`: the datasets that the training dataset is made of;
-        none if it is a single one."""
-        self.tokens = 0
-        self.used: Counter[str] = Counter()
+    def __init__(self, buffer: Buffer, sources: Sequence[str], state: RunState):
+        """`sources`: the datasets that the training dataset is made of; none if it is a single one.
+        `state`: with the counts to continue from."""
+        self.tokens = state.tokens
+        self.used = Counter(state.used)
         """Samples of each of these datasets."""
         self._buffer = buffer
         self._sources = sources
-
-    def restore(self, tokens: int, used: Mapping[str, int]) -> None:
-        """Continue with the totals of a checkpoint."""
-        self.tokens, self.used = tokens, Counter(used)
 
     def count(self, ids: Sequence[str]) -> int:
         """Add the samples of a step; returns their tokens."""
@@ -152,16 +152,18 @@ class Totals:
 class NonfiniteSteps:
     """Consecutive non-finite steps, with their samples."""
 
-    def __init__(self, directory: RunDirectory, display: Display, limit: int):
-        self.streak: list[tuple[int, list[str]]] = []
+    def __init__(
+        self,
+        directory: RunDirectory,
+        display: Display,
+        limit: int,
+        streak: Iterable[tuple[int, Sequence[str]]],
+    ):
+        self.streak = [(step, list(samples)) for step, samples in streak]
         """(step, samples)."""
         self._directory = directory
         self._display = display
         self._limit = limit
-
-    def restore(self, streak: Iterable[tuple[int, Sequence[str]]]) -> None:
-        """Continue with the streak of a checkpoint."""
-        self.streak = [(step, list(samples)) for step, samples in streak]
 
     def watch(self, step: int, record: Mapping[str, float], ids: Sequence[str]) -> None:
         """Record a finished step. Raises NumericError F37, before anything is saved,

@@ -160,6 +160,8 @@ class Chunk:
         self.draws = draws
         self.drops: dict[str, Drop] = {}
         """Sample → why it was dropped."""
+        self.is_reported = False
+        """Whether the ledger has its drops."""
         self._before = before
 
     @property
@@ -211,8 +213,6 @@ class StepSamples:
     batch: list[Ready]
     chunks: list[Chunk] = field(default_factory=list)
     """Those that have ended since the step before, in order."""
-    drops: dict[str, Drop] = field(default_factory=dict)
-    """Sample → why it was dropped, if the ledger does not have it yet."""
     surplus: list[str] = field(default_factory=list)
     """Samples that went back to the queue."""
 
@@ -222,9 +222,13 @@ class StepSamples:
         return [draw for chunk in self.chunks for draw in chunk.draws]
 
     @property
+    def drops(self) -> dict[str, Drop]:
+        """Sample → why it was dropped, if the ledger does not have it yet."""
+        return _unreported(self.chunks)
+
+    @property
     def dropped(self) -> Counter[str]:
-        """Reason → how many samples were dropped, whether or not the ledger has them already; at
-        staleness 0 with those that are drawn again."""
+        """Reason → how many samples were dropped, whether or not the ledger has them already."""
         return Counter(drop.reason for chunk in self.chunks for drop in chunk.drops.values())
 
     @property
@@ -261,13 +265,13 @@ class StepSamples:
     def ledger(self, state: str, versions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
         """One line for each finished sample: why it was dropped, or `state` and the versions of the
         weights that generated it, those of the step's own calls being `versions`."""
-        taken = {sample.id: sample for sample in self.batch}
+        taken, drops = {sample.id: sample for sample in self.batch}, self.drops
         for id_ in dict.fromkeys([*(draw.id for draw in self.drawn), *taken]):
             if id_ in taken:
                 line = {"sample": id_, "state": state, **taken[id_].as_ledger()}
                 yield line | {"versions": {**line["versions"], **versions}}
-            elif id_ in self.drops:
-                yield dropped_line(id_, self.drops[id_])
+            elif id_ in drops:
+                yield dropped_line(id_, drops[id_])
 
 
 def _up_to(version: int, counts: Counter[int]) -> int:
@@ -277,6 +281,12 @@ def _up_to(version: int, counts: Counter[int]) -> int:
 def _oldest(responses: Segments) -> int:
     """The version of the oldest segment of a sample's responses."""
     return min(version for response in responses for version, _ in response)
+
+
+def _unreported(chunks: Iterable[Chunk]) -> dict[str, Drop]:
+    """Sample → why it was dropped, if the ledger does not have it yet."""
+    drops = (chunk.drops for chunk in chunks if not chunk.is_reported)
+    return {id_: drop for of_chunk in drops for id_, drop in of_chunk.items()}
 
 
 def dropped_line(id_: str, drop: Drop) -> dict[str, Any]:
@@ -338,12 +348,10 @@ class Samples:
         self._next_chunk = 0
         self._ready = list(ready)
         self._past = accepted
-        self._step = step
+        self.step = step
         """The step that takes samples next."""
         self._ended: list[Chunk] = []
         """Chunks that are done since the last step took samples."""
-        self._drops: dict[str, Drop] = {}
-        """Dropped since then, and not reported."""
 
     @property
     def running(self) -> int:
@@ -409,7 +417,6 @@ class Samples:
         del self._in_progress[chunk.number]
         self._ended.append(chunk)
         self._ready += chunk.ready(versions, segments or {})
-        self._drops |= chunk.drops
         if not self.rule.replaces:
             self._past += len(chunk.drops)
         dropped = sum(len(ended.drops) for ended in self._ended)
@@ -460,11 +467,11 @@ class Samples:
         in_order = sorted(self._ready, key=lambda sample: (sign * sample.oldest, sample.chunk))
         batch, self._ready = in_order[:count], in_order[count:]
         self._past += len(batch)
-        self._step += 1
+        self.step += 1
         drawn = [draw for chunk in self._ended for draw in chunk.draws]
         surplus = self._put_surplus_back(drawn, batch)
-        step = StepSamples(batch, self._ended, self._drops, surplus)
-        self._ended, self._drops = [], {}
+        step = StepSamples(batch, self._ended, surplus)
+        self._ended = []
         return step
 
     def abandon(self) -> list[str]:
@@ -472,13 +479,15 @@ class Samples:
         that were ready."""
         self.queue.put_back([draw for chunk in self._ended for draw in chunk.draws])
         ready = [sample.id for sample in self._ready]
-        self._ended, self._drops, self._ready = [], {}, []
+        self._ended, self._ready = [], []
         return ready
 
     def drain_drops(self) -> list[dict[str, Any]]:
         """Ledger entries: the samples dropped since the last call of this,
         or since a step took samples."""
-        drops, self._drops = self._drops, {}
+        drops = _unreported(self._ended)
+        for chunk in self._ended:
+            chunk.is_reported = True
         return [dropped_line(id_, drop) for id_, drop in drops.items()]
 
     def _put_surplus_back(self, drawn: Sequence[Draw], batch: Sequence[Ready]) -> list[str]:
@@ -489,8 +498,9 @@ class Samples:
             return []
         beyond = drawn[drawn.index(batch[-1].draw) + 1 :]
         self.queue.put_back(beyond)
-        for draw in beyond:
-            self._drops.pop(draw.id, None)
+        for chunk in self._ended:
+            for draw in beyond:
+                chunk.drops.pop(draw.id, None)
         surplus, self._ready = [sample.id for sample in self._ready], []
         return surplus
 
@@ -505,7 +515,7 @@ class Samples:
             else "the batch is empty: no sample is"
         )
         draws = f"{times} draw{'s' if times > 1 else ''}"
-        problem = f"step {self._step + 1}: {few} left of {drawn} in {draws}"
+        problem = f"step {self.step + 1}: {few} left of {drawn} in {draws}"
         return self._shortage(problem, "train.max_redraws or train.prompts_per_draw")
 
     def _too_many(self, dropped: int) -> DataError:

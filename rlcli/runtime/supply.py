@@ -66,8 +66,6 @@ class Supply:
         )
         self.failure: DataError | None = None
         """Why no further step can begin: too many samples were dropped."""
-        self.opened = state.step
-        """Steps that have taken their samples."""
         self._stages = stages
         self._calls = calls
         self._flow = flow
@@ -109,7 +107,6 @@ class Supply:
             await self._make_batch(size, step)
         if self._is_over:
             return None
-        self.opened = number + 1
         step.samples = self.samples.take(size)
         self._calls.forget(step.samples.surplus)
         self._flow.progress.note()

@@ -68,9 +68,13 @@ def render(code: str, message: str, where: str | None, hint: str | None) -> str:
 def escape_control(text: str) -> str:
     """Make text from files, models and peers safe to print:
     no control character reaches a terminal."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
+    return "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def first_line(error: BaseException) -> str:

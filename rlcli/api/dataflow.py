@@ -202,12 +202,11 @@ def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
         or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
     }
     makers = {key: mfc.name for mfc in mfcs for key in mfc.produced_keys}
-    while (
-        reached := {
-            mfc.name for mfc in mfcs if any(makers.get(key) in bound for key in mfc.input_keys)
-        }
-        - bound
-    ):
+
+    def reads(mfc: MFCDef) -> set[str | None]:
+        return {makers.get(key) for key in mfc.input_keys}
+
+    while reached := {mfc.name for mfc in mfcs if not bound.isdisjoint(reads(mfc))} - bound:
         bound |= reached
     ahead = [mfc for mfc in mfcs if mfc.name not in bound]
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in ahead)

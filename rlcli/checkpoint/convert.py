@@ -66,12 +66,9 @@ MOST_EXPERTS = 4096
 Padding = Literal["drop", "keep"]
 """What happens to rows of the embedding beyond the vocabulary of config.json."""
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)},
-    **{f"{unit}IB": 1024**power for power, unit in enumerate("KMGT", 1)},
-}
+_DECIMAL = {f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)}
+_BINARY = {f"{unit}IB": 1024**power for power, unit in enumerate("KMGT", 1)}
+_UNITS = {"": 1, "B": 1, **_DECIMAL, **_BINARY}
 
 
 @dataclass(frozen=True)
@@ -152,11 +149,8 @@ def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = 
         moves, _ = _padded(moves, family, config, "module", "drop")
     moves, retyped = _retyped(moves, dtype, hf)
     specs = [spec for move in moves for spec in move.outputs]
-    files = (
-        rank_files(specs, ranks, _sharding)
-        if ranks > 1
-        else whole_files(specs, max(1, sum(s.bytes for s in specs)))
-    )
+    size = sum(spec.bytes for spec in specs)
+    files = rank_files(specs, ranks, _sharding) if ranks > 1 else whole_files(specs, max(1, size))
     return _conversion(source, target, hf, tensors, moves, files, _rewritten(hf, retyped), notes)
 
 

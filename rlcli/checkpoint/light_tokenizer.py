@@ -174,13 +174,9 @@ def read_light_tokenizer(folder: Path) -> LightTokenizer:
     settings = config if declared else config | _json(folder / "special_tokens_map.json")
     named, extra = _special_tokens(config, settings, added)
     _declare(backend, declared, named, extra)
-    return LightTokenizer(
-        backend,
-        {name: _content(token) for name, token in named.items()},
-        _chat_template(folder, config),
-        [_content(token) for token in extra],
-        str(folder),
-    )
+    special = {name: _content(token) for name, token in named.items()}
+    others = [_content(token) for token in extra]
+    return LightTokenizer(backend, special, _chat_template(folder, config), others, str(folder))
 
 
 def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) -> None:

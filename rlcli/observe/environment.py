@@ -36,6 +36,8 @@ VARIABLES = (
 def describe_environment() -> dict[str, Any]:
     """Python, platform, versions, the few environment variables that matter,
     and the commits of the code."""
+    packages = {name: installed_version(name) for name in PACKAGES}
+    variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -44,8 +46,8 @@ def describe_environment() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpus": allowed_cores(),
         "rlcli": rlcli.__version__,
-        "packages": {name: installed_version(name) for name in PACKAGES},
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "packages": packages,
+        "variables": variables,
         "working_directory": str(Path.cwd()),
         "git": git_state(Path.cwd()),
         "rlcli_git": git_state(Path(rlcli.__file__).parent),

@@ -48,12 +48,12 @@ class RunGroup:
                 values.setdefault(row.label, []).append(row.after)
             if paces := sorted(series(records, "time/step")[1]):
                 values.setdefault(PACE, []).append(paces[len(paces) // 2])
-        return {
-            name: Result(
-                sum(measured) / len(measured), deviation(measured) if len(measured) > 1 else None
-            )
-            for name, measured in values.items()
-        }
+        return {name: _result(measured) for name, measured in values.items()}
+
+
+def _result(measured: Sequence[float]) -> Result:
+    spread = deviation(measured) if len(measured) > 1 else None
+    return Result(sum(measured) / len(measured), spread)
 
 
 def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
@@ -64,7 +64,7 @@ def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
         alike.setdefault(_identity(run), []).append(run)
     labels = _labels([members[0] for members in alike.values()])
     return [
-        RunGroup(label, tuple(members), tuple(_records(run) for run in members))
+        RunGroup(label, tuple(members), tuple(map(_records, members)))
         for label, members in zip(labels, alike.values(), strict=True)
     ]
 

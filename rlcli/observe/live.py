@@ -181,9 +181,8 @@ class LiveDisplay:
         dot = " · " if self._unicode else ", "
         text = ""
         for name, seconds in progress.calls:
-            timing = (
-                f"{dot if text else ''}{one_line(name)} {seconds:.{1 if seconds >= 10 else 2}f}"
-            )
+            digits = 1 if seconds >= 10 else 2
+            timing = f"{dot if text else ''}{one_line(name)} {seconds:.{digits}f}"
             if len(text) + len(timing) > width - 2:
                 break
             text += timing

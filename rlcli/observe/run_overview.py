@@ -96,6 +96,7 @@ def read_overview(folder: Path) -> Overview | None:
         is_gone = holder.owner.is_here and not holder.is_alive()
         state = DIED if is_gone else "stopping" if is_asked_to_stop(folder, holder) else state
     code = status.get("exit_code")
+    host = holder.owner.host if holder is not None else _text(status.get("host"))
     return Overview(
         folder=folder,
         state=state,
@@ -103,7 +104,7 @@ def read_overview(folder: Path) -> Overview | None:
         steps=status.get("steps"),
         last=last_numbers(folder / "metrics.jsonl"),
         holder=holder,
-        host=holder.owner.host if holder is not None else _text(status.get("host")),
+        host=host,
         started=_text(status.get("started")),
         updated=_moment(status.get("updated")),
         exit_code=code if type(code) is int else None,

@@ -36,10 +36,8 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
     """Title, canvas with axes, and a legend with the last value of each line."""
     room = max(LEAST_WIDTH, width - AXIS_WIDTH - 2)
     low, high = _bounds(chart.lines)
-    first, last = (
-        min(line.steps[0] for line in chart.lines),
-        max(line.steps[-1] for line in chart.lines),
-    )
+    first = min(line.steps[0] for line in chart.lines)
+    last = max(line.steps[-1] for line in chart.lines)
     fine = unicode and (colours or len(chart.lines) == 1)
     yield ((chart.title, "bold"),)
     edge = "│" if unicode else "|"

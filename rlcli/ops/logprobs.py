@@ -143,16 +143,9 @@ class _TokenScores(torch.autograd.Function):
                 grad_bias += grad.float().sum(0)
         if head.shard is not None:
             grad_hidden = head.shard.summed(grad_hidden)
-        return (
-            grad_hidden,
-            grad_weight.total().to(weight.dtype) if grad_weight is not None else None,
-            grad_bias.to(bias.dtype) if grad_bias is not None else None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        of_weight = grad_weight.total().to(weight.dtype) if grad_weight is not None else None
+        of_bias = grad_bias.to(bias.dtype) if grad_bias is not None else None
+        return grad_hidden, of_weight, of_bias, None, None, None, None, None
 
 
 def _chunks(count: int, rows: int) -> list[slice]:

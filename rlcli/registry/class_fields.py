@@ -193,12 +193,13 @@ def _argument(
         if nested is not None and not _is_circle(nested, inside)
         else ()
     )
+    literal, text = (None, None) if default is None else (_literal(default), ast.unparse(default))
     return Argument(
         name=name,
         annotation=ast.unparse(annotation),
         required=default is None,
-        default=None if default is None else _literal(default),
-        default_text=None if default is None else ast.unparse(default),
+        default=literal,
+        default_text=text,
         doc=doc,
         path=module.path,
         line=line,

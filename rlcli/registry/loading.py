@@ -67,10 +67,8 @@ def load_declared(kind: str, name: str, constant: str) -> Any:
     if target is None:
         return None
     file, _, attribute = str(target).rpartition(".")
-    path = next(
-        (p for p in (Path(folder) / f"{file}.py" for folder in search_path(kind)) if p.is_file()),
-        None,
-    )
+    candidates = (Path(folder) / f"{file}.py" for folder in search_path(kind))
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is not None and file.isidentifier():
         _import_file(kind, path, f"rlcli.{kind}.{file}")
         declared = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)

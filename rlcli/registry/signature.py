@@ -112,6 +112,7 @@ def signature(kind: str, name: str) -> Signature:
     if kind == "interfaces":
         _check_parameters(own_bases)
     assert isinstance(definition.node, ast.ClassDef)
+    methods = frozenset(name for base in own_bases for name in _methods(base))
     return Signature(
         kind=kind,
         name=module_name(name),
@@ -120,7 +121,7 @@ def signature(kind: str, name: str) -> Signature:
         class_name=definition.name,
         doc=" ".join((ast.get_docstring(definition.node) or "").partition("\n\n")[0].split()),
         arguments=arguments,
-        methods=frozenset(name for base in own_bases for name in _methods(base)),
+        methods=methods,
         has_unread_bases=None in bases,
         constants=_merged(_constants(base) for base in reversed(own_bases)),
     )
@@ -175,11 +176,7 @@ def _registering_calls(
 ) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and (name := _registered_name(module, node, registrar)):
-            target = (
-                node.args[1]
-                if len(node.args) > 1
-                else next((k.value for k in node.keywords if k.arg == "cls"), None)
-            )
+            target = _passed(node, 1, "cls")
             if target is not None:
                 yield name, target
 
@@ -187,12 +184,15 @@ def _registering_calls(
 def _registered_name(module: Module, node: ast.expr, registrar: str) -> str | None:
     if not isinstance(node, ast.Call) or not (dotted(module, node.func) or "").endswith(registrar):
         return None
-    value = (
-        node.args[0]
-        if node.args
-        else next((k.value for k in node.keywords if k.arg == "name"), None)
-    )
+    value = _passed(node, 0, "name")
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _passed(call: ast.Call, position: int, keyword: str) -> ast.expr | None:
+    """An argument of a call, by position or by keyword."""
+    if len(call.args) > position:
+        return call.args[position]
+    return next((passed.value for passed in call.keywords if passed.arg == keyword), None)
 
 
 def _check_parameters(definitions: Iterable[Definition]) -> None:

@@ -16,10 +16,11 @@ from rlcli.topology.groups import GIVEN_UP
 
 
 def batch(keys=("rewards",)):
+    data = {key: torch.tensor([1.5, float("nan")]) for key in keys}
     return SequenceSample(
         ids=["a", "b"],
         seqlens={key: [[1], [1]] for key in keys},
-        data={key: torch.tensor([1.5, float("nan")]) for key in keys},
+        data=data,
         metadata={"why": [None, "so"]},
     )
 

@@ -63,11 +63,9 @@ def wait_for(condition, seconds=30):
 
 def proxied(control, requests=None, pulses=None):
     """The same with other addresses."""
-    return replace(
-        control,
-        requests=f"tcp://{requests.address}" if requests else control.requests,
-        pulses=f"tcp://{pulses.address}" if pulses else control.pulses,
-    )
+    proxies = {"requests": requests, "pulses": pulses}
+    addresses = {name: f"tcp://{proxy.address}" for name, proxy in proxies.items() if proxy}
+    return replace(control, **addresses)
 
 
 def target(address):

@@ -27,10 +27,8 @@ def test_a_rank_verifies_what_its_predecessor_wrote():
 
 
 def test_other_files_are_verified_once_by_the_ranks_with_least_to_read():
-    files = [
-        *(part(rank, size=1000) for rank in range(8)),
-        *(FileDigest(f"file{n}", 500, "") for n in range(8)),
-    ]
+    files = [part(rank, size=1000) for rank in range(8)]
+    files += [FileDigest(f"file{number}", 500, "") for number in range(8)]
     shares = shared_out(files, 4)
     assert Counter(file.path for share in shares for file in share) == Counter(
         file.path for file in files

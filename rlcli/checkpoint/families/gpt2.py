@@ -72,11 +72,12 @@ class GPT2(HFFamily):
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
         architecture = "GPT2ForTokenClassification" if config.value_head else self.architecture
+        sizes = {key: getattr(config, field) for field, key in SIZES.items()}
         return {
             **config.others,
             "model_type": "gpt2",
             "architectures": [architecture],
-            **{key: getattr(config, field) for field, key in SIZES.items()},
+            **sizes,
             "n_inner": None if config.mlp == 4 * config.hidden else config.mlp,
             "activation_function": {"gelu_tanh": "gelu_new"}.get(
                 config.activation, config.activation

@@ -322,27 +322,13 @@ def compute_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 if the hardware multiplies it natively, else float32."""
+    """`auto`, where nothing was measured, is bfloat16 on GPUs that multiply it, else float32."""
     if name == "auto":
-        return torch.bfloat16 if _multiplies_bfloat16(device) else torch.float32
+        is_native = device.type == "cuda" and torch.cuda.is_bf16_supported(
+            including_emulation=False
+        )
+        return torch.bfloat16 if is_native else torch.float32
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     if name not in dtypes:
         raise ValueError(f"dtype is {name!r}; it must be auto, float32 or bfloat16")
     return dtypes[name]
-
-
-def _multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32; on a CPU without AMX they are up to
-    100 times slower.
-
-    oneDNN computes the products, torch's own kernels the attention: environment variables may
-    restrict either.
-    """
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return (
-        torch.cpu._is_amx_tile_supported()
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )

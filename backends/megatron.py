@@ -43,7 +43,7 @@ class Megatron(ContextParallelism, RouterLosses, TrainingSettings, ModelBackend)
 
     dtype: ComputeDtype = "auto"
     """dtype of parameters and products: float32, or bfloat16 with float32 copies in the optimizer.
-    auto: bfloat16 if the hardware supports it."""
+    auto: bfloat16 if the GPU multiplies it."""
 
     virtual_stages: int = 1
     """Number of groups of consecutive layers on each pipeline stage. With several, a micro-batch

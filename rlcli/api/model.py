@@ -272,6 +272,9 @@ class ModelBackend(abc.ABC):
     """Argument → the effect of changing it on resume: safe, if the remaining steps compute the
     same; forbidden, if the saved state does not fit the new value. Changing any other argument
     alters the run, which must be accepted."""
+    MEASURED: ClassVar[tuple[str, ...]] = ()
+    """Arguments of which the value `auto` is replaced when a run first starts, by the one that
+    `measure` finds fastest on the slowest rank of the role."""
     FOLLOWS_LENGTH: ClassVar[dict[str, Any]] = {}
     """Argument → the only value of it with which steps do not depend on the length of the run."""
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -299,6 +302,12 @@ class ModelBackend(abc.ABC):
         if model.source is not None:
             model.module = _NoEngineYet(model.name)
         return self._initialize(model)
+
+    def measure(self, model: Model) -> dict[str, dict[str, float]]:
+        """Argument among `MEASURED` that is `auto` → its values, the most exact one first → seconds
+        that the same work takes with each on this rank; an argument that is left out stays `auto`.
+        `model` has a source and a device, but no engine yet."""
+        return {}
 
     @abc.abstractmethod
     def _initialize(self, model: Model) -> Model:

@@ -17,7 +17,7 @@ from rlcli.errors import RlcliError
 from rlcli.inspect.cores import available_cores
 from rlcli.inspect.devices import Gpu, list_gpus
 from rlcli.inspect.findings import Finding, failure
-from rlcli.inspect.processor import cpu_flags
+from rlcli.inspect.processor import NATIVE_BFLOAT16, cpu_flags
 from rlcli.project import ENTRY_POINTS, current_project, installed_entry_points, misnamed
 from rlcli.registry.requirements import (
     BUILT_WITH_TORCH,
@@ -261,8 +261,8 @@ def _check_gpus(gpus: Sequence[Gpu]) -> Finding:
 
 def _check_cores() -> Finding:
     says = f"{available_cores()} of {os.cpu_count()} usable"
-    if "amx_bf16" in cpu_flags():
-        says += ", bfloat16 in hardware (AMX)"
+    if native := sorted(cpu_flags() & NATIVE_BFLOAT16):
+        says += f", bfloat16 in hardware ({', '.join(native)})"
     return Finding(level="ok", about="cores", says=says)
 
 

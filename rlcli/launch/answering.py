@@ -53,21 +53,24 @@ def load_alone(source: str, device: str, seed: int) -> Model:
 def lone_model(
     path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str
 ) -> Model:
-    """The model of a folder or Hub id with an engine of its own, not part of any recipe.
-    Raises ModelError."""
+    """The model of a folder or Hub id with an engine of its own, not part of any recipe; it is
+    measured as a run would be. Raises ModelError."""
     from rlcli import registry
     from rlcli.api.config import ModelBackendAbstraction
     from rlcli.api.default_backends import UNTRAINED
     from rlcli.api.model import Model, ModelBackend
     from rlcli.api.model_source import open_source
+    from rlcli.recipe.measured import fastest
 
     source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
     model = Model(
         name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source
     )
-    backend: ModelBackend = registry.make_backend(
-        ModelBackendAbstraction(UNTRAINED, {"dtype": dtype})
-    )
+    arguments = {"dtype": dtype}
+    backend: ModelBackend = registry.make_backend(ModelBackendAbstraction(UNTRAINED, arguments))
+    choices = fastest([{model.name: backend.measure(model)}])
+    arguments |= {choice.argument: choice.value for choice in choices}
+    backend = registry.make_backend(ModelBackendAbstraction(UNTRAINED, arguments))
     return backend.initialize(model, None)
 
 

@@ -79,7 +79,7 @@ def resume_run(
         _in_its_folder(run, display.note),
     ):
         before = _resolved_recipe(run)
-        now = _load(named or str(run.resolved_recipe), overrides)
+        now = _with_choices_of(before, _load(named or str(run.resolved_recipe), overrides))
         raise_all(missing_here(now))
         changes = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
@@ -126,7 +126,9 @@ def resumed_recipe(
     run = RunDirectory.open(run_dir)
     with _in_its_folder(run, log.debug):
         before = _resolved_recipe(run)
-        now = _load(named or str(run.resolved_recipe), overrides) if named or overrides else before
+        now = before
+        if named or overrides:
+            now = _with_choices_of(before, _load(named or str(run.resolved_recipe), overrides))
         _accepted_changes(before.recipe, now.recipe, accept_changes)
     return now.recipe
 
@@ -213,6 +215,12 @@ def _load(recipe: str, overrides: Sequence[str]) -> Resolved:
     from rlcli.recipe.resolve import load_recipe
 
     return load_recipe(recipe, overrides)
+
+
+def _with_choices_of(before: Resolved, now: Resolved) -> Resolved:
+    from rlcli.recipe.measured import with_choices_of
+
+    return replace(now, recipe=with_choices_of(before.recipe, now.recipe))
 
 
 def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]:

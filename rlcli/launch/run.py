@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from rlcli.errors import (
     WorkerError,
 )
 from rlcli.failpoints import check_failpoints
+from rlcli.files import known_object
 from rlcli.inspect.before_start import check_before_start
 from rlcli.launch import lifeline
 from rlcli.launch.last_checkpoint import last_checkpoint, verified_checkpoint
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from rlcli.observe.display import Display
     from rlcli.observe.report import RunOutcome
     from rlcli.observe.run_directory import RunDirectory
+    from rlcli.recipe.measured import Choice
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
     from rlcli.topology import Topology
@@ -238,11 +240,12 @@ def drive(
     unless it is a job.
     """
     from rlcli.disk_errors import explain_disk_errors
+    from rlcli.recipe.measured import with_choices
 
     has_begun = write_down is None
 
-    def begin(step: int) -> None:
-        nonlocal has_begun
+    def begin(step: int, choices: Sequence[Choice]) -> None:
+        nonlocal has_begun, recipe
         if start is not None and not has_begun and (absent := run.absent_records()):
             display.warning(
                 f"  {' and '.join(absent)} of steps 1 to {step}: not there; the run "
@@ -256,6 +259,9 @@ def drive(
                 run.record.update(step=step)
         if write_down is not None and not has_begun:
             write_down(max(step, 0))
+        recipe = with_choices(recipe, choices)
+        if choices:
+            _record_choices(run, choices, display)
         has_begun = True
         lifeline.report(begun=True)
 
@@ -288,10 +294,10 @@ def _attempt(
     recipe_digest: Callable[[int], str],
     start: Start | None,
     title: str,
-    begin: Callable[[int], None],
+    begin: Callable[[int, Sequence[Choice]], None],
 ) -> Finished:
-    """Start a run's workers and master and let them run to the end;
-    `begin(step)` is called once they are ready."""
+    """Start a run's workers and master and let them run to the end; once they are ready,
+    `begin(step, choices)` is called with what they have measured."""
     from rlcli.checkpoint.completion import RunIdentity
     from rlcli.observe.outputs import open_outputs
     from rlcli.runtime.master import MasterWorker
@@ -308,7 +314,7 @@ def _attempt(
             recipe, topology, running.transport, run, display, identity, start, stop, title
         )
         master.start()
-        begin(start.state.step if start is not None else -1)
+        begin(start.state.step if start is not None else -1, master.choices)
         with open_outputs(run, recipe.log.tensorboard, display.warning) as outputs:
             master.run(outputs)
         master.shut_down()
@@ -331,6 +337,20 @@ def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_di
     run.write_text(DIGEST_FILE, recipe_digest + "\n")
     write_estimate(run, resolved)
     run.write_text(run.resolved_recipe.name, resolved.to_yaml())
+
+
+def _record_choices(run: RunDirectory, choices: Sequence[Choice], display: Display) -> None:
+    """Write measured values into the resolved recipe: the run keeps them when it is resumed."""
+    from rlcli.recipe.measured import with_choices
+    from rlcli.recipe.resolve import load_recipe
+
+    resolved = load_recipe(str(run.resolved_recipe), ())
+    origins = known_object(run.origins) | {choice.key: choice.reason for choice in choices}
+    run.write_text(run.origins.name, json.dumps(origins, indent=2) + "\n")
+    text = replace(resolved, recipe=with_choices(resolved.recipe, choices)).to_yaml()
+    run.write_text(run.resolved_recipe.name, text)
+    for choice in choices:
+        display.note(f"  {choice.key}={choice.value} ({choice.reason})")
 
 
 def write_starts(run: RunDirectory, recipe: Recipe) -> None:

@@ -12,6 +12,7 @@ from rlcli.observe.responses import Moments
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
+from rlcli.runtime.building import build_models
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.flow import Batch, Flow
@@ -103,7 +104,7 @@ def evaluate_alone(
         available = (await ranks.ask_all("open_datasets", deadline=deadline))[0]["rows"][dataset]
         check_dataset_sizes(recipe, {dataset: available})
         phase("loading the model")
-        await ranks.ask_all("build", {"steps": 1, "rows": available}, deadline=deadline)
+        await build_models(ranks, recipe, steps=1, rows=available)
         calls = Calls(recipe, topology, ranks, phase)
         flow = Flow(calls, [])
         evaluated = await evaluate(

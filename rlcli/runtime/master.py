@@ -18,7 +18,9 @@ from rlcli.observe.display import Display
 from rlcli.observe.outputs import Outputs
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.dataset_sizes import training_steps
+from rlcli.recipe.measured import Choice
 from rlcli.recipe.schema import Recipe
+from rlcli.runtime.building import build_models
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import Checkpoints, Schedule
 from rlcli.runtime.evaluation import evaluate
@@ -68,6 +70,8 @@ class MasterWorker:
         self.ranks = Ranks(transport, topology.world_size, recipe.launch.step_deadline)
         self.calls = Calls(recipe, topology, self.ranks, display.phase)
         self.checkpoints = Checkpoints(directory, identity, recipe, topology, self.ranks, display)
+        self.choices: tuple[Choice, ...] = ()
+        """Values that the ranks have measured for what the recipe leaves open."""
         self._start = start
         self._state = start.state if start is not None else BEGINNING
         """What the run continues from."""
@@ -143,11 +147,10 @@ class MasterWorker:
         self.display.phase("loading the models")
         train = self.recipe.train
         rows = self.rows[train.dataset] or self.steps * train.prompts_per_step
-        deadline = self.recipe.launch.startup_deadline
-        built = await self.ranks.ask_all(
-            "build", {"steps": self.steps, "rows": rows}, deadline=deadline
-        )
-        without_state = {role for answer in built.values() for role in answer["without_state"]}
+        built = await build_models(self.ranks, self.recipe, self.steps, rows)
+        self.choices = built.choices
+        answers = built.answers.values()
+        without_state = {role for answer in answers for role in answer["without_state"]}
         if without_state:  # a user's engine may not support saving: the run then has no checkpoints
             self.checkpoints.are_possible = False
             names = ", ".join(sorted(without_state))
@@ -155,7 +158,7 @@ class MasterWorker:
                 f"the backend of {names} has no state(): this run cannot be resumed"
             )
         else:
-            self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
+            self.checkpoints.check_room(sum(answer["bytes"] for answer in answers))
 
     async def _restore(self, start: Start) -> None:
         """Resume from a checkpoint as if the run had never stopped."""

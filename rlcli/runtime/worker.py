@@ -45,6 +45,7 @@ from rlcli.errors import UsageError
 from rlcli.garbage import collect_as_usual, keep_freed_memory
 from rlcli.observe.responses import Moments, describe_samples, scores_of
 from rlcli.recipe.graph import eval_graph, train_graph
+from rlcli.recipe.measured import Choice, with_choices
 from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
 from rlcli.registry.faults import attribute_user_errors, origin_of_call
@@ -74,6 +75,7 @@ from rlcli.runtime.roles import (
     Interfaces,
     Meshes,
     build_roles,
+    describe_role,
     role_tokenizer,
     seed_global_streams,
     wait_for_device,
@@ -94,8 +96,8 @@ NO_OUTPUT: Fields = {
 moments of the scores in its outputs and of the numbers that it counted, the samples that it drops,
 each with the reason, why responses have their rewards, and the segments of responses."""
 OPERATIONS = frozenset({
-    "open_datasets", "build", "load_rows", "load_samples", "clear", "run_call", "copy_weights",
-    "describe", "checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST,
+    "open_datasets", "measure", "build", "load_rows", "load_samples", "clear", "run_call",
+    "copy_weights", "describe", "checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST,
 })  # fmt: skip
 """What the master may ask of a rank: methods of ModelWorker."""
 
@@ -173,9 +175,19 @@ class ModelWorker:
         readers = [self.topology.placement(graph[0].model_name) for graph in graphs]
         return any(self.rank in placement.ranks for placement in readers)
 
-    def build(self, steps: int, rows: int) -> Fields:
-        """Load this rank's roles and set up their engines,
-        for a run of `steps` over `rows` of training data."""
+    def measure(self, roles: Sequence[str]) -> Fields:
+        """For those of `roles` that this rank holds, what their backends measure."""
+        described = {
+            role: describe_role(self.recipe, role, self.device)
+            for role in self.topology.roles_on(self.rank)
+            if role in roles
+        }
+        return {role: backend.measure(model) for role, (model, backend) in described.items()}
+
+    def build(self, steps: int, rows: int, choices: Sequence[Fields]) -> Fields:
+        """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of
+        training data, with the measured `choices` in the recipe."""
+        self.recipe = with_choices(self.recipe, [Choice(**choice) for choice in choices])
         size = self.recipe.train.prompts_per_step
         spec = FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=size)
         self._backed = build_roles(

@@ -16,7 +16,8 @@ from estimated_peak import MODELS, estimated, memory
 from rlcli.api.memory import Generation, UnknownMemory
 from rlcli.backends import _memory
 from rlcli.backends._memory import saved_by_layer
-from rlcli.backends._transformers import PackedModel, compute_dtype
+from rlcli.backends._transformers import PackedModel
+from rlcli.inspect.processor import NATIVE_BFLOAT16, cpu_flags
 from rlcli.ops.logprobs import CHUNK_ELEMENTS
 from rlcli.topology.architecture import read_architecture
 
@@ -149,7 +150,7 @@ RUNS = {
         GENERATE,
     ],
 }
-FASTEST = str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+FASTEST = "bfloat16" if cpu_flags() & NATIVE_BFLOAT16 else "float32"
 
 
 def config_for(ranks: int) -> dict:

@@ -1,10 +1,6 @@
 """How the backends use transformers models: dtype of products,
 attention over packed sequences, refusals."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -13,32 +9,6 @@ from rlcli.api.value_model import value_head, value_model_class
 from rlcli.backends._transformers import PackedModel
 from rlcli.errors import ModelError
 from rlcli.testing.tiny_models import tiny_model
-
-OLDER = [
-    {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-    {"ATEN_CPU_CAPABILITY": "avx2"},
-    {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-]
-
-
-@pytest.mark.parametrize("limits", OLDER, ids=lambda limits: " ".join(limits.values()))
-def test_auto_is_float32_without_native_bfloat16_products(limits):
-    """On processors without AVX-512 and AMX, or where libraries are configured not to use them."""
-    script = """
-import torch
-from rlcli.backends._transformers import compute_dtype
-print(compute_dtype("auto", torch.device("cpu")))
-"""
-    environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "torch.float32\n"
-
 
 # -- windows and capped scores ---------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from rlcli.errors import DataError, ResourceError, UsageError, WorkerError
 from rlcli.launch.resume import resume_run
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
+from rlcli.recipe.resolve import load_recipe
 
 pytestmark = pytest.mark.timeout(420)  # some are several runs on several ranks
 
@@ -159,6 +160,38 @@ def test_resuming_a_completed_run_changes_nothing(train, resume, project):
     before = (project / "run/metrics.jsonl").read_bytes()
     assert resume().longer
     assert (project / "run/metrics.jsonl").read_bytes() == before
+
+
+def paces(folder):
+    """Role → the measured argument of its backend, in the resolved recipe of a run."""
+    resolved = load_recipe(str(folder / "recipe.resolved.yaml"), ()).recipe
+    return {role: resolved.models[role].backend.args.get("pace") for role in ("actor", "critic")}
+
+
+def test_a_run_keeps_what_it_measured_at_its_first_start(train, project, monkeypatch, capsys):
+    monkeypatch.setenv("TOY_SECONDS", '{"walk": 3.0, "run": 2.0}')
+    _, folder = train("train.steps=2")
+    assert paces(folder) == {"actor": "run", "critic": "run"}
+    reason = "measured: 1.5 times as fast as walk"
+    assert f"models.actor.backend.args.pace=run ({reason})" in capsys.readouterr().err
+    origins = json.loads((folder / "origins.json").read_text())
+    assert origins["models.critic.backend.args.pace"] == reason
+    monkeypatch.setenv("TOY_SECONDS", '{"walk": 2.0, "run": 3.0}')
+    with PlainDisplay(sys.stderr) as display:
+        resumed = resume_run(folder, ["train.steps=3"], display, recipe_file="toy.yaml")
+    assert resumed.finished.exit_code == 0
+    assert [change.key for change in resumed.changes] == ["train.steps"]
+    assert paces(folder) == {"actor": "run", "critic": "run"}
+
+
+@pytest.mark.usefixtures("quick_ranks")
+def test_replaced_ranks_use_what_the_first_ones_measured(train, monkeypatch, capsys):
+    monkeypatch.setenv("TOY_SECONDS", '{"walk": 3.0, "run": 2.0}')
+    settings = ("train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false")
+    finished, folder = train(*settings, *TWO_RANKS, "toy.kill_rank=1", "launch.max_restarts=2")
+    assert finished.exit_code == 0
+    assert capsys.readouterr().err.count("models.actor.backend.args.pace=run") == 1
+    assert paces(folder) == {"actor": "run", "critic": "run"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""The measurement behind `dtype: auto`."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from rlcli.backends._product_speed import NARROW, seconds_by_dtype
+
+CPU = torch.device("cpu")
+
+
+def config(width):
+    return LlamaConfig(hidden_size=width, intermediate_size=2 * width, num_attention_heads=8)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_both_dtypes_are_measured_and_threads_stay_as_they_are(trains):
+    threads = torch.get_num_threads()
+
+    seconds = seconds_by_dtype(config(NARROW), CPU, trains)
+
+    assert list(seconds) == ["float32", "bfloat16"]
+    assert all(math.isfinite(time) and time > 0 for time in seconds.values())
+    assert torch.get_num_threads() == threads
+
+
+def test_nothing_is_measured_for_narrow_models_or_on_gpus():
+    assert seconds_by_dtype(config(NARROW // 2), CPU, trains=True) == {}
+    assert seconds_by_dtype(config(NARROW), torch.device("cuda"), trains=True) == {}

@@ -92,6 +92,8 @@ class InferenceMemory(SharedTokens):
         self.context = role.mesh.get("cp", 1)
         self.has_lm_head = role.head == "lm"
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
+        self.in_attention = 4 if role.device == "cpu" else self.width
+        """Bytes of a number in attention; a CPU with AMX needs no more."""
         is_narrow = self.holds_casts and role.arguments.get("dtype") == "bfloat16"
         self.narrow = self.linear_parameters if is_narrow else 0
         """Parameters that are held in bfloat16."""
@@ -260,11 +262,14 @@ def part_of(sizes: Architecture, ranks: int) -> Architecture:
     )
 
 
-def saved_by_layer(sizes: Architecture, layer: TransformerBlock, width: int) -> int:
-    """Bytes per token that the backward pass of one block needs."""
+def saved_by_layer(
+    sizes: Architecture, layer: TransformerBlock, width: int, in_attention: int
+) -> int:
+    """Bytes per token that the backward pass of one block needs; a number of its attention has
+    `in_attention` bytes."""
     hidden, experts = sizes.hidden, sizes.experts_per_token
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    attention = width * (3 * queries + 2 * keys) + 4 * sizes.heads
+    attention = in_attention * 2 * (queries + keys) + width * queries + 4 * sizes.heads
     # gpt2: layer norms, one matrix for queries, keys and values, a gelu written out
     if sizes.position_rows:
         return 8 * hidden + 2 * width * hidden + attention + 16 + 5 * width * sizes.mlp

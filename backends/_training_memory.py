@@ -41,14 +41,23 @@ class TrainingMemory(InferenceMemory):
         tail = last_norm + 8 * hidden + 8 * sizes.head_dim
         if self.checkpointing:
             return 4 * hidden * len(sizes.layers) + tail
-        return sum(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers) + tail
+        return (
+            sum(
+                saved_by_layer(sizes, layer, self.width, self.in_attention)
+                for layer in sizes.layers
+            )
+            + tail
+        )
 
     def backward_of_block(self) -> int:
         """Bytes per token for gradients inside one block and, with recomputation,
         for what it saves."""
         sizes = self.sizes
         again = (
-            max(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers)
+            max(
+                saved_by_layer(sizes, layer, self.width, self.in_attention)
+                for layer in sizes.layers
+            )
             if self.checkpointing
             else 0
         )

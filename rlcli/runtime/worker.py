@@ -184,7 +184,7 @@ class ModelWorker:
         }
         return {role: backend.measure(model) for role, (model, backend) in described.items()}
 
-    def build(self, steps: int, rows: int, choices: Sequence[Fields]) -> Fields:
+    def build(self, steps: int, rows: int, choices: Sequence[Fields] = ()) -> Fields:
         """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of
         training data, with the measured `choices` in the recipe."""
         self.recipe = with_choices(self.recipe, [Choice(**choice) for choice in choices])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -42,65 +42,70 @@ def ls(
 
     Example: rlcli ls datasets
     """
-    entries_by_kind = {
-        listed.value: _entries(listed) for listed in ([kind] if kind else list(ListedKind))
+    files_by_kind = {
+        listed.value: _files(listed) for listed in ([kind] if kind else list(ListedKind))
     }
     if as_json:
         print_json(
             {
                 key: [
-                    {"name": name, "home": _home(path), "where": str(path), "doc": doc}
-                    for name, path, doc in rows
+                    {
+                        "name": name,
+                        "home": _home(path),
+                        "where": str(path),
+                        "doc": _doc(key, name, path),
+                    }
+                    for name, path in files.items()
                 ]
-                for key, rows in entries_by_kind.items()
+                for key, files in files_by_kind.items()
             }
         )
         return
     if kind is None:
-        _print_names(entries_by_kind)
+        _print_names(files_by_kind)
         return
     table = [
-        (name, _home(path), _first_sentence(doc)) for name, path, doc in entries_by_kind[kind.value]
+        (name, _home(path), _first_sentence(_doc(kind.value, name, path)))
+        for name, path in files_by_kind[kind.value].items()
     ]
     print_table(["name", "home", "what it is"], table, TITLES.get(kind.value, kind.value))
 
 
-def _print_names(entries_by_kind: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
-    """Print everything on one screen."""
+def _print_names(files_by_kind: Mapping[str, Mapping[str, Path]]) -> None:
+    """Print everything on one screen. No component is read."""
     rows = []
-    for kind, entries in entries_by_kind.items():
+    for kind, files in files_by_kind.items():
         names: dict[str, list[str]] = {}
-        for name, path, _ in entries:
+        for name, path in files.items():
             names.setdefault(_home(path), []).append(name)
         rows += [(kind, home, ", ".join(names_there)) for home, names_there in names.items()]
     print_table(["kind", "home", "names"], rows)
     print_text("\nrlcli ls recipes says what each is for; rlcli show NAME what it can set")
 
 
-def _entries(kind: ListedKind) -> list[tuple[str, Path, str]]:
-    """(name, file, description)."""
+def _files(kind: ListedKind) -> dict[str, Path]:
+    """Name → file."""
     if kind in (ListedKind.RECIPES, ListedKind.PROFILES):
         from rlcli.recipe.parsing.layers import PROFILES, profile_names, recipe_names
 
         files = profile_names() if kind is ListedKind.PROFILES else recipe_names()
-        return [
-            (name, file, _first_comment(file))
-            for name, file in files.items()
-            if not name.startswith(PROFILES)
-        ]
+        return {name: file for name, file in files.items() if not name.startswith(PROFILES)}
     if kind is ListedKind.FAMILIES:
         from rlcli.testing.subjects import names
 
-        return [(name, path, _docstring(path)) for name, path in names("family").items()]
+        return names("family")
     from rlcli import registry
 
-    return [
-        (name, path, _doc(kind.value, name)) for name, path in registry.names(kind.value).items()
-    ]
+    return registry.names(kind.value)
 
 
-def _doc(kind: str, name: str) -> str:
-    """The component's docstring, or the problem of a broken file."""
+def _doc(kind: str, name: str, path: Path) -> str:
+    """The first comment of a recipe, the docstring of anything else, or the problem of a broken
+    file."""
+    if kind in (ListedKind.RECIPES, ListedKind.PROFILES):
+        return _first_comment(path)
+    if kind == ListedKind.FAMILIES:
+        return _docstring(path)
     from rlcli import registry
 
     try:

@@ -24,6 +24,9 @@ KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"
 METRICS = "metrics"
 """Shown instead of a recipe of this name, which can be given as a path."""
 
+NOT_FOUND = "R51"
+"""The code of a name that nothing has, as for every verb that takes a recipe."""
+
 SET_BY = {
     "interfaces": "graph.<call>.interface.args.<arg>",
     "backends": "models.<role>.backend.args.<arg>",
@@ -96,15 +99,15 @@ def _check_name(name: str) -> None:
     if name.removesuffix(".yaml").removeprefix("recipes/") in recipes or Path(name).exists():
         return
     if advice := absent(name):
-        raise UsageError(f"there is no {name} here", hint=advice)
+        raise UsageError(f"there is no {name} here", hint=advice, code=NOT_FOUND)
     for kind in KINDS.values():
         if component := called_elsewhere(kind, name):
             hint = f"rlcli show {component}"
-            raise UsageError(f"nothing is named {name!r} here", hint=hint)
+            raise UsageError(f"nothing is named {name!r} here", hint=hint, code=NOT_FOUND)
     _check_key(name)
     components = [component for kind in KINDS.values() for component in registry.names(kind)]
     near = did_you_mean(name, [*SECTIONS, *components, *recipes], "rlcli ls lists what there is")
-    raise UsageError(f"nothing is named {name!r} here", hint=near)
+    raise UsageError(f"nothing is named {name!r} here", hint=near, code=NOT_FOUND)
 
 
 def _check_key(name: str) -> None:

@@ -22,11 +22,13 @@ from rlcli.inspect.row_checks import (
     check_leak,
     check_lengths,
     check_mask,
+    check_pairs,
     check_repeats,
     check_rows,
 )
 from rlcli.inspect.rows import OpenDataset, OpenTokenizer, Tokenizers, open_dataset, open_tokenizer
 from rlcli.inspect.template_checks import check_template
+from rlcli.recipe.components import holds_pairs
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.lengths import cache_of, kept_together
 from rlcli.recipe.libraries import libraries_to_install, variables_to_set
@@ -249,7 +251,9 @@ def _check_dataset(
     tokenizer = opened.tokenizer.tokenizer
     limits = _limits(subject, opened.name, tokenizer)
     yield check_rows(opened, rows)
+    pairs = rows if holds_pairs(subject.recipe.datasets, opened.name) else ()
     for finding in (
+        check_pairs(opened.name, pairs),
         check_mask(opened.name, rows),
         check_ends(opened.name, tokenizer, rows, limits),
         check_template(opened.name, tokenizer, rows, limits),

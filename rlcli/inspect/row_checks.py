@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any
 
 from rlcli.api.data import Preview
@@ -106,6 +107,22 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
         level="ok",
         about=about,
         says=f"{says}: {how.pop()}" if len(how) == 1 and None not in how else says,
+    )
+
+
+def check_pairs(name: str, rows: Sequence[Preview]) -> Finding | None:
+    """Pairs of a preferred and a rejected answer that are the same text: nothing is learned from
+    them. `rows` hold the sequences of one pair after those of another. None if all pairs differ."""
+    equal = [row for row in rows if any(map(eq, row.sequences[::2], row.sequences[1::2]))]
+    if not equal:
+        return None
+    return Finding(
+        level="warn",
+        about=f"{name} pairs",
+        says=f"in {len(equal)} of {len(rows)} checked rows both answers are the same",
+        details=_places(equal),
+        fix="remove these pairs: nothing can be learned from them",
+        code="F31",
     )
 
 

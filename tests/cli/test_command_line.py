@@ -54,7 +54,7 @@ def test_a_bad_recipe_exits_2_with_all_problems_on_stderr(rlcli):
         (["plan", "ppo_math", "--jsn"], 2, "error[USAGE]"),
         (["ls", "thing"], 2, "error[USAGE]"),
         (["plan", "no_such"], 2, "error[R51]"),
-        (["show", "no_such"], 2, "error[USAGE]"),
+        (["show", "no_such"], 2, "error[R51]"),
         (["show", "interface", "ppo_acter"], 2, "error[R70]"),
         (["show", "interface", "a", "b"], 2, "error[USAGE]"),
         (["plan", "ppo_math", "steps"], 2, "error[R42] command line"),

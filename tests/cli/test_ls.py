@@ -72,3 +72,13 @@ def test_the_list_of_everything_fits_one_screen(project):
 def test_profiles_are_mentioned_only_if_there_are_any(rlcli):
     profiles = json.loads(rlcli("ls", "profiles", "--json")[1])["profiles"]
     assert ("profiles" in rlcli("ls")[1]) == bool(profiles)
+
+
+def test_the_list_of_names_reads_no_component(project, monkeypatch):
+    from rlcli import registry
+
+    monkeypatch.setattr(registry, "signature", None)
+    code, out, _ = project("ls")
+    assert code == 0
+    assert "broken" in out
+    assert "ppo_actor" in out

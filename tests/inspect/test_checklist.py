@@ -36,6 +36,12 @@ datasets:
 generation: {max_new_tokens: 16}
 train: {steps: 1, prompts_per_step: 1, eval: {dataset: held_out}}
 """
+DPO = """\
+extends: base/dpo
+models: {actor: {path: model}}
+datasets: {train: {type: paired, args: {path: train.jsonl}}}
+train: {steps: 1, prompts_per_step: 1}
+"""
 GOOD = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(9)]
 SUMS = [{"question": f"{n}+1?", "answer": f"it is #### {n + 1}"} for n in range(9)]
 
@@ -245,6 +251,23 @@ def test_a_mask_that_trains_all_tokens_is_reported():
         check_mask("train", [answered([False, True, True, True])]).says
         == "75 % of the tokens are trained on"
     )
+
+
+@pytest.mark.parametrize(("equal", "count"), [([], 0), ([1], 1), ([0, 2], 2)])
+def test_pairs_whose_two_answers_are_the_same_are_reported(check, equal, count):
+    rows = [
+        {"prompt": f"{n}+1?", "pos_answers": [str(n + 1)], "neg_answers": ["no"]} for n in range(9)
+    ]
+    for n in equal:
+        rows[n]["neg_answers"] = rows[n]["pos_answers"]
+    findings = check(DPO, rows)
+    if not equal:
+        assert "train pairs" not in findings
+        return
+    finding = findings["train pairs"]
+    assert (finding.level, finding.code) == ("warn", "F31")
+    assert finding.says.startswith(f"in {count} of 9 checked rows")
+    assert finding.details[0].endswith(f"train.jsonl:{equal[0] + 1}")
 
 
 def test_the_mask_of_prompts_is_not_checked():

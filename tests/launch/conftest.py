@@ -17,6 +17,7 @@ from warm_processes import warm_processes
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.processes import die_with_parent
 from rlcli.recipe.resolve import load_recipe
 
 HOME = str(Path(__file__).parents[2])
@@ -65,6 +66,7 @@ def endless(project):
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": HOME},
+            preexec_fn=die_with_parent,
         )
         started.append(process)
         metrics, deadline = project / folder / "metrics.jsonl", time.monotonic() + 200

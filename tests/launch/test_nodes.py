@@ -21,6 +21,7 @@ from tcp_proxy import TcpProxy
 from rlcli.launch.node import FAILED, LOST
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.processes import die_with_parent
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.control import CONTROL_FILE, Control
 from rlcli.runtime.pulse import LOST_AFTER
@@ -49,6 +50,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": HOME},
+            preexec_fn=die_with_parent,
         )
 
     def is_training(self):

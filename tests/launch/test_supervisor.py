@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from rlcli.launch.memory_kills import count_memory_kills
+from rlcli.processes import die_with_parent
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -46,6 +47,7 @@ def train(project):
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": HOME},
+            preexec_fn=die_with_parent,
             **keywords,
         )
         started.append(process)

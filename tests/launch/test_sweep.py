@@ -13,6 +13,7 @@ import pytest
 from rlcli.errors import ResourceError, RlcliError, UsageError
 from rlcli.inspect.devices import Gpu
 from rlcli.launch.sweep import Local, Sweep, again, open_sweep, slots
+from rlcli.processes import die_with_parent
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.sweep import sweep_runs
 
@@ -28,6 +29,7 @@ def command(*arguments):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": HOME},
+        preexec_fn=die_with_parent,
     )
 
 

@@ -28,7 +28,7 @@ from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.results import digest, find_result
 from rlcli.observe.samples import read_samples
-from rlcli.processes import STOP_SIGNALS
+from rlcli.processes import STOP_SIGNALS, die_with_parent
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime import transport
 from rlcli.runtime.control import Control
@@ -214,6 +214,7 @@ def test_only_loopback_is_listened_on_and_no_secret_is_on_a_command_line(project
         ],
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": HOME},
+        preexec_fn=die_with_parent,
     )
     try:
         wait_for(lambda: (project / "run/procs.json").exists())
@@ -439,6 +440,7 @@ def test_a_signal_lets_the_step_end_and_saves(project, number, code):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": HOME},
+        preexec_fn=die_with_parent,
     )
     metrics = project / "run/metrics.jsonl"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3)
@@ -472,6 +474,7 @@ def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project)
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": HOME},
+        preexec_fn=die_with_parent,
     )
     try:
         metrics = project / "run/metrics.jsonl"

@@ -200,6 +200,37 @@ def test_a_recipe_in_words_of_other_tools_gets_ours(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "keys", "hint"),
+    [
+        (
+            "model: a/b\ndataset: rows.jsonl\nalgorithm: grpo\n",
+            "model, dataset, algorithm",
+            (
+                "begin with extends: grpo; write models.actor.path for model; "
+                "write datasets.<name> for dataset"
+            ),
+        ),
+        (
+            "algorithm: mine\nlearning_rate: 1e-6\nwarmup_stesp: 3\n",
+            "algorithm, learning_rate",
+            (
+                "begin with extends: NAME, one that rlcli ls lists; "
+                "write models.actor.backend.args.lr for learning_rate"
+            ),
+        ),
+    ],
+)
+def test_a_recipe_of_another_tool_gets_one_error(tmp_path, monkeypatch, text, keys, hint):
+    monkeypatch.chdir(tmp_path)
+    Path("flat.yaml").write_text(text)
+    [problem] = problems_of("flat.yaml")
+    assert problem.code == "R42"
+    assert problem.what == f"the recipe extends nothing, and has keys of another tool: {keys}"
+    assert problem.where == "flat.yaml:1:1"
+    assert problem.hint == hint
+
+
 def test_a_backend_given_as_a_profile_is_said_to_be_one():
     [problem] = problems_of("ppo_math", with_=["fsdp"])
     assert problem.hint == "it is a backend: write models.actor.backend=fsdp"

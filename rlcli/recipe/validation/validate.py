@@ -48,6 +48,9 @@ from rlcli.spelling import did_you_mean, misspelt, nearest_name
 
 M = TypeVar("M", bound=BaseModel)
 
+TRAINED_ROLE = "actor"
+"""The role that every built-in recipe trains."""
+
 MAX_REPAIRS = 12
 MAX_ERRORS = 200
 """With more errors than this a text is not a recipe with mistakes: the first few are reported,
@@ -194,9 +197,40 @@ class _Checker:
 
     def note_all(self, by_path: ReadMapping[Path, Sequence[Any]], tree: Mapping) -> None:
         """Report what pydantic says about values, by their paths."""
+        if foreign := self.foreign_keys(by_path, tree):
+            self.note_foreign(foreign, tree)
+            return
         for path, errors in by_path.items():
             self.note(errors, tree, path)
         self.note_missing([path for path in by_path if _is_missing(by_path[path])], tree)
+
+    def foreign_keys(
+        self, by_path: ReadMapping[Path, Sequence[Any]], tree: Mapping
+    ) -> dict[str, str]:
+        """The keys of other tools, with ours for them, in a recipe that has no section of ours that
+        is required, because it extends nothing; empty for any other recipe."""
+        lacks = {
+            path[0] for path, errors in by_path.items() if len(path) == 1 and _is_missing(errors)
+        }
+        required = {name for name, field in self.model.model_fields.items() if field.is_required()}
+        if self.prefix or "extends" in tree.entries or lacks != required - {"name"}:
+            return {}
+        unknown = [str(path[0]) for path in by_path if path[0] not in self.top]
+        ours = {key: translated([key], self.words, [TRAINED_ROLE]) for key in unknown}
+        return {key: name for key, name in ours.items() if name is not None}
+
+    def note_foreign(self, ours: ReadMapping[str, str], tree: Mapping) -> None:
+        """Report a recipe in the words of another tool as one problem."""
+        from rlcli.recipe.parsing.layers import whole_recipe_names
+
+        values = [getattr(tree.get(key), "value", None) for key in ours if ours[key] == "extends"]
+        bases = [value for value in values if value in whole_recipe_names()]
+        base = bases[0] if bases else "NAME, one that rlcli ls lists"
+        advice = [f"begin with extends: {base}"]
+        advice += [f"write {name} for {key}" for key, name in ours.items() if name != "extends"]
+        message = f"the recipe extends nothing, and has keys of another tool: {', '.join(ours)}"
+        mark = key_mark(tree, (next(iter(ours)),)) or tree.mark
+        self.add("R42", message, (), mark, hint="; ".join(advice))
 
     def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
         """Report what pydantic says about the value at a path;

@@ -222,7 +222,7 @@ def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Fi
         return Finding(
             level="warn",
             about=about,
-            says=f"generation_config.json stops at {names} too, this recipe does not",
+            says=f"generation_config.json also stops at {names}; this recipe does not",
             details=details,
             fix=f"set generation.stop_token_ids={unheard}",
             code="F32",
@@ -331,7 +331,7 @@ def _check_devices(resolved: Resolved) -> Finding:
         fate = (
             "this recipe would run on the CPU"
             if cluster.device == "auto"
-            else "they run at start on the cluster"
+            else "they run when the job starts on the cluster"
         )
         return Finding(level="skip", about="GPU checks", says=f"no GPU here; {fate}")
     says = f"{len(gpus)} x {gpus[0].name}, {gpus[0].free_gib:.1f} GiB free on the first"

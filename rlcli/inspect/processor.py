@@ -38,7 +38,7 @@ def slow_dtypes(resolved: Resolved) -> Iterator[str]:
             location = resolved.origin(("models", name, "backend", "args", "dtype"))
             yield (
                 f"{location}: {name} computes in bfloat16, which this processor only emulates; "
-                "float32 is 9 times faster at least, and what dtype=auto takes here"
+                "float32 is at least 9 times as fast, and what dtype=auto chooses here"
             )
 
 

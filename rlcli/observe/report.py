@@ -19,7 +19,6 @@ from rich.text import Text
 
 from rlcli.api.run_folder import is_run
 from rlcli.errors import escape_control
-from rlcli.files import known_object
 from rlcli.observe.samples import SampleRecord
 from rlcli.observe.series import clock_time, curve, find_key, series, short
 from rlcli.observe.terminal import one_line, open_console, short_path, speaks_unicode
@@ -121,7 +120,7 @@ def next_commands(outcome: RunOutcome) -> list[str]:
         f"rlcli samples {run} --worst 3": not outcome.samples and _has_samples(outcome.run_dir),
         f"rlcli plot {run}": bool(keys),
         f"rlcli eval {run}": actor is not None and bool(keys & GRADED),
-        f"rlcli chat {run}": actor is not None and _has_chat_template(actor),
+        f"rlcli chat {run}": actor is not None,
         f"rlcli compare {shlex.quote(short_path(outcome.run_dir.parent))}": _has_siblings(outcome),
         f"tensorboard --logdir {run}/tensorboard": _has_events(outcome.run_dir),
     }
@@ -135,11 +134,6 @@ def _has_samples(run: Path) -> bool:
 
 def _has_events(run: Path) -> bool:
     return (run / "tensorboard").exists() and shutil.which("tensorboard") is not None
-
-
-def _has_chat_template(model: Path) -> bool:
-    described = known_object(model / "tokenizer_config.json")
-    return "chat_template" in described or (model / "chat_template.jinja").is_file()
 
 
 def _has_siblings(outcome: RunOutcome) -> bool:

@@ -47,7 +47,7 @@ rlcli resume ppo_math train.steps=3 --accept-changes
 # Try the model
 rlcli eval sft_math --dataset ppo_math --rows 8
 rlcli generate sft_math --prompt "What is 14+4-5-5?"
-echo "What is 2+3?" | rlcli chat sft_math  # 5
+echo "What is 2+3?" | rlcli chat sft_math
 rlcli convert sft_math --role actor --to-hf out/model
 
 # A model and rows of one's own

@@ -37,7 +37,7 @@ OURS = (
     "tokens sft_math --row 17",
     "tokens ppo_math --row 17",
     "plan ppo_math",
-    "plan ppo_math --with gpu8 --sbatch",
+    "plan ppo_math --with gpu8 --commands",
     "show ppo_math",
     "show ppo_actor",
     "explain ppo_math ppo.kl_ctl",

@@ -254,12 +254,15 @@ def add_a_second_run(run):
 
 def test_report_names_the_commands_that_fit_the_run(trained):
     run = trained.run_dir
-    usual = [f"rlcli samples {run} --changed", f"rlcli plot {run}", f"rlcli eval {run}"]
+    usual = [
+        f"rlcli samples {run} --changed",
+        f"rlcli plot {run}",
+        f"rlcli eval {run}",
+        f"rlcli chat {run}",
+    ]
     assert commands_after(trained) == usual
-    (run / "models/actor/chat_template.jinja").touch()
     add_a_second_run(run)
-    chat, compare = f"rlcli chat {run}", f"rlcli compare {run.parent}"
-    assert commands_after(trained) == [*usual, chat, compare]
+    assert commands_after(trained) == [*usual, f"rlcli compare {run.parent}"]
 
 
 def test_report_of_a_run_without_an_actor_names_other_commands(trained):

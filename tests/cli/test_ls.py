@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,17 @@ def test_the_list_of_everything_fits_one_screen(project):
 def test_profiles_are_mentioned_only_if_there_are_any(rlcli):
     profiles = json.loads(rlcli("ls", "profiles", "--json")[1])["profiles"]
     assert ("profiles" in rlcli("ls")[1]) == bool(profiles)
+
+
+def test_listing_builds_no_sections_of_recipes(project):
+    code = (
+        "import sys\n"
+        "from rlcli.cli.main import main\n"
+        "try: main(['ls'])\n"
+        "finally: assert 'rlcli.recipe.schema' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_list_of_names_reads_no_component(project, monkeypatch):

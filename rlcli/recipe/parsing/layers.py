@@ -12,12 +12,10 @@ from typing import get_args
 
 from rlcli import registry
 from rlcli.api.run_folder import is_run
-from rlcli.recipe.launch_section import LaunchSection
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
 from rlcli.recipe.parsing.tree import Listing, Mapping, Mark, Node, Scalar, is_null, kind_of
-from rlcli.recipe.schema import SECTIONS
 from rlcli.recipe.synonyms import absent
 from rlcli.spelling import did_you_mean, nearest_name
 
@@ -145,6 +143,8 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
         return named
     profiles = profile_names()
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
+    from rlcli.recipe.launch_section import LaunchSection
+
     if name in get_args(LaunchSection.model_fields["type"].annotation):
         hint = f"it is a launcher: write launch={name}"
     if name in registry.names("backends"):
@@ -216,6 +216,8 @@ def _check_base(
 
 def _bases_needed(layers: Sequence[Layer], below: Sequence[Layer]) -> list[str]:
     """The bases whose blocks some layers set, but none of those below."""
+    from rlcli.recipe.schema import SECTIONS  # names of recipes are listed without it
+
     keys = {key for layer in layers for key in layer.tree.entries}
     keys -= {key for layer in below for key in layer.tree.entries}
     files, named = [layer.path.resolve() for layer in (*layers, *below)], recipe_names()

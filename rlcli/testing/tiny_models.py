@@ -35,6 +35,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
                 "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
     "olmo2": {"num_key_value_heads": 2},
     "mixtral": {"num_key_value_heads": 2, "intermediate_size": 24, "num_local_experts": 4},
+    "deep_mixtral": {"model_type": "mixtral", "num_key_value_heads": 2, "num_hidden_layers": 4,
+                     "intermediate_size": 24, "num_local_experts": 4},
     "qwen2_moe": {"num_key_value_heads": 2, "intermediate_size": 48, "moe_intermediate_size": 24,
                   "num_experts": 3, "num_experts_per_tok": 2, "decoder_sparse_step": 2,
                   "shared_expert_intermediate_size": 40},
@@ -50,7 +52,7 @@ something is set so that it has an effect."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> Any:
-    """A configuration of `family` with two layers (the deep one has four) over a vocabulary of 97
+    """A configuration of `family` with two layers (the deep ones have four) over a vocabulary of 97
     tokens; token 2 ends a sequence."""
     from transformers import AutoConfig
 

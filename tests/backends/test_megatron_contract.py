@@ -12,12 +12,3 @@ pytestmark = pytest.mark.timeout(900)
 
 class TestContract(BackendContract):
     name = "megatron"
-    layouts_with_experts = (
-        *BackendContract.layouts_with_experts,
-        ({"dp": 2, "tp": 2, "ep": 2}, {}),
-    )
-    layouts_with_router_losses = (*BackendContract.layouts_with_router_losses, {"tp": 2})
-    layouts_with_replay = (
-        *BackendContract.layouts_with_replay,
-        ({"tp": 2}, {"gradient_checkpointing": True, "recompute": "selective"}),
-    )

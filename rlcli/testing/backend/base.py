@@ -19,10 +19,12 @@ from torch import nn
 
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
+from rlcli.api.layout import RoleLayout
 from rlcli.api.model import HoldsWeights, Model, ModelBackend, ModelOutput, TrainEngine
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import UsageError
-from rlcli.registry import make_backend, signature
+from rlcli.recipe.mesh import DIMENSIONS
+from rlcli.registry import load_declared, make_backend, signature
 from rlcli.testing.backend.plain import (
     TEMPERATURE,
     AdamW,
@@ -37,7 +39,14 @@ from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.pretend_cuda import CANNOT_PRETEND, IS_BUILT_FOR_GPUS, pretend_cuda
-from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+from rlcli.testing.tiny_models import (
+    END,
+    VOCABULARY,
+    TinyTokenizer,
+    tiny_config,
+    tiny_model,
+)
+from rlcli.topology.architecture import read_architecture
 
 TOTAL_STEPS = 10
 LENGTHS = ((2, 3), (4, 7), (1, 2), (3, 5), (2, 7), (3, 0), (1, 0))
@@ -62,6 +71,8 @@ NOISE = 1e-5
 """Share of the largest gradient below which float32 does not determine the sign reliably."""
 
 Weights = dict[str, torch.Tensor]
+Layout = tuple[Mapping[str, int], Mapping[str, Any]]
+"""A mesh, and settings of the backend."""
 
 
 class BackendChecks(Contract):
@@ -181,6 +192,31 @@ class BackendChecks(Contract):
     def dimensions(self) -> tuple[str, ...]:
         """The mesh dimensions that the backend supports."""
         return type(self.backend()).DIMENSIONS
+
+    def supported(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
+        """The layouts in which the backend runs a tiny model, each once, with those of their
+        settings that it has."""
+        backend, able = self.backend(), []
+        for degrees, settings in layouts:
+            accepted = {name: value for name, value in settings.items() if hasattr(backend, name)}
+            is_able = set(degrees) <= set(self.dimensions()) and not self._refuses(
+                degrees, accepted, family
+            )
+            if is_able and (degrees, accepted) not in able:
+                able.append((degrees, accepted))
+        return able
+
+    def _refuses(
+        self, degrees: Mapping[str, int], settings: Mapping[str, Any], family: str
+    ) -> bool:
+        """Whether the backend declares (`LAYOUT`) that it cannot run a layout."""
+        problems = load_declared("backends", self.name, "LAYOUT")
+        if problems is None:
+            return False
+        mesh = dict.fromkeys(DIMENSIONS, 1) | dict(degrees)
+        arguments = {**self.args, **settings}
+        sizes = read_architecture(tiny_config(family).to_dict())
+        return any(problems(RoleLayout("actor", mesh, arguments, "auto", sizes)))
 
     def optimizer_settings(self, **settings: Any) -> AdamW:
         """AdamW as described by the backend's settings; override if they have other names."""

@@ -21,6 +21,7 @@ from rlcli.testing.backend.base import (
     OBJECTIVES,
     SETTINGS,
     BackendChecks,
+    Layout,
     Weights,
     batch,
     offers,
@@ -60,9 +61,6 @@ class Lives:
         return load_file(self.folder / layout / weights_file(head, rank))
 
 
-Layout = tuple[dict[str, int], dict[str, Any]]
-"""A mesh, and settings of the backend."""
-
 ULYSSES, RING = {"context_parallel": "ulysses"}, {"context_parallel": "ring"}
 LAYOUTS: tuple[Layout, ...] = (
     ({"dp": 2}, {}),
@@ -74,18 +72,18 @@ LAYOUTS: tuple[Layout, ...] = (
     ({"dp": 2, "cp": 2}, RING),
     ({"cp": 4}, ULYSSES),  # more ranks than key heads
 )
-"""Meshes to try, if the backend knows their dimensions, and settings of such a backend, of which it
-takes those that it has."""
+"""Tried as far as the backend supports them."""
 WITH_EXPERTS: tuple[Layout, ...] = (
     ({"dp": 2, "ep": 2}, {}),
     ({"dp": 4, "ep": 2}, {}),
     ({"cp": 2, "ep": 2}, ULYSSES),
     ({"dp": 2, "cp": 2, "ep": 2}, RING),
     ({"dp": 2, "pp": 2, "ep": 2}, {}),
+    ({"dp": 2, "tp": 2, "ep": 2}, {}),
 )
 """The same for a model with experts."""
 EXPERTS = ("mixtral",)
-WITH_VIRTUAL_STAGES: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+WITH_VIRTUAL_STAGES: tuple[Layout, ...] = (
     ({"pp": 2}, {"virtual_stages": 2}),
     ({"dp": 2, "pp": 2}, {"virtual_stages": 2}),
 )
@@ -124,7 +122,7 @@ class RanksChecks(BackendChecks):
             alone = Life(self, {}, folder)
             lives.reports[ALONE] = [alone.live()]
             before: Life | None = None
-            for layout, settings in self._layouts():
+            for layout, settings in self.supported(self.layouts, self.families[0]):
                 size = ranks_in(layout)
                 ranks = [Life(self, layout, folder, rank, before, settings) for rank in range(size)]
 
@@ -139,16 +137,6 @@ class RanksChecks(BackendChecks):
         except Exception as error:
             return Lives(folder, {}, error)
         return lives
-
-    def _layouts(self) -> list[Layout]:
-        """Those of `layouts` that the backend supports, each once."""
-        backend, supported = self.backend(), []
-        for degrees, settings in self.layouts:
-            accepted = {name: value for name, value in settings.items() if hasattr(backend, name)}
-            layout = degrees, accepted
-            if set(degrees) <= set(self.dimensions()) and layout not in supported:
-                supported.append(layout)
-        return supported
 
     @pytest.fixture
     def reports(self, lives: Lives) -> dict[str, list[RankReport]]:
@@ -200,7 +188,7 @@ class RanksChecks(BackendChecks):
     def _other_lives(
         cls,
         families: Sequence[str],
-        layouts: Sequence[tuple[dict[str, int], dict[str, Any]]],
+        layouts: Sequence[Layout],
         folder: Path,
     ) -> OtherLives:
         skip_without_forks()

@@ -4,9 +4,9 @@ however its batch is cut and spread over ranks."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from rlcli.testing.backend.base import (
     OBJECTIVES,
     SETTINGS,
     BackendChecks,
+    Layout,
     batch,
     source_of,
     weights_apart,
@@ -32,6 +33,17 @@ from rlcli.testing.tiny_models import tiny_model
 
 LOSSES = {"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.02}
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+LAYOUTS: tuple[Layout, ...] = (
+    ({"dp": 2}, {}),
+    ({"dp": 2, "ep": 2}, {}),
+    ({"cp": 2}, {}),
+    ({"cp": 2, "ep": 2}, {}),
+    ({"pp": 2}, {}),
+    ({"tp": 2}, {}),
+)
+WITH_VIRTUAL_STAGES: tuple[Layout, ...] = (({"pp": 2}, {"virtual_stages": 2}),)
+DEEP = "deep_mixtral"
+"""Has a layer for every virtual stage."""
 SHARES = (4, 7, 5)
 """Sequences of the first of two data-parallel ranks at each step; at the second, the other has
 none."""
@@ -39,15 +51,6 @@ none."""
 
 class RouterChecks(BackendChecks):
     """For backends with the setting `router_aux_loss_coef`."""
-
-    layouts_with_router_losses: ClassVar[Sequence[Mapping[str, int]]] = (
-        {"dp": 2},
-        {"dp": 2, "ep": 2},
-        {"cp": 2},
-        {"cp": 2, "ep": 2},
-        {"pp": 2},
-    )
-    """Meshes of two ranks to try, if the backend knows their dimensions."""
 
     def test_router_losses_train_like_a_plain_loop(self) -> None:
         """losses of routers: steps of a plain loop, any micro-batches"""
@@ -69,12 +72,18 @@ class RouterChecks(BackendChecks):
         checks = cls()
         checks._require_setting()
         skip_without_forks()
+        layouts = {FAMILIES[0]: LAYOUTS}
+        if hasattr(checks.backend(), "virtual_stages"):
+            layouts[DEEP] = WITH_VIRTUAL_STAGES
         lives = [
-            RoutedLife(checks, FAMILIES[0], "lm", degrees=degrees)
-            for degrees in cls.layouts_with_router_losses
-            if set(degrees) <= set(checks.dimensions())
+            RoutedLife(checks, family, "lm", settings, degrees)
+            for family, tried in layouts.items()
+            for degrees, settings in checks.supported(tried, family)
         ]
-        return {layout_name(life.degrees, {}): run_on_ranks(2, life.on_rank) for life in lives}
+        return {
+            layout_name(life.degrees, life.settings): run_on_ranks(2, life.on_rank)
+            for life in lives
+        }
 
     def test_ranks_share_router_losses(
         self, routed_ranks: dict[str, list[dict[str, float]]]

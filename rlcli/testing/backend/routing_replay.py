@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from rlcli.testing.backend.base import (
     OBJECTIVES,
     SETTINGS,
     BackendChecks,
+    Layout,
     batch,
     distance,
     prompts,
@@ -41,8 +42,6 @@ OTHER = "mixtral"
 SHARES = (4, 7, 5)
 """Sequences of the first of two data-parallel ranks at each step; at the second, the other has
 none."""
-Layout = tuple[dict[str, int], dict[str, Any]]
-"""A mesh, and settings of the backend."""
 LAYOUTS: tuple[Layout, ...] = (
     ({"dp": 2}, {}),
     ({"pp": 2}, {}),
@@ -50,8 +49,11 @@ LAYOUTS: tuple[Layout, ...] = (
     ({"cp": 2}, {"context_parallel": "ulysses"}),
     ({"cp": 2}, {"context_parallel": "ring"}),
     ({"cp": 2, "ep": 2}, {"context_parallel": "ulysses"}),
+    ({"tp": 2}, {"gradient_checkpointing": True, "recompute": "selective"}),
 )
-"""Meshes to try, if the backend knows their dimensions, and settings."""
+WITH_VIRTUAL_STAGES: tuple[Layout, ...] = (({"pp": 2}, {"virtual_stages": 2}),)
+DEEP = "deep_mixtral"
+"""Has a layer for every virtual stage."""
 MEASURED = {"router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.0}
 """Settings with which an engine reports the load of experts."""
 FOLLOW = (
@@ -67,8 +69,6 @@ REPORT = (
 
 class RoutingReplayChecks(BackendChecks):
     """For backends that declare ROUTING_REPLAY."""
-
-    layouts_with_replay: ClassVar[Sequence[Layout]] = LAYOUTS
 
     @property
     def mixtures(self) -> Sequence[str]:
@@ -111,10 +111,13 @@ class RoutingReplayChecks(BackendChecks):
         checks = cls()
         checks._require_replay(trains=True)
         skip_without_forks()
+        layouts = {checks.mixtures[0]: LAYOUTS}
+        if hasattr(checks.backend(), "virtual_stages"):
+            layouts[DEEP] = WITH_VIRTUAL_STAGES
         lives = [
-            ReplayedLife(checks, checks.mixtures[0], MEASURED | settings, degrees)
-            for degrees, settings in cls.layouts_with_replay
-            if set(degrees) <= set(checks.dimensions())
+            ReplayedLife(checks, family, {**MEASURED, **settings}, degrees)
+            for family, tried in layouts.items()
+            for degrees, settings in checks.supported(tried, family)
         ]
         return {
             layout_name(life.degrees, life.settings): run_on_ranks(2, life.on_rank)

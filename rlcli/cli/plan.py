@@ -12,7 +12,7 @@ import typer
 
 from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import ResourceError, UsageError, raise_all
 from rlcli.project import search_paths_kept
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
@@ -84,6 +84,7 @@ def plan(
     Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2 --device-memory 80
     """
     from rlcli.inspect.doubtful import recipe_warnings
+    from rlcli.topology.layouts import layout_errors
     from rlcli.topology.memory import GIB
     from rlcli.topology.report import make_plan, plan_json
 
@@ -96,6 +97,7 @@ def plan(
     topology_plan = make_plan(
         resolved, round(gib * GIB) if gib is not None else None, nodes, devices
     )
+    raise_all(layout_errors(topology_plan.resolved))
     if commands:
         _print_commands(topology_plan, recipe, tuple(with_ or ()), run_dir, as_json)
     elif as_json:

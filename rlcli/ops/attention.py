@@ -278,16 +278,9 @@ def _attend_capped(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-1, -2) * scale
     scores = softcap * torch.tanh(scores / softcap)
-    seen = _band(query.shape[2], None, query.device) if mask is None else mask
+    seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril() if mask is None else mask
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32)
     return weights.to(value.dtype) @ value
-
-
-def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """[length, length] bool: whether the key is one of the `window` tokens that end with the
-    query."""
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return causal if window is None else causal.triu(1 - window)
 
 
 def narrow_dtype(query: torch.Tensor) -> torch.dtype | None:

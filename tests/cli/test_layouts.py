@@ -15,37 +15,29 @@ from rlcli.topology.layouts import layout_errors
 
 FOUR = ["launch=local", "cluster.devices_per_node=4", "train.prompts_per_step=64"]
 MIXTURE = "{model_type: mixtral, num_local_experts: 6, num_attention_heads: 8}"
-RECIPE = """\
+RECIPE = f"""\
 extends: sft_math
 launch: local
-cluster: {devices_per_node: 4}
+cluster: {{devices_per_node: 4}}
 models:
   actor:
-    scratch: MIXTURE
-    mesh: MESH
-    backend: {type: fsdp, args: ARGS}
+    scratch: {MIXTURE}
+    mesh: {{ep: 4}}
+    backend: {{type: fsdp}}
 """
 NEAREST = "the nearest layout that it can run is"
 ARGS = "models.actor.backend.args"
 
 
-@pytest.mark.parametrize(
-    ("mesh", "args", "position", "message", "remedy"),
-    [
-        ("{ep: 4}", "{}", "7:16", "6 experts, which cannot be", f"{NEAREST} dp4 ep2:"),
-    ],
-)
-def test_validate_names_the_place_and_the_nearest_layout(
-    rlcli, tmp_path, monkeypatch, mesh, args, position, message, remedy
-):
+@pytest.mark.parametrize("verb", ["validate", "plan"])
+def test_a_refused_layout_has_its_place_and_the_nearest_one(rlcli, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
-    text = RECIPE.replace("MIXTURE", MIXTURE).replace("MESH", mesh).replace("ARGS", args)
-    (tmp_path / "mine.yaml").write_text(text)
-    code, _, err = rlcli("validate", "mine.yaml")
-    assert code in (2, 5)
-    assert f"error[R49] mine.yaml:{position}: " in err
-    assert message in err
-    assert remedy in " ".join(err.split())
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    code, out, err = rlcli(verb, "mine.yaml")
+    assert (code, out) == (5, "")
+    assert "error[R49] mine.yaml:7:16: " in err
+    assert "6 experts, which cannot be" in err
+    assert f"{NEAREST} dp4 ep2:" in " ".join(err.split())
     assert "Traceback" not in err
 
 

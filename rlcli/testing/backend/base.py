@@ -55,6 +55,9 @@ one of a single token."""
 GROUPS = (((24, 3), (24, 7), (24, 0)), ((2, 7),), ((17, 5), (17, 2)))
 """The same for groups of sequences with one prompt each, so long that sharing it pays."""
 PROMPTS = (5, 9, 3, 17, 1)
+FAMILIES = ("llama", "gpt2", "mistral", "gemma2", "cohere")
+"""Tried with a backend that runs any family: they differ in biases, norms, positions, tied weights,
+windows, and in what scales and caps scores and logits."""
 
 SETTINGS: dict[str, Any] = {
     "lr": 1e-2, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.5,
@@ -111,9 +114,8 @@ class BackendChecks(Contract):
     @property
     def families(self) -> Sequence[str]:
         """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks
-        first. (If it runs any, two that differ in biases, kinds of norms, positions,
-        tied weights.)"""
-        return type(self.backend()).FAMILIES or ("llama", "gpt2")
+        first."""
+        return type(self.backend()).FAMILIES or FAMILIES
 
     # -- subjects ----------------------------------------------------------------------------------
 

@@ -85,7 +85,13 @@ def test_inference_takes_flash_attn_by_itself_where_it_is_installed(calls):
         assert calls
 
 
-def test_context_parallel_ranks_attend_with_flash_attn_in_ulysses():
+def test_context_parallel_ranks_attend_with_flash_attn_in_ulysses(calls):
+    """A ring merges parts of the attention, for which it takes torch's kernels."""
+
+    def scored(engine):
+        calls.clear()
+        return scores(engine, batch(), "log-probs").tolist(), len(calls)
+
     def work(rank):
         with pretend_cuda(), flash_attn_installed("FlashAttention-2"):
             engines = {
@@ -98,14 +104,13 @@ def test_context_parallel_ranks_attend_with_flash_attn_in_ulysses():
                 )
                 for method, attention in (("ulysses", "flash"), ("ring", "torch"))
             }
-            return {
-                method: scores(engine, batch(), "log-probs").tolist()
-                for method, engine in engines.items()
-            }
+            return {method: scored(engine) for method, engine in engines.items()}
 
+    layers = 2
     for result in run_on_ranks(2, work, timeout=120):
-        of_flash, of_ring = (torch.tensor(result[method]) for method in ("ulysses", "ring"))
-        torch.testing.assert_close(of_flash, of_ring, atol=5e-2, rtol=0)
+        (of_flash, flash_calls), (of_ring, ring_calls) = result["ulysses"], result["ring"]
+        assert (flash_calls, ring_calls) == (layers, 0)
+        torch.testing.assert_close(torch.tensor(of_flash), torch.tensor(of_ring), atol=5e-2, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,13 @@ def test_the_peak_of_training_falls_with_context_parallel_ranks_as_planned():
         assert peaks[ranks] == pytest.approx(record["planned"]["train"], rel=0.15), ranks
         assert max(phases["generate"] for phases in record["measured"]) < peaks[ranks]
     assert peaks["4"] < 0.6 * peaks["2"]
+
+
+@pytest.mark.slow
+def test_the_peak_of_training_falls_with_expert_parallel_ranks_as_planned():
+    records = records_of("--megabytes", "128", "--dimension", "ep")
+    peaks = {}
+    for ranks, record in records.items():
+        peaks[ranks] = max(phases["train"] for phases in record["measured"])
+        assert peaks[ranks] == pytest.approx(record["planned"]["train"], rel=0.15), ranks
+    assert peaks["4"] < 0.6 * peaks["2"]

@@ -18,7 +18,8 @@ largest unsharded block and two buckets. A bucket is the largest parameter, or a
 model (and 16 MiB) if that is more: with the 256 MiB of real models the bound would be larger than
 the model.
 
-With `--dimension cp` ranks share the sequences, which are worth it with a `--length`.
+With `--dimension cp` ranks share the sequences, which are worth it with a `--length`; with
+`--dimension ep`, data-parallel ranks divide the experts of a mixture.
 
 With `--zero-stage` it is `deepspeed` that shards, with such a bucket; what that keeps depends on
 the stage, and is compared with the plan alone.
@@ -72,6 +73,15 @@ class Asked:
     """Tokens of a sequence."""
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """Of the mesh: experts are divided among data-parallel ranks."""
+        return {self.dimension: self.ranks} | ({"dp": self.ranks} if self.has_experts else {})
+
+    @property
+    def has_experts(self) -> bool:
+        return self.dimension == "ep"
+
+    @property
     def tokens(self) -> int:
         """That a rank computes with in a pass."""
         return COUNT * self.length // (self.ranks if self.dimension == "cp" else 1)
@@ -93,22 +103,25 @@ class Asked:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """A llama of about `megabytes` MiB in float32."""
+        """A llama of about `megabytes` MiB in float32, or a mixtral."""
         hidden, vocabulary = (1024, 4096) if self.megabytes >= 256 else (256, 1024)
         mlp = 11 * hidden // 4
-        block = 4 * hidden**2 + 3 * hidden * mlp
+        experts = {"num_local_experts": 8, "num_experts_per_tok": 2} if self.has_experts else {}
+        block = 4 * hidden**2 + experts.get("num_local_experts", 1) * 3 * hidden * mlp
         layers = max(2, round((self.megabytes * MIB / 4 - 2 * vocabulary * hidden) / block))
         return {
-            "model_type": "llama",
+            "model_type": "mixtral" if self.has_experts else "llama",
             "hidden_size": hidden,
             "intermediate_size": mlp,
             "num_hidden_layers": layers,
             "num_attention_heads": 16,
+            "num_key_value_heads": 16,
             "vocab_size": vocabulary,
             "tie_word_embeddings": False,
             "pad_token_id": 0,
             "bos_token_id": 1,
             "eos_token_id": 2,
+            **experts,
         }
 
 
@@ -132,7 +145,8 @@ def import_libraries(asked: Asked) -> None:
     """Import them before ranks are forked."""
     import torch
     import torch._dynamo
-    import transformers.models.llama.modeling_llama  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.models.mixtral.modeling_mixtral  # noqa: F401
 
     import rlcli.checkpoint.state  # noqa: F401
     from rlcli.api.config import ModelBackendAbstraction
@@ -168,7 +182,7 @@ def run_rank(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, fl
     vocabulary = asked.configuration["vocab_size"]
     tokenizer: Any = Tokenizer(vocabulary)
     backend = make_backend(ModelBackendAbstraction(asked.backend, asked.arguments))
-    mesh = mesh_of_ranks(**{asked.dimension: asked.ranks})
+    mesh = mesh_of_ranks(**asked.degrees)
     draws = torch.Generator().manual_seed(0)  # the same for ranks that share sequences
     seen: dict[str, tuple[float, float, int]] = {}
     warm_up(torch, dist)
@@ -191,7 +205,13 @@ def run_rank(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, fl
     def load() -> Any:
         source = open_source(asked.configuration, head="lm", tokenizer=None, seed=1)
         model = Model(
-            "actor", None, tokenizer, torch.device("cpu"), source=source, device_mesh=mesh
+            "actor",
+            None,
+            tokenizer,
+            torch.device("cpu"),
+            source=source,
+            device_mesh=mesh,
+            expert_ranks=asked.degrees.get("ep", 1),
         )
         return backend.initialize(
             model, FinetuneSpec(total_train_steps=2, dataset_size=8, train_batch_size=4)
@@ -343,7 +363,7 @@ def planned(asked: Asked) -> dict[str, int]:
     kind: Any = FSDPMemory if asked.zero_stage is None else DeepSpeedMemory
     sizes, mesh = (
         read_architecture(asked.configuration),
-        dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), 1) | {asked.dimension: asked.ranks},
+        dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), 1) | asked.degrees,
     )
     calls = ("train_step", "inference", "generate")
     longest, tokens = asked.length + NEW, COUNT * asked.length
@@ -402,7 +422,7 @@ def main() -> int:
     parser.add_argument(
         "--json", action="store_true", help="rank by rank, with what is allowed, in bytes"
     )
-    parser.add_argument("--dimension", choices=("dp", "cp"), default="dp", help="of the mesh")
+    parser.add_argument("--dimension", choices=("dp", "cp", "ep"), default="dp", help="of the mesh")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a sequence")
     parser.add_argument(
         "--zero-stage", type=int, choices=range(4), help="of deepspeed, in place of fsdp"

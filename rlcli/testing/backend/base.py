@@ -198,7 +198,7 @@ class BackendChecks(Contract):
     def supported(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
         """The layouts in which the backend runs a tiny model, each once, with those of their
         settings that it has."""
-        backend, able = self.backend(), []
+        backend, able = self.backend(), list[Layout]()
         for degrees, settings in layouts:
             accepted = {name: value for name, value in settings.items() if hasattr(backend, name)}
             is_able = set(degrees) <= set(self.dimensions()) and not self._refuses(

@@ -205,8 +205,16 @@ class ServerEngine(HoldsWeights, GenerationEngine):
     # -- weights -----------------------------------------------------------------------------------
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
-        self._weights.follow(source, eta)
-        self._push()
+        self.receive_parameters(source, eta)()
+
+    def receive_parameters(self, source: GivesParameters, eta: float) -> Callable[[], None]:
+        use = self._weights.receive(source, eta)
+
+        def take() -> None:
+            use()
+            self._push()
+
+        return take
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         return self._weights.blocks()
@@ -221,6 +229,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
 
     def _push(self) -> None:
         self._servers.update(self._weights.folder, self._weights.number)
+        self._weights.remove_old()
 
     # -- saving ------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """The client's copy of the weights that servers generate with: a folder that transformers and
 SGLang can read.
 
-New weights are written completely, next to those in use, before any server is updated. So an update
-that fails midway leaves the old ones intact, a server that has died can be given the current ones
-again.
+New weights are written completely, next to those in use, before any server is updated, and the old
+ones are removed when all servers have the new ones. So responses pause only while servers load, an
+update that fails midway leaves the old ones intact, and a server that has died can be given the
+current ones again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class WeightFolder:
         self._names = list(own_weights(self.model))
         for name in set(self._names) - set(self._parameters):
             fill_tensor(self.model.get_buffer(name), source, name)
-        self._source = self._saved((name, source.read(name)) for name in self._parameters)
+        parameters = ((name, source.read(name)) for name in self._parameters)
+        self._source = self._saved(parameters, self.folder)
         self.configuration = root / "configuration"
         """A folder that never changes: the model without its weights."""
         make_folder(self.configuration)
@@ -74,7 +76,10 @@ class WeightFolder:
 
     @property
     def folder(self) -> Path:
-        return self._root / f"weights-{self.number}"
+        return self._folder(self.number)
+
+    def _folder(self, number: int) -> Path:
+        return self._root / f"weights-{number}"
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((name, self._read(name)) for name in self._parameters)
@@ -87,9 +92,13 @@ class WeightFolder:
         blocks = {name: WeightBlock.whole(name, shape) for name, shape in self._parameters.items()}
         return {block: partial(self._read_stored, name) for name, block in blocks.items()}
 
-    def follow(self, source: GivesParameters, eta: float) -> None:
-        """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not
-        those of the model, and for a mixture of rounded ones, which would stay where it is."""
+    def receive(self, source: GivesParameters, eta: float) -> Callable[[], None]:
+        """Write mine ← eta · theirs + (1 − eta) · mine next to the current weights. The result
+        makes them the current ones.
+
+        Raises ModelError for parameters that are not those of the model, and for a mixture of
+        rounded ones, which would stay where it is.
+        """
         if eta != 1 and self._dtype != torch.float32:
             message = (
                 f"role {self._role} is to follow with eta {eta:g}, but keeps its weights in the "
@@ -103,13 +112,19 @@ class WeightFolder:
             for name, theirs in in_order(source, self._parameters, self._role):
                 yield name, theirs if eta == 1 else self._read(name).lerp(theirs, eta)
 
-        self._replace(mixed())
+        return self._written(mixed())
 
     def fill(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Adopt tensors in the form that `copies` returns."""
         for name in set(self._names) - set(self._parameters):
             self.model.get_buffer(name).copy_(weights[name])
-        self._replace((name, weights[name]) for name in self._parameters)
+        self._written((name, weights[name]) for name in self._parameters)()
+
+    def remove_old(self) -> None:
+        """Remove all but the current weights: no server needs others any more."""
+        for folder in self._root.glob("weights-*"):
+            if folder != self.folder:
+                shutil.rmtree(folder)
 
     def _read(self, name: str) -> torch.Tensor:
         """A parameter or buffer; floating-point numbers as float32, as checkpoints hold them."""
@@ -120,20 +135,17 @@ class WeightFolder:
         """The same in the dtype of the servers."""
         return self._source.read(name)
 
-    def _replace(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        old = self.folder
-        self.number += 1
-        try:
-            self._source = self._saved(parameters)
-        except BaseException:
-            self.number -= 1
-            raise
-        shutil.rmtree(old)
+    def _written(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> Callable[[], None]:
+        number = self.number + 1
+        return partial(self._use, number, self._saved(parameters, self._folder(number)))
 
-    def _saved(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> ModelSource:
+    def _use(self, number: int, source: ModelSource) -> None:
+        self.number, self._source = number, source
+
+    def _saved(self, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path) -> ModelSource:
         alone = Ranks(leads=True, groups=(), device=torch.device("cpu"))
-        save_model(self.model, parameters, None, self.folder, self._dtype, alone)
-        return open_source(str(self.folder), head="lm", tokenizer=None, seed=0)
+        save_model(self.model, parameters, None, folder, self._dtype, alone)
+        return open_source(str(folder), head="lm", tokenizer=None, seed=0)
 
 
 def in_order(

@@ -18,6 +18,7 @@ import abc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -152,6 +153,12 @@ class HoldsWeights(abc.ABC):
         that others send: the blocks that this rank holds (`weight_blocks`), or more, in any order.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
+
+    def receive_parameters(self, source: GivesParameters, eta: float) -> Callable[[], None]:
+        """Receive what `take_parameters` takes, while this engine generates with the weights that
+        it has. The result, called while generation pauses, has it take them. An engine that cannot
+        hold both receives them only then."""
+        return partial(self.take_parameters, source, eta)
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         """Everything that the next training step depends on except its batch and its number.

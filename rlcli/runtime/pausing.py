@@ -17,7 +17,13 @@ from typing import Any
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.generation import as_batch, prompts_of, submit_all
-from rlcli.api.model import FinishedResponse, GeneratedResponses, Model, ResponseStream
+from rlcli.api.model import (
+    FinishedResponse,
+    GeneratedResponses,
+    GivesParameters,
+    Model,
+    ResponseStream,
+)
 from rlcli.recipe.schema import Recipe
 from rlcli.topology import Topology
 from rlcli.topology.groups import pausing_roles, prompts_in_progress
@@ -161,6 +167,15 @@ class PausingEngine:
             yield replace(self._model, module=self)
         finally:
             self._become_idle()
+
+    def receive_parameters(self, source: GivesParameters, eta: float) -> Callable[[], None]:
+        """Receive new weights while responses go on. What prevents it ends the stream."""
+        try:
+            take: Callable[[], None] = self._engine.receive_parameters(source, eta)
+        except BaseException as error:
+            self._threads.fail(error)
+            raise
+        return take
 
     @contextmanager
     def weights_may_change(self) -> Iterator[None]:

@@ -237,14 +237,16 @@ class WeightCopies:
             transfer.finish()
         else:
             engine = pausing.get(hook.target)
+            receiver = engine or follower.module
+            take = receiver.receive_parameters(transfer, hook.eta)
             with engine.weights_may_change() if engine is not None else nullcontext():
-                self._update(follower, transfer, hook.eta)
+                self._update(follower, transfer, take)
         wait_for_device(self._device)
         return time.perf_counter() - began, channel.wire.bytes_sent - sent_before
 
-    def _update(self, follower: Model, transfer: WeightTransfer, eta: float) -> None:
+    def _update(self, follower: Model, transfer: WeightTransfer, take: Callable[[], None]) -> None:
         self.torn.add(follower.name)
-        follower.module.take_parameters(transfer, eta)
+        take()
         assert transfer.version is not None
         follower.version = replace(transfer.version)
         self.torn.discard(follower.name)

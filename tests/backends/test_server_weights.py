@@ -20,7 +20,7 @@ def stored_bytes(folder):
 def follow_model(weights, model, eta=1.0):
     source = HeldSource(model)
     blocks = [(block, source.read(block.name)) for block in weights.blocks()]
-    weights.follow(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), eta)
+    weights.receive(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), eta)()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
     python tests/bench/learning.py sft [--json]
     python tests/bench/learning.py ppo [--steps 10] [--model FOLDER] [--json]
     python tests/bench/learning.py flows [--steps 10] [--model FOLDER] [--json]
+    python tests/bench/learning.py servers [--steps 20] [--model FOLDER] [--only vllm] [--json]
     python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo]
                                               [--keep FOLDER] [--json]
 
@@ -17,6 +18,10 @@ a rank of its own that follows an actor of one engine or another and runs up to 
 steps ahead. Each has the accuracy before, during and after training, how stale samples were and how
 far sampler and trainer were apart (means over the steps and the largest), and the median seconds
 that an update of the rollout and a step took.
+
+The rows of `servers` are PPO and GRPO, each with generation in process and with a real server of
+each kind, on the CPU (`make test-servers` makes their environments). A row whose last accuracy is
+more than 0.03 below that of generation in process has the exit code 1.
 
 Each row of `algorithms` is a shipped recipe, as it is, under several seeds: the accuracy on 256
 held-out problems before and after. All seeds of all algorithms begin with one warm start, those of
@@ -40,6 +45,9 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(HOME / "tests" / "servers"))
+from cpu_servers import backend_arguments  # noqa: E402 - a neighbouring folder of scripts
+
 PRETEND_RANKS = HOME / "tests" / "backends" / "pretend_ranks"
 TINY = (
     "{_replace_: true, model_type: qwen3, hidden_size: 64, intermediate_size: 128, "
@@ -60,6 +68,14 @@ SFT = (
     "models.actor.backend.args.warmup_steps=4",
 )
 WITHIN = 1e-4
+LONGEST = 256
+"""Tokens of a prompt and its response in `servers`."""
+SERVERS = {
+    "sglang": {"context_length": LONGEST, "max_total_tokens": 32 * LONGEST},
+    "vllm": {"max_model_len": LONGEST},
+}
+BELOW = 0.03
+"""How much less accurate than with generation in process a run with a server may end."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +240,29 @@ def flow_rows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dic
         yield {"flow": flow.title, **shown, "s per step": median(lines, "time/step")}, True
 
 
+def server_rows(
+    folder: Path, steps: int, model: str | None, only: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], bool]]:
+    for recipe in ("ppo_math", "grpo_math"):
+        in_process = None
+        for backend in ("in process", *(only or SERVERS)):
+            changes = [*QUIET, *length_overrides(steps, model), *server_changes(backend)]
+            lines = train([recipe, *changes], folder / f"{recipe} {backend}")
+            shown = accuracies(lines)
+            last = list(shown.values())[-1]
+            in_process = last if in_process is None else in_process
+            seconds = {"s per step": median(lines, "time/step")}
+            yield {"run": f"{recipe}, {backend}", **shown, **seconds}, last >= in_process - BELOW
+
+
+def server_changes(backend: str) -> Iterator[str]:
+    """Overrides of a recipe whose actor has a rollout with a server of this kind, if any."""
+    if backend in SERVERS:
+        arguments = backend_arguments(backend, **SERVERS[backend])
+        described = json.dumps({"type": backend, "args": arguments})
+        yield f"models.actor.rollout={{backend: {described}}}"
+
+
 def length_overrides(steps: int, model: str | None) -> Iterator[str]:
     """Overrides: how long, and with which actor to begin."""
     yield from (f"train.steps={steps}", f"train.eval.every_steps={max(1, steps // 2)}")
@@ -260,12 +299,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["sft", "ppo", "flows", "algorithms"])
+    parser.add_argument("what", choices=["sft", "ppo", "flows", "servers", "algorithms"])
     parser.add_argument("--steps", type=int, default=10, help="of PPO")
     parser.add_argument("--model", help="folder of the model that PPO begins with")
     parser.add_argument("--seeds", type=int, default=3, help="of each algorithm")
     parser.add_argument(
-        "--only", action="append", choices=list(ALGORITHMS), help="an algorithm; may be repeated"
+        "--only",
+        action="append",
+        default=[],
+        choices=[*ALGORITHMS, *SERVERS],
+        help="an algorithm or a kind of server; may be repeated",
     )
     parser.add_argument("--keep", help="folder of the runs of algorithms")
     parser.add_argument("--json", action="store_true")
@@ -280,6 +323,7 @@ def main() -> int:
             "sft": lambda: sft_rows(folder),
             "ppo": lambda: ppo_rows(folder, options.steps, options.model),
             "flows": lambda: flow_rows(folder, options.steps, options.model),
+            "servers": lambda: server_rows(folder, options.steps, options.model, options.only),
             "algorithms": lambda: algorithm_rows(
                 folder, options.only or list(ALGORITHMS), options.seeds
             ),

@@ -12,10 +12,10 @@ import os
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from cpu_servers import backend_arguments
 from real_servers import (
     AttachedContract,
     follow,
@@ -42,22 +42,12 @@ from rlcli.testing.backend.routing_replay import chosen_by
 from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 
 PYTHON = os.environ.get("RLCLI_SGLANG_PYTHON")
-ON_CPU = Path(__file__).with_name("on_cpu")
 pytestmark = [
     pytest.mark.skipif(
         PYTHON is None, reason="needs an environment with SGLang: make test-servers"
     ),
     pytest.mark.timeout(1200),
 ]
-
-OPTIONS = {
-    "device": "cpu", "dtype": "float32", "max_total_tokens": 4096, "max_running_requests": 32,
-    "context_length": 128, "mem_fraction_static": 0.1, "skip_server_warmup": True,
-    "skip_tokenizer_init": False, "attention_backend": "torch_native",
-    "enable_deterministic_inference": True,
-}  # fmt: skip
-ENVIRONMENT = {"PYTHONPATH": str(ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
-
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PADDED_TO = 64
@@ -70,9 +60,7 @@ def sglang_servers(run_dir, count, family="llama", **options):
         count,
         "sglang",
         family,
-        python=PYTHON,
-        options={**OPTIONS, **options},
-        environment=ENVIRONMENT,
+        **backend_arguments("sglang", skip_tokenizer_init=False, **options),
     )
 
 

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from cpu_servers import backend_arguments
 from real_servers import (
     AttachedContract,
     follow,
@@ -38,18 +39,6 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-OPTIONS = {
-    "dtype": "float32",
-    "max_model_len": 128,
-    "max_num_seqs": 32,
-    "max_num_batched_tokens": 4096,
-    "enforce_eager": True,
-    "skip_tokenizer_init": False,
-    # a request with a seed that is prefilled in chunks ends the CPU build of 0.32
-    "no_enable_chunked_prefill": True,
-    "no_async_scheduling": True,
-}
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 HEAD_SIZE = 32
 """The CPU build has no attention for smaller heads."""
 
@@ -64,9 +53,8 @@ def _wide_heads():
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory, tokenizer):
     """An engine with two servers of its own."""
-    options = {**OPTIONS, "tokenizer": str(tokenizer[0])}
+    args = backend_arguments("vllm", skip_tokenizer_init=False, tokenizer=str(tokenizer[0]))
     folder = tmp_path_factory.mktemp("run")
-    args = {"python": PYTHON, "options": options, "environment": ENVIRONMENT}
     with own_servers(folder, 2, "vllm", **args) as engine:
         yield engine
 

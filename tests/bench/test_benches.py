@@ -249,3 +249,9 @@ def test_the_first_hour_notices_a_command_that_ends_otherwise_than_expected(tmp_
     assert not record("exit 4  # 2", tmp_path, {}, 12)
     assert not record("exit 1", tmp_path, {}, 12)
     assert "$ echo done\ndone\n" in capsys.readouterr().out
+
+
+def test_responses_pause_for_a_small_part_of_a_copy(capsys):
+    bench = runpy.run_path(str(BENCHES / "pause.py"))
+    bench["main"].__globals__["LIMIT"] = 0.13  # the bench allows a tenth
+    assert bench["main"](["--copies", "1"]) == 0, capsys.readouterr().out

@@ -37,7 +37,7 @@ def save_tokenizer(folder):
 
 
 @contextmanager
-def own_servers(run_dir, count, backend, family="llama", **args):
+def own_servers(run_dir, count, backend, family="llama", lm=None, **args):
     """An engine of a backend that starts `count` servers, with these further arguments."""
     group = Group("server", "server", (0,) * count)
     members = Members(run_dir, run_environment(1))
@@ -48,7 +48,7 @@ def own_servers(run_dir, count, backend, family="llama", **args):
     checks.server_folders = tuple(
         process_folder(run_dir, "server", group.name, index) for index in range(count)
     )
-    engine = checks.engine(family)
+    engine = checks.engine(family, lm=lm)
     try:
         yield engine
     finally:

@@ -1,0 +1,156 @@
+"""How far the log-probs of sampled tokens are apart between a server and a trainer with the same
+weights, in float32: one table.
+
+    python tests/bench/gaps.py [--model FOLDER] [--server vllm] [--json]
+
+The servers are real ones on the CPU (`make test-servers` makes their environments). Each samples
+responses at temperature 0.8, and every engine that trains or scores, on one rank, computes the
+log-probs of their tokens. Without `--model` the model is a tiny one. Each row is a trainer, each
+column a server: the largest difference, in nats. The exit code is 1 if one is above its limit. The
+row `float64` is transformers' own forward pass: how far the server itself is from exact numbers.
+megatron needs a GPU: it gets a pretend device that computes in host memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+HOME = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(HOME / "tests" / "servers")]
+from cpu_servers import OPTIONS, backend_arguments  # noqa: E402 - scripts of other folders
+from real_servers import own_servers  # noqa: E402
+
+from rlcli.api.config import GenerationHyperparameters  # noqa: E402
+from rlcli.api.data import SequenceSample  # noqa: E402
+from rlcli.testing.backend import BackendContract  # noqa: E402
+from rlcli.testing.backend.forward import scores  # noqa: E402
+from rlcli.testing.backend.generation import loaded  # noqa: E402
+from rlcli.testing.backend.plain import exact, scores_of  # noqa: E402
+from rlcli.testing.tiny_models import tiny_model  # noqa: E402
+
+TRAINERS = ("fsdp", "deepspeed", "megatron", "inference")
+TINY, REAL = 1e-5, 5e-5
+"""Limits in nats: of the tiny model, and of any other."""
+PROMPTS = (3, 9, 17, 31)
+RESPONSES, NEW_TOKENS, TEMPERATURE = 2, 64, 0.8
+HEAD_SIZE = 32
+"""vLLM's CPU build has no attention for smaller heads."""
+
+
+class AnyTokenizer:
+    """A tokenizer of as many tokens as the model has."""
+
+    eos_token_id = pad_token_id = 0
+
+    def __init__(self, lm: Any):
+        self.size = int(lm.config.vocab_size)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def sampled(server: str, lm: Any) -> tuple[SequenceSample, torch.Tensor]:
+    """A batch of prompts with responses from a server, and the log-probs that it gives for the
+    tokens of all responses."""
+    draws = torch.Generator().manual_seed(1)
+    prompts = [
+        torch.randint(3, lm.config.vocab_size, (length,), generator=draws) for length in PROMPTS
+    ]
+    requested = SequenceSample.from_default(
+        ids=range(len(prompts)),
+        seqlens=list(PROMPTS),
+        data={"packed_prompts": torch.cat(prompts)},
+    )
+    settings = GenerationHyperparameters(
+        max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, responses_per_prompt=RESPONSES
+    )
+    seeds = range(len(prompts) * RESPONSES)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        own_servers(Path(folder), 1, server, lm=lm, **backend_arguments(server)) as engine,
+    ):
+        responses = engine.generate(requested, AnyTokenizer(lm), settings, seeds)
+    pairs = [
+        (prompt, responses.tokens[number * RESPONSES + turn])
+        for number, prompt in enumerate(prompts)
+        for turn in range(RESPONSES)
+    ]
+    return joined(pairs), torch.cat(responses.logprobs)
+
+
+def joined(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> SequenceSample:
+    """One sequence of each prompt and its response."""
+    masks = [torch.arange(len(prompt) + len(rest)) < len(prompt) for prompt, rest in pairs]
+    tokens = [torch.cat(pair) for pair in pairs]
+    return SequenceSample.from_default(
+        ids=range(len(pairs)),
+        seqlens=[len(sequence) for sequence in tokens],
+        data={"packed_input_ids": torch.cat(tokens), "prompt_mask": torch.cat(masks)},
+    )
+
+
+def in_responses(sample: SequenceSample) -> torch.Tensor:
+    """[T - N] bool: the next token belongs to a response."""
+    masks = sample.data["prompt_mask"].split(sample.flat_seqlens("prompt_mask"))
+    return torch.cat([~mask[1:] for mask in masks])
+
+
+def computed(trainer: str, lm: nn.Module, sample: SequenceSample) -> torch.Tensor:
+    """Log-probs of the tokens of responses."""
+    if trainer == "float64":
+        with torch.no_grad():
+            logprobs = scores_of(exact(copy.deepcopy(lm)), sample, TEMPERATURE)[0]
+    else:
+        checks = BackendContract()
+        checks.name, checks.args = trainer, {}
+        with checks.at_device():
+            engine = checks.engine(lm=lm)
+            logprobs = scores(engine, sample, "log-probs", TEMPERATURE)
+    return logprobs[in_responses(sample)].double()
+
+
+def gaps(servers: Sequence[str], lm: nn.Module) -> Iterator[dict[str, Any]]:
+    """The rows of the table: a trainer, and of each server the largest difference."""
+    answers = {server: sampled(server, lm) for server in servers}
+    for trainer in ("float64", *TRAINERS):
+        row: dict[str, Any] = {"trainer": trainer}
+        for server, (sample, logprobs) in answers.items():
+            difference = computed(trainer, lm, sample) - logprobs.double()
+            row[server] = float(difference.abs().max())
+        yield row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--server", action="append", choices=list(OPTIONS))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    servers, limit = options.server or list(OPTIONS), REAL if options.model else TINY
+    lm = loaded(options.model) if options.model else tiny_model("llama", head_dim=HEAD_SIZE)
+    lm = lm.float()
+    rows = []
+    for row in gaps(servers, lm):
+        rows.append(row)
+        if not options.json:
+            cells = [f"{server} {row[server]:.2g}" for server in servers]
+            print(f"{row['trainer']:12}", *cells, f"(limit {limit:g})", sep="  ", flush=True)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    return int(any(row[server] > limit for row in rows for server in servers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

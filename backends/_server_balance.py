@@ -23,8 +23,9 @@ SHORTEST_S = 2.0
 SILENCE = 10.0
 """A server is silent if it has not answered for this many times as long as the answers of others
 usually take."""
-REST_S = 300.0
-"""Time for which a slow server gets no request after an answer."""
+FIRST_REST_S, LONGEST_REST_S = 10.0, 300.0
+"""Time for which a slow server gets no request after an answer: it doubles with each slow one, as
+the first may have been an accident."""
 AHEAD = 8
 """How many more requests than the least busy server the one may have that holds a prefix."""
 BLOCK = 32
@@ -54,6 +55,8 @@ class Load:
     answers: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """(tokens, seconds)."""
     last_answer: float = 0.0
+    slow_answers: int = 0
+    """That came one after another and showed that it is slow."""
 
     pace: float = 0.0
     """Seconds per token, of these answers."""
@@ -140,10 +143,11 @@ class Balance:
             return []
         load.add(tokens, now - flight.began, now)
         self._prefixes.note(text, flight.server)
-        self._slow.discard(flight.server)
         if not self._is_slow(flight.server):
+            self._forget_slowness(flight.server)
             return []
         self._slow.add(flight.server)
+        load.slow_answers += 1
         load.answers.clear()  # the next one decides alone
         return load.take()
 
@@ -163,12 +167,17 @@ class Balance:
     def started(self, server: int) -> None:
         """A server was started again: what it has done before tells nothing about it."""
         self._loads[server].answers.clear()
-        self._slow.discard(server)
+        self._forget_slowness(server)
         self._prefixes.forget(server)
+
+    def _forget_slowness(self, server: int) -> None:
+        self._slow.discard(server)
+        self._loads[server].slow_answers = 0
 
     def _is_rested(self, server: int, now: float) -> bool:
         load = self._loads[server]
-        return not load.in_flight and now >= load.last_answer + REST_S
+        rest = min(LONGEST_REST_S, FIRST_REST_S * 2 ** (load.slow_answers - 1))
+        return not load.in_flight and now >= load.last_answer + rest
 
     def _is_slow(self, server: int) -> bool:
         load = self._loads[server]

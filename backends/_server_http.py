@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,6 +61,8 @@ class Endpoint:
     key: str | None = None
     hint: str | None = None
     """Follows an error about an answer that a server of this kind does not give."""
+    _waits: set[_Cut] = field(default_factory=set, init=False, repr=False, compare=False)
+    """For the answers to requests."""
 
     def __post_init__(self) -> None:
         try:
@@ -76,6 +78,11 @@ class Endpoint:
     @property
     def host(self) -> str:
         return str(urlsplit(self.url).hostname)
+
+    def hang_up(self) -> None:
+        """Have the requests that wait for an answer raise ServerLate."""
+        for wait in tuple(self._waits):
+            wait.cut()
 
     def get(self, path: str, seconds: float) -> Any:
         """Raises the same errors as `post`."""
@@ -115,6 +122,7 @@ class Endpoint:
             connection.connect()
             _keep_alive(connection.sock)
             cut.watch(connection.sock)
+            self._waits.add(cut)
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             content = response.read(most.bytes + 1)
@@ -126,6 +134,7 @@ class Endpoint:
                 raise ServerLate(f"no answer to {path} within {seconds:.3g} s") from None
             raise ServerGone(f"{type(problem).__name__}: {problem}") from None
         finally:
+            self._waits.discard(cut)
             cut.cancel()
             connection.close()
         if cut.is_done:
@@ -180,9 +189,11 @@ class _Cut:
         self.is_done = False
         self._seconds = seconds
         self._timer: threading.Timer | None = None
+        self._connected: socket.socket | None = None
 
     def watch(self, connected: socket.socket) -> None:
-        self._timer = threading.Timer(self._seconds, self._cut, (connected,))
+        self._connected = connected
+        self._timer = threading.Timer(self._seconds, self.cut)
         self._timer.daemon = True
         self._timer.start()
 
@@ -190,7 +201,8 @@ class _Cut:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _cut(self, connected: socket.socket) -> None:
+    def cut(self) -> None:
         self.is_done = True
-        with contextlib.suppress(OSError):
-            connected.shutdown(socket.SHUT_RDWR)
+        if self._connected is not None:
+            with contextlib.suppress(OSError):
+                self._connected.shutdown(socket.SHUT_RDWR)

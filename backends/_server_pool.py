@@ -1,10 +1,8 @@
-"""Several servers that hold the same weights. Which one a request goes to is decided in
-`_server_balance`.
+"""Several servers that hold the same weights, and what is sent to them.
 
-Requests are admitted unless they are held back. An update holds them back, waits until none is in
-flight (or has them paused), and succeeds only if all servers hold the new weights; otherwise no
-request is admitted any more. A server that dies is restarted with the current weights, and its
-requests are repeated.
+An update holds requests back (`_server_admission`), waits until none is in flight (or has them
+paused), and succeeds only if all servers hold the new weights; otherwise no request is admitted any
+more. A server that dies is restarted with the current weights, and its requests are repeated.
 """
 
 from __future__ import annotations
@@ -22,17 +20,18 @@ from typing import Any
 
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
+from ._server_admission import LOOK_AGAIN_S, Admission
 from ._server_answers import Answer, Sampling, largest_answer, read_answer
-from ._server_balance import Balance, Flight
+from ._server_balance import Flight
 from ._server_dialect import Call, ResponseRequest, WeightUpdate
 from ._server_http import ServerGone, ServerLate, ServerRefused
 from ._server_metrics import PATH, Meter, read_metrics
 from ._server_process import TRIES, Server
 
-LOOK_AGAIN_S = 1.0
-"""Seconds between checks whether a request that waits for admission is still wanted."""
 READ_AGAIN_S = 5.0
 """Seconds between readings of the servers' metrics."""
+ABORT_S = 5.0
+"""Seconds in which a server must say that it has ended all responses."""
 BEHIND = (ServerGone, ServerLate, ServerRefused)
 """Errors that keep a server from taking an update."""
 
@@ -66,24 +65,26 @@ class Servers:
         self._deadlines = deadlines
         self._run = uuid.uuid4().hex[:8]
         """Distinguishes our weights from those that others give to a server."""
-        self._changed = threading.Condition()
-        self._balance = Balance(len(servers))
+        self._admission = Admission(len(servers), self._ready, deadlines.request)
         self._meter = Meter()
         self._aside = ThreadPoolExecutor(2, "aside")
         """For requests that no response waits for."""
         self._next_look, self._next_reading = 0.0, 0.0
         self._mute: set[int] = set()
         """Servers that report no metrics."""
-        self._holds = 0
         self._present: WeightUpdate | None = None
-        self._broken: RlcliError | None = None
-        self._released = False
         self._paused: str | None = None
         """How requests in flight are paused."""
         self.pauses = 0
         """How often requests in flight have been paused."""
-        self.updates = 0
+
+    @property
+    def updates(self) -> int:
         """How often all servers have taken weights."""
+        return self._admission.updates
+
+    def _ready(self) -> list[int]:
+        return [server.number for server in self.servers if server.is_ready]
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class Servers:
 
         Raises WorkerError if one of them fails; none gets any more requests then.
         """
-        with self.hold_requests(drained=self._paused is None):
+        with self._admission.hold(drained=self._paused is None):
             update = WeightUpdate(folder, self.label(number), flushes=self._paused != "in_place")
             try:
                 self._regain("weights")
@@ -114,13 +115,11 @@ class Servers:
                 self._check_digests()
                 self._regain("kv_cache")
             except RlcliError as error:
-                self._broken = error
+                self._admission.fail(error)
                 raise
             self._present = update
-            self._released = False
-            with self._changed:
-                self.updates += 1
-                self._balance.weights_changed()
+            self._admission.memory_released = False
+            self._admission.weights_changed()
 
     def _bring(self, server: Server, update: WeightUpdate) -> None:
         """Load weights into a running server; if it fails,
@@ -156,9 +155,7 @@ class Servers:
                 raise WorkerError(message, code="F92") from problem
             server.lives += 1
             server.is_ready = True
-        with self._changed:
-            self._balance.started(server.number)
-            self._changed.notify_all()
+        self._admission.started(server.number)
 
     def _check_digests(self) -> None:
         """Check that all servers report the same weights, if they report them."""
@@ -187,25 +184,25 @@ class Servers:
         Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
         breaks = 0
-        while (admitted := self._admitted(request, stop)) is not None:
-            server, life, flight = admitted
-            answer = None
+        while (flight := self._admission.admit(request, stop)) is not None:
+            server, answer = self.servers[flight.server], None
+            life = server.lives
             try:
                 answer = self._ask(server, request, sampling)
             except ServerGone as problem:
                 failed: Exception = problem
             except ServerLate as problem:
-                if server.is_alive:
+                if not stop.is_set() and server.is_alive:
                     raise HangError(
                         f"{server.name} is alive, but gave {problem}", code="F91"
                     ) from None
                 failed = problem
             finally:
-                self._let_go(flight, request, answer)
+                self._take(self._ended(flight, request, answer))
             if answer is not None:
                 return Served(server, answer, flight.is_taken)
             if not stop.is_set():
-                breaks += self._lost(server, life, failed, breaks)
+                breaks += self._lost(server, life, failed, breaks, stop)
         return None
 
     def _ask(self, server: Server, request: ResponseRequest, sampling: Sampling) -> Answer:
@@ -217,44 +214,14 @@ class Servers:
             raise ModelError(f"{server.name} refuses a request: {problem}", code="F90") from None
         return read_answer(self.dialect, raw, request, sampling, server.endpoint.hostile)
 
-    def _admitted(
-        self, request: ResponseRequest, stop: threading.Event
-    ) -> tuple[Server, int, Flight] | None:
-        """A server, the number of its current life, and the request in flight."""
-        with self._changed:
-            while not stop.is_set():
-                if self._broken is not None:
-                    raise self._broken
-                if self._released and not self._holds:
-                    raise RuntimeError("servers are asked while their memory is given back")
-                number = None if self._holds else self._chosen(request)
-                if number is not None:
-                    server = self.servers[number]
-                    return server, server.lives, self._begin(number, request)
-                self._changed.wait(LOOK_AGAIN_S)
-            return None
-
-    def _chosen(self, request: ResponseRequest) -> int | None:
-        ready = [server.number for server in self.servers if server.is_ready]
-        now, can_move = time.monotonic(), self._can_move(request)
-        return self._balance.choose(ready, now, request.prompt, can_move)
-
-    def _begin(self, number: int, request: ResponseRequest) -> Flight:
-        can_move = self._can_move(request)
-        return self._balance.begin(number, request.id, time.monotonic(), request.prompt, can_move)
-
-    def _can_move(self, request: ResponseRequest) -> bool:
-        return request.taken_at != self.updates
-
-    def _let_go(self, flight: Flight, request: ResponseRequest, answer: Answer | None) -> None:
-        text, tokens = request.prompt, None
-        if answer is not None:
-            text, tokens = [*request.prompt, *answer.tokens], len(answer.tokens)
-            self._meter.count_response()
-        with self._changed:
-            taken = self._balance.end(flight, time.monotonic(), text, tokens)
-            self._changed.notify_all()
-        self._take(taken)
+    def _ended(
+        self, flight: Flight, request: ResponseRequest, answer: Answer | None
+    ) -> list[Flight]:
+        if answer is None:
+            return self._admission.end(flight, request.prompt, None)
+        self._meter.count_response()
+        text = [*request.prompt, *answer.tokens]
+        return self._admission.end(flight, text, len(answer.tokens))
 
     # -- besides -----------------------------------------------------------------------------------
 
@@ -264,9 +231,7 @@ class Servers:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_AGAIN_S
-            with self._changed:
-                taken = self._balance.overdue(now, slow_only) if not self._holds else []
-            self._take(taken)
+            self._take(self._admission.overdue(slow_only))
         if now >= self._next_reading:
             self._next_reading = now + READ_AGAIN_S
             self._aside.submit(self._read_metrics)
@@ -291,24 +256,28 @@ class Servers:
     def _take(self, flights: Sequence[Flight]) -> None:
         """Have servers end responses, whose requests then get what there is of them."""
         for flight in flights:
-            self._aside.submit(self._end, self.servers[flight.server], flight.id)
+            server = self.servers[flight.server]
+            self._aside.submit(self._end, server, flight.id, server.patience)
 
-    def _end(self, server: Server, id_: str | None) -> None:
+    def _end(self, server: Server, id_: str | None, seconds: float) -> None:
         """End one response, or all."""
         path, body = self.dialect.abort(id_)
         with suppress(*BEHIND, RlcliError):
-            server.endpoint.post(path, body, server.patience)
+            server.endpoint.post(path, body, min(seconds, server.patience))
 
-    def _lost(self, server: Server, life: int, problem: Exception, breaks: int) -> bool:
+    def _lost(
+        self, server: Server, life: int, problem: Exception, breaks: int, stop: threading.Event
+    ) -> bool:
         """Handle a server that did not answer a request: restart it, unless only the connection
         broke, which is what this returns. `breaks`: how often that has happened to the request;
         others that broke at the same time say nothing about the server."""
         with server.lock:
-            if self._broken is not None:  # discovered by another request while this one waited
-                raise self._broken
+            self._admission.check()  # another request may have failed while this one waited
             if server.lives != life:
                 return False
             lives = not server.has_died and server.is_up and self._has_present(server)
+            if stop.is_set():
+                return False
             if lives and breaks + 1 == 2 * TRIES:
                 raise server.failure(
                     f"is alive, but has not answered one request {2 * TRIES} times: {problem}"
@@ -319,9 +288,7 @@ class Servers:
             try:
                 self._revive(server, life, problem, self._present)
             except RlcliError as error:
-                with self._changed:
-                    self._broken = error
-                    self._changed.notify_all()
+                self._admission.fail(error)
                 raise
             return lives
 
@@ -337,7 +304,7 @@ class Servers:
     def paused(self, mode: str) -> Iterator[None]:
         """Pause requests in flight, and admit none. `mode`: retract (keys and values are recomputed
         afterwards) or in_place (they are kept, even if the weights change)."""
-        with self.hold_requests(drained=False):
+        with self._admission.hold(drained=False):
             self.pauses += 1
             self._tell(self.dialect.pause(mode))
             self._paused = mode
@@ -346,26 +313,6 @@ class Servers:
             finally:
                 self._paused = None
                 self._tell(self.dialect.resume())
-
-    @contextmanager
-    def hold_requests(self, drained: bool = True) -> Iterator[None]:
-        """Admit no request; `drained`: and wait until none is in flight."""
-        with self._changed:
-            self._holds += 1
-            end = time.monotonic() + self._deadlines.request
-            while drained and self._balance.in_flight:
-                if not self._changed.wait(max(0.0, end - time.monotonic())):
-                    self._holds -= 1
-                    raise HangError(
-                        "requests are still in flight, and keep the servers from new weights",
-                        code="F91",
-                    )
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._holds -= 1
-                self._changed.notify_all()
 
     def _tell(self, call: Call) -> None:
         """Send the same request to all servers. Raises WorkerError."""
@@ -383,26 +330,30 @@ class Servers:
 
     def release(self) -> None:
         """Release the device's memory until the next update. Its content is lost."""
-        if self._released:
+        if self._admission.memory_released:
             return
-        with self.hold_requests():
-            self._released = True
+        with self._admission.hold():
+            self._admission.memory_released = True
             for call in self.dialect.release():
                 self._tell(call)
 
     def restore(self) -> None:
         """Reload the current weights into servers that have released their memory."""
-        if self._released and self._present is not None:
+        if self._admission.memory_released and self._present is not None:
             self.update(self._present.folder, self.number(self._present.label) or 0)
 
     def _regain(self, content: str) -> None:
-        if self._released:
+        if self._admission.memory_released:
             self._tell(self.dialect.regain(content))
 
     def abort(self) -> None:
-        """Abort all requests in flight, without waiting for servers that do not answer."""
+        """Abort all requests in flight, at most for a few seconds."""
+        self.each(lambda server: self._end(server, None, ABORT_S))
+
+    def hang_up(self) -> None:
+        """Give up all requests in flight: servers do not answer."""
         for server in self.servers:
-            self._end(server, None)
+            server.endpoint.hang_up()
 
     def close(self) -> None:
         self._aside.shutdown(wait=False, cancel_futures=True)

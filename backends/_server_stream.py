@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
 import torch
@@ -15,6 +15,8 @@ from rlcli.api.model import FinishedResponse, ResponseStream
 from ._server_pool import Servers
 from ._server_response import Response
 
+ENDING_S = 5.0
+"""Seconds in which servers that were asked to end all responses must have done so."""
 LOOK_AGAIN_S = 0.02
 """Seconds between checks whether a caller that waits for a response wants to continue."""
 
@@ -73,7 +75,7 @@ class ServerStream(ResponseStream):
     def abort(self) -> list[FinishedResponse]:
         self._stop.set()
         self.resume()
-        self._servers.abort()
+        self._end_all()
         finished = []
         while self._making:
             finished += self.collect()
@@ -83,10 +85,16 @@ class ServerStream(ResponseStream):
     def close(self) -> None:
         if self._making:
             self._stop.set()
-            self._servers.abort()
+            self._end_all()
         self.resume()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._making.clear()
+
+    def _end_all(self) -> None:
+        """End all responses in progress, within a few seconds."""
+        self._servers.abort()
+        wait(self._making, ENDING_S)
+        self._servers.hang_up()
 
     def _note(self, response: Future[Response]) -> None:
         self._done.put(response)

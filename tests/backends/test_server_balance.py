@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcli.backends._server_balance import AHEAD, BLOCK, Balance
+from rlcli.backends._server_balance import AHEAD, BLOCK, FIRST_REST_S, Balance
 
 SERVERS = 3
 LATER = 1000.0
@@ -70,6 +70,30 @@ def test_a_slow_server_gets_a_single_request_now_and_then_and_none_that_was_take
     in_flight(balance, 1, "d")
     assert balance.choose(range(SERVERS), LATER) == 2
     assert balance.choose([0], LATER) is None
+
+
+def test_a_server_that_seemed_slow_once_is_tried_again_soon(balance):
+    with_answers(balance)
+    answered(balance, 0, 40.0)
+    in_flight(balance, 1, "a")
+    in_flight(balance, 2, "b")
+    assert balance.choose(range(SERVERS), 40.0 + FIRST_REST_S - 1) == 1
+    assert balance.choose(range(SERVERS), 40.0 + FIRST_REST_S) == 0
+
+
+def test_a_server_that_stays_slow_is_tried_less_and_less_often(balance):
+    with_answers(balance)
+    in_flight(balance, 1, "a")
+    in_flight(balance, 2, "b")
+    now, rests = 0.0, []
+    for _ in range(8):
+        answered(balance, 0, 40.0, now=now)
+        now += 40.0
+        began = now
+        while balance.choose(range(SERVERS), now) != 0:
+            now += 1.0
+        rests.append(now - began)
+    assert rests == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
 
 
 def test_a_server_that_is_as_fast_as_others_again_gets_as_many_requests(balance):

@@ -220,6 +220,20 @@ def test_a_silent_server_is_named_within_the_deadline(attached, kind):
     assert named_servers(caught.value) == {fake.url}
 
 
+def test_a_stream_is_closed_in_time_even_if_its_server_hangs(attached, kind, monkeypatch):
+    monkeypatch.setattr("rlcli.backends._server_pool.ABORT_S", 0.3)
+    monkeypatch.setattr("rlcli.backends._server_stream.ENDING_S", 0.3)
+    engine, (fake,) = attached(1, request_deadline_s=60.0)
+    fake.fail(kind.generate, *["silence"] * 10)
+    fake.fail(kind.dialect.abort(None)[0], *["silence"] * 10)
+    with engine.open(TinyTokenizer(), GenerationHyperparameters(max_new_tokens=4), 8) as stream:
+        stream.submit(torch.tensor([3, 7]), 0)
+        while not fake.count(kind.generate):
+            time.sleep(0.01)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+
+
 def test_a_vanished_server_is_noticed_before_the_deadline():
     """In a separate network namespace whose only interface is taken down."""
     alone = ["unshare", "--map-root-user", "--net", sys.executable, "-P", "-c", VANISHES]

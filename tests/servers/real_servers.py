@@ -113,7 +113,7 @@ TRIES, LONG, REPEATS = 8, 100, 6
 def forget_speeds(engine):
     """On a busy machine one of two servers may have seemed slow, and would get no requests."""
     for server in engine._servers.servers:
-        engine._servers._balance.started(server.number)
+        engine._servers._admission.started(server.number)
 
 
 def require_that_taken_responses_continue(engine, monkeypatch):
@@ -148,12 +148,12 @@ def _responses_while_taken(engine):
         for seed, prompt in enumerate(requests):
             stream.submit(prompt, seed)
         deadline = time.monotonic() + 60
-        while not servers._balance.count(0):
+        while not servers._admission._balance.count(0):
             assert time.monotonic() < deadline, "the first server got no request"
             time.sleep(0.01)
         time.sleep(0.2)
-        with servers._changed:
-            flights = servers._balance._loads[0].take()
+        with servers._admission._changed:
+            flights = servers._admission._balance._loads[0].take()
         servers._take(flights)
         while len(finished) < len(requests):
             finished |= {response.number: response for response in stream.collect()}

@@ -47,6 +47,7 @@ test-servers: $(TEST_STAMP) ## run the generation contract against real SGLang a
 	else \
 	  echo "!!! vLLM could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER OF VLLM" >&2; \
 	fi
+	@$(BIN)/python -m pytest tests/servers/test_whole_runs.py $(ARGS)
 
 # Not part of `make test`: it needs a GPU. Without one it says what was not tested, and succeeds; a GPU that torch cannot
 # use is a failure.

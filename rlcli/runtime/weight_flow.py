@@ -27,6 +27,7 @@ from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
+from rlcli.failpoints import failpoint
 from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.roles import wait_for_device
 from rlcli.runtime.weight_wire import DeltaWire, Moved, Neighbours, ReadsBase, WholeWire, Wire
@@ -239,8 +240,11 @@ class WeightCopies:
             engine = pausing.get(hook.target)
             receiver = engine or follower.module
             take = receiver.receive_parameters(transfer, hook.eta)
+            failpoint("weights.received")
             with engine.weights_may_change() if engine is not None else nullcontext():
+                failpoint("weights.paused")
                 self._update(follower, transfer, take)
+                failpoint("weights.taken")
         wait_for_device(self._device)
         return time.perf_counter() - began, channel.wire.bytes_sent - sent_before
 

@@ -1,5 +1,5 @@
-"""Kills runs at random moments and resumes them: `python kill_anywhere.py KILLS SEED FOLDER
-ALGORITHM[:RANKS]…`.
+"""Kills runs and resumes them: at random moments, `python kill_anywhere.py KILLS SEED FOLDER
+ALGORITHM[:RANKS]…`, or once at each failpoint that they pass, `… failpoints SEED FOLDER …`.
 
 Each run is a fork of this process (see `warm_command`). Prints a JSON object for each algorithm:
 how many kills were made, after how many of them a checkpoint existed, and which ended runs differ
@@ -7,6 +7,7 @@ from one that was never killed; or a failure, where a row that was drawn is not 
 was trained on twice or with weights that are too old.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -14,6 +15,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +155,7 @@ def kill_and_resume(
         time.sleep(moment)
         os.kill(pid, signal.SIGKILL)
         finish(pid)
-        while not is_free(folder / "lock"):  # its ranks release it as they end
-            time.sleep(0.01)
+        wait_for_ranks(folder)
         moments.append(moment)
         accounted += check_accounting(folder)
         if (folder / "recipe.resolved.yaml").exists():
@@ -161,12 +163,72 @@ def kill_and_resume(
         else:  # killed before there was a run to resume
             folder = folder.with_name(f"{folder.name}-again")
             arguments = ["train", *settings, "--run-dir", str(folder)]
+    end(arguments)
+    return moments, accounted
+
+
+def wait_for_ranks(folder: Path) -> None:
+    """They release the lock as they end."""
+    while not is_free(folder / "lock"):
+        time.sleep(0.01)
+
+
+def end(arguments: list[str]) -> None:
+    """A run, or the rest of one, that nothing interrupts."""
     code = finish(quietly(arguments))
     if code:
-        raise SystemExit(
-            f"{folder}: resuming ended with exit code {code}: {Path('log.txt').read_text()[-2000:]}"
-        )
-    return moments, accounted
+        raise SystemExit(f"{arguments} ended with {code}: {Path('log.txt').read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def faults(text: str) -> Iterator[Path]:
+    """Runs have these faults at failpoints; gives the file of their events."""
+    events = Path("events.jsonl").absolute()
+    events.unlink(missing_ok=True)
+    variables = {
+        "RLCLI_ENABLE_FAILPOINTS": "1",
+        "RLCLI_FAILPOINTS": text,
+        "RLCLI_FAILPOINT_EVENTS": str(events),
+    }
+    os.environ.update(variables)
+    try:
+        yield events
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+def passages(settings: tuple[str, ...]) -> dict[str, int]:
+    """Failpoint → how many times the process of a run that passes it most does so."""
+    with faults("*:note") as events:
+        end(["train", *settings, "--run-dir", "noted"])
+    passed = [json.loads(line) for line in _lines(events)]
+    counts = Counter((event["pid"], event["failpoint"]) for event in passed)
+    most: dict[str, int] = {}
+    for (_, point), count in counts.items():
+        most[point] = max(count, most.get(point, 0))
+    return most
+
+
+def killed_at_failpoints(case: str, home: Path) -> dict[str, Any]:
+    """The outcome of one kill at each failpoint, midway through a run that runs ahead."""
+    settings = settings_of(case)
+    home.mkdir(parents=True, exist_ok=True)
+    os.chdir(home)
+    killed_at = {}
+    for point, count in passages(settings).items():
+        folder, passage = Path(point), (count + 1) // 2
+        with faults(f"{point}:kill@{passage}") as events:
+            finish(quietly(["train", *settings, "--run-dir", str(folder)]))
+            wait_for_ranks(folder)
+            if not _lines(events):
+                raise SystemExit(f"{folder}: was not killed")
+        check_accounting(folder)
+        end(["resume", str(folder)])
+        check_accounting(folder)
+        check_staleness(folder)
+        killed_at[point] = passage
+    return {"killed_at": killed_at}
 
 
 def reference_run(settings: tuple[str, ...]) -> tuple[float, dict[str, str]]:
@@ -177,11 +239,15 @@ def reference_run(settings: tuple[str, ...]) -> tuple[float, dict[str, str]]:
     return time.monotonic() - began, result(Path("reference"))
 
 
-def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
-    """The outcome of the runs of a case."""
+def settings_of(case: str) -> tuple[str, ...]:
     algorithm, _, ranks = case.partition(":")
     several = (f"cluster.devices_per_node={ranks}", "launch=local") if ranks else ()
-    settings = (*(ALGORITHMS | APART | AHEAD)[algorithm], *several, *QUICK)
+    return (*(ALGORITHMS | APART | AHEAD)[algorithm], *several, *QUICK)
+
+
+def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
+    """The outcome of the runs of a case."""
+    algorithm, settings = case.partition(":")[0], settings_of(case)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
     draws = random.Random(seed)
@@ -207,15 +273,18 @@ def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
     return {**summary, "differing": differing}
 
 
-def main(kills: int, seed: int, home: Path, cases: list[str]) -> None:
+def main(kills: str, seed: int, home: Path, cases: list[str]) -> None:
     load_everything()
     for number, case in enumerate(cases):
         try:
-            summary = killed(case, kills, seed, home / str(number))
+            if kills == "failpoints":
+                summary = killed_at_failpoints(case, home / str(number))
+            else:
+                summary = killed(case, int(kills), seed, home / str(number))
         except SystemExit as failure:
             summary = {"failure": str(failure)}
         print(json.dumps({"case": case, **summary}), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]).absolute(), sys.argv[4:])
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).absolute(), sys.argv[4:])

@@ -91,3 +91,20 @@ def is_free(lock: Path) -> bool:
         except BlockingIOError:
             return False
         return True
+
+
+def check_segments(folder: Path) -> int:
+    """Check that responses were continued only with newer weights, that staleness counts the oldest
+    of a response, and that all are older than the step that trained on it. Returns the most
+    segments of a response."""
+    most = 1
+    for line in map(json.loads, (folder / "ledger.jsonl").read_text().splitlines()):
+        for spans in line.get("segments", ()):
+            versions = [version for version, _ in spans]
+            is_ordered = versions == sorted(set(versions))
+            if not is_ordered or line["versions"]["actor_gen"] > versions[0]:
+                raise SystemExit(f"{folder}: {line}: segments are not from newer and newer weights")
+            if versions[-1] >= line["step"]:
+                raise SystemExit(f"{folder}: {line}: was sampled with weights of its own step")
+            most = max(most, len(spans))
+    return most

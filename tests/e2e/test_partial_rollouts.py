@@ -6,7 +6,7 @@ import pytest
 from fake_server import HashModel
 from fake_sglang import FakeSGLang
 from fake_vllm import FakeVLLM
-from run_results import check_accounting, check_staleness
+from run_results import check_accounting, check_segments, check_staleness
 
 from rlcli.datasets.arithmetic import Arithmetic
 
@@ -33,15 +33,6 @@ LONG = (
 """Responses that take longer than a training step."""
 
 
-def ledger(folder):
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-
-
-def longest(folder):
-    """The most segments of a response that a run was trained on."""
-    return max(len(spans) for line in ledger(folder) for spans in line.get("segments", [[(0, 0)]]))
-
-
 @pytest.fixture
 def run_ahead(train, tiny_ppo):
     tiny = [
@@ -62,13 +53,7 @@ def run_ahead(train, tiny_ppo):
 
 def test_responses_go_on_with_new_weights_and_the_ledger_says_with_which(run_ahead):
     run = run_ahead("models.actor.backend.args.lr=1e-3")
-    assert longest(run.folder) > 1
-    for line in ledger(run.folder):
-        for spans in line.get("segments", ()):
-            versions = [version for version, _ in spans]
-            assert versions == sorted(set(versions))
-            assert line["versions"]["actor_gen"] <= versions[0], "staleness counts the oldest"
-            assert versions[-1] < line["step"]
+    assert check_segments(run.folder) > 1
     for record in run.steps:
         ages = [value for name, value in record.items() if name.startswith("staleness/tokens_")]
         assert sum(ages) == pytest.approx(1)
@@ -83,7 +68,7 @@ def test_responses_of_servers_go_on_with_new_weights(run_ahead, backend, fake):
         described = json.dumps({"type": backend, "args": args})
         settings = (f"models.actor.rollout.backend={described}", "generation.max_new_tokens=60")
         run = run_ahead("models.actor.rollout.transfer=delta", generation=settings)
-    assert longest(run.folder) > 1
+    assert check_segments(run.folder) > 1
     assert max(record["segments/max"] for record in run.steps) > 1
     sent = [record["bytes/actor_train.copy_to"] for record in run.steps]
     assert max(sent[1:]) < sent[0], "after the first copy only changes are sent"
@@ -92,13 +77,13 @@ def test_responses_of_servers_go_on_with_new_weights(run_ahead, backend, fake):
 
 
 def test_with_one_segment_new_weights_wait_for_all_responses(run_ahead):
-    assert longest(run_ahead("train.max_segments=1").folder) == 1
+    assert check_segments(run_ahead("train.max_segments=1").folder) == 1
 
 
 def test_log_probs_of_all_segments_are_close_to_those_of_the_trainer(run_ahead):
     """With a learning rate of 0 all versions are the same weights, and every token's log-prob is
     what the trainer computes for it."""
     run = run_ahead("models.actor.backend.args.lr=0")
-    assert longest(run.folder) > 1
+    assert check_segments(run.folder) > 1
     drifts = [record["actor/policy_drift"] for record in run.steps if record["staleness/max"]]
     assert max(map(abs, drifts)) < 1e-4

@@ -1,0 +1,72 @@
+"""Whole runs with real servers, on the CPU, whose weights change while responses are under way:
+`make test-servers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cpu_servers import HOME, backend_arguments
+from run_results import check_accounting, check_segments, check_staleness
+
+STEPS, MAX_STALENESS, LONGEST = 8, 2, 256
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": LONGEST,
+    "tie_word_embeddings": True,
+}
+OPTIONS = {
+    "sglang": {"context_length": LONGEST, "max_total_tokens": 32 * LONGEST},
+    "vllm": {"max_model_len": LONGEST},
+}
+"""Room for responses that take longer than a training step."""
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.mark.parametrize("backend", list(OPTIONS))
+def test_responses_go_on_with_new_weights_and_no_row_is_lost(backend, tmp_path):
+    if not Path(os.environ.get(f"RLCLI_{backend.upper()}_PYTHON", "nowhere")).exists():
+        pytest.skip(f"needs an environment with {backend}: make test-servers")
+    described = {"type": backend, "args": backend_arguments(backend, **OPTIONS[backend])}
+    described["args"] |= {"update": "disk", "on_pause": "retract"}
+    settings = (
+        "models.actor.path=null",
+        f"models.actor.scratch={json.dumps(MODEL)}",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "models.actor.backend.args.lr=1e-3",
+        "datasets.train.args.problems=40",
+        "train.eval.dataset=null",
+        "generation.max_new_tokens=200",
+        "generation.responses_per_prompt=2",
+        "checkpoint.every_steps=2",
+        "launch=local",
+        "cluster.devices_per_node=2",
+        *(f"models.{role}.devices=0" for role in ("actor", "critic", "ref")),
+        "models.actor.rollout.devices=1",
+        f"models.actor.rollout.backend={json.dumps(described)}",
+        f"train.steps={STEPS}",
+        f"train.max_staleness={MAX_STALENESS}",
+        "train.prompts_per_step=4",
+        "train.prompts_per_draw=1",
+    )
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "rlcli", "train", "ppo_math", "--with", "async", *settings]
+    ended = subprocess.run(
+        [*command, "--run-dir", str(folder)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(HOME)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert check_accounting(folder)
+    check_staleness(folder)
+    assert 1 < check_segments(folder) <= MAX_STALENESS + 1

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -18,6 +19,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
+from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers, sequences
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
@@ -174,3 +176,39 @@ def require_measured_load(engine):
     }
     assert 0 <= measured["servers/running"] <= len(prompts().ids) * REPEATS
     assert 0 <= measured["servers/cache_hits"] < 1
+
+
+BINS, CRITICAL = 20, 50.8
+"""Intervals of the unit interval, and the value that chi-square with 19 degrees of freedom exceeds
+once in 10,000 times."""
+
+
+def require_that_samples_follow_the_model(engine):
+    """Sampled tokens are distributed as transformers says: then the place of each in the cumulative
+    distribution of its position, from the likeliest token on, drawn within the token's interval, is
+    uniform."""
+    follow(engine, seed=4)
+    requested, copies, temperature = prompts(), 20, 0.7
+    settings = {"responses_per_prompt": copies, "temperature": temperature, "max_new_tokens": 40}
+    answers = generate(engine, requested, **settings).tokens
+    texts = [text for text in sequences(requested, "packed_prompts") for _ in range(copies)]
+    lm, draws = tiny_model("llama", seed=4).double(), torch.Generator().manual_seed(1)
+    places = [
+        _places(lm, prompt, answer, temperature, draws)
+        for prompt, answer in zip(texts, answers, strict=True)
+    ]
+    counts = torch.histc(torch.cat(places), BINS, 0.0, 1.0)
+    expected = counts.sum() / BINS
+    assert expected > 50
+    assert float(((counts - expected) ** 2 / expected).sum()) < CRITICAL
+
+
+@torch.no_grad()
+def _places(lm, prompt, answer, temperature, draws):
+    logits = lm(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+    probabilities, order = (logits / temperature).softmax(-1).sort(descending=True)
+    position = (order == answer[:, None]).float().argmax(-1, keepdim=True)
+    chosen, above = (
+        values.gather(1, position)[:, 0] for values in (probabilities, probabilities.cumsum(-1))
+    )
+    return above - chosen * torch.rand(len(answer), generator=draws, dtype=torch.float64)

@@ -22,6 +22,7 @@ from real_servers import (
     forget_speeds,
     own_servers,
     require_measured_load,
+    require_that_samples_follow_the_model,
     require_that_taken_responses_continue,
     server_process,
     servers_of,
@@ -158,6 +159,10 @@ def test_a_seed_gives_the_same_response_at_any_concurrency(ours):
 
 def test_responses_that_are_taken_from_a_server_continue_on_another(ours, monkeypatch):
     require_that_taken_responses_continue(ours, monkeypatch)
+
+
+def test_sampled_tokens_follow_the_distribution_of_the_model(ours):
+    require_that_samples_follow_the_model(ours)
 
 
 def test_servers_report_their_load(ours):

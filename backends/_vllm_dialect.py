@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from ._server_http import Endpoint, ServerRefused
 
 PREFIX = "generate-tokens-"
 """vLLM puts this before the id of a request."""
-KEY_GUARD = Path(__file__).with_name("_vllm_path")
+EXTENSIONS = Path(__file__).with_name("_vllm_path")
 LOGPROBS_MODE = "processed_logprobs"
 """Log-probs after the temperature. It also applies what removes tokens from the distribution."""
 UNCHANGED = {
@@ -56,6 +57,7 @@ class VLLMDialect(Dialect):
             "generation-config": "vllm",
             "enable-scale-out": True,
             "middleware": ["rlcli_key_guard.KeyGuard"],
+            "worker-extension-cls": "rlcli_tied_head.TiedHead",
         }
 
     def variables(self) -> dict[str, str]:
@@ -63,7 +65,7 @@ class VLLMDialect(Dialect):
             **super().variables(),
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONPATH": str(KEY_GUARD),
+            "PYTHONPATH": str(EXTENSIONS),
         }
 
     # -- responses ---------------------------------------------------------------------------------
@@ -143,6 +145,8 @@ class VLLMDialect(Dialect):
         overrides = {"load_config": {"load_format": "auto"}}
         _call_workers(endpoint, "update_config", {"overrides": overrides}, seconds)
         _call_workers(endpoint, "reload_weights", {"weights_path": str(update.folder)}, seconds)
+        with suppress(ServerRefused):  # a server that somebody else has started lacks it
+            _call_workers(endpoint, "renew_tied_head", {}, seconds)
         if update.flushes:
             answer = endpoint.post("/reset_prefix_cache", {}, seconds)
             if not isinstance(answer, dict) or answer.get("success") is not True:

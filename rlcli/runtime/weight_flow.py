@@ -237,23 +237,24 @@ class WeightCopies:
         if follower is None:
             transfer.finish()
         else:
-            engine = pausing.get(hook.target)
-            receiver = engine or follower.module
-            take = receiver.receive_parameters(transfer, hook.eta)
-            failpoint("weights.received")
-            with engine.weights_may_change() if engine is not None else nullcontext():
-                failpoint("weights.paused")
-                self._update(follower, transfer, take)
-                failpoint("weights.taken")
+            self._update(follower, transfer, hook.eta, pausing.get(hook.target))
         wait_for_device(self._device)
         return time.perf_counter() - began, channel.wire.bytes_sent - sent_before
 
-    def _update(self, follower: Model, transfer: WeightTransfer, take: Callable[[], None]) -> None:
-        self.torn.add(follower.name)
-        take()
-        assert transfer.version is not None
-        follower.version = replace(transfer.version)
-        self.torn.discard(follower.name)
+    def _update(
+        self, follower: Model, transfer: WeightTransfer, eta: float, engine: PausingEngine | None
+    ) -> None:
+        """`engine`: the follower's, if it may be generating meanwhile."""
+        take = (engine or follower.module).receive_parameters(transfer, eta)
+        failpoint("weights.received")
+        with engine.weights_may_change() if engine is not None else nullcontext():
+            failpoint("weights.paused")
+            self.torn.add(follower.name)
+            take()
+            assert transfer.version is not None
+            follower.version = replace(transfer.version)
+            self.torn.discard(follower.name)
+            failpoint("weights.taken")
 
 
 def _read_bucket(readers: Readers, bucket: Bucket) -> dict[WeightBlock, torch.Tensor]:

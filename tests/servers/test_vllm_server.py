@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cpu_servers import backend_arguments
@@ -32,6 +33,7 @@ from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
 from rlcli.testing.contract import Violation
+from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 
 PYTHON = os.environ.get("RLCLI_VLLM_PYTHON")
@@ -89,6 +91,20 @@ def test_two_servers_hold_the_last_weights_after_several_updates(ours):
         follow(ours, seed)
         expected = greedy_answers(tiny_model("llama", seed=seed).double(), prompts(), 12)
         assert [tokens.tolist() for tokens in generate(ours, greedy=True).tokens] == expected
+
+
+def test_a_head_that_shares_the_embeddings_follows_them(tmp_path, tokenizer):
+    """In vLLM's CPU build it has a packed copy of its matrix."""
+    tied = {"head_dim": HEAD_SIZE, "tie_word_embeddings": True}
+    args = backend_arguments("vllm", skip_tokenizer_init=False, tokenizer=str(tokenizer[0]))
+    with own_servers(tmp_path, 1, "vllm", lm=tiny_model("llama", seed=1, **tied), **args) as engine:
+        for seed in (1, 2):
+            lm = tiny_model("llama", seed=seed, **tied)
+            source = HeldSource(lm)
+            blocks = [(block, source.read(block.name)) for block in engine.weight_blocks()]
+            engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)  # noqa: B023
+            expected = greedy_answers(lm.double(), prompts(), 12)
+            assert [tokens.tolist() for tokens in generate(engine, greedy=True).tokens] == expected
 
 
 def test_a_seed_gives_the_same_response_again(ours):

@@ -28,6 +28,25 @@ OPTIONS = {
     "vllm": {"max_model_len": LONGEST},
 }
 """Room for responses that take longer than a training step."""
+SETTINGS = (
+    "models.actor.path=null",
+    f"models.actor.scratch={json.dumps(MODEL)}",
+    "models.actor.tokenizer=builtin:arithmetic",
+    "models.actor.backend.args.lr=1e-3",
+    "datasets.train.args.problems=40",
+    "train.eval.dataset=null",
+    "generation.max_new_tokens=200",
+    "generation.responses_per_prompt=2",
+    "checkpoint.every_steps=2",
+    "launch=local",
+    "cluster.devices_per_node=2",
+    *(f"models.{role}.devices=0" for role in ("actor", "critic", "ref")),
+    "models.actor.rollout.devices=1",
+    f"train.steps={STEPS}",
+    f"train.max_staleness={MAX_STALENESS}",
+    "train.prompts_per_step=4",
+    "train.prompts_per_draw=1",
+)
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -37,28 +56,9 @@ def test_responses_go_on_with_new_weights_and_no_row_is_lost(backend, tmp_path):
         pytest.skip(f"needs an environment with {backend}: make test-servers")
     described = {"type": backend, "args": backend_arguments(backend, **OPTIONS[backend])}
     described["args"] |= {"update": "disk", "on_pause": "retract"}
-    settings = (
-        "models.actor.path=null",
-        f"models.actor.scratch={json.dumps(MODEL)}",
-        "models.actor.tokenizer=builtin:arithmetic",
-        "models.actor.backend.args.lr=1e-3",
-        "datasets.train.args.problems=40",
-        "train.eval.dataset=null",
-        "generation.max_new_tokens=200",
-        "generation.responses_per_prompt=2",
-        "checkpoint.every_steps=2",
-        "launch=local",
-        "cluster.devices_per_node=2",
-        *(f"models.{role}.devices=0" for role in ("actor", "critic", "ref")),
-        "models.actor.rollout.devices=1",
-        f"models.actor.rollout.backend={json.dumps(described)}",
-        f"train.steps={STEPS}",
-        f"train.max_staleness={MAX_STALENESS}",
-        "train.prompts_per_step=4",
-        "train.prompts_per_draw=1",
-    )
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "rlcli", "train", "ppo_math", "--with", "async", *settings]
+    command = [sys.executable, "-m", "rlcli", "train", "ppo_math", "--with", "async", *SETTINGS]
+    command.append(f"models.actor.rollout.backend={json.dumps(described)}")
     ended = subprocess.run(
         [*command, "--run-dir", str(folder)],
         cwd=tmp_path,

@@ -15,11 +15,11 @@ from rlcli.launch import lifeline
 from rlcli.launch.children import REPLACEMENTS, Members, run_environment
 from rlcli.launch.launcher import Death
 from rlcli.launch.world import write_for_workers
-from rlcli.runtime.messages import RESTARTED
+from rlcli.messaging.messages import RESTARTED
 
 if TYPE_CHECKING:
+    from rlcli.messaging.transport import InlineTransport, Transport
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.transport import InlineTransport, Transport
     from rlcli.topology import Topology
     from rlcli.topology.groups import Group
 
@@ -33,8 +33,8 @@ class InlineLauncher:
     def start(self, groups: Sequence[Group], run_dir: Path) -> InlineRunning:
         import torch
 
+        from rlcli.messaging.transport import InlineTransport
         from rlcli.runtime.roles import pick_device
-        from rlcli.runtime.transport import InlineTransport
         from rlcli.runtime.worker import ModelWorker
 
         if "OMP_NUM_THREADS" not in os.environ:

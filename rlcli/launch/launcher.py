@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from rlcli.processes import ended_how
 
 if TYPE_CHECKING:
-    from rlcli.runtime.transport import Transport
+    from rlcli.messaging.transport import Transport
     from rlcli.topology.groups import Group
 
 

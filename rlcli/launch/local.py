@@ -24,8 +24,8 @@ from rlcli.runtime.worker_main import MEETING
 from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
+    from rlcli.messaging.transport import ZmqMaster
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.transport import ZmqMaster
 
 
 class LocalLauncher:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlcli import owned_folder
 from rlcli.errors import ResourceError
+from rlcli.messaging.control import SOCKET
 from rlcli.owned_folder import PREFIX, OwnedFolder
-from rlcli.runtime.control import SOCKET
 
 LONGEST_ADDRESS = 107
 """Maximum length of the path of a Unix socket on Linux, in bytes."""

@@ -29,10 +29,10 @@ from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.interfaces import interface_of
 from rlcli.launch.launcher import Restart
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
+from rlcli.messaging.control import Control
+from rlcli.messaging.pulse import END, Pulse
 from rlcli.open_files import raise_limit
 from rlcli.processes import STOP_SIGNALS, start_time
-from rlcli.runtime.control import Control
-from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, read_recipe
 from rlcli.topology import plan_topology
 from rlcli.topology.groups import process_groups
@@ -80,7 +80,7 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     # slow to import: this agent reports to the master first
-    from rlcli.runtime.store import RunStore
+    from rlcli.messaging.store import RunStore
 
     store = RunStore(control, context)
     failed = _run_ranks(recipe, run_dir, PrefixStore("agents", store), node, used)

@@ -22,9 +22,9 @@ from rlcli.launch.launcher import Death, Restart
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.launch.stacks import ask_for_stacks
+from rlcli.messaging.messages import RESTARTED, Report
 from rlcli.open_files import TOO_MANY, needed_by_rank, too_few
 from rlcli.processes import ended_how
-from rlcli.runtime.messages import RESTARTED, Report
 from rlcli.runtime.worker_main import WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
 
@@ -66,7 +66,7 @@ class World:
         here; `agent_exit`: the exit code of a node's agent, as far as its launcher knows it; it may
         raise an error about the node. `host_of`: the name of a node's machine, where its launcher
         has one; otherwise it is what its agent reports."""
-        from rlcli.runtime.transport import ZmqMaster
+        from rlcli.messaging.transport import ZmqMaster
 
         self._ranks, self._logs = ranks, run_dir / "logs"
         self._agent_exit, self._host_of = agent_exit, host_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.messages import Fields
+from rlcli.messaging.messages import Fields
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, updates_per_step
 from rlcli.api.key_meaning import AGE, PLACE, SEQUENCES
+from rlcli.messaging.messages import COMPUTE, MOVE, Fields
 from rlcli.observe.responses import TEXT, Described
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer
-from rlcli.runtime.messages import COMPUTE, MOVE, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
 from rlcli.topology import RolePlacement, Topology

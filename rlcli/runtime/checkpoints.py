@@ -23,12 +23,12 @@ from rlcli.errors import (
     RlcliError,
     WorkerError,
 )
+from rlcli.messaging.messages import WRITTEN, Fields, Report
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.schema import Checkpoint, Recipe
 from rlcli.runtime.buffer import KeysByRank
 from rlcli.runtime.data_order import StepSizes
-from rlcli.runtime.messages import WRITTEN, Fields, Report
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import Topology
 

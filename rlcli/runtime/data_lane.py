@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from rlcli.api.data import SequenceSample
+from rlcli.messaging.messages import Fields, Request
 from rlcli.runtime.buffer import Transfer
-from rlcli.runtime.messages import Fields, Request
 
 
 class DataLane:

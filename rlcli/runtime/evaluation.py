@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.messaging.messages import Fields
+from rlcli.messaging.transport import Transport
 from rlcli.observe.responses import Moments
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.graph import eval_graph
@@ -16,10 +18,8 @@ from rlcli.runtime.building import build_models
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.flow import Batch, Flow
-from rlcli.runtime.messages import Fields
 from rlcli.runtime.ranks import Ranks
 from rlcli.runtime.report import Answered, named_reports
-from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 from rlcli.topology.groups import lanes_of
 

@@ -14,6 +14,7 @@ from rlcli.checkpoint.completion import RunIdentity
 from rlcli.checkpoint.run_state import BEGINNING, RunState, Start
 from rlcli.errors import Stopped
 from rlcli.garbage import collect_as_usual
+from rlcli.messaging.transport import Transport
 from rlcli.observe.display import Display
 from rlcli.observe.outputs import Outputs
 from rlcli.observe.run_directory import RunDirectory
@@ -29,7 +30,6 @@ from rlcli.runtime.ranks import Ranks
 from rlcli.runtime.record import Recorder
 from rlcli.runtime.samples import Ready
 from rlcli.runtime.supply import Step, Supply, restored_samples
-from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 from rlcli.topology.groups import lanes_of
 from rlcli.topology.stages import Stages

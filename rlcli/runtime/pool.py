@@ -26,14 +26,8 @@ from rlcli.api.key_meaning import DROPPED, REASONS
 from rlcli.api.model import call_interface
 from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
-from rlcli.processes import ended_how, keep_private
-from rlcli.recipe.graph import eval_graph, train_graph
-from rlcli.recipe.schema import Recipe
-from rlcli.registry.faults import attribute_user_errors, origin_of_call
-from rlcli.runtime.call_outputs import read_output
-from rlcli.runtime.control import Control
-from rlcli.runtime.data_order import location_of_sample
-from rlcli.runtime.messages import (
+from rlcli.messaging.control import Control
+from rlcli.messaging.messages import (
     HELLO,
     WARNED,
     Fields,
@@ -44,8 +38,14 @@ from rlcli.runtime.messages import (
     logged_failure,
     report_warnings,
 )
+from rlcli.messaging.transport import ZmqMaster, ZmqWorker
+from rlcli.processes import ended_how, keep_private
+from rlcli.recipe.graph import eval_graph, train_graph
+from rlcli.recipe.schema import Recipe
+from rlcli.registry.faults import attribute_user_errors, origin_of_call
+from rlcli.runtime.call_outputs import read_output
+from rlcli.runtime.data_order import location_of_sample
 from rlcli.runtime.roles import Interfaces, describe_role, seed_global_streams
-from rlcli.runtime.transport import ZmqMaster, ZmqWorker
 from rlcli.runtime.worker_main import read_recipe
 from rlcli.topology import Topology, plan_topology
 from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, pool_folders, pool_name, process_folder

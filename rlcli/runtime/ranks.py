@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlcli.errors import RlcliError
-from rlcli.runtime.messages import (
+from rlcli.messaging.messages import (
     COMPUTE,
     END_LANE,
     LAST_REQUEST,
@@ -25,7 +25,7 @@ from rlcli.runtime.messages import (
     Report,
     Request,
 )
-from rlcli.runtime.transport import Transport, ignore
+from rlcli.messaging.transport import Transport, ignore
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.checkpoint.run_state import RunState
 from rlcli.errors import NumericError
+from rlcli.messaging.messages import RESTARTED, WARNED, Fields, Report
 from rlcli.observe.display import Display
 from rlcli.observe.outputs import Outputs
 from rlcli.observe.progress import RESTARTS
@@ -24,7 +25,6 @@ from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.evaluation import Evaluated
-from rlcli.runtime.messages import RESTARTED, WARNED, Fields, Report
 from rlcli.runtime.ranks import Ranks
 from rlcli.runtime.report import Answered, named_reports
 from rlcli.runtime.supply import Step, Supply

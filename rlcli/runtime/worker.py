@@ -43,6 +43,15 @@ from rlcli.checkpoint.verify import damaged_files
 from rlcli.disk_errors import disk_failure, explain_disk_errors
 from rlcli.errors import UsageError
 from rlcli.garbage import collect_as_usual, keep_freed_memory
+from rlcli.messaging.messages import (
+    END_LANE,
+    LAST_REQUEST,
+    WRITTEN,
+    Failure,
+    Fields,
+    Request,
+    Tell,
+)
 from rlcli.observe.responses import Moments, describe_samples, scores_of
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.measured import Choice, with_choices
@@ -59,15 +68,6 @@ from rlcli.runtime.data_order import (
     location_of_sample,
     read_row,
     row_of,
-)
-from rlcli.runtime.messages import (
-    END_LANE,
-    LAST_REQUEST,
-    WRITTEN,
-    Failure,
-    Fields,
-    Request,
-    Tell,
 )
 from rlcli.runtime.pausing import PausingEngine, pausing_engines
 from rlcli.runtime.pool import PoolProcess, connect_pools

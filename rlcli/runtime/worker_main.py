@@ -18,11 +18,11 @@ from rlcli.garbage import collect_rarely, leave_garbage
 from rlcli.processes import die_with_parent, keep_private
 
 if TYPE_CHECKING:
+    from rlcli.messaging.messages import FailureOf, Tell
+    from rlcli.messaging.store import RunStore
+    from rlcli.messaging.transport import ZmqWorker
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
-    from rlcli.runtime.messages import FailureOf, Tell
-    from rlcli.runtime.store import RunStore
-    from rlcli.runtime.transport import ZmqWorker
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
@@ -59,10 +59,10 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     """Serve as this rank until the master shuts it down."""
     import torch.distributed as dist
 
-    from rlcli.runtime.control import Control
-    from rlcli.runtime.messages import logged_failure, report_warnings
-    from rlcli.runtime.store import RunStore
-    from rlcli.runtime.transport import ZmqWorker
+    from rlcli.messaging.control import Control
+    from rlcli.messaging.messages import logged_failure, report_warnings
+    from rlcli.messaging.store import RunStore
+    from rlcli.messaging.transport import ZmqWorker
 
     failure = logged_failure(f"rank {rank} pid {os.getpid()}")
     link = ZmqWorker(_meeting(), rank, int(os.environ[NODE]))
@@ -88,8 +88,8 @@ def _answer_requests(
     worker: ModelWorker, data_lane: DataLane, link: ZmqWorker, failure: FailureOf
 ) -> None:
     """Answer the master until it shuts this rank down; each lane has a thread."""
-    from rlcli.runtime.messages import END_LANE
-    from rlcli.runtime.transport import ZmqWorker
+    from rlcli.messaging.messages import END_LANE
+    from rlcli.messaging.transport import ZmqWorker
     from rlcli.topology.groups import MOVES, lanes_of, pausing_roles, responses_name
 
     def serve_lane(lane: str) -> None:

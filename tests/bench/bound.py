@@ -36,13 +36,13 @@ from scale import SimulatedRanks, prepare
 
 from rlcli.backends._server_balance import Balance, Flight
 from rlcli.checkpoint.completion import RunIdentity
+from rlcli.messaging.messages import Request
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.outputs import open_outputs
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.master import MasterWorker
-from rlcli.runtime.messages import Request
 from rlcli.topology import plan_topology
 
 SLOTS, GROUP = 2, 4

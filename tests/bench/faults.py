@@ -49,7 +49,7 @@ from warm_processes import warm_processes  # noqa: E402
 
 from rlcli.launch.node import FAILED, LOST  # noqa: E402
 from rlcli.launch.orphans import adopt_orphans  # noqa: E402
-from rlcli.runtime.control import CONTROL_FILE, Control  # noqa: E402
+from rlcli.messaging.control import CONTROL_FILE, Control  # noqa: E402
 from rlcli.runtime.worker_main import MEETING  # noqa: E402
 
 GONE_WITHIN = 5.0

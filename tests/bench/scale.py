@@ -42,6 +42,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import MEANINGS, PROMPTS
 from rlcli.checkpoint.completion import RunIdentity
+from rlcli.messaging.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.outputs import open_outputs
 from rlcli.observe.run_directory import RunDirectory
@@ -49,7 +50,6 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.master import MasterWorker
-from rlcli.runtime.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
 from rlcli.topology import Topology, plan_topology
 
 TESTS = Path(__file__).parents[1]

@@ -15,12 +15,12 @@ from rlcli.interfaces._responses import sample_responses
 from rlcli.launch.answering import lone_model
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
+from rlcli.messaging.messages import MOVE, Request
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.data_lane import DataLane
-from rlcli.runtime.messages import MOVE, Request
 from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import pick_device

@@ -24,10 +24,10 @@ import zmq
 
 from rlcli.api.network import LOOPBACK
 from rlcli.launch import local
+from rlcli.messaging.control import Control
+from rlcli.messaging.pulse import Pulse
 from rlcli.processes import die_with_parent
 from rlcli.runtime import worker_main
-from rlcli.runtime.control import Control
-from rlcli.runtime.pulse import Pulse
 from rlcli.testing.ranks import leave_groups_of_parent
 
 Prepare = Callable[[int], object]

@@ -12,7 +12,7 @@ import pytest
 
 from rlcli.launch import meeting
 from rlcli.launch.meeting import LONGEST_ADDRESS, meeting_folder, remove_abandoned
-from rlcli.runtime.control import SOCKET
+from rlcli.messaging.control import SOCKET
 
 HOME = str(Path(__file__).parents[2])
 MASTER = """

@@ -20,11 +20,11 @@ from tcp_proxy import TcpProxy
 
 from rlcli.launch.node import FAILED, LOST
 from rlcli.launch.run import run_recipe
+from rlcli.messaging.control import CONTROL_FILE, Control
+from rlcli.messaging.pulse import LOST_AFTER
 from rlcli.observe.display import PlainDisplay
 from rlcli.processes import die_with_parent
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime.control import CONTROL_FILE, Control
-from rlcli.runtime.pulse import LOST_AFTER
 
 pytestmark = pytest.mark.timeout(900)  # each start takes a while on a slow machine
 

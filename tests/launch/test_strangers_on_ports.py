@@ -32,7 +32,7 @@ from datetime import timedelta
 import psutil, torch
 import torch.distributed as dist
 from rlcli.errors import ProjectError
-from rlcli.runtime.messages import Failure
+from rlcli.messaging.messages import Failure
 
 rank = 0 if os.fork() else 1
 ranks = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=30)}

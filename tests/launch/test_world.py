@@ -9,8 +9,8 @@ from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.launch.launcher import Death
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.world import World
-from rlcli.runtime.messages import RESTARTED
-from rlcli.runtime.pulse import LOST_AFTER
+from rlcli.messaging.messages import RESTARTED
+from rlcli.messaging.pulse import LOST_AFTER
 from rlcli.topology.groups import Group
 
 RANKS = Group("ranks", "ranks", (0, 0, 1, 1))

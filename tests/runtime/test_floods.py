@@ -11,12 +11,12 @@ import pytest
 import zmq
 
 from rlcli.launch.meeting import meeting_folder
-from rlcli.runtime.control import Control
+from rlcli.messaging.control import Control
 
 BUSY_MASTER = """
 import sys
 from pathlib import Path
-from rlcli.runtime.transport import ZmqMaster
+from rlcli.messaging.transport import ZmqMaster
 
 ZmqMaster(Path(sys.argv[1]), 1, lambda patience: None, *sys.argv[2:])
 print("up", flush=True)

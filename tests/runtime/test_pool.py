@@ -8,10 +8,10 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, WorkerError
-from rlcli.runtime import transport
-from rlcli.runtime.messages import Failure
+from rlcli.messaging import transport
+from rlcli.messaging.messages import Failure
+from rlcli.messaging.transport import ZmqWorker
 from rlcli.runtime.pool import RUN, PoolProcess, packed, unpacked
-from rlcli.runtime.transport import ZmqWorker
 from rlcli.topology.groups import GIVEN_UP
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import DataError, HangError
-from rlcli.runtime.messages import Failure, Reply, Report
+from rlcli.messaging.messages import Failure, Reply, Report
+from rlcli.messaging.transport import InlineTransport
 from rlcli.runtime.ranks import Ranks, Turns
-from rlcli.runtime.transport import InlineTransport
 
 
 class Scripted:

@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlcli.api.config import ModelVersion
 from rlcli.errors import WorkerError
+from rlcli.messaging.messages import Request
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime import weight_flow, weight_wire
-from rlcli.runtime.messages import Request
 from rlcli.runtime.roles import MESH_ORDER
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.weight_wire import DeltaWire, WholeWire

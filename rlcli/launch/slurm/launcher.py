@@ -30,9 +30,9 @@ from rlcli.project import current_project
 from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
+    from rlcli.messaging.transport import ZmqMaster
     from rlcli.recipe.launch_section import Container
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.transport import ZmqMaster
 
 LOG = "srun.log"
 """Output of srun, and of its tasks until they have their own logs."""

@@ -25,9 +25,8 @@ from typing import Any, Literal
 
 import zmq
 
-from rlcli.processes import OwnPauses
-from rlcli.runtime.control import Control, Listening, answer_doorkeeper
-from rlcli.runtime.messages import (
+from rlcli.messaging.control import Control, Listening, answer_doorkeeper
+from rlcli.messaging.messages import (
     Fields,
     ProtocolError,
     Reply,
@@ -37,6 +36,7 @@ from rlcli.runtime.messages import (
     split,
     unpack,
 )
+from rlcli.processes import OwnPauses
 
 log = logging.getLogger(__name__)
 

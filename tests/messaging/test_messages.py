@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlcli import errors
-from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.messaging.messages import Failure, ProtocolError, Reply, Report, Request, pack, unpack
 
 TOKEN = b"t" * 32
 

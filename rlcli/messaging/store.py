@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
-from rlcli.runtime.control import Control
-from rlcli.runtime.messages import Reply, Request, pack, split, unpack
+from rlcli.messaging.control import Control
+from rlcli.messaging.messages import Reply, Request, pack, split, unpack
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 1.0
 """Seconds between two questions about a name that is awaited: the pause doubles, so that thousands

@@ -12,10 +12,10 @@ import zmq
 
 from rlcli import errors, processes
 from rlcli.launch.meeting import meeting_folder
-from rlcli.runtime import control, messages, pulse, transport
-from rlcli.runtime.control import Control
-from rlcli.runtime.messages import HELLO, Failure, ProtocolError, Reply, Report, Request, pack
-from rlcli.runtime.transport import InlineTransport, ZmqMaster, ZmqWorker
+from rlcli.messaging import control, messages, pulse, transport
+from rlcli.messaging.control import Control
+from rlcli.messaging.messages import HELLO, Failure, ProtocolError, Reply, Report, Request, pack
+from rlcli.messaging.transport import InlineTransport, ZmqMaster, ZmqWorker
 
 
 class Ranks:

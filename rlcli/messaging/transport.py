@@ -23,10 +23,8 @@ from typing import Any, Protocol
 import zmq
 
 from rlcli.errors import HangError, RlcliError, WorkerError
-from rlcli.open_files import has_none_left, none_left
-from rlcli.processes import OwnPauses, start_time
-from rlcli.runtime.control import CONTROL_FILE, Control, listen
-from rlcli.runtime.messages import (
+from rlcli.messaging.control import CONTROL_FILE, Control, listen
+from rlcli.messaging.messages import (
     COMPUTE,
     HELLO,
     LARGEST,
@@ -44,7 +42,9 @@ from rlcli.runtime.messages import (
     split,
     unpack,
 )
-from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
+from rlcli.messaging.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
+from rlcli.open_files import has_none_left, none_left
+from rlcli.processes import OwnPauses, start_time
 
 log = logging.getLogger(__name__)
 

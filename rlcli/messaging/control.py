@@ -24,7 +24,7 @@ from zmq.utils import z85
 
 from rlcli.errors import HangError, ResourceError
 from rlcli.files import replace_file
-from rlcli.runtime.messages import FRAME
+from rlcli.messaging.messages import FRAME
 
 CONTROL_FILE = "control.json"
 SOCKET = "control"

@@ -11,10 +11,10 @@ import zmq
 from torch.distributed import DistStoreError, HashStore, PrefixStore, ProcessGroupGloo
 
 from rlcli.launch.meeting import meeting_folder
-from rlcli.runtime.control import Control
-from rlcli.runtime.messages import Reply, Request, pack, unpack
-from rlcli.runtime.store import RunStore
-from rlcli.runtime.transport import ZmqMaster
+from rlcli.messaging.control import Control
+from rlcli.messaging.messages import Reply, Request, pack, unpack
+from rlcli.messaging.store import RunStore
+from rlcli.messaging.transport import ZmqMaster
 
 
 @pytest.fixture(params=[None, "127.0.0.1"], ids=["one node", "several"])

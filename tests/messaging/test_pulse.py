@@ -10,11 +10,11 @@ from tcp_proxy import TcpProxy
 
 from rlcli.errors import WorkerError
 from rlcli.launch.meeting import meeting_folder
-from rlcli.runtime import pulse
-from rlcli.runtime.control import CONTROL_FILE, Control
-from rlcli.runtime.messages import Failure, Reply, Request
-from rlcli.runtime.pulse import END, Pulse
-from rlcli.runtime.transport import ZmqMaster, ZmqWorker
+from rlcli.messaging import pulse
+from rlcli.messaging.control import CONTROL_FILE, Control
+from rlcli.messaging.messages import Failure, Reply, Request
+from rlcli.messaging.pulse import END, Pulse
+from rlcli.messaging.transport import ZmqMaster, ZmqWorker
 
 BEAT = 0.1
 

@@ -10,6 +10,8 @@ import pytest
 
 from rlcli.errors import ResourceError
 from rlcli.launch.meeting import meeting_folder
+from rlcli.messaging import transport
+from rlcli.messaging.transport import ZmqMaster
 from rlcli.open_files import (
     HIGHEST,
     OF_A_PROCESS,
@@ -18,8 +20,6 @@ from rlcli.open_files import (
     raise_limit,
     too_few,
 )
-from rlcli.runtime import transport
-from rlcli.runtime.transport import ZmqMaster
 
 INFINITY = resource.RLIM_INFINITY
 

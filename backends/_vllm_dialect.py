@@ -18,6 +18,8 @@ PREFIX = "generate-tokens-"
 EXTENSIONS = Path(__file__).with_name("_vllm_path")
 LOGPROBS_MODE = "processed_logprobs"
 """Log-probs after the temperature. It also applies what removes tokens from the distribution."""
+TIED_HEAD = "rlcli_tied_head.TiedHead"
+"""A part of vLLM's workers, in `_vllm_path`."""
 UNCHANGED = {
     "top_p": 1.0,
     "top_k": 0,
@@ -57,7 +59,7 @@ class VLLMDialect(Dialect):
             "generation-config": "vllm",
             "enable-scale-out": True,
             "middleware": ["rlcli_key_guard.KeyGuard"],
-            "worker-extension-cls": "rlcli_tied_head.TiedHead",
+            "worker-extension-cls": TIED_HEAD,
         }
 
     def variables(self) -> dict[str, str]:
@@ -145,7 +147,7 @@ class VLLMDialect(Dialect):
         overrides = {"load_config": {"load_format": "auto"}}
         _call_workers(endpoint, "update_config", {"overrides": overrides}, seconds)
         _call_workers(endpoint, "reload_weights", {"weights_path": str(update.folder)}, seconds)
-        with suppress(ServerRefused):  # a server that somebody else has started lacks it
+        with suppress(ServerRefused):  # one on a GPU that somebody else has started lacks it
             _call_workers(endpoint, "renew_tied_head", {}, seconds)
         if update.flushes:
             answer = endpoint.post("/reset_prefix_cache", {}, seconds)
@@ -166,16 +168,11 @@ class VLLMDialect(Dialect):
     def facts(self, endpoint: Endpoint, seconds: float) -> ServerFacts:
         config = endpoint.get("/server_info?config_format=json", seconds)["vllm_config"]
         model = config["model_config"]
-        mode = model.get("logprobs_mode")
-        unsuitable = (
-            f"reports {mode}: those of another distribution than the one that it samples from",
-            f"start it with --logprobs-mode {LOGPROBS_MODE}",
-        )
         return ServerFacts(
             config["parallel_config"].get("tensor_parallel_size"),
             str(model.get("dtype")).removeprefix("torch."),
             has_tokenizer=not model.get("skip_tokenizer_init"),
-            unsuitable=None if mode == LOGPROBS_MODE else unsuitable,
+            unsuitable=_unsuitable(config),
         )
 
     def tokens_request(self, texts: Sequence[str]) -> Sequence[Call]:
@@ -207,6 +204,25 @@ class VLLMDialect(Dialect):
         (position,) = _content(choice)
         logged = {entry["token_id"]: entry["logprob"] for entry in position["top_logprobs"]}
         return raw["request_id"].removeprefix(PREFIX), logged
+
+
+def _unsuitable(config: Any) -> tuple[str, str] | None:
+    """What a server's configuration makes impossible, and how to start it instead."""
+    mode = config["model_config"].get("logprobs_mode")
+    if mode != LOGPROBS_MODE:
+        return (
+            f"reports {mode}: those of another distribution than the one that it samples from",
+            f"start it with --logprobs-mode {LOGPROBS_MODE}",
+        )
+    is_on_cpu = config["device_config"].get("device") == "cpu"
+    if is_on_cpu and config["parallel_config"].get("worker_extension_cls") != TIED_HEAD:
+        return (
+            "computes on a CPU, where a head that shares the embeddings' matrix keeps its old "
+            "weights when new ones are loaded",
+            f"start it with --worker-extension-cls {TIED_HEAD}, and with the folder "
+            "backends/_vllm_path in its PYTHONPATH",
+        )
+    return None
 
 
 def _request(id_: str, prompt: Sequence[int], parameters: dict[str, Any]) -> dict[str, Any]:

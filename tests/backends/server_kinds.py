@@ -91,6 +91,7 @@ VLLM = Kind(
             "vllm_config": {
                 "model_config": {"logprobs_mode": "processed_logprobs"},
                 "parallel_config": {"tensor_parallel_size": 1},
+                "device_config": {"device": "cuda"},
             }
         }
     },

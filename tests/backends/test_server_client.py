@@ -361,6 +361,15 @@ def test_a_server_of_vllm_must_report_log_probs_at_the_temperature(attached):
 
 
 @pytest.mark.parametrize("kind", [VLLM], ids=str, indirect=True)
+def test_a_server_of_vllm_on_a_cpu_must_renew_a_tied_head(attached):
+    with pytest.raises(ModelError, match="keeps its old weights") as caught:
+        attached(1, having(worker_extension_cls=""))
+    assert caught.value.code == "F93"
+    assert "--worker-extension-cls rlcli_tied_head.TiedHead" in caught.value.hint
+    attached(1, having(worker_extension_cls="", device="cuda"))
+
+
+@pytest.mark.parametrize("kind", [VLLM], ids=str, indirect=True)
 @pytest.mark.parametrize(
     ("setting", "hint"),
     [

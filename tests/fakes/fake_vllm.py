@@ -33,6 +33,8 @@ class FakeVLLM(FakeServer):
     load_format = "dummy"
     """With which it reads weights: dummy reads none."""
     logprobs_mode = "processed_logprobs"
+    device = "cpu"
+    worker_extension_cls = "rlcli_tied_head.TiedHead"
 
     def handlers(self) -> Mapping[str, Callable[[Any], Any]]:
         return {
@@ -64,8 +66,17 @@ class FakeVLLM(FakeServer):
             "skip_tokenizer_init": self.tokenizer is None,
             **self.info,
         }
-        parallel = {"tensor_parallel_size": 1}
-        return {"vllm_config": {"model_config": model, "parallel_config": parallel}}
+        parallel = {
+            "tensor_parallel_size": 1,
+            "worker_extension_cls": self.worker_extension_cls,
+        }
+        return {
+            "vllm_config": {
+                "model_config": model,
+                "parallel_config": parallel,
+                "device_config": {"device": self.device},
+            }
+        }
 
     def _generate(self, body: dict[str, Any]) -> Any:
         sampling = body["sampling_params"]

@@ -59,6 +59,8 @@ def suggest_key(
             return "R43", f"did you mean {synonym}?"
         return "R42", called_here(key, synonym)
     similar = homes().get(misspelt(key, homes()) or "", [])
+    if "args" in foreign:  # nobody looks for a key of the schema among a component's arguments
+        similar = []
     for code, targets in (("R42", [near]), ("R43", written), ("R42", similar)):
         if targets and targets[0] is not None:
             return code, f"did you mean {targets[0]}?"

@@ -29,7 +29,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, si
 
 PR_SET_PDEATHSIG = 1
 LOOK_FOR_PARENT = 0.5
-"""Seconds between two looks for the parent, where the system does not report its end."""
+"""Seconds between two checks for the parent, where the system does not report its end."""
 isolated: set[int] = set()
 """Numbers of the isolated processes that this one has started, which end with it."""
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
@@ -102,7 +102,7 @@ class ProcessRecord:
 
 def keep_private() -> None:
     """From now on the files of this process and its children are their owner's alone, and none
-    leaves a core: both may hold what nobody else is to see."""
+    leaves a core: both may hold what nobody else may see."""
     import resource
 
     os.umask(0o077)

@@ -36,8 +36,8 @@ def main() -> None:
 
 
 def fault_of(file: str) -> str | None:
-    """What is wrong with the tokens that the file gives; None for a file that is not a tokenizer,
-    too: reading it again says why."""
+    """What is wrong with the tokens that the file gives; None also for a file that is not a
+    tokenizer: reading it again says why."""
     from tokenizers import Tokenizer
 
     try:

@@ -53,7 +53,7 @@ class BlockPart:
 
     @classmethod
     def of(cls, shape: Sequence[int], spans: Iterable[Span], group: Any) -> BlockPart:
-        """One with room for the blocks, float32 on the host, all zeros."""
+        """A part with room for the blocks: float32 on the host, all zeros."""
         filled = tuple((offsets, sizes) for offsets, sizes in spans if math.prod(sizes))
         count = sum(math.prod(sizes) for _, sizes in filled)
         return cls(torch.Size(shape), filled, torch.zeros(count), group)

@@ -38,8 +38,7 @@ def register(kind: str, name: str, cls: type) -> None:
     home = cls.__module__
     if home.startswith(f"rlcli.{kind}.") and home.rsplit(".", 1)[1] != module_name(name):
         raise ProjectError(
-            f"{home} registers {name!r}, but {kind}/{module_name(name)}.py is "
-            f"where {name!r} must live"
+            f"{home} registers {name!r}, but {name!r} must be in {kind}/{module_name(name)}.py"
         )
     if (
         "." in home

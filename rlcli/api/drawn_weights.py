@@ -249,7 +249,7 @@ class DrawnSource(ModelSource):
             raise ModelError(
                 f"{model_type} has weights that cannot be drawn part by part, first {unknown[0]}",
                 hint=(
-                    "make the model once with transformers, save_pretrained it, and "
+                    "make the model once with transformers, save it with save_pretrained, and "
                     "give the folder as path"
                 ),
             )

@@ -217,7 +217,7 @@ def register_hf_family(name: str, cls: F | None = None) -> F | Callable[[F], F]:
     home, expected = cls.__module__, name.replace("-", "_")
     if home.startswith(f"{HOME}.") and home.removeprefix(f"{HOME}.") != expected:
         raise ProjectError(
-            f"{home} registers {name!r}, but families/{expected}.py is where {name!r} must live"
+            f"{home} registers {name!r}, but {name!r} must be in families/{expected}.py"
         )
     taken = _FAMILIES.get(name)
     if taken is not None and (taken.__module__, taken.__qualname__) != (home, cls.__qualname__):

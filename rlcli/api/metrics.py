@@ -27,7 +27,7 @@ STEP_METRICS: Metrics = {
     ),
     "tokens_per_second": (
         "tokens per second",
-        "tokens of the step's sequences, by the duration of the step",
+        "tokens of the step's sequences, divided by the duration of the step",
     ),
     "time/step": ("seconds", "duration of the step, without evaluation and checkpoint"),
     "time/<call>": (
@@ -103,8 +103,8 @@ STALENESS_METRICS: Metrics = {
     "queue/<call>": ("prompts", "prompts that wait for the call"),
     "eval/version": ("steps", "training steps behind the weights that were evaluated"),
 }
-"""Above max_staleness 0. The numbers of calls that run ahead are of all chunks up to the newest
-that the step uses."""
+"""Above max_staleness 0. For calls that run ahead, numbers cover all chunks up to the newest that
+the step uses."""
 
 SCORE_METRICS: Metrics = {
     "<role>/reward": ("reward", "mean reward of the responses, as the call gives it"),

@@ -83,7 +83,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
     if (folder / ADAPTER).exists():
         message = f"{folder} holds an adapter, not a whole model"
         raise ModelError(
-            message, hint="merge it into its base model (merge_and_unload) and save_pretrained that"
+            message, hint="merge it into its base model (merge_and_unload), then save_pretrained"
         )
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))

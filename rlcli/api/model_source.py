@@ -171,7 +171,7 @@ def bounds(region: Region, shape: Sequence[int]) -> tuple[slice, ...]:
     for span, size in itertools.zip_longest(region, shape, fillvalue=None):
         if size is None:
             raise ValueError(
-                f"{len(region)} dimensions asked for of a tensor of shape {list(shape)}"
+                f"{len(region)} dimensions requested of a tensor of shape {list(shape)}"
             )
         start, stop, step = (span or slice(None)).indices(size)
         if step != 1 or (span is not None and (span.stop or 0) > size):

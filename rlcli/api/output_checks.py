@@ -146,7 +146,7 @@ def read_reasons(output: SequenceSample, origin: Origin) -> dict[str, list[str |
     has_form = _has_form(REASONS_FORM, of_samples)
     if not has_form or [*map(len, of_samples)] != [*map(len, rewards)]:
         raise origin.malformed(
-            f"returned {REASONS} that are not a list for each sample, of a text or None for each "
+            f"returned {REASONS} that are not one list per sample with a text or None for each "
             "response"
         )
     return dict(zip(map(str, output.ids), of_samples, strict=True))

@@ -31,7 +31,7 @@ MAX_JSON = 64 << 20
 """Largest JSON file of a model, in bytes. The largest known ones, tokenizers and indices,
 have half of that."""
 
-SAVE_AGAIN = "load it once with transformers and save_pretrained it again"
+SAVE_AGAIN = "load it with transformers and save it again with save_pretrained"
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 """Suffixes of files that can run code when they are read."""

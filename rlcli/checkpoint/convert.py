@@ -141,7 +141,7 @@ def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = 
     One rank writes whole tensors. Raises ModelError, ProjectError.
     """
     if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: there is at least one")
+        raise UsageError(f"--ranks is {ranks}; it must be at least 1")
     tensors, hf = stored_tensors(source), _config(source)
     family, config, notes = _family(hf, tensors)
     moves = plan_moves(tensors, family, config, "module")

@@ -59,7 +59,7 @@ class CheckpointReport:
 
     @property
     def step(self) -> int | None:
-        """The step that its manifest or else its name tells."""
+        """The step in its manifest, or else in its name."""
         return self.manifest.step if self.manifest is not None else step_of(self.path)
 
     @property
@@ -232,7 +232,7 @@ def _incomplete(checkpoint: Path, file: FileDigest, paths: dict[str, Path]) -> M
 
 
 def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None:
-    """What is wrong with a file that is there; without `read` only its size is looked at."""
+    """What is wrong with an existing file; without `read` only its size is looked at."""
     path = checkpoint / file.path
     try:
         with os.fdopen(open_to_read(path), "rb") as opened:

@@ -176,7 +176,7 @@ class CheckPrinter(SilentPrinter):
                 component.broken is None and not component.count("FAIL") for component in tested
             )
             print_talk(
-                f"{sound} of {len(tested)} components keep their contract: {summary(tested)}"
+                f"{sound} of {len(tested)} components fulfil their contracts: {summary(tested)}"
             )
 
 

@@ -155,7 +155,8 @@ def _next_step(shell: Shell, file: Path) -> str:
         )
     if shell is Shell.ZSH:
         return (
-            f"Add to ~/.zshrc, before compinit, if it is not there:\n  fpath=({file.parent} $fpath)"
+            "Add to ~/.zshrc, before compinit, unless it is already there:\n"
+            f"  fpath=({file.parent} $fpath)"
         )
     return "New shells complete rlcli."
 

@@ -38,9 +38,9 @@ _VERBS = {
     "rm delete prune clean": "rlcli ckpt prune RUN",
     "env info debug": "rlcli doctor",
     "version": "rlcli --version",
-    "upgrade update install setup": "pip or uv does; rlcli doctor says what is missing",
-    "login auth": "rlcli has no account; hf auth login is that of the Hub",
-    "models": "rlcli status, for those of runs; rlcli ls families, for those that can be trained",
+    "upgrade update install setup": "use pip or uv; rlcli doctor says what is missing",
+    "login auth": "rlcli has no accounts; hf auth login logs in to the Hub",
+    "models": "rlcli status lists runs and their models; rlcli ls families, what can be trained",
     "reward rewards": "rlcli ls interfaces, or rlcli new reward NAME for one of yours",
 }
 """Verbs of other tools → what does that here."""
@@ -60,7 +60,7 @@ _OPTIONS = {
     "set override": "write KEY=VALUE without an option",
     "output_dir out output": "write log.dir=FOLDER, or --run-dir FOLDER for one run",
 }
-"""Options of other tools that are no keys → what does that here."""
+"""Options of other tools that are not keys → what does that here."""
 
 _SAME_OPTION = {
     "gpus gpu n_gpus num_gpus nproc nproc_per_node": "--devices",
@@ -162,7 +162,7 @@ def _value_of(option: str, arguments: list[str]) -> str:
 
 
 def _about_option(word: str, options: list[str], takes_keys: bool) -> str | None:
-    """What to write instead of an option that is no key here, or that rlcli does not have yet."""
+    """What to write for an option that is not a key here, or that rlcli does not have yet."""
     from rlcli.recipe.synonyms import absent
 
     same = _meaning(_SAME_OPTION, word)

@@ -171,8 +171,8 @@ NARROWEST = 12
 
 
 def _widths_of_numbers(lines: Sequence[Sequence[str]], width: int) -> list[int | None]:
-    """The widths of a table's columns: as wide as they are if they fit; else those of numbers are
-    as wide as their longest word, and the first column has the rest."""
+    """The widths of a table's columns: their natural ones if these fit; else columns of numbers are
+    as wide as their longest word, and the first column gets the rest."""
     natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
     gaps = GAP * (len(natural) - 1)
     if sum(natural) + gaps <= width:

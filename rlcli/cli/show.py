@@ -88,7 +88,8 @@ def show(
 
 
 def _check_name(name: str) -> None:
-    """Raises UsageError for a name that no recipe has, with what it is here, or what is like it."""
+    """Raises UsageError for a name that no recipe has, saying what it is instead, or which names
+    are similar."""
     from rlcli import registry
     from rlcli.recipe.parsing.layers import recipe_names
     from rlcli.recipe.schema import SECTIONS

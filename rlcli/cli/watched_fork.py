@@ -36,7 +36,7 @@ WATCHED = ("check", "tokens", "test", "eval", "generate")
 MOST_PROCESSES = 200
 """Processes that a stage may have; those of our components start a few dozen."""
 LOOK_SECONDS = 0.5
-"""Between two looks at the fork."""
+"""Seconds between two checks of the fork."""
 GRACE = 10.0
 """Seconds after the limit of a stage, in which the fork can end it by itself."""
 END_WITHIN = 5.0
@@ -204,10 +204,10 @@ class _WatchedFork:
         position = self._position()
         if self._verdict is not None:
             self._kill()
-            print_talk(f"warning: the command is done, but did not end{position}; it is ended now")
+            print_talk(f"warning: the command is done, but did not exit{position}; ending it now")
             return self._verdict
         raise HangError(
-            f"not done in time, and not to be interrupted: {self._stage}{position}",
+            f"not done in time, and could not be interrupted: {self._stage}{position}",
             hint="a component may catch every exception, or wait outside Python",
         )
 
@@ -223,7 +223,7 @@ class _WatchedFork:
 
 
 def _wait_for_signal(awaited: set[signal.Signals], seconds: float) -> bool:
-    """Wait for one of these signals, for so long at most. Returns whether it is an interrupt that
+    """Wait at most `seconds` for one of these signals. Returns whether it is an interrupt that
     was sent to this process alone: the terminal interrupts the fork too. Where a signal does not
     tell its sender, every interrupt counts as the terminal's.
     """

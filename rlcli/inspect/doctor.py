@@ -132,7 +132,7 @@ def _check_needed(requirements: Requirements) -> Iterator[Finding]:
 def _check_torch(gpus: Sequence[Gpu]) -> Finding:
     version, build = installed_version("torch"), torch_build()
     if version is None or build is None:
-        return Finding(level="skip", about="torch", says="no build to look at")
+        return Finding(level="skip", about="torch", says="its build is unknown")
     says = (
         f"torch {version}, built for {build}; transformers "
         f"{installed_version('transformers') or 'missing'}"

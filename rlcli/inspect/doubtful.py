@@ -30,5 +30,5 @@ def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
             yield (
                 f"{location}: each step {name} samples with the weights that {call.model} began "
                 f"with, while {source} is trained; "
-                f"graph.{writers[source][0]}.hooks.copy_to={call.model} has it follow"
+                f"graph.{writers[source][0]}.hooks.copy_to={call.model} makes it follow"
             )

@@ -139,7 +139,7 @@ def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
 
 
 def _spread(rows: Sequence[Preview], most: int) -> list[Preview]:
-    """At most so many of the rows, evenly spread."""
+    """At most `most` of the rows, evenly spread."""
     count = min(most, len(rows))
     return [rows[number * len(rows) // count] for number in range(count)]
 

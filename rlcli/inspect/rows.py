@@ -150,9 +150,7 @@ def open_dataset(
             True,
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise DataError(
-            f"dataset {name} ({component.type}) has no rows that can be asked for by number"
-        )
+        raise DataError(f"dataset {name} ({component.type}) does not give rows by number")
     survey = dataset.survey() if hasattr(dataset, "survey") else None
     return OpenDataset(name, component.type, dataset, tokenizer, survey)
 
@@ -219,7 +217,7 @@ def open_tokenizer(source: str, *, light: bool = True, only_light: bool = False)
         raise NotLight("it is not on this machine yet")
     if not light or not folder.is_dir():
         why = (
-            "the dataset may ask anything of it"
+            "the dataset may use any part of it"
             if folder.is_dir()
             else "it is not on this machine yet"
         )

@@ -84,9 +84,9 @@ def node_commands(
     about = (
         f"waits for the others, up to {deadline:g} s (launch.startup_deadline)"
         if has_nodes
-        else "all there is"
+        else "there is no other node"
     )
-    commands = [NodeCommand(0, ranks.on_node(0), first, f"the master too; {about}")]
+    commands = [NodeCommand(0, ranks.on_node(0), first, f"and the master; {about}")]
     for node in range(1, topology.nodes):
         command = _with_project(agent_command(run_dir, node), project)
         commands.append(

@@ -187,8 +187,8 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
 
 
 def _refuse_older_format(run: RunDirectory) -> None:
-    """A run whose calls are others now has other states in its checkpoints.
-    Raises UsageError F85."""
+    """Refuse a run whose calls have changed: its checkpoints hold the states of others. Raises
+    UsageError F85."""
     from rlcli.recipe.migration import migrate
 
     try:

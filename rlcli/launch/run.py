@@ -248,8 +248,8 @@ def drive(
         nonlocal has_begun, recipe
         if start is not None and not has_begun and (absent := run.absent_records()):
             display.warning(
-                f"  {' and '.join(absent)} of steps 1 to {step}: not there; the run "
-                "continues without them"
+                f"  {' and '.join(absent)} of steps 1 to {step}: missing; the run continues "
+                "without them"
             )
         for dropped in run.forget_after(step):
             say = display.warning if dropped.unreadable else display.note

@@ -96,7 +96,7 @@ def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
                 _send(process, signal.SIGKILL)
     end_stragglers(run.folder, say)
     if not wait_for_end(run, holder, LEAVES_WITHIN):
-        message = f"{run.folder}: pid {holder.owner.pid} does not end even on SIGKILL"
+        message = f"{run.folder}: pid {holder.owner.pid} does not end, even after SIGKILL"
         raise ResourceError(
             message, hint="it is waiting for a disk or device that does not respond"
         )

@@ -117,7 +117,7 @@ class StopSignals:
         if self.requested is not None:
             self._is_ending = True
             stopped = Stopped(
-                f"stopped at once by {signal.Signals(number).name}; the step under way is lost"
+                f"stopped at once by {signal.Signals(number).name}; the step in progress is lost"
             )
             stopped.exit_code = 128 + number
             raise stopped

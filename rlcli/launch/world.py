@@ -36,7 +36,7 @@ REPORT_WITHIN = 5.0
 LEAVE_WITHIN = 3.0
 """Seconds for agents of other launchers or machines to learn that the run is over."""
 TERMINATED = "terminate called recursively"
-"""What a process says that two threads end at once, without the reason of either."""
+"""What a process prints if two threads end it at once; it hides the reasons of both."""
 LAST_LINES = 12
 
 

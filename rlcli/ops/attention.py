@@ -50,7 +50,7 @@ class PackedAttention:
     lengths: tuple[int, ...]
     device: torch.device
     flash: FlashAttention | None = None
-    """Attends on CUDA in 16 bits; None: torch's kernel does, where it can."""
+    """Computes attention on CUDA in 16 bits; None: torch's kernel does, where it can."""
     contexts: tuple[int, ...] | None = None
     """[N] how many of a sequence's first tokens have keys and values, but no queries; None: none
     of any sequence."""
@@ -62,7 +62,7 @@ class PackedAttention:
 
     @property
     def is_padding(self) -> torch.Tensor:
-        """[T] bool, for each row that this rank computes with: none is."""
+        """[T] bool: whether each row that this rank computes with is padding; none is."""
         return torch.zeros(sum(self.lengths), dtype=torch.bool, device=self.device)
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
@@ -80,11 +80,11 @@ class PackedAttention:
         return hidden, tokens.roll(-1)
 
     def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
-        """[T - N], of every action, from the scores of what is `scored`."""
+        """[T - N]: the score of every action, from the scores of the rows that `scored` returns."""
         return scores[self._actions]
 
     def read_by(self, actions: torch.Tensor) -> torch.Tensor:
-        """Of what is `scored`, [T] bool: the rows that give the scores of `actions`, [T - N]
+        """[T] bool: which of the rows that `scored` returns give the scores of `actions`, [T - N]
         bool."""
         return marked(self._actions, actions, sum(self.lengths))
 
@@ -187,7 +187,7 @@ class PackedAttention:
 
     @cached_property
     def _cells(self) -> tuple[_Cells, _Cells]:
-        """Of queries and of keys."""
+        """The cells of queries and those of keys."""
         groups, contexts = self._rectangle_groups, self.contexts
         if contexts is None:
             shapes = [(group.numbers, 0, group.longest) for group in groups]
@@ -207,11 +207,11 @@ class _Rectangle:
 
     numbers: list[int]
     longest: int
-    """Queries of the longest."""
+    """Number of queries of the longest sequence."""
     context: int
-    """Keys before the queries, of the sequence that has most of them."""
+    """Number of keys before the queries, in the sequence that has most of them."""
     contexts: tuple[int, ...]
-    """Of each sequence."""
+    """Number of keys before the queries, in each sequence."""
 
     def mask(self, window: int | None, device: torch.device) -> torch.Tensor | None:
         if not self.context and window is None:

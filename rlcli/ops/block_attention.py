@@ -24,11 +24,12 @@ class Block:
     """What the queries of one rank see of the keys of another, or of their own rank."""
 
     pairs: tuple[SlotPair, ...]
-    """By sequence. Between two ranks every query sees every key; within one, `positions` decide."""
+    """The slots of each sequence. Between two ranks every query sees every key; within one,
+    `positions` decide."""
     positions: torch.Tensor
-    """[S] int64: of the queries, each in its sequence."""
+    """[S] int64: the position of each query in its sequence."""
     key_positions: torch.Tensor
-    """[S] int64: of the keys."""
+    """[S] int64: likewise for the keys."""
     is_own: bool
     """Whether queries and keys are those of one rank."""
 
@@ -76,7 +77,7 @@ class _Rectangle:
 
     @property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of queries and of keys, without padding."""
+        """The slots of queries and those of keys, without padding."""
         return self.rows[self.is_query], self.columns[self.is_key]
 
     @classmethod
@@ -225,7 +226,7 @@ def _by_kernel(
 def _by_rectangles(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block: Block, scoring: Scoring
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """With the scores of a rectangle in memory at once."""
+    """Attend rectangle by rectangle, with all scores of one in memory at once."""
     for rectangle in block.rectangles:
         group = _Group(query, key, rectangle, block, scoring)
         scores, _ = group.scores()
@@ -274,7 +275,8 @@ class _Group:
         return x.transpose(1, 2)[self._rectangle.is_key]
 
     def weights(self, normalizers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Of the keys, from the log-sum-exp [S, H, 1] of all scores of a query; and the slope."""
+        """The weights of the keys, from the log-sum-exp [S, H, 1] of all scores of a query; and the
+        slope of the scores."""
         scores, slope = self.scores()
         return (scores - self.heads(normalizers)).exp(), slope
 

@@ -37,7 +37,8 @@ class ContextAttention:
     group: dist.ProcessGroup
     choice: Choice = "auto"
     flash: FlashAttention | None = None
-    """Attends to the whole sequences of ulysses; the blocks of a ring use torch's kernel."""
+    """Computes the attention of ulysses, over whole
+    sequences; the blocks of a ring use torch's kernel."""
 
     def mine(self, rows: torch.Tensor) -> torch.Tensor:
         """[S, ...]: this rank's rows of a tensor with one row per token of the pack."""
@@ -45,7 +46,7 @@ class ContextAttention:
 
     @property
     def is_padding(self) -> torch.Tensor:
-        """[S] bool, for each slot of this rank."""
+        """[S] bool: whether each slot of this rank is padding."""
         return ~self.cut.filled[self.group.rank()].to(self.device)
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
@@ -60,11 +61,11 @@ class ContextAttention:
         return hidden, self.mine(tokens.roll(-1))
 
     def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
-        """[T - N], of every action, from the scores [S] of each rank."""
+        """[T - N]: the score of every action, from the scores [S] of each rank."""
         return self.gathered(scores)[self._actions]
 
     def read_by(self, actions: torch.Tensor) -> torch.Tensor:
-        """[S] bool: the slots of this rank that give the scores of `actions`, [T - N] bool; some
+        """[S] bool: the slots of this rank that give the scores of `actions`, [T - N] bool; slots
         of padding may be among them."""
         return self.mine(marked(self._actions, actions, sum(self.lengths)))
 
@@ -121,7 +122,7 @@ class ContextAttention:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """What this rank sees of each."""
+        """What this rank sees of each rank."""
         rank = self.group.rank()
         places = positions(self.lengths)[self.cut.tokens].to(self.device)
         return [

@@ -24,7 +24,7 @@ class Library:
 
     name: str
     module: str
-    """It has a function `flash_attn_varlen_func`."""
+    """The module that has `flash_attn_varlen_func`."""
     capabilities: tuple[int, ...]
     """Major compute capabilities of its GPUs."""
     largest_head: int
@@ -38,7 +38,7 @@ LIBRARIES = (
     Library("FlashAttention-4", "flash_attn.cute", (9, 10, 11, 12), 128, None),
     Library("FlashAttention-2", "flash_attn", (8, 9, 10, 12), 256, -1),
 )
-"""In order of preference on a GPU of several of them."""
+"""In order of preference, for a GPU that several of them support."""
 
 
 class FlashAttention:
@@ -64,7 +64,7 @@ class FlashAttention:
 
 
 def arguments(library: Library, queries: Bounds, keys: Bounds, scoring: Scoring) -> dict[str, Any]:
-    """Those of `flash_attn_varlen_func` in addition to queries, keys and values."""
+    """The arguments of `flash_attn_varlen_func` other than queries, keys and values."""
     window = scoring.window_within(keys.longest)
     return {
         "cu_seqlens_q": queries.starts,

@@ -18,7 +18,7 @@ def cumulative(lengths: Sequence[int], device: torch.device | None = None) -> to
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where sequences lie in a pack, as kernels for sequences of any length take it."""
+    """Where sequences are in a pack, as kernels for sequences of any length take it."""
 
     starts: torch.Tensor
     """[N + 1] int32: where each sequence starts, and the end of the last."""

@@ -38,7 +38,7 @@ class PrefixAttention:
 
     @property
     def is_padding(self) -> torch.Tensor:
-        """[U] bool: no row is."""
+        """[U] bool: whether each row is padding; none is."""
         return torch.zeros(len(self._computed), dtype=torch.bool, device=self.device)
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,8 @@ class PrefixAttention:
         return torch.cat([hidden, branching]), torch.cat([self.mine(tokens.roll(-1)), first])
 
     def of_actions(self, scores: torch.Tensor) -> torch.Tensor:
-        """[T - N], of every action, from those [U + B] of what is `scored`."""
+        """[T - N]: the score of every action, from those [U + B] of the rows that `scored`
+        returns."""
         return Copies(self.prefixes.scores, self.device).of(scores)
 
     def read_by(self, actions: torch.Tensor) -> torch.Tensor:
@@ -70,12 +71,12 @@ class PrefixAttention:
         return self._continued.attend(query, self._copied(key), self._copied(value), scoring)
 
     def _copied(self, states: torch.Tensor) -> torch.Tensor:
-        """[1, H, K, D] from [1, H, U, D]: those of whole sequences."""
+        """[1, H, K, D], for whole sequences, from [1, H, U, D]."""
         return self._copies.of(states[0].transpose(0, 1)).transpose(0, 1)[None]
 
     @cached_property
     def _continued(self) -> PackedAttention:
-        """Of the sequences with tokens of their own."""
+        """The attention of the sequences that have tokens of their own."""
         pairs = zip(self.lengths, self.prefixes.shared, strict=True)
         lengths, contexts = zip(*((n, s) for n, s in pairs if s < n), strict=True)
         return PackedAttention(lengths, self.device, self.flash, contexts)
@@ -108,7 +109,7 @@ class Copies:
         """`index` is on the CPU, `device` that of the rows."""
         self.index = index.to(device)
         self.rounds = [places.to(device) for places in _rounds(index)]
-        """Places in the index. None of them has a row twice; together they have all places."""
+        """Groups of places in the index: no row is twice in a group, and each place is in one."""
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """[K, ...] of rows [n, ...]."""

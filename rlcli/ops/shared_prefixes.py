@@ -47,7 +47,7 @@ class SharedPrefixes:
     """A pack of N sequences, T tokens, of which U are computed."""
 
     lengths: tuple[int, ...]
-    """[N] of the sequences."""
+    """[N] lengths of the sequences, in tokens."""
     shared: tuple[int, ...]
     """[N] how many of a sequence's first tokens are computed with another sequence."""
     computed: torch.Tensor

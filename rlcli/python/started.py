@@ -105,7 +105,7 @@ def _interrupts(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
 
 class HeldBack:
-    """Shows what a process prints, but for what follows the last line that begins in this way."""
+    """Shows what a process prints, except from the last line on that starts with `beginning`."""
 
     def __init__(self, beginning: str, stream: Any):
         self.lines: list[str] = []

@@ -49,7 +49,7 @@ def write_child(path: Path, text: str) -> None:
             file.write(text)
     except FileExistsError:
         raise UsageError(
-            f"{path} exists; nothing is overwritten", hint="choose another name", code="R68"
+            f"{path} already exists; not overwriting it", hint="choose another name", code="R68"
         ) from None
     except FileNotFoundError:
         raise UsageError(

@@ -25,7 +25,7 @@ BUILTIN = "builtin:"
 HUB = "hf:"
 """Prefix of the path of a Hub dataset; Hub models are written as owner/name only."""
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
-"""Ends of files that are not ends of a dataset's name on the Hub."""
+"""Endings of files that the names of datasets on the Hub do not have."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

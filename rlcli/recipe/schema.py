@@ -25,7 +25,7 @@ Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
 MAX_PROMPTS = 10**7
 """Prompts of a step."""
 MAX_STALENESS = 1000
-"""Versions by which a sample may be old; long before that it says nothing about the policy."""
+"""Maximum age of a sample in versions; long before that, it says nothing about the policy."""
 Keys = Annotated[list[Key], Field(max_length=256)]
 
 
@@ -201,9 +201,9 @@ class Train(Section):
     be that old: once generation is that far ahead, all of them are, unless `take_first` is
     freshest."""
     max_segments: Positive | None = None
-    """With max_staleness, where generation has devices of its own: with how many versions of the
-    weights a response may be sampled. New weights wait for those that have as many; 1: for all
-    responses. null: max_staleness + 1, as many as a response can have that a step takes."""
+    """With max_staleness, where generation has devices of its own: maximum number of versions of
+    the weights that a response is sampled with. New weights wait for responses that have reached
+    it; 1: for all. null: max_staleness + 1, the most that a response in a step can have."""
     take_first: Literal["oldest", "freshest"] = "oldest"
     """With max_staleness: which finished samples a step takes first. oldest: no sample is wasted.
     freshest: those of the newest weights; others that become too stale meanwhile are generated

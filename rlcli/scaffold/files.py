@@ -44,7 +44,7 @@ def _exists(path: Path) -> UsageError:
             "choose another folder; or make this one a project: add an empty table "
             "[tool.rlcli] to the file"
         )
-    return UsageError(f"{path} exists; nothing is overwritten", hint=hint, code="R68")
+    return UsageError(f"{path} already exists; not overwriting it", hint=hint, code="R68")
 
 
 def _make_folder(folder: Path, created: list[Path]) -> None:

@@ -390,7 +390,7 @@ def test_reasons_of_rewards_are_read_for_each_sample():
 
 @pytest.mark.parametrize("reasons", [[["a"], [None]], ["a", "b"], [[1, None], [None]]], ids=str)
 def test_reasons_that_are_not_a_text_or_none_for_each_response_are_refused(reasons):
-    with pytest.raises(ProjectError, match="reward_reasons that are not a list for each sample"):
+    with pytest.raises(ProjectError, match="reward_reasons that are not one list per sample"):
         read_reasons(with_reasons(reasons), MINE)
 
 

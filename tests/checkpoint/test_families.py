@@ -167,7 +167,7 @@ def test_families_of_a_project_are_found_and_checked(tmp_path, monkeypatch):
         "from rlcli.checkpoint.families.llama import Llama\n"
         "register_hf_family('other', type('Other', (Llama,), {'__module__': __name__}))\n"
     )
-    with pytest.raises(ProjectError, match="must live"):
+    with pytest.raises(ProjectError, match="must be in"):
         family_of("misnamed")
     (tmp_path / "families" / "llama.py").write_text("")
     with pytest.raises(ProjectError, match="two files are the model family 'llama'"):

@@ -157,7 +157,7 @@ def test_several_components_are_summarised(rlcli):
     recipes = len(list((Path(__file__).parents[2] / "recipes").glob("*.yaml")))
     assert out.count("every key and value is valid") == recipes
     assert err.startswith(
-        f"{recipes} of {recipes} components keep their contract: {recipes} passed in "
+        f"{recipes} of {recipes} components fulfil their contracts: {recipes} passed in "
     )
 
 

@@ -14,7 +14,7 @@ def test_a_sampler_that_never_follows_the_trained_role_causes_a_warning():
     (warning,) = recipe_warnings(load_recipe("ppo_math", BEHIND))
     assert warning == (
         "command line: each step actor_gen samples with the weights that sampler began with, while "
-        "actor is trained; graph.actor_train.hooks.copy_to=sampler has it follow"
+        "actor is trained; graph.actor_train.hooks.copy_to=sampler makes it follow"
     )
 
 

@@ -55,7 +55,7 @@ def test_one_node_has_one_command():
     (only,) = commands()
     assert "launch.by_hand" not in only.command
     comment, *command = command_lines([only], "lo")
-    assert comment == "# node 0: rank 0; the master too; all there is"
+    assert comment == "# node 0: rank 0; and the master; there is no other node"
     assert in_one_line(command) == only.command
 
 

@@ -210,9 +210,14 @@ def test_rows_without_the_keys_that_calls_read_are_one_error_of_the_dataset():
 @pytest.mark.parametrize(
     ("recipe", "profile", "message", "hint"),
     [
-        ("grpo_math", "async", "recipes over base/ppo, which grpo_math", "--with async_grpo"),
-        ("ppo_math", "async_grpo", "recipes over base/grpo, which ppo_math", "--with async?"),
-        ("sft_math", "dapo", "recipes over base/grpo, which sft_math", "profiles that fit: gpu1"),
+        ("grpo_math", "async", "recipes that extend base/ppo, and grpo_math", "--with async_grpo"),
+        ("ppo_math", "async_grpo", "recipes that extend base/grpo, and ppo_math", "--with async?"),
+        (
+            "sft_math",
+            "dapo",
+            "recipes that extend base/grpo, and sft_math",
+            "profiles that fit: gpu1",
+        ),
     ],
 )
 def test_a_profile_of_another_algorithm_is_refused_with_one_that_fits(

@@ -70,7 +70,7 @@ def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedPro
     except subprocess.TimeoutExpired:
         message = f"{name} has not answered within {ANSWERS_WITHIN:.0f} s"
         raise SlurmError(
-            message, hint="`scontrol ping` says whether Slurm's controller is there"
+            message, hint="`scontrol ping` says whether Slurm's controller is up"
         ) from None
     except OSError as error:
         raise SlurmError(f"{name} cannot be run: {error.strerror or error}") from None

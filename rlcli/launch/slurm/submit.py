@@ -80,7 +80,7 @@ class Batch:
         )
         job_id, _, cluster = answer.strip().partition(";")
         if not JOB_ID.fullmatch(job_id):
-            raise SlurmError(f"sbatch answered {answer[:200]!r}, and not with the id of a job")
+            raise SlurmError(f"sbatch answered {answer[:200]!r}, not the id of a job")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for number, run in enumerate(self.runs):
             id_of_run = job_id if len(self.runs) == 1 else f"{job_id}_{number}"
@@ -162,7 +162,7 @@ def submit_sweep(
     if missing := runs_first(base, str(Path(base.recipe.log.dir).expanduser())):
         first = missing[0].recipe.name
         missing_result = (
-            f"the result of {first}, which is not there yet, and each would make it for itself"
+            f"the result of {first}, which does not exist yet; each would produce it itself"
         )
         raise ResourceError(
             f"the runs start from {missing_result}", hint=f"first: rlcli train {first}", code="F72"

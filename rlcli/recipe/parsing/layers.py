@@ -199,7 +199,7 @@ def _check_base(
     profile: str, below: Sequence[Layer], layers: Sequence[Layer], problems: Problems
 ) -> None:
     """Refuse a layer of `--with` that sets the block of an algorithm's base, such as `ppo` of
-    `base/ppo`, for a recipe that is not over it."""
+    `base/ppo`, for a recipe that does not extend it."""
     bases = _bases_needed(layers[len(below) :], below)
     if not bases:
         return
@@ -208,7 +208,7 @@ def _check_base(
         name for name, path in profile_names().items() if not _bases_needed(_layers_of(path), below)
     ]
     near = nearest_name(profile, fitting)
-    message = f"{profile} is for recipes over {bases[0]}, which {recipe} is not"
+    message = f"{profile} is for recipes that extend {bases[0]}, and {recipe} does not"
     hint = f"did you mean --with {near}?" if near else f"profiles that fit: {', '.join(fitting)}"
     problems.add("R51", message, with_option(profile), hint)
     problems.is_cut_off = True

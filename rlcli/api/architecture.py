@@ -74,6 +74,6 @@ class Architecture:
         return sum(layer.attention + layer.mlp + layer.shared for layer in self.layers)
 
     def parameters(self, head: str = "lm") -> int:
-        """Number of parameters, with the language-model head or ("value") with one that gives a
+        """Number of parameters, with the language-model head or ("value") with a head that gives a
         number per token."""
         return self.backbone + (self.head if head == "lm" else self.hidden + 1)

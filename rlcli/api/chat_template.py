@@ -113,8 +113,8 @@ def name_of(tokenizer: Any) -> str:
 
 def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> Rendered:
     """Render a conversation with a tokenizer's template, see `render_marked`; its text is meant for
-    `tokens_of`, because names of special tokens in messages are marked in
-    it. Raises ModelError F32."""
+    `tokens_of`, because names of special tokens in messages are marked in it.
+    Raises ModelError F32."""
     content = as_content(tokenizer, messages)
     try:
         return render_marked(

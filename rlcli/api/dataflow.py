@@ -154,8 +154,8 @@ def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
 
 
 def earlier_turns(mfcs: Sequence[MFCDef]) -> dict[str, set[str]]:
-    """Call → those that have their turn before it: those that it reads from, and if it changes
-    weights the others of their roles, which need the old ones."""
+    """Call → those that have their turn before it: those that it reads from, and, if it changes
+    weights, the other calls of these roles, which need the old weights."""
     linked, writers = CallGraph(mfcs), weight_writers(mfcs)
     earlier = {name: set(makers) for name, makers in linked.reads.items()}
     for mfc in mfcs:

@@ -98,8 +98,8 @@ def largest_number(declared: DeclaredKeys | None, default: int) -> int:
 
 
 def _named(entry: re.Match[str], argument: Callable[[str], Any]) -> list[str]:
-    """The keys of an entry. Of one that an argument names, none if it is unknown, or of another
-    kind, which is reported elsewhere."""
+    """The keys of an entry. Of an entry that an argument names, none if the argument is unknown, or
+    of another kind, which is reported elsewhere."""
     if entry["form"] is None:
         return [entry["key"]]
     try:

@@ -56,8 +56,8 @@ INSTEAD = {
 
 COMPONENTS = {
     ("interfaces", "ppo"): (
-        "PPO is ppo_actor, ppo_critic and, for rewards and advantages, gae: name the one that has "
-        "the arguments that you set"
+        "PPO is ppo_actor, ppo_critic and, for rewards and advantages, gae: choose the one that "
+        "has the arguments you set"
     ),
 }
 """(Kind, name there) → the components here, where one has become several."""

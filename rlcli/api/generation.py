@@ -102,8 +102,8 @@ class ResponseStream(abc.ABC):
 
     @abc.abstractmethod
     def abort(self) -> list[FinishedResponse]:
-        """End all responses in progress; returns the finished ones, and the others as far as they
-        were sampled."""
+        """End all responses in progress; returns the finished ones, and of the others what was
+        sampled."""
 
     @abc.abstractmethod
     def close(self) -> None:

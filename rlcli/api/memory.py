@@ -86,11 +86,11 @@ class ServerMemory:
     cache: int
     """Keys and values, and whatever else it reserves while it runs."""
     sent: int
-    """To all its devices together, each time its weights change."""
+    """Bytes sent to all its devices together, each time its weights change."""
     at_once: int = 0
     """Responses that a rank requests at once of all its servers."""
     per_token: int = 0
-    """Of a response's keys and values."""
+    """Bytes of the keys and values of a response, per token."""
 
     @property
     def total(self) -> int:

@@ -59,7 +59,7 @@ STEP_METRICS: Metrics = {
         "processes of servers or pools that had ended and were started again",
     ),
 }
-"""Of every step."""
+"""The metrics of every step."""
 
 DROP_METRICS: Metrics = {
     "samples/drawn": ("prompts", "prompts drawn for the step"),
@@ -110,7 +110,7 @@ SCORE_METRICS: Metrics = {
     "<role>/reward": ("reward", "mean reward of the responses, as the call gives it"),
     "<role>/accuracy": ("share", "share of responses that are right"),
 }
-"""Of calls that give rewards."""
+"""The metrics of calls that give rewards."""
 
 SERVER_METRICS: Metrics = {
     "<role>/servers/running": (
@@ -127,7 +127,7 @@ SERVER_METRICS: Metrics = {
         "how often servers interrupted a response for lack of cache",
     ),
 }
-"""Of roles whose responses come from servers, where these report metrics."""
+"""The metrics of roles whose responses come from servers, where these report metrics."""
 
 ENGINE_METRICS: Metrics = {
     "<role>/loss": ("loss", "loss, mean over the optimizer steps"),
@@ -160,7 +160,7 @@ ENGINE_METRICS: Metrics = {
     "<role>/router_load_min": ("ratio", "the same for the expert with the fewest tokens"),
     "<role>/router_dropped": ("share", "choices of experts that were not counted: always 0"),
 }
-"""Of calls that train."""
+"""The metrics of calls that train."""
 
 EVAL_METRICS: Metrics = {
     "eval/reward": ("reward", "mean reward over the held-out prompts"),
@@ -171,7 +171,7 @@ EVAL_METRICS: Metrics = {
     "eval/no_eos_fraction": ("share", "share of responses that were cut off"),
     "eval/loss": ("loss", "loss on the held-out rows"),
 }
-"""Of evaluations, which also report what their calls do."""
+"""The metrics of evaluations, which also report those of their calls."""
 
 RUN_METRICS: Metrics = {
     **STEP_METRICS,

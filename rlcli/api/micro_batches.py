@@ -68,7 +68,7 @@ def _units(
     cut: Cut,
     tokens_of: Callable[[SequenceSample], int],
 ) -> list[Unit] | None:
-    """None: every sample, or sequence, is one of its own, and counts its tokens."""
+    """None: every sample, or sequence, is a unit of its own, and counts its tokens."""
     if spec.n_mbs == 1 and _fits(sum(batch.flat_seqlens(SEQUENCES)), spec):
         return None  # all are in one micro-batch
     groups = batch.select([SEQUENCES]).unpack()

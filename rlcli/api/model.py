@@ -273,13 +273,12 @@ class ModelBackend(abc.ABC):
     same; forbidden, if the saved state does not fit the new value. Changing any other argument
     alters the run, which must be accepted."""
     MEASURED: ClassVar[tuple[str, ...]] = ()
-    """Arguments of which the value `auto` is replaced when a run first starts, by the one that
-    `measure` finds fastest on the slowest rank of the role."""
+    """Arguments whose value `auto` is replaced, when a run first starts, by the one that `measure`
+    finds fastest on the slowest rank of the role."""
     FOLLOWS_LENGTH: ClassVar[dict[str, Any]] = {}
-    """Argument → the only value of it with which steps do not depend on the length of the run."""
+    """Argument → its only value with which steps do not depend on the length of the run."""
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """Argument → the values of it with which weights are held in too few bits to follow by a moving
-    average."""
+    """Argument → its values with which weights have too few bits for a moving average."""
     POOLED: ClassVar[bool] = False
     """Whether the calls of its roles, which have no weights, run in processes next to the ranks,
     one for each. Its arguments `cpu_s` (seconds of processor time per call)

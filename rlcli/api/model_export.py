@@ -18,7 +18,7 @@ from rlcli.api.weight_files import INDEX, WHOLE, header
 from rlcli.errors import ModelError
 
 LARGEST_FILE = 5 * 10**9
-"""In bytes; the rest goes to another file."""
+"""Largest size in bytes; the rest goes to another file."""
 
 CODES = {
     torch.float64: "F64",

@@ -28,7 +28,7 @@ class _Special:
     """The special tokens of a tokenizer."""
 
     names: re.Pattern[str] | None
-    """Finds their names; of one character there is nothing to split."""
+    """Finds their names, except those of one character, which cannot be split."""
     normalized: frozenset[int]
     """Ids of those that the tokenizer finds in other spellings too: it compares them with the
     normalized text."""

@@ -1,8 +1,8 @@
 """What other frameworks call a component and its arguments.
 
-A component's names elsewhere, or those of what it is the nearest to, are a literal too, separated
-by spaces: `ELSEWHERE: ClassVar[str] = "rw_pair preference"`. An error about such a name gives the
-component.
+A component's names elsewhere, or those of the components that it resembles most, are a literal too,
+separated by spaces: `ELSEWHERE: ClassVar[str] = "rw_pair preference"`. An error about such a name
+gives the component.
 """
 
 from __future__ import annotations

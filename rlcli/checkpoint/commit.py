@@ -36,7 +36,7 @@ only its manifest says what a folder holds."""
 TEMPORARY, DELETING = ".tmp-", ".del-"
 """Name prefixes of folders that are being written or deleted; the run's id is part of the name."""
 IN_THE_WAY = ".not-of-"
-"""Precedes the run's id in the new name of anything that was in the way of one of its
+"""Precedes the run's id in the new name of anything that already had the name of one of its
 checkpoints."""
 LATE = 10.0
 """Seconds to wait for files that other ranks have written and this one does not see yet."""
@@ -67,7 +67,7 @@ def begin(checkpoints: Path, step: int, run_id: str, needed: int = 0) -> Path:
 
 
 def seal(folder: Path, files: Iterable[Path]) -> list[FileDigest]:
-    """Sync files to disk, and digest what is there now. Every rank does this for its own files.
+    """Sync files to disk, and digest what they now contain. Every rank does this for its own files.
     Raises ResourceError.
 
     A file whose sync fails is lost: its state on disk is unknown, and the save must start again.

@@ -45,7 +45,7 @@ class ConversionReport:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is kept of a model: not the model itself."""
+    """What is compared of a model; the model itself is not kept."""
 
     digests: dict[str, bytes]
     logits: torch.Tensor

@@ -375,7 +375,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder and its small files to disk; the weights are there already."""
+    """Sync a folder and its small files to disk; the weights are already on it."""
     for path in folder.rglob("*"):
         if path.is_dir():
             sync_folder(path)

@@ -95,8 +95,8 @@ def _blocks(tensor: torch.Tensor | BlockPart) -> list[tuple[tuple[int, ...], tup
 
 
 def _whole_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """Name → shape of the whole tensor, as far as files of parts have it;
-    those of earlier versions do not."""
+    """Name → shape of the whole tensor, if files of parts have it; those of earlier versions do
+    not."""
     shapes = {}
     for file in files:
         described = json.loads(read_head(file).metadata.get(SHARDING, "{}"))

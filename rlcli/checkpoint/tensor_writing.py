@@ -182,8 +182,8 @@ class TensorWriter:
             self._progress(end - begin)
 
     def _targets(self, name: str, start: int, count: int) -> Iterator[tuple[Extent, int, int]]:
-        """Places for bytes [start, start + count) of a tensor,
-        with which of those bytes belong there."""
+        """Places in files for bytes [start, start + count) of a tensor, each with the bytes that
+        belong there."""
         for offset, extent in self._parts[name]:
             begin, end = max(start, offset), min(start + count, offset + extent.bytes)
             if begin < end:

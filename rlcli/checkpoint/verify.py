@@ -24,8 +24,8 @@ from rlcli.errors import ModelError
 from rlcli.processes import allowed_cores
 
 SUPERSEDED = ".old-"
-"""Name prefix of a checkpoint that made way for a new one of the same step;
-it counts until the new one exists."""
+"""Name prefix of a checkpoint that is being replaced by one of the same step; it counts until the
+new one exists."""
 NAME = re.compile(rf"(?:{re.escape(SUPERSEDED)})?step-(?P<step>\d{{12}})")
 PART = re.compile(r"shard-(\d+)-model-\d+-of-\d+\.safetensors")
 """Name of a file with a rank's parts: the rank, counted from 1, and the number of the file among
@@ -38,7 +38,7 @@ machine."""
 
 @dataclass(frozen=True)
 class CompleteCheckpoint:
-    """A checkpoint whose manifest is valid, and whose files are there with their sizes. Whoever
+    """A checkpoint whose manifest is valid, and whose files exist with the right sizes. Whoever
     loads one of them must know that its content was verified too."""
 
     path: Path
@@ -181,7 +181,7 @@ def newest_verified(
 def newest_complete(
     folder: Path, run_id: str, rejected: dict[Path, ModelError]
 ) -> CompleteCheckpoint | None:
-    """The newest checkpoint whose files are there with their sizes, apart from those that are
+    """The newest checkpoint whose files exist with the right sizes, apart from those that are
     `rejected`; why each newer one is not complete is added to these. Raises ModelError F85 as
     `newest_verified` does."""
     return _newest(folder, run_id, rejected, read=False)
@@ -225,7 +225,7 @@ def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> 
 
 
 def _incomplete(checkpoint: Path, file: FileDigest, paths: dict[str, Path]) -> ModelError | None:
-    """What is wrong with a file, as far as its name and size tell."""
+    """What is wrong with a file, judged by its name and size."""
     if file.path not in paths:  # it may be behind a link, which is not followed
         return ModelError("it is missing", where=str(checkpoint / file.path), code="F20")
     return _damage(checkpoint, file, read=False)

@@ -46,7 +46,7 @@ class CommandLine:
         return ""
 
     def sketch(self, recipe: str) -> Mapping:
-        """What the line makes of a recipe, as far as it goes."""
+        """The recipe that the line describes so far."""
         from rlcli.recipe.introspection.typing_ahead import sketch
 
         return sketch(recipe, self.overrides(), self.options.get("with_", ()))
@@ -355,5 +355,5 @@ _BY_NAME: dict[str, Callable[[CommandLine, str], Iterator[Candidate]]] = {
     "runs": _folders,
     "project": _folders,
 }
-"""By the name of a verb's parameter, together with the verb where necessary;
-anything else is a file."""
+"""Candidates by the name of a verb's parameter, together with the verb where necessary; anything
+else is a file."""

@@ -80,7 +80,7 @@ def _print_names(files_by_kind: Mapping[str, Mapping[str, Path]]) -> None:
             names.setdefault(_home(path), []).append(name)
         rows += [(kind, home, ", ".join(names_there)) for home, names_there in names.items()]
     print_table(["kind", "home", "names"], rows)
-    print_text("\nrlcli ls recipes says what each is for; rlcli show NAME what it can set")
+    print_text("\nrlcli ls recipes says what each is for; rlcli show NAME lists its settings")
 
 
 def _files(kind: ListedKind) -> dict[str, Path]:

@@ -41,7 +41,7 @@ _VERBS = {
     "upgrade update install setup": "use pip or uv; rlcli doctor says what is missing",
     "login auth": "rlcli has no accounts; hf auth login logs in to the Hub",
     "models": "rlcli status lists runs and their models; rlcli ls families, what can be trained",
-    "reward rewards": "rlcli ls interfaces, or rlcli new reward NAME for one of yours",
+    "reward rewards": "rlcli ls interfaces, or rlcli new reward NAME for your own",
 }
 """Verbs of other tools → what does that here."""
 
@@ -149,8 +149,8 @@ def _options_of(command: Any, context: Any) -> list[str]:
 
 
 def _value_of(option: str, arguments: list[str]) -> str:
-    """The value of an option, as written with it or after it; or the one that it is itself, such as
-    `--bf16`."""
+    """The value of an option, as written with it or after it; or the value that the option stands
+    for, as `--bf16` does."""
     from rlcli.recipe.synonyms import VALUES
 
     joined = (

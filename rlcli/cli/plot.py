@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlcli.observe.charts import Chart
 
 USUAL = ("reward", "eval/accuracy", "kl", "loss", "length")
-"""Metrics that are drawn by default, as far as they exist."""
+"""Metrics that are drawn by default, if they exist."""
 MOST_USUAL = 4
 WIDEST = 100
 

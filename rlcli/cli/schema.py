@@ -26,7 +26,10 @@ def schema(
         bool, typer.Option("--dry-run", help="With --install: only say what would be written.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --install: say it in JSON; else it is JSON.")
+        bool,
+        typer.Option(
+            "--json", help="With --install: report it as JSON; the schema is JSON anyway."
+        ),
     ] = False,
 ) -> None:
     """Print the JSON Schema of recipes, of a section, or of a component's arguments.

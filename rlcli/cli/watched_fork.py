@@ -93,7 +93,7 @@ def _be_watched(parent: int, reporting: int, showing: int) -> None:
 
 
 def report_stage(words: str, limit_s: float) -> None:
-    """Report, in the fork, what it does from now on, for at most so many seconds."""
+    """Report, in the fork, what it does from now on, for at most `limit_s` seconds."""
     _send(f"stage {limit_s + GRACE:.0f} {words}")
 
 
@@ -169,7 +169,7 @@ class _WatchedFork:
                 self._unread = self._unread[-LONGEST_LINE:]
 
     def _take(self, line: str) -> None:
-        """A report; what a component writes there is ignored if it is none."""
+        """Record a report. Anything else is ignored: a component may have written it."""
         if match := re.fullmatch(r"stage (\d+) (.*)", line):
             self._deadline = time.monotonic() + int(match[1])
             self._stage = match[2]

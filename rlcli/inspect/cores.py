@@ -38,8 +38,8 @@ def _quotas(membership: Path, root: Path) -> Iterator[float]:
 
 
 def _limits_of(root: Path, group: str, quota: Callable[[Path], float]) -> Iterator[float]:
-    """Quotas of a group and its parents, as far as they are visible:
-    in a container the outer ones are not."""
+    """Quotas of a group and of those of its parents that are visible: in a container the outer ones
+    are not."""
     folder = root / group.lstrip("/")
     while folder == root or root in folder.parents:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):

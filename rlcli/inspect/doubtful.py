@@ -1,4 +1,4 @@
-"""Valid recipe settings that are hardly ever intended: warnings, not errors."""
+"""Valid recipe settings that are rarely intended: warnings, not errors."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ def check_pairs(name: str, rows: Sequence[Preview]) -> Finding | None:
 
 
 def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding:
-    """One token at the beginning, if the tokenizer adds one;
-    at the end one that stops generation, trained on."""
+    """Whether rows begin with one BOS token, if the tokenizer adds it, and end with a token that
+    stops generation and is trained on."""
     about, bos = f"{name} begin/end", tokenizer.bos_token_id
     doubled = [
         row

@@ -150,8 +150,8 @@ class Members:
                     self._note_servers(who, slot)
 
     def _note_servers(self, who: tuple[str, int], slot: ServerSlot) -> None:
-        """Note the servers that were started again there since the last look,
-        at their client's request."""
+        """Note the servers that were started again there since the last check, at their client's
+        request."""
         serves = slot.serves
         while serves is not None and self._servers[who] < serves.starts - 1:
             self._servers[who] += 1
@@ -208,7 +208,7 @@ def _await(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _become_child(parent: int) -> None:
-    """Runs in the child between fork and exec: has it killed when its parent is gone.
+    """Runs in the child between fork and exec, so that it is killed when its parent is gone.
 
     Stop signals are handled by the parent, even if a scheduler sends them to every process.
     """

@@ -105,8 +105,8 @@ def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
         lines += [*_comment(f"{where}{ranks}; {command.about}"), *_shell_lines(command.command), ""]
     if len(commands) > 1 and interface == LOOPBACK:
         lines += _comment(
-            "launch.interface is lo, so all nodes are on one machine; name the one that connects "
-            "yours"
+            "launch.interface is lo, so all nodes are on one machine; name the interface between "
+            "your machines"
         )
     return lines if lines[-1] else lines[:-1]
 

@@ -114,7 +114,7 @@ def _reachable(run: Overview) -> Holder:
     if holder is None:
         hint = "stop it where it was started: Ctrl-C once"
         raise ResourceError(
-            f"{run.folder} does not say which process it is", where=str(lock), hint=hint, code="F72"
+            f"{run.folder} does not name its process", where=str(lock), hint=hint, code="F72"
         )
     if not holder.owner.is_here:
         host = holder.owner.host

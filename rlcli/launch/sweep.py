@@ -88,7 +88,7 @@ class Local:
     goes_first: bool = False
     """Whether the first run must finish before the others begin."""
     is_checked: bool = True
-    """Whether each run looks at rows and rewards before it trains."""
+    """Whether each run checks rows and rewards before it trains."""
     exit_codes: dict[str, int] = field(default_factory=dict)
     """Run → exit code."""
     _busy: dict[int, tuple[SweepRun, subprocess.Popen[bytes]]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Local:
 
     def run(self, look: Callable[[str], None]) -> int:
         """Run everything that is not done yet; `look` gets the current state. Returns the exit
-        code: 0 if all are done, else that of the first that is not."""
+        code: 0 if all are done, else that of the first run that is not."""
         waiting = [run for run in self.sweep.runs if not self._is_done(run)]
         with self._forwarded_signals():
             while (waiting and self._stopped_by is None) or self._busy:

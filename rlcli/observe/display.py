@@ -15,8 +15,8 @@ from rlcli.observe.series import clock_time, short
 from rlcli.observe.terminal import PatientStream, one_line, short_path
 
 EVENTS = "RLCLI_EVENTS"
-"""Environment variable with the descriptor of a pipe in which another program wants the events of
-the display, which it shows itself."""
+"""Environment variable with the descriptor of a pipe to which the events of the display are
+written, for another program that shows them itself."""
 
 
 class Display(Protocol):

@@ -272,7 +272,7 @@ def _attend_capped(
     softcap: float,
     scale: float | None,
 ) -> torch.Tensor:
-    """The same with all scores in memory at once: torch has no kernel that caps them."""
+    """Attention with all scores in memory at once: torch has no kernel that caps them."""
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale

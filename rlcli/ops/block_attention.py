@@ -152,8 +152,8 @@ class BlockGradients:
     def through(
         self, key: torch.Tensor, value: torch.Tensor, block: Block
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This block's share of the gradients of `key` and `value`; that of the queries is added
-        to `of_query`."""
+        """This block's share of the gradients of `key` and `value`; its share of the queries'
+        gradient is added to `of_query`."""
         of_key, of_value = (torch.zeros_like(x, dtype=self.of_query.dtype) for x in (key, value))
         if block.pairs:
             backward = self._by_kernel if self._uses_kernel else self._by_rectangles
@@ -312,5 +312,5 @@ class _Group:
 
 
 def _finite(normalizers: torch.Tensor) -> torch.Tensor:
-    """The same with 0 for -inf, so that differences are not NaN: exp(-inf - 0) = 0."""
+    """The normalizers with 0 for -inf, so that differences are not NaN: exp(-inf - 0) = 0."""
     return normalizers.masked_fill(normalizers == -torch.inf, 0.0)

@@ -37,8 +37,8 @@ class ContextAttention:
     group: dist.ProcessGroup
     choice: Choice = "auto"
     flash: FlashAttention | None = None
-    """Computes the attention of ulysses, over whole
-    sequences; the blocks of a ring use torch's kernel."""
+    """Computes the attention of ulysses, over whole sequences; the blocks of a ring use torch's
+    kernel."""
 
     def mine(self, rows: torch.Tensor) -> torch.Tensor:
         """[S, ...]: this rank's rows of a tensor with one row per token of the pack."""

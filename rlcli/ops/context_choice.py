@@ -19,7 +19,7 @@ class AttentionSizes:
     """A layer's attention on a group of context-parallel ranks."""
 
     heads: int
-    """Of this rank: with tensor parallelism, its own."""
+    """Heads of this rank; with tensor parallelism, a part of the layer's."""
     key_heads: int
     ranks: int
     tokens: int

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrefixAttention:
-    """The layout of a pack in which some sequences begin with tokens that others have."""
+    """The layout of a pack in which some sequences begin with the same tokens as others."""
 
     prefixes: SharedPrefixes
     device: torch.device

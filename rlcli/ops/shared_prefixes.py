@@ -1,8 +1,8 @@
 """Which tokens of packed sequences have the same past, so that a causal model computes the same for
 them: the responses to a prompt, the two sides of a pair, the branches of a trajectory.
 
-Sequences that begin alike form a trie. In lexicographic order, each shares most with the one before
-it; so its path through the trie is a first part of that one's path, followed by tokens of its own.
+Sequences with common beginnings form a trie. In lexicographic order, each shares most with the one
+before it; so its path through the trie begins like that one's and continues with tokens of its own.
 (A trie of a batch is also what https://arxiv.org/abs/2511.00413 trains on.)
 """
 
@@ -123,13 +123,13 @@ def _are_new(starts: Sequence[int], shared: Sequence[int]) -> torch.Tensor:
 
 
 def _in_order(sequences: Sequence[torch.Tensor]) -> list[int]:
-    """The sequences in an order in which those that begin alike are neighbours."""
+    """The sequences in an order in which those with common beginnings are neighbours."""
     texts = [sequence.numpy().tobytes() for sequence in sequences]
     return sorted(range(len(texts)), key=texts.__getitem__)
 
 
 def _common(first: torch.Tensor, second: torch.Tensor) -> int:
-    """The number of first tokens that are the same."""
+    """The number of tokens that both begin with."""
     length = min(len(first), len(second))
     differences = (first[:length] != second[:length]).nonzero()
     return int(differences[0]) if len(differences) else length

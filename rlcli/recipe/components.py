@@ -260,7 +260,7 @@ class _Takers:
 
 
 def _takers(tree: Mapping, problems: Problems) -> dict[Mark, _Takers]:
-    """By the place where an argument is written."""
+    """The components that receive each argument, by the place where the argument is written."""
     takers_of: dict[Mark, _Takers] = {}
     unknown: set[str] = set()
     for path, kind in component_paths(tree):

@@ -60,15 +60,15 @@ def arguments_of(backend: Component) -> dict[str, Any]:
 def possible_meshes(
     recipe: Recipe, name: str, devices: int, sizes: Architecture | None = None
 ) -> Iterator[Mesh]:
-    """The meshes of a role on so many devices that its engine can run."""
+    """The meshes on `devices` devices that the engine of a role can run."""
     for mesh in _meshes(recipe, name, devices):
         if not any(layout_problems(recipe, name, mesh, sizes)):
             yield mesh
 
 
 def _meshes(recipe: Recipe, name: str, devices: int) -> Iterator[Mesh]:
-    """Those of the dimensions that the engine knows: tensor-parallel ranks are on one node, and
-    there is a prompt for each data-parallel rank."""
+    """The meshes of the dimensions that the engine knows: tensor-parallel ranks are on one node,
+    and there is a prompt for each data-parallel rank."""
     backend = recipe.models[name].backend
     able = declared("backends", backend.type, "DIMENSIONS") if backend is not None else None
 
@@ -87,8 +87,8 @@ def _meshes(recipe: Recipe, name: str, devices: int) -> Iterator[Mesh]:
 def nearest_layout(
     recipe: Recipe, name: str, mesh: Mesh, sizes: Architecture | None = None
 ) -> Mesh | None:
-    """The mesh on as many devices that differs least from this one, by the ratios of degrees, among
-    those that the engine can run."""
+    """The mesh on the same number of devices that differs least from this one, by the ratios of
+    degrees, among those that the engine can run."""
 
     def distance(candidate: Mesh) -> float:
         return sum(

@@ -107,7 +107,7 @@ class _Rewriting:
     edits: list[tuple[int, int, str]] = field(default_factory=list)
     """(start, end, what replaces it)."""
     changed: dict[yaml.MappingNode, _Changed] = field(default_factory=dict)
-    """Per mapping; an alias is the node of its anchor."""
+    """The changes of each mapping; an alias is the node of its anchor."""
     changes: list[str] = field(default_factory=list)
 
     def migration(self) -> Migration:

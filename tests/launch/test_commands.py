@@ -82,7 +82,7 @@ def test_a_comment_explains_each_command():
         "# node 1: rank 1",
         "# node 2: rank 2",
     ]
-    assert "name the one that connects yours" in " ".join(lines[-2:]).replace("#   ", "")
+    assert "name the interface between your machines" in " ".join(lines[-2:]).replace("#   ", "")
     begun = ("#", "cd ", "env ", sys.executable, "    ")
     assert all(line.startswith(begun) for line in lines if line)
 

@@ -45,7 +45,8 @@ def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 def _is_of_a_busy_controller(answer: subprocess.CompletedProcess[bytes]) -> bool:
-    """It hangs up, which ends the command by SIGPIPE, or lets it time out."""
+    """Whether a busy controller made the command fail: it hangs up, which ends the command by
+    SIGPIPE, or lets it time out."""
     return answer.returncode < 0 or (answer.returncode > 0 and BUSY in answer.stderr)
 
 

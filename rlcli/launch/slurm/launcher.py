@@ -130,7 +130,7 @@ class SlurmRunning:
 
 class Answers:
     """Which nodes' answers are visible here. The shared folder is listed now and then until all
-    that are asked about are there, and never again: the file system does not notice how many nodes
+    those asked about have answered, and never again: the file system does not notice how many nodes
     there are."""
 
     def __init__(self, folder: Path):

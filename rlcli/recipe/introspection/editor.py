@@ -106,7 +106,8 @@ def _same_file(name: str) -> bool:
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENTS = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TRAILING_COMMAS = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
-"""Each also finds strings, so that nothing is found within one."""
+"""Both patterns also match strings, so that nothing within a string is taken for a comment or a
+comma."""
 
 
 def _bare(text: str) -> str:

@@ -298,7 +298,7 @@ def _blocks(definitions: Mapping[str, Schema]) -> dict[str, Schema]:
         typed = [key for key in keys if key is not None]
         blocks[block] = {
             "description": (
-                f"Of the recipes' own, shared by ${{{block}}}: {', '.join(typed) or 'a value'}."
+                f"A block of the recipes, shared by ${{{block}}}: {', '.join(typed) or 'a value'}."
             )
         }
         if len(typed) == len(keys):

@@ -86,9 +86,9 @@ def decode(raw: bytes, shown: str, problems: Problems) -> str | None:
 def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -> Node | None:
     """The tree of a YAML text; None, with the reason reported, for one that cannot be read at all.
 
-    Faults that can be read around (a key set twice, a tag, a number that is not finite) are
-    reported, and their values in the tree are not `valid`. `first`: where the text begins,
-    if not at 1:1.
+    Faults that do not prevent reading the rest (a key set twice, a tag, a number that is not
+    finite) are reported, and their values in the tree are not `valid`. `first`: where the text
+    begins, if not at 1:1.
     """
     origin = first or Mark(file, 1, 1)
     if match := _FORBIDDEN.search(text):

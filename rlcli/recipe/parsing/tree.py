@@ -127,7 +127,7 @@ def at(node: Node, path: Path) -> Node | None:
 
 
 def is_null(node: Node | None) -> bool:
-    """Whether a node is there and null."""
+    """Whether a node exists and is null."""
     return isinstance(node, Scalar) and node.value is None
 
 
@@ -215,7 +215,7 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
 
 
 def plain_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The same of a recipe as plain values, but without empty `args`."""
+    """The leaves of a recipe as plain values, without empty `args`."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from plain_leaves(item, (*path, key))

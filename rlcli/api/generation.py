@@ -41,7 +41,7 @@ class GeneratedResponses:
     each token of prompt and response was routed to in each of the L layers with experts; the last
     token of a response has not been read. None: not requested."""
     versions: list[Spans] | None = None
-    """Where weights may change while responses are under way: for each response (version, tokens)
+    """Where weights may change while responses are in progress: for each response (version, tokens)
     of its segments, in order; the version is `Model.version.global_step`. None: all tokens were
     sampled with the weights that the role had when the call began."""
 

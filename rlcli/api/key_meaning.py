@@ -57,7 +57,7 @@ DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
 WEIGHT_VERSIONS = "weight_versions"
 """Metadata of a generating call's output: for each sample a list with `(version, tokens)` of each
-segment of each response, where weights may change while responses are under way."""
+segment of each response, where weights may change while responses are in progress."""
 REASONS = "reward_reasons"
 """Metadata of a reward's output: for each sample a list with a short text for each response, why it
 has its reward, or None. It is shown next to the response."""

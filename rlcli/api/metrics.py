@@ -85,7 +85,7 @@ STALENESS_METRICS: Metrics = {
     "staleness/tokens_<steps>": (
         "share",
         "share of the tokens of the step's responses with this staleness, where weights change "
-        "while responses are under way",
+        "while responses are in progress",
     ),
     "segments/mean": ("segments", "segments of a response, each with weights of its own, mean"),
     "segments/max": ("segments", "segments of the response that has the most"),

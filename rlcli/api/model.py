@@ -235,7 +235,7 @@ class ModelBackend(abc.ABC):
     """The kinds of devices that its engines run on."""
     STREAMS: ClassVar[bool] = False
     """Whether its engines generate on data-parallel ranks that need not wait for each other, and
-    can be given new weights while responses are under way (`GenerationEngine.open`)."""
+    can be given new weights while responses are in progress (`GenerationEngine.open`)."""
     ROUTING_REPLAY: ClassVar[bool] = False
     """Whether its engines that generate report the experts of each token
     (`GenerationHyperparameters.routing_replay`), and those that score or train route the tokens of

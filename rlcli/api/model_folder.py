@@ -147,8 +147,8 @@ def check_sizes(model: Path, tokenizer: Path) -> None:
     if isinstance(rows, int) and ids and max(ids) >= rows:
         raise ModelError(
             (
-                f"the tokenizer in {tokenizer} has {max(ids) + 1} tokens, the "
-                f"embedding of {model} {rows} rows"
+                f"the tokenizer in {tokenizer} has {max(ids) + 1} tokens, but the embedding of "
+                f"{model} has {rows} rows"
             ),
             hint="use the tokenizer that the model was made with",
             code="F32",

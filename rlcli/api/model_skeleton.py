@@ -73,7 +73,7 @@ def check_vocabulary(lm: Any, tokenizer: PreTrainedTokenizerBase | None) -> None
     rows = lm.get_input_embeddings().weight.shape[0]
     if tokenizer is not None and len(tokenizer) > rows:
         raise ModelError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {rows} rows",
+            f"the tokenizer has {len(tokenizer)} tokens, but the embedding has {rows} rows",
             hint="use the tokenizer that the model was made with",
             code="F32",
         )

@@ -86,8 +86,8 @@ class Start:
         if before is not None and before != now:
             raise DataError(
                 (
-                    f"dataset {name} has changed since step {self.state.step}: {before[:12]} "
-                    f"then, {str(now)[:12]} now"
+                    f"dataset {name} has changed since step {self.state.step} ({before[:12]} → "
+                    f"{str(now)[:12]})"
                 ),
                 hint="put the old data back, or start a new run from models/",
                 code="F65",

@@ -193,7 +193,7 @@ def _cut(move: Move, rows: int) -> Move:
     (spec,) = move.outputs
     if spec.shape[0] < rows:
         raise ModelError(
-            f"{spec.name} has {spec.shape[0]} rows, the vocabulary of config.json {rows}",
+            f"{spec.name} has {spec.shape[0]} rows, but the vocabulary of config.json has {rows}",
             hint="the file of a rank may be missing, or config.json may belong to another model",
         )
     return replace(move, outputs=(replace(spec, shape=(rows, *spec.shape[1:])),))

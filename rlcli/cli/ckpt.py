@@ -163,12 +163,13 @@ def prune(
 
     if keep_last < 1 or keep_best < 0:
         raise UsageError(
-            "at least one checkpoint stays", hint="--keep-last 1 or more, --keep-best 0 or more"
+            "at least one checkpoint must be kept",
+            hint="--keep-last 1 or more, --keep-best 0 or more",
         )
     location = find_checkpoints(named_folder(run))
     if location.only is not None:
         raise UsageError(
-            f"{run} is one checkpoint",
+            f"{run} is a single checkpoint",
             hint=f"rlcli ckpt prune {location.folder} --keep-last {keep_last}",
         )
     with contextlib.nullcontext() if dry_run else _held(location):

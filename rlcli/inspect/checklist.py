@@ -200,7 +200,8 @@ def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Fi
     rows = None if isinstance(sizes, str) else sizes.vocabulary
     if rows is not None and len(tokenizer) > rows:
         message = (
-            f"it has {grouped(len(tokenizer))} tokens, the embedding of {role} {grouped(rows)} rows"
+            f"it has {grouped(len(tokenizer))} tokens, but the embedding of "
+            f"{role} has {grouped(rows)} rows"
         )
         return failure(
             about,

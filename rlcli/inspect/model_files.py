@@ -98,8 +98,8 @@ def _faults_of_scratch(resolved: Resolved, role: str, section: Role) -> Iterator
         rows = section.scratch.get("vocab_size")
         if isinstance(rows, int) and (tokens := vocabulary_of(section.tokenizer)) > rows:
             message = (
-                f"the tokenizer {section.tokenizer} has {tokens} tokens, the embedding of "
-                f"models.{role} {rows} rows"
+                f"the tokenizer {section.tokenizer} has {tokens} tokens, but the embedding of "
+                f"models.{role} has {rows} rows"
             )
             hint = "leave out vocab_size: a model from scratch gets a row for each token"
             yield ModelError(

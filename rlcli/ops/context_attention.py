@@ -243,7 +243,7 @@ def _rounds(
 
 
 _KEYS, _GRADIENTS = 0, 1
-"""Tags of messages that may be under way at the same time."""
+"""Tags of messages that may be in progress at the same time."""
 
 
 class _Passing:

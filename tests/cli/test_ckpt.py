@@ -226,11 +226,11 @@ def test_show_lists_metrics_and_files_of_a_checkpoint(rlcli, run):
         (("ls", "."), 2, "neither a run nor a folder of checkpoints"),
         (("verify", "run", "--step", "77"), 2, "there are: 40, 30, 20, 10"),
         (("show", "run", "--step", "77"), 2, "there are: 40, 30, 20, 10"),
-        (("prune", "run", "--keep-last", "0"), 2, "at least one checkpoint stays"),
+        (("prune", "run", "--keep-last", "0"), 2, "at least one checkpoint must be kept"),
         (
             ("prune", "run/checkpoints/step-000000000010", "--keep-last", "1"),
             2,
-            "is one checkpoint",
+            "is a single checkpoint",
         ),
         (("prune", "run"), 2, "--keep-last"),
         (("lst", "run"), 2, "did you mean ls?"),

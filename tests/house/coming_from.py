@@ -168,7 +168,7 @@ What is different, whatever the names:
 - `rlcli resume RUN` continues any run exactly; a recipe needs no key for that.
 - Adapters (LoRA) and images are not supported.
 
-This page is written by `tests/house/coming_from.py` from the tables that the errors are made with.
+This page is written by `tests/house/coming_from.py` from the tables behind the error messages.
 """
 
 

@@ -384,7 +384,7 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(project):
     )
     (fault,) = faults_before_start("models.actor.path=null", f"models.actor.scratch={scratch}")
     assert (fault.code, fault.exit_code) == ("F32", 5)
-    assert "380 tokens, the embedding of models.actor 100 rows" in fault.what
+    assert "380 tokens, but the embedding of models.actor has 100 rows" in fault.what
 
 
 def test_a_hub_model_that_is_not_cached_is_refused_offline(project, monkeypatch):

@@ -256,7 +256,7 @@ def test_a_recipe_or_a_folder_of_runs_given_as_a_model_proposes_its_model(tmp_pa
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("grpo_math", "a command has one recipe; one may extend another: rlcli cp"),
+        ("grpo_math", "a command takes one recipe; let one extend the other: rlcli cp"),
         ("gpu8", "to apply that profile on top: --with gpu8"),
         ("steps", "write key.path=value"),
     ],

@@ -87,7 +87,7 @@ def values(tree: Mapping, key: str) -> list[tuple[str, str]]:
         now = now.get("type")
     words = {}
     if isinstance(now, Scalar) and now.text:
-        words[now.text] = "as it is now"
+        words[now.text] = "current value"
     removal = (
         {"null": "remove it"}
         if at(tree, path) is not None and null_means(Recipe, path) == "gone"

@@ -123,7 +123,7 @@ def _instead(text: str) -> str:
     if text in profile_names():
         return f"to apply that profile on top: --with {text}"
     if text in recipe_names():
-        return "a command has one recipe; one may extend another: rlcli cp"
+        return "a command takes one recipe; let one extend the other: rlcli cp"
     return "write key.path=value"
 
 

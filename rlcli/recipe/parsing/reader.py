@@ -143,7 +143,7 @@ def _syntax(
     written = lines[at.line] if at.line < len(lines) else ""
     if composer.open_flows and re.search(r"(?<![\"'$])\$\{", written[: at.column + 1]):
         reference = SimpleNamespace(line=at.line, column=written.rindex("${", 0, at.column + 1))
-        hint = 'quote it: "${…}", because { and } mean something in YAML'
+        hint = 'quote it: "${…}", because { and } are special in YAML'
         return "R07", "not YAML: a reference inside {} or [] needs quotes", mark(reference), hint
     problem = re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
     opened = error.context_mark is not None and re.search(

@@ -140,7 +140,7 @@ def test_a_missing_rank_is_reported(sharded, tmp_path):
 
 def test_a_missing_last_rank_is_reported(sharded, tmp_path):
     (sharded / "shard-00003-model-00001-of-00001.safetensors").unlink()
-    with pytest.raises(ModelError, match="rows, the vocabulary of config"):
+    with pytest.raises(ModelError, match="rows, but the vocabulary of config"):
         plan_to_hf(sharded, tmp_path / "out")
 
 

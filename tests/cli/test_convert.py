@@ -95,7 +95,7 @@ def test_a_dry_run_writes_no_files(model, rlcli):
         (["MODEL", "--to-hf", "out", "--step", "3"], 2, "--step does not apply"),
         (["MODEL", "--to-hf", "out", "--dtype", "float8"], 2, "--dtype"),
         (["MODEL", "--to-hf", "out", "--max-shard-size", "big"], 2, "not a valid file size"),
-        (["--from-hf", "MODEL", "--to", "out", "--ranks", "0"], 2, "at least one"),
+        (["--from-hf", "MODEL", "--to", "out", "--ranks", "0"], 2, "at least 1"),
         (["MODEL", "--to-hf", "MODEL"], 6, "error[F72]"),
         ([".", "--to-hf", "out"], 5, "neither a run"),
     ],

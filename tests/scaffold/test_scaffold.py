@@ -166,7 +166,7 @@ def test_existing_files_are_not_overwritten_and_nothing_else_is_written(project)
     layer = project / "recipes" / "data" / "qa.yaml"
     layer.parent.mkdir()
     layer.write_text("mine")
-    with pytest.raises(UsageError, match=r"qa\.yaml exists"):
+    with pytest.raises(UsageError, match=r"qa\.yaml already exists"):
         write(plan("dataset", "qa", project))
     assert layer.read_text() == "mine"
     assert not (project / "datasets" / "qa.py").exists()

@@ -80,7 +80,7 @@ def test_an_existing_file_is_not_overwritten(rlcli, project):
         code, out, err = rlcli("new", "dataset", "my-dataset", *options)
         assert (code, out) == (2, "")
         assert err.startswith("error[R68]")
-        assert "my_dataset.py exists" in err
+        assert "my_dataset.py already exists" in err
 
 
 def test_without_a_project_the_command_to_create_one_is_shown(rlcli):

@@ -38,7 +38,7 @@ _DENYING = words(
     hoặc
     """
 )
-"""Negations, hedges and "or" in Latin script, as far as they are not common words of English."""
+"""Negations, hedges and "or" in Latin script, except those that are common English words."""
 
 _NAMING = words(
     """
@@ -86,7 +86,7 @@ _LATIN = 0x250
 
 
 def denies_elsewhere(word: str) -> bool:
-    """Whether a lower-case word denies or weakens in another language than English."""
+    """Whether a lower-case word denies or weakens in a language other than English."""
     return word in _DENYING or (word.startswith("n'") and len(word) > 2)
 
 
@@ -96,8 +96,8 @@ def takes_back_elsewhere(text: str) -> bool:
 
 
 def is_elsewhere(words: Sequence[str]) -> bool:
-    """Whether these words name an answer in another language than English,
-    or are in another script."""
+    """Whether these words name an answer in a language other than English, or are in another
+    script."""
     return any(word.lower() in _NAMING or ord(max(word)) >= _LATIN for word in words)
 
 

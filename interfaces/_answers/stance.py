@@ -101,7 +101,7 @@ def is_attributed(before: str) -> bool:
 
 
 def is_taken_back(after: str) -> bool:
-    """Whether the rest of the claim's sentence sentence, or a later one, takes the claim back."""
+    """Whether the rest of the claim's sentence, or a later one, takes the claim back."""
     sentence, *later = re.split(r"(?<=[.!?\n])", after[:_SPAN_AFTER])
     if (
         sentence.endswith("?")

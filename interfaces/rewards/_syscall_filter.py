@@ -23,7 +23,7 @@ LOAD, JUMP_IF_EQUAL, JUMP_IF_GREATER, JUMP_IF_ANY, RETURN = 0x20, 0x15, 0x25, 0x
 """Codes of the kernel's filter language: of its words, conditions and results."""
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
-"""Where the kernel's description of a system call has what; arguments are 8 bytes each,
+"""Offsets of the fields in the kernel's description of a system call; arguments are 8 bytes each,
 the low half first."""
 NEWEST = 462
 """The last system call considered here. Later ones are reported as missing,

@@ -38,7 +38,7 @@ def servers_of_a_rank(role: Role) -> int:
 
 
 def nodes_of_a_server(backend: Component | None) -> int:
-    """Over how many nodes each server of a role is spread."""
+    """How many nodes each server of a role spans."""
     count = (
         registry.load_declared("backends", backend.type, "SERVER_NODES")
         if backend is not None

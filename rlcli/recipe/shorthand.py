@@ -27,7 +27,7 @@ def as_overrides(
 ) -> list[str]:
     """`key=value` for each of: the path of the model that is trained, the path of the rows that it
     is trained on, the interface that rewards responses. Raises UsageError if the recipe has no
-    such key; of a recipe that cannot be read they are the usual ones, as loading it reports why."""
+    such key; for a recipe that cannot be read, the usual keys: loading it reports why."""
     tree = sketch(recipe, profiles=profiles)
     overrides = []
     if model is not None:

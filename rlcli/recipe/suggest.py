@@ -64,7 +64,7 @@ def suggest_key(
     for code, targets in (("R42", [near]), ("R43", written), ("R42", similar)):
         if targets and targets[0] is not None:
             return code, f"did you mean {targets[0]}?"
-    return "R42", "legal here: " + ", ".join(names) if names else None
+    return "R42", "valid here: " + ", ".join(names) if names else None
 
 
 @cache

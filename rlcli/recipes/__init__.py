@@ -1,4 +1,4 @@
-"""Every layer of the search path for recipes, built in or yours, is a YAML file below this door."""
+"""The root of the recipe search path: every layer, built in or yours, is a YAML file below it."""
 
 from rlcli.project import search_path
 

@@ -139,7 +139,8 @@ def _unknown(kind: str, name: str, files: list[str]) -> UnknownComponent:
 
 
 def called_elsewhere(kind: str, name: str) -> str | None:
-    """The component that declares that others call it so, or offer this in its place."""
+    """The component that declares this as another framework's name for it, or for its
+    counterpart."""
     from rlcli.registry.signature import signature
 
     for candidate in _files(kind):

@@ -59,7 +59,8 @@ class WeightCopy:
 
 
 class Calls:
-    """The requests that loading rows, calls, copies and clearing take. `flow` decides when."""
+    """The requests for loading rows, calls, copies and clearing; `flow` decides when to send
+    them."""
 
     def __init__(
         self, recipe: Recipe, topology: Topology, ranks: Ranks, phase: Callable[[str], None]
@@ -280,9 +281,8 @@ def _metadata_in_batch(
 async def _lines_of(
     names: Mapping[str, str], described: Described, answering: Awaitable[Answers]
 ) -> list[Fields]:
-    """A line for each response, of which ranks describe different aspects; one that is not
-    described for every response of a sample is left out. `names`: sample → its dataset's name for
-    it."""
+    """A line for each response. Ranks describe different aspects of it; an aspect that is missing
+    for any response of a sample is left out. `names`: sample → its dataset's name for it."""
     described = {id_: described.get(id_, {}) for id_ in names}
     for answer in (await answering).values():
         for id_, aspects in answer.items():

@@ -263,8 +263,7 @@ class Checkpoints:
 
 
 def _merged(answers: Answers, aspect: str) -> dict[str, Any]:
-    """What ranks answer by name, for each name that of the lowest rank:
-    it is the same on all of them."""
+    """The ranks' answers by name. All ranks give the same; the lowest rank's is taken."""
     merged: dict[str, Any] = {}
     for rank in sorted(answers, reverse=True):
         merged |= answers[rank][aspect]

@@ -1,8 +1,8 @@
 """How a batch of samples goes through calls: a training step, samples made ahead of one, and an
 evaluation alike.
 
-`Flow.go_through` and `Flow._call` are the whole way of a call; `calls` has its requests, `ranks`
-sends them in turn.
+A call's whole path is `Flow.go_through` and `Flow._call`; `calls` makes its requests, `ranks` sends
+them in turn.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Gate:
 
     @asynccontextmanager
     async def let_through(self, samples: int) -> AsyncIterator[None]:
-        """Wait until the chunks before this one, of so many samples, are through;
-        then keep others out."""
+        """Wait until earlier chunks are through, then admit this one, of `samples` samples, and
+        keep others out."""
         self.waiting += samples
         async with self._lock:
             self.waiting -= samples
@@ -67,7 +67,7 @@ class Batch:
     """That of its training step, from 0, or of its chunk; it seeds what components draw."""
     is_step: bool = True
     """Whether it belongs to a training step: its calls then need the weights that the steps before
-    have trained. Others take those that there are."""
+    have trained. Others use the current weights."""
     ages: Mapping[str, int] | None = None
     """Sample → its staleness, if it was made ahead of training."""
     gates: Mapping[str, Gate] = field(default_factory=dict)
@@ -104,12 +104,12 @@ class Progress(asyncio.Event):
     """What coroutines wait for that is not an answer: that calls are done, or samples are taken."""
 
     def note(self) -> None:
-        """Have all that wait look again."""
+        """Have everything that waits check its condition again."""
         self.set()
         self.clear()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is the case."""
+        """Wait until a condition holds."""
         while not condition():
             await self.wait()
 
@@ -249,7 +249,7 @@ class CallTurns:
     copy: Turn | None
 
     async def skip(self) -> None:
-        """Let them pass."""
+        """Use up both turns without doing anything."""
         for turn in (self.compute, self.copy):
             if turn is not None:
                 async with turn:
@@ -258,7 +258,7 @@ class CallTurns:
 
 @contextmanager
 def _naming(location: str) -> Iterator[None]:
-    """Have errors say where they happened."""
+    """Add to an error where it happened."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
 """MasterWorker: opens one step after the other, and decides when to save, evaluate and stop.
 
 It holds descriptions of samples, never their tensors. `flow` is the way of a step's samples through
-its calls; `record` writes down what is known of it.
+its calls; `record` writes down its results.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ class MasterWorker:
 
     async def _train(self, tasks: asyncio.TaskGroup) -> None:
         """Do all steps, or, once the run is to stop, those already begun. A step may begin while
-        the one before it is in progress, but for an evaluation or a checkpoint all wait."""
+        the one before it is in progress; an evaluation or a checkpoint begins only when no step
+        is."""
         self.schedule = Schedule(self.recipe.checkpoint, self.supply.sizes)
         in_progress: deque[asyncio.Task[None]] = deque()
         self.calls.times.begin()
@@ -221,8 +222,8 @@ class MasterWorker:
     async def _do(
         self, step: Step, before: Awaitable[None] | None, tasks: asyncio.TaskGroup
     ) -> None:
-        """One step: its samples go through its calls; then what is known of it is written, after
-        that of the step before."""
+        """One step: its samples go through its calls; then its record is written, after that of the
+        step before."""
         await self.flow.go_through(self._stages.of_step, step)
         if before is not None:
             await before

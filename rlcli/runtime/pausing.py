@@ -1,4 +1,4 @@
-"""Generation that goes on while weights change.
+"""Generation that continues while weights change.
 
 A role that only generates, on ranks of its own, has its calls in a lane of their own, where they
 run side by side: their responses are those of one stream. When a copy of weights arrives, the
@@ -95,8 +95,7 @@ class Handover:
             self._give_back()
 
     def share(self, sample: Callable[[], None], is_done: Condition) -> None:
-        """Sample until something is the case, whenever no other thread does or claims the
-        stream."""
+        """Sample until a condition holds, whenever no other thread samples or claims the stream."""
         while True:
             with self.change(lambda: is_done() or not (self._is_taken or self.is_claimed())):
                 if is_done():

@@ -144,7 +144,7 @@ class PoolProcess:
         try:
             return self._link.receive(NO_LIMIT, waiting_for)
         except HangError as error:
-            raise self._hang("does not run any more") from error
+            raise self._hang("is no longer running") from error
 
     def _note(self, report: Report) -> None:
         if report.name == WARNED:

@@ -132,7 +132,7 @@ class Ranks:
         return any(self._queues[rank, COMPUTE] for rank in ranks)
 
     async def next_report(self, awaited: str, deadline: float | None = None) -> None:
-        """Wait for a report, any. If nothing else is waited for, raises HangError, which says what
+        """Wait for any report. If nothing else is waited for, raises HangError, which says what
         was `awaited`, after `deadline` seconds."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited = arrived, awaited, self._deadline if deadline is None else deadline

@@ -1,5 +1,5 @@
-"""Writes finished steps down: their numbers, responses and samples, in the run's files and on the
-terminal; with them what the run has come to so far, and what went wrong nearby."""
+"""Records finished steps: writes their numbers, responses and samples to the run's files and the
+terminal, together with the run's state so far and what went wrong meanwhile."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Recorder:
             await self._writing.pop(0)
 
     def write(self, step: Step, numbers: Mapping[str, float], steps: int) -> None:
-        """Write down a step of a run of so many. Raises NumericError F37 if it is one too many that
-        is not finite."""
+        """Write down a step of a run of `steps` steps. Raises NumericError F37 if too many steps in
+        a row were not finite."""
         self.numbers, done = numbers, step.number + 1
         self.outputs.metrics.write(done, numbers)
         self.outputs.account(done, step.ledger(self._state))

@@ -116,7 +116,7 @@ class Supply:
 
     async def make_ahead(self) -> None:
         """Keep samples in progress, as many as later steps may take, and no more than the run
-        needs. Never ends, but if each step makes its own."""
+        needs. Never ends, unless each step makes its own."""
         if not self._stages.is_ahead:
             return
         async with asyncio.TaskGroup() as chunks:
@@ -174,7 +174,7 @@ class Supply:
         return self._flow.versions.of(self._stages.sampling_roles)
 
     def _limit(self) -> float:
-        """How many samples may be accepted while the weights that there are generate them. Once all
+        """How many samples may be accepted while the current weights generate them. Once all
         rows are drawn: as many as fill the last batch, which is known when none is in progress."""
         version = self._version
         newest = min(version + self.samples.rule.max_staleness + 1, self._steps)

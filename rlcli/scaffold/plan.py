@@ -198,7 +198,7 @@ def _refuse_taken_recipe(name: str, root: Path) -> None:
 
     taken = recipe_names().get(name)
     if taken is not None and not taken.resolve().is_relative_to(root.resolve() / "recipes"):
-        hint = f"choose another name; to begin on that one: rlcli cp {name} NEW.yaml"
+        hint = f"choose another name; to start from that one: rlcli cp {name} NEW.yaml"
         raise UsageError(
             f"{name!r} is the name of a built-in recipe: {taken}", hint=hint, code="R68"
         )

@@ -30,7 +30,9 @@ class DeclaredSubject(Contract):
         cls = load(f"{self.kind}s", self.name)
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             raise Violation(
-                f"{cls!r} is no {self.base.__name__}", "derive the class from it", place_of(cls)
+                f"{cls!r} is not a subclass of {self.base.__name__}",
+                "derive the class from it",
+                place_of(cls),
             )
         if (described.class_name, module_name(self.name).rpartition(".")[2]) != (
             cls.__name__,
@@ -80,7 +82,7 @@ class DeclaredSubject(Contract):
                 raise Violation(
                     (
                         f"argument {argument.name} has the type {argument.annotation}: any "
-                        "mistake in a recipe passes"
+                        "mistake in a recipe would pass"
                     ),
                     "annotate it: int, float, str, bool, Literal[...], list[...], a dataclass",
                     f"{argument.path}:{argument.line}",

@@ -26,7 +26,7 @@ from rlcli.testing.process_state import ProcessState, Running
 from rlcli.testing.results import Check, CheckFailure, Examined, Outcome, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
-PUT_BACK = "put it back, or do it where it is needed only"
+PUT_BACK = "restore it, or change it only where that is needed"
 """What a component that changes the whole process is to do instead."""
 
 

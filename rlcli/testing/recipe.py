@@ -88,7 +88,7 @@ class RecipeContract(Contract):
             )
 
     def test_is_minimal(self, resolved: Resolved) -> None:
-        """it says nothing that its parents or the defaults say"""
+        """it repeats nothing that its parents or the defaults say"""
         own_layer = next(layer for layer in resolved.layers if layer.path == resolved.path)
         entries = superfluous(resolved, own_layer)
         if entries:
@@ -100,7 +100,7 @@ class RecipeContract(Contract):
     def test_opening_lines(self, resolved: Resolved) -> None:
         """it opens with what it does and what it needs"""
         if not is_built_in(resolved.path):
-            pytest.skip("your own recipe opens as you like")
+            pytest.skip("your own recipe may open as you like")
         does, needs, *_ = [*resolved.path.read_text(encoding="utf-8").splitlines(), "", ""]
         if not (
             does.startswith("# ") and does.rstrip().endswith(".") and needs.startswith("# Needs: ")

@@ -77,7 +77,7 @@ def run_checks(
         raise KeyboardInterrupt
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and options.keyword:
         raise UsageError(
-            f"no check answers to -k {options.keyword!r}",
+            f"no check matches -k {options.keyword!r}",
             hint="words of its line in the report, such as -k 'masked tokens'",
         )
     if checks.internal_error is not None:

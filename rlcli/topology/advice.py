@@ -201,7 +201,7 @@ class Fitting:
             yield from self._layouts(name, size)
 
     def _layouts(self, name: str, size: Architecture) -> Iterator[Remedy]:
-        """Other layouts on the same devices that differ in at most two dimensions beside dp."""
+        """Other layouts on the same devices that differ in at most two dimensions besides dp."""
         placed = self.topology.placement(name).mesh
         for mesh in possible_meshes(self.recipe, name, placed.size, size):
             changed = {

@@ -113,7 +113,7 @@ def pool_name(role: str) -> str:
 
 
 def pausing_roles(recipe: Recipe, topology: Topology) -> tuple[str, ...]:
-    """The roles that go on generating while their weights change: they only generate, and follow a
+    """The roles that keep generating while their weights change: they only generate, and follow a
     trained role on ranks of their own, each of which can pause alone."""
     if not recipe.train.max_staleness:
         return ()

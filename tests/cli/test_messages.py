@@ -91,7 +91,7 @@ LISTS = [
     (r"(available: )[^\n]*", r"\1<recipes>"),
     (r"(the (?:interface|backend|dataset)s are )[^\n]*", r"\1<names>; searched <folders>"),
     (r"(looked in )[^\n]*", r"\1<folders>"),
-    (r"(legal here: )[^\n]*", r"\1<keys>"),
+    (r"(valid here: )[^\n]*", r"\1<keys>"),
 ]
 """Lists that grow with every new component or recipe."""
 

@@ -53,7 +53,7 @@ CHECKS = (
     check("respects the limits of generation", "skip", reason="does not generate"),
     check("counts the tokens that it generates", "skip", reason="does not generate"),
     check("gives a number for each text", "skip", reason="does not score texts"),
-    check("the same on two processes", "skip", reason="not tried: the ranks did not get through"),
+    check("the same on two processes", "skip", reason="not tried: the ranks did not finish"),
     check(
         "a name of a test of the user's own that is so long that it does not fit into "
         "one line of a narrow page"
@@ -136,7 +136,7 @@ def test_json_contains_every_check(rlcli):
     assert (component["kind"], component["name"], component["passed"]) == ("recipe", "sft_math", 2)
     assert [performed["check"] for performed in component["checks"]] == [
         "every key and value is valid",
-        "it says nothing that its parents or the defaults say",
+        "it repeats nothing that its parents or the defaults say",
     ]
     assert {performed["outcome"] for performed in component["checks"]} == {"passed"}
 

@@ -116,7 +116,7 @@ CASES = [
     ("R71", "extends: sft_math\ngraph: {sft_train: {model: actr}}\n", "bad.yaml:2:28",
      "did you mean actor?"),
     ("R42", TOP + "train: {stepz: 3}\n", "bad.yaml:2:9", "did you mean steps?"),
-    ("R42", TOP + "train: {zzz: 3}\n", "bad.yaml:2:9", "legal here: steps"),
+    ("R42", TOP + "train: {zzz: 3}\n", "bad.yaml:2:9", "valid here: steps"),
     ("R42", TOP + BLOCKS + "zzz: 3\n", "bad.yaml:8:1", "checkpoint, log, b1, b2, b3, b4, b5"),
     ("R42", TOP + "learning_rate: 1e-4\n", "bad.yaml:2:1", "models.actor.backend.args.lr"),
     ("R43", TOP + "seed: 1\nmax_new_tokens: 5\n", "bad.yaml:3:1", "generation.max_new_tokens"),

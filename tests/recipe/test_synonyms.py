@@ -143,4 +143,4 @@ def test_a_key_that_a_reference_carries_elsewhere_is_one_problem():
         load_recipe("grpo_math", ["graph.reward_inf.interface={type: math_reward, args: {fil: 1}}"])
     (problem,) = caught.value.problems
     assert problem.code == "R42"
-    assert problem.hint.startswith("legal here: ")
+    assert problem.hint.startswith("valid here: ")

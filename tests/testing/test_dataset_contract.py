@@ -240,7 +240,7 @@ WRONG = {
     "overlapping shards": (
         afterwards("self.rows = self.rows[self.util.dp_rank :]"),
         "test_ranks",
-        "0 on none, 4 on several",
+        "0 on no rank, 4 on several ranks",
         "world_size",
     ),
     "lost rows": (
@@ -249,7 +249,7 @@ WRONG = {
             "len(self.rows) // n * n : n]"
         ),
         "test_ranks",
-        "of 5 rows on 2 ranks 1 on none, 0 on several",
+        "of 5 rows on 2 ranks 1 on no rank, 0 on several ranks",
         "world_size",
     ),
     "a digest of ids": (
@@ -282,7 +282,7 @@ WRONG = {
             'texts, row = ("?", "!"), {}',
         ),
         "test_malformed_rows",
-        "a row that is cut off is taken as if it were good",
+        "a row that is cut off is accepted as if it were good",
         "where=",
     ),
     "one too many": (
@@ -413,7 +413,7 @@ def test_a_dataset_without_len_or_index_is_reported_and_not_tested_further(make_
     )
     first, *others = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
     assert (first.words, first.failure.finding) == (
-        "it can be built of its rows",
+        "it can be built from its rows",
         "Tiny has no len() and no []",
     )
     assert "into a list" in first.failure.cause

@@ -132,7 +132,7 @@ WRONG = {
     "anything goes": (
         (FROM, "return super().config_from_hf({**hf, 'hidden_act': 'silu'})"),
         "test_senseless_configurations",
-        "hidden_act: 'no_such_activation' is taken as if it made sense",
+        "hidden_act: 'no_such_activation' is accepted as if it made sense",
         "ACTIVATIONS",
     ),
     "a crash": (

@@ -206,7 +206,7 @@ INFERENCE = [
     (
         ByPlace,
         "test_inference_does_not_depend_on_the_order",
-        "once the batch is turned round",
+        "when the batch is reversed",
         "whatever sorts",
     ),
     (

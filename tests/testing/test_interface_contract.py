@@ -397,7 +397,7 @@ def rehearsal_of(cls):
             CountsTwice,
             "learning_rate_is_that_of_the_step",
             r"learning rate of \[4\]",
-            "before anything counts it on",
+            "before anything increments it",
         ),
         (
             LearnsAtRateZero,
@@ -448,7 +448,7 @@ def rehearsal_of(cls):
             RewardsTheNeighbour,
             "a_reward_raises_its_own_response",
             "raises response i . 1 by",
-            "paired by place",
+            "paired by position",
         ),
         (
             PunishesReward,

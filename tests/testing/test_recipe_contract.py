@@ -59,7 +59,7 @@ def test_an_invalid_recipe_is_reported_once(examine):
 
 def test_a_superfluous_value_is_reported_with_its_line(examine):
     outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1200\n")
-    assert outcomes["it says nothing that its parents or the defaults say"] == "FAIL"
+    assert outcomes["it repeats nothing that its parents or the defaults say"] == "FAIL"
     assert (failure.finding, failure.where) == (
         "without train (line 2) it is the same",
         "mine.yaml:2",

@@ -274,8 +274,8 @@ class _Checker:
         self.add("R39", message, section, mark, hint=hint, same=same)
 
     def names_beside(self, tree: Mapping, path: Path) -> str | None:
-        """The hint about a role, a dataset or a call that only the command line knows: it was
-        probably to be one of the others."""
+        """The hint for a role, dataset or call that only the command line names: probably an
+        existing one was meant."""
         mark = key_mark(tree, path) if path else None
         if self.prefix or len(path) != 2 or mark is None or mark.file != COMMAND_LINE:
             return None

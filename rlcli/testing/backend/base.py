@@ -165,7 +165,7 @@ class BackendChecks(Contract):
         if engine is None:
             pytest.skip("makes no engine")
         if not isinstance(engine, HoldsWeights):
-            cause = "put an engine that HoldsWeights there, or None"
+            cause = "set it to an engine that implements HoldsWeights, or to None"
             raise Violation(
                 f"model.module is a {type(engine).__name__}",
                 cause,

@@ -29,7 +29,7 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
     base = ModelBackend
 
     def test_dimensions_are_known(self) -> None:
-        """DIMENSIONS names dimensions of a mesh, dp among them"""
+        """DIMENSIONS names dimensions of a mesh, including dp"""
         cls, declared = type(self.backend()), self.dimensions()
         if "dp" not in declared or not set(declared) <= set(DIMENSIONS):
             raise Violation(
@@ -42,7 +42,7 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         for name, contract in ABILITIES.items():
             says, is_one = getattr(cls, name), isinstance(engine, contract)
             if says and not is_one:
-                finding = f"{name} is True, and its engine is no {contract.__name__}"
+                finding = f"{name} is True, but its engine is not a {contract.__name__}"
                 raise Violation(finding, f"set {name}: ClassVar[bool] = False", place_of(cls))
 
     def test_the_model_is_taken_as_it_is(self) -> None:
@@ -61,7 +61,9 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
                 if name not in weights or not torch.equal(weights[name], weight.detach()):
                     state = "changed" if name in weights else "missing"
                     raise Violation(
-                        f"{name} of {family} is {state}", "keep the weights that came in", where
+                        f"{name} of {family} is {state}",
+                        "keep the weights of the given model",
+                        where,
                     )
 
     def test_a_role_without_weights_is_left_or_refused(self) -> None:
@@ -79,5 +81,5 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         if module is not None and not isinstance(module, HoldsWeights):
             finding = f"model.module is a {type(module).__name__} for a role without weights"
             raise Violation(
-                finding, "put an engine there, or None", source_of(backend, "_initialize")
+                finding, "set it to an engine, or to None", source_of(backend, "_initialize")
             )

@@ -24,10 +24,10 @@ from rlcli.testing.backend.plain import TEMPERATURE, exact, logits_of, scores_of
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
 
-LEAK = "keep packed sequences apart: attention and positions begin anew with each"
+LEAK = "keep packed sequences apart: attention and positions start afresh with each"
 SHARED = (
-    "what is computed once for sequences that begin alike belongs to each of them: its position, "
-    "and after its last token the next token of each"
+    "tokens computed once for sequences that begin alike count for each of them: with the same "
+    "positions, and after the last shared token with the next token of each"
 )
 ORDER = "put the micro-batches' rows back in the order of the input"
 
@@ -114,7 +114,7 @@ class ForwardChecks(BackendChecks):
             require_close(title, actual, expected, self.tolerance, SHARED, where)
 
     def test_bfloat16_stays_close(self) -> None:
-        """dtype bfloat16: log-probs and values move, but not far"""
+        """dtype bfloat16: log-probs and values change, but only slightly"""
         if not hasattr(self.backend(), "dtype"):
             self.scoring_engine()
             pytest.skip("has no setting dtype")
@@ -174,7 +174,9 @@ class ForwardChecks(BackendChecks):
         if max(seen) > 12 or sum(seen) != total:
             finding = f"forward passes over {seen} tokens; the cap is 12 and there are {total}"
             raise Violation(
-                finding, "leave the cutting to ForwardEngine.forward", source_of(engine, "forward")
+                finding,
+                "leave the splitting to ForwardEngine.forward",
+                source_of(engine, "forward"),
             )
 
     def test_edge_batches(self) -> None:

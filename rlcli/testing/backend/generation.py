@@ -52,7 +52,7 @@ class BackendGenerationChecks(BackendChecks):
                 )
 
     def test_an_answer_depends_on_its_seed_alone(self) -> None:
-        """sampling: by prompt and seed alone, not by the batch"""
+        """sampling depends on prompt and seed only, not on the batch"""
         engine = self.generating_engine()
         self._require_reproducible()
         where = source_of(engine, "generate")
@@ -71,7 +71,7 @@ class BackendGenerationChecks(BackendChecks):
         _require_same(alone, together[6:9], "without the other prompts", cause, where)
         if all(torch.equal(answer, together[0]) for answer in together[:3]):
             raise Violation(
-                "three seeds gave one prompt the same response", "draw by the seeds", where
+                "three seeds gave one prompt the same response", "draw from the seeds", where
             )
 
     def test_a_stream_gives_the_same_responses(self) -> None:
@@ -186,7 +186,7 @@ class BackendGenerationChecks(BackendChecks):
             len(tokens) != 6 or END in tokens[:-1].tolist() for tokens in early.tokens
         ):
             raise Violation(
-                "a response ended before min_new_tokens", "ban the ends until then", where
+                "a response ended before min_new_tokens", "forbid the end tokens until then", where
             )
         best = generate(engine, greedy=True)
         for truncated in ({"top_k": 1}, {"top_p": 1e-6}):
@@ -216,7 +216,7 @@ class BackendGenerationChecks(BackendChecks):
             finding = (
                 f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"
             )
-            cause = "ban the ids from len(tokenizer) on: they only fill up the embedding matrix"
+            cause = "forbid ids from len(tokenizer) on: they only fill up the embedding matrix"
             raise Violation(finding, cause, source_of(engine, "generate"))
 
     def test_edges_of_generation(self) -> None:
@@ -230,12 +230,12 @@ class BackendGenerationChecks(BackendChecks):
         if [len(tokens) for tokens in one_token.tokens] != [1] * prompts().bs:
             raise Violation(
                 "max_new_tokens 1 gave other lengths",
-                "the first token counts",
+                "the first token counts towards the limit",
                 source_of(engine, "generate"),
             )
 
     def test_training_reaches_generation(self) -> None:
-        """after a step, answers are those of the new weights"""
+        """after a step, answers come from the new weights"""
         for recompute in (False, True):
             engine = self.generating_engine(trained=True, lr=0.05, gradient_checkpointing=recompute)
             before = generate(engine, greedy=True).tokens
@@ -284,7 +284,7 @@ class BackendGenerationChecks(BackendChecks):
                         answers,
                         "after take_parameters",
                         where,
-                        "forget what was derived from the old weights",
+                        "discard what was derived from the old weights",
                     )
 
     def _require_reproducible(self) -> None:

@@ -106,7 +106,7 @@ class OptimizerChecks(BackendChecks):
         ]
         rates = [step_stats["lr"] / 1e-3 for step_stats in stats]
         if rates != pytest.approx([1, 0.7, 0.7], rel=1e-4):
-            cause = "the rate is a function of version_steps alone; count nothing"
+            cause = "compute the rate from version_steps alone; keep no count"
             finding = (
                 f"rates {rates} of the peak at steps 0, 3, 3 of {TOTAL_STEPS}, "
                 "three micro-batches each"
@@ -132,8 +132,8 @@ class OptimizerChecks(BackendChecks):
                         "where there is no gradient"
                     )
                     cause = (
-                        "decay weight by lr · weight_decay in matrices; put biases and "
-                        "norms in a group with none"
+                        "decay weight by lr · weight_decay in matrices; put biases and norms into "
+                        "a group without decay"
                     )
                     raise Violation(
                         f"{finding}; it should be by {scale:.4g}",

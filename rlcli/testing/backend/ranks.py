@@ -142,11 +142,11 @@ class RanksChecks(BackendChecks):
     def reports(self, lives: Lives) -> dict[str, list[RankReport]]:
         """Results by layout and rank; skips the check if the ranks failed."""
         if lives.error is not None:
-            pytest.skip("not tried: the ranks did not get through")
+            pytest.skip("not tried: the ranks did not finish")
         return lives.reports
 
     def test_ranks_get_through(self, lives: Lives) -> None:
-        """ranks get through; none waits for another in vain"""
+        """all ranks finish; none waits forever for another"""
         cause = (
             "every rank takes part in every collective; idle micro-batches run through "
             "the model as others do"
@@ -159,9 +159,7 @@ class RanksChecks(BackendChecks):
                 f"rank {rank} in {_own_place(frames)}"
                 for rank, frames in lives.error.stacks.items()
             ]
-            finding = (
-                f"ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
-            )
+            finding = f"ranks did not finish within {self.rank_seconds:g} s: {', '.join(stood)}"
             raise Violation(finding, cause, where)
         if isinstance(lives.error, RankDeath):
             raise Violation(f"rank {lives.error.rank} {lives.error.error}", cause, where)
@@ -208,7 +206,7 @@ class RanksChecks(BackendChecks):
         _require_checks_of_ranks(*lives_with_virtual_stages)
 
     def test_ranks_share_a_forward_pass(self, reports: dict[str, list[RankReport]]) -> None:
-        """ranks: log-probs and values of uneven shares, of none too"""
+        """ranks: log-probs and values of uneven and of empty shares"""
         cause = (
             "a rank computes its own share; one that has none takes part with idle micro-batches"
         )
@@ -292,7 +290,7 @@ class RanksChecks(BackendChecks):
             )
 
     def test_ranks_report_alike(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
-        """ranks: stats and weights are alike, stats those of one"""
+        """ranks: stats and weights agree, stats with those of one rank too"""
         engine = self.trained_engine()
         (alone,) = reports[ALONE]
         for head, (layout, ranks) in product(OBJECTIVES, reports.items()):
@@ -330,7 +328,7 @@ class RanksChecks(BackendChecks):
                     raise Violation(finding, cause, source_of(engine, "all_reduce", "train_batch"))
 
     def test_all_ranks_refuse_what_one_spoils(self, reports: dict[str, list[RankReport]]) -> None:
-        """ranks: a gradient that is not finite on one, all refuse"""
+        """ranks: if a gradient is not finite on one, all refuse the step"""
         self._require_skipped(
             reports, "spoiled", "decide by the norm over all ranks, before anything is applied"
         )
@@ -385,13 +383,13 @@ class RanksChecks(BackendChecks):
                             f"transformers' are {expected}"
                         )
                         cause = (
-                            "all ranks use the weights of now; whole copies are made anew "
-                            "when they have changed"
+                            "all ranks use the current weights; renew whole copies when the "
+                            "weights have changed"
                         )
                         raise Violation(finding, cause, source_of(engine, "generator", "generate"))
 
     def test_offloading_gives_memory_back(self, reports: dict[str, list[RankReport]]) -> None:
-        """offloaded, a rank holds its part of the state, no more"""
+        """an offloaded rank holds its part of the state and no more"""
         engine = self.engine()
         for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
@@ -430,7 +428,7 @@ class RanksChecks(BackendChecks):
         self, reports: dict[str, list[RankReport]]
     ) -> None:
         """ranks: saved and loaded, training continues bit for bit"""
-        cause = "state() must give out everything that the next step depends on"
+        cause = "state() must return everything that the next step depends on"
         self._require_small(
             reports, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0
         )
@@ -439,7 +437,7 @@ class RanksChecks(BackendChecks):
         self, reports: dict[str, list[RankReport]]
     ) -> None:
         """a checkpoint of one layout continues in another"""
-        cause = "give out DTensors where ranks hold parts, so that they can be cut anew"
+        cause = "return DTensors where ranks hold parts, so that they can be resharded"
         for which in (OF_ONE, ON_ONE, OF_OTHERS):
             if which != OF_OTHERS or any(
                 which in life for ranks in reports.values() for life in ranks
@@ -523,7 +521,7 @@ def _own_place(frames: list[Frame]) -> str:
         for file, line, function in frames
         if "site-packages" not in file
     )
-    return next(locations, "an unknown place")
+    return next(locations, "an unknown location")
 
 
 def _apart(report: RankReport | float) -> float:

@@ -53,7 +53,7 @@ class RouterChecks(BackendChecks):
     """For backends with the setting `router_aux_loss_coef`."""
 
     def test_router_losses_train_like_a_plain_loop(self) -> None:
-        """losses of routers: steps of a plain loop, any micro-batches"""
+        """losses of routers: steps equal a plain loop's, for any micro-batches"""
         self._require_setting()
         for family in FAMILIES:
             for head in OBJECTIVES:

@@ -62,8 +62,8 @@ FOLLOW = (
     "gradients"
 )
 REPORT = (
-    "report the experts of every token that was read, prompts included, layer after layer, and "
-    "none of the last token"
+    "report the experts of every token that was read, prompts included, layer by layer, and none "
+    "for the last token"
 )
 
 
@@ -77,7 +77,7 @@ class RoutingReplayChecks(BackendChecks):
         return [family for family in FAMILIES if family in families]
 
     def test_tokens_take_prescribed_experts(self) -> None:
-        """routed_experts: steps of a plain loop with these experts"""
+        """routed_experts: steps equal a plain loop's with these experts"""
         self._require_replay(trains=True)
         for family in self.mixtures:
             self._require_followed(ReplayedLife(self, family).deviations(), f"one rank ({family})")
@@ -161,7 +161,9 @@ class RoutingReplayChecks(BackendChecks):
         engine = self._replaying_sampler(self.mixtures[0])
         if generate(engine).routed_experts is not None:
             cause = "report them only if the settings ask for them"
-            raise Violation("routed_experts unasked", cause, source_of(engine, "generate"))
+            raise Violation(
+                "routed_experts without being asked", cause, source_of(engine, "generate")
+            )
 
     def test_a_dense_model_has_no_experts_to_replay(self) -> None:
         """routing_replay of a dense model is refused"""

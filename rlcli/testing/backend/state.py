@@ -55,7 +55,7 @@ class StateChecks(BackendChecks):
                 )
 
     def test_a_checkpoint_has_the_names_of_transformers(self) -> None:
-        """a checkpoint has transformers' names, tied weights once"""
+        """a checkpoint uses transformers' names and holds tied weights once"""
         for family in self.families:
             engine = self._kept(self.engine(family))
             actual, expected = (
@@ -67,7 +67,7 @@ class StateChecks(BackendChecks):
                     f"state() of {family} lacks {sorted(expected - actual)} and adds "
                     f"{sorted(actual - expected)}"
                 )
-                cause = "use the names of named_parameters() of the model that came in"
+                cause = "use the names of named_parameters() of the given model"
                 raise Violation(finding, cause, source_of(engine, "state"))
 
     def test_checkpoints_are_read_by_transformers(self, tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ class StateChecks(BackendChecks):
         if left:
             raise Violation(
                 f"save_to_hf leaves {left} outside its folder",
-                "clear it away",
+                "remove it",
                 source_of(engine, "save_to_hf"),
             )
 
     def test_an_offloaded_engine_goes_on(self) -> None:
-        """offloaded and back: the same numbers, to the bit"""
+        """offloaded and back: the same numbers, bit for bit"""
         engine, untouched = self.engine(**SETTINGS), self.engine(**SETTINGS)
         if not offers(engine, "offload"):
             pytest.skip("does not offload")
@@ -145,8 +145,7 @@ class StateChecks(BackendChecks):
         if differ:
             apart = max(float((mine[name] - theirs[name]).abs().max()) for name in differ)
             cause = (
-                "state() must give out everything that the next step depends "
-                "on, live, not as copies"
+                "state() must return everything that the next step depends on, live, not as copies"
             )
             finding = (
                 f"{occasion}: {len(differ)} of {len(theirs)} weights differ, by "

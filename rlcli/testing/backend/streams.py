@@ -73,7 +73,7 @@ class StreamChecks(BackendChecks):
             finding = (
                 f"{len(models) - 1} pauses, and no response has tokens from before and after one"
             )
-            raise Violation(finding, "continue the responses that are under way", where)
+            raise Violation(finding, "continue the responses in progress", where)
 
     def test_abort_returns_what_there_is(self) -> None:
         """abort: returns unfinished responses, with as many log-probs as tokens"""
@@ -92,10 +92,10 @@ class StreamChecks(BackendChecks):
             finding = (
                 f"{sorted(responses)} of {sorted(numbers)} were returned, and then {sorted(later)}"
             )
-            raise Violation(finding, "return each once, and go on with what comes later", where)
+            raise Violation(finding, "return each once, and continue with later requests", where)
         if any(len(response.tokens) != len(response.logprobs) for response in responses.values()):
             raise Violation(
-                "tokens without log-probs", "return both as far as they are there", where
+                "tokens without log-probs", "return both, as far as they were generated", where
             )
 
     # -- parts -------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class BackendTrainingChecks(BackendChecks):
         )
 
     def test_an_abandoned_gradient_is_forgotten(self) -> None:
-        """a gradient that no step took is not in the next one"""
+        """an abandoned gradient is not part of the next step"""
         engine, fresh = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
         sample = batch(5)
         abandoned = MicroBatch(sample, tuple(range(sample.bs)))
@@ -137,7 +137,7 @@ class BackendTrainingChecks(BackendChecks):
             )
 
     def test_dropout_is_off_in_eval_mode(self) -> None:
-        """after eval() no dropout, in recomputed passes neither"""
+        """after eval() there is no dropout, not even in recomputed passes"""
         if "gpt2" not in self.families:
             pytest.skip("not tried: runs none of the tiny models with dropout")
         plain = scores(self.scoring_engine("gpt2"), batch(), "log-probs")
@@ -307,7 +307,7 @@ def _known_mistake(
     late, constant = (rates[0], *rates), (1.0,) * len(rates)
     mistakes = {
         "no weight was changed; apply the optimizer": (replace(settings, lr=0.0), rates),
-        "biases and norms decay, too; give them a group with weight_decay 0": (
+        "biases and norms decay too; give them a group with weight_decay 0": (
             replace(settings, decays_vectors=True),
             rates,
         ),

@@ -33,7 +33,7 @@ class BuildingChecks(Contract):
             pytest.skip("not tried: it cannot be built")
 
     def test_can_be_built(self, tmp_path: Path, tokenizer: Any) -> None:
-        """it can be built of its rows"""
+        """it can be built from its rows"""
         self._built(tmp_path, tokenizer)
 
     def _built(self, folder: Path, tokenizer: Any) -> Trial:

@@ -38,7 +38,7 @@ class FileChecks(Contract):
             error = _planted(trial, line)
             if error is None:
                 raise Violation(
-                    f"a row that is {fault} is taken as if it were good: {line!r:.60}",
+                    f"a row that is {fault} is accepted as if it were good: {line!r:.60}",
                     SAY_WHERE,
                     trial.location,
                 )
@@ -72,7 +72,7 @@ class FileChecks(Contract):
         if mismatch:
             raise Violation(
                 f"with a malformed row skipped, {mismatch}",
-                "pass over that row alone; number rows by their lines",
+                "skip only that row; number rows by their lines",
                 trial.location,
             )
         if hasattr(dataset, "survey") and [
@@ -80,7 +80,7 @@ class FileChecks(Contract):
         ] != [f"{trial.file}:2"]:
             raise Violation(
                 (
-                    f"the survey tells of the bad rows {list(dataset.survey().bad_rows)}, "
+                    f"the survey reports the bad rows {list(dataset.survey().bad_rows)}, "
                     f"not of {trial.file}:2"
                 ),
                 "note every row that is skipped, with its file and line",
@@ -106,7 +106,7 @@ class FileChecks(Contract):
             )
 
     def test_overlong_dropped(self, trial: Trial) -> None:
-        """overlong: drop leaves out the long rows only"""
+        """overlong: drop removes only the long rows"""
         limit, _ = _limit(trial)
         expected = [sample for sample in read(trial.demand()) if _length(sample) <= limit]
         dataset = _make_overlong(trial, "drop", limit)
@@ -114,14 +114,14 @@ class FileChecks(Contract):
         if mismatch:
             raise Violation(
                 f"under max_length = {limit}, {mismatch}",
-                "drop what is longer than max_length, no more",
+                "drop only what is longer than max_length",
                 trial.location,
             )
         if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(
             expected
         ):
             finding = (
-                f"the survey knows of {dataset.survey().too_long} long rows of "
+                f"the survey counts {dataset.survey().too_long} long rows of "
                 f"{len(trial.rows) - len(expected)}"
             )
             raise Violation(
@@ -144,7 +144,7 @@ class FileChecks(Contract):
                     f"row {index}: {mismatch}",
                     (
                         "truncate_left takes tokens from the prompt's start, truncate_right from "
-                        "what comes last; cut tokens and mask alike"
+                        "the end; cut tokens and mask alike"
                     ),
                     trial.location,
                 )
@@ -173,7 +173,7 @@ def _malformed(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
     """(description, a line of the file) for each way not to be a row at all."""
     good = as_line(rows[0])
     yield "cut off", good[: len(good) // 2]
-    yield "no JSON", "not a row"
+    yield "not JSON", "not a row"
     yield "a list", f"[{good}]"
     yield "a text", '"a text"'
     yield "an object without fields", "{}"
@@ -251,7 +251,7 @@ def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: 
             and uncut.trained is not None
             and uncut.trained[number][rest] != cut.trained[number]
         ):
-            return "its mask is not that of the tokens that are left"
+            return "its mask does not match the tokens that are left"
     if max(map(len, uncut.sequences)) > limit > max(map(len, cut.sequences)):
         return f"{max(map(len, cut.sequences))} tokens are left where {limit} have room"
     return ""

@@ -79,7 +79,7 @@ class OrderChecks(Contract):
         if set(first) != set(second):
             missing = next(iter(sorted(set(map(str, first)) ^ set(map(str, second)))))
             raise Violation(
-                f"ids change with the run's seed: {missing!r} is there for one seed only",
+                f"ids change with the run's seed: {missing!r} exists for one seed only",
                 "take ids from the rows, not from random numbers or the seed",
                 trial.location,
             )
@@ -96,10 +96,7 @@ class OrderChecks(Contract):
                     f"built twice with one seed, {mismatch}", DRAW_BY_SEED, trial.location
                 )
             if drawn_from:
-                finding = (
-                    "reading it moves the random numbers of the whole process, "
-                    f"those of {drawn_from}"
-                )
+                finding = f"reading it advances the random state of the whole process: {drawn_from}"
                 raise Violation(finding, DRAW_BY_SEED, trial.location)
 
     def test_elsewhere(self, trial: Trial) -> None:
@@ -118,8 +115,8 @@ class OrderChecks(Contract):
                         f"PYTHONHASHSEED={hash_seed}"
                     ),
                     (
-                        "sets and hash() differ between processes: sort what comes out of a "
-                        "set, and take stable_seed"
+                        "sets and hash() differ between processes: sort what comes out of a set, "
+                        "and use stable_seed"
                     ),
                     trial.location,
                 )
@@ -153,7 +150,7 @@ class OrderChecks(Contract):
                 )
 
     def test_any_order(self, trial: Trial) -> None:
-        """a row is the same whenever it is asked for"""
+        """a row is the same whenever it is read"""
         used = trial.demand()
         rows = shown_rows(used)
         forward = [used[index] for index in range(rows)]
@@ -201,7 +198,10 @@ class OrderChecks(Contract):
             if different:
                 raise Violation(
                     f"with the rows {condition}, {different}",
-                    "make a sample of its row alone; draw by the row's id, not by its place",
+                    (
+                        "make a sample from its row alone; seed random draws with the row's id, "
+                        "not its position"
+                    ),
                     place_of(trial.cls.__getitem__),
                 )
 
@@ -221,8 +221,8 @@ class OrderChecks(Contract):
         dealt = [id_ for ids in parts for id_ in ids]
         if len(set(dealt)) < len(dealt) or (trial.reads_file and set(dealt) != set(all_ids)):
             counts = (
-                f"{len(set(all_ids) - set(dealt))} on none, "
-                f"{len(dealt) - len(set(dealt))} on several"
+                f"{len(set(all_ids) - set(dealt))} on no rank, "
+                f"{len(dealt) - len(set(dealt))} on several ranks"
             )
             raise Violation(
                 f"of {len(all_ids)} rows on {ranks} ranks {counts}",
@@ -285,7 +285,7 @@ def _unlike(
         by_id = {id_of(sample): sample for sample in expected}
         for sample in samples:
             if id_of(sample) not in by_id:
-                return f"there is a row {id_of(sample)!r}, unknown before"
+                return f"there is a row {id_of(sample)!r} that was not there before"
             different = difference(by_id[id_of(sample)], sample)
             if different:
                 return f"row {id_of(sample)!r}: {different}"

@@ -119,7 +119,7 @@ class SampleChecks(Contract):
 
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
-        """prompt and answer can be read in the tokens"""
+        """the tokens decode to the prompt and the answer"""
         if needs_template(trial.cls) and not chat:
             pytest.skip("needs a chat template")
         tokenizer = byte_tokenizer(chat=chat)
@@ -132,8 +132,8 @@ class SampleChecks(Contract):
                     raise Violation(
                         f"row {index}: {fault}",
                         (
-                            "encode prompt and answer each with the tokenizer, then lay them end "
-                            "to end; mask the prompt"
+                            "encode prompt and answer each with the tokenizer, then concatenate "
+                            "them; mask the prompt"
                         ),
                         place_of(reader(dataset)),
                     )
@@ -150,7 +150,7 @@ class SampleChecks(Contract):
                     raise Violation(
                         f"row {index}: {field} is {getattr(preview, field)!s:.40}, the sample has "
                         f"{getattr(holds, field)!s:.40}",
-                        "make the sample of the preview, so that there is one truth",
+                        "make the sample from the preview, so that the two cannot differ",
                         place_of(type(dataset).preview),
                     )
 
@@ -317,7 +317,7 @@ def _wrong_ends(tokens: list[int], trained: list[bool], start: int, eos: Any) ->
         if trained[position] and not ends and tokens[position] == eos:
             return (
                 f"EOS is token {position} of {len(tokens)}, before the answer's end",
-                "end an answer once",
+                "append EOS once",
             )
     return "", ""
 

@@ -213,7 +213,7 @@ class Trial:
         examples = self.signature.constants.get("EXAMPLES") or getattr(self.cls, "EXAMPLES", ())
         if not examples:
             raise Violation(
-                "it reads a file, and there is no row to put into one",
+                "it reads a file, but there are no rows to write into one",
                 (
                     "show two or three rows in the class, EXAMPLES = ({…}, {…}), or give "
                     f"{self.file_argument}=FILE"

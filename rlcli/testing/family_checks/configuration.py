@@ -36,7 +36,7 @@ class ConfigurationChecks(Contract):
         if config.family != self.name:
             raise Violation(
                 f"the family of its configuration is {config.family!r}, not {self.name!r}",
-                "family=hf['model_type'], so that config.json says the same again",
+                "family=hf['model_type'], so that config.json is the same after a round trip",
                 place_in(family, "config_from_hf"),
             )
         inside = [*family.embedding_param_names(config), *family.tblock_param_names(config, 0)]
@@ -51,7 +51,7 @@ class ConfigurationChecks(Contract):
     def test_configuration_there_and_back(
         self, family: HFFamily, examples: Sequence[Example]
     ) -> None:
-        """the configuration says the same, there and back"""
+        """the configuration survives a round trip"""
         for example in examples:
             config = family.config_from_hf(example.hf)
             again = family.config_from_hf(family.config_to_hf(config))
@@ -60,7 +60,7 @@ class ConfigurationChecks(Contract):
             )
             if mismatch:
                 raise Violation(
-                    f"{example.about}: {mismatch} after there and back",
+                    f"{example.about}: {mismatch} after a round trip",
                     "write in config_to_hf what config_from_hf reads",
                     place_in(family, "config_to_hf"),
                 )
@@ -81,14 +81,14 @@ class ConfigurationChecks(Contract):
                 raise Violation(
                     f"{example.about}: {mismatch} in what is written",
                     (
-                        "keep every key for which rlcli has no field in `others`, and write the "
-                        "others as transformers does"
+                        "keep keys without an rlcli field in `others`; write all further keys as "
+                        "transformers does"
                     ),
                     place_in(family, "config_to_hf"),
                 )
 
     def test_defaults(self, family: HFFamily, examples: Sequence[Example]) -> None:
-        """keys that config.json lacks mean what they mean there"""
+        """keys that config.json lacks get transformers' defaults"""
         example = with_models(examples)[0]
         minimal = {"model_type": self.name, "architectures": example.hf["architectures"]}
         usual = type(example.model.config)().to_dict() | minimal
@@ -99,7 +99,7 @@ class ConfigurationChecks(Contract):
         if mismatch:
             raise Violation(
                 f"of a config.json without it, {mismatch}",
-                "take for a missing key what transformers takes: see `defaults`",
+                "use transformers' default for a missing key: see `defaults`",
                 place_in(family, "config_from_hf"),
             )
 
@@ -139,9 +139,7 @@ class ConfigurationChecks(Contract):
                 if gap <= TOLERANCE:
                     continue
                 cure = _cure(config, ours, tokens, expected)
-            fault = (
-                f"logits differ by {gap:.2g}" if math.isfinite(gap) else "no logits come of them"
-            )
+            fault = f"logits differ by {gap:.2g}" if math.isfinite(gap) else "they give no logits"
             raise Violation(
                 f"{example.about}: {fault}"
                 + (f"; with {cure} they would be equal" if cure else ""),
@@ -183,8 +181,8 @@ class ConfigurationChecks(Contract):
                     place_in(family, "config_from_hf"),
                 ) from error
             raise Violation(
-                f"{key}: {value!r} is taken as if it made sense",
-                "read sizes by size_in, and look activations up in ACTIVATIONS",
+                f"{key}: {value!r} is accepted as if it made sense",
+                "read sizes with size_in, and look activations up in ACTIVATIONS",
                 place_in(family, "config_from_hf"),
             )
 

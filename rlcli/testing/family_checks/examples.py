@@ -98,7 +98,7 @@ def made_examples(model_type: str) -> tuple[Example, ...]:
             f"transformers has no {family.architecture}, so there is no model to test it on",
             (
                 "name an architecture of transformers, or give the test a method "
-                "`make_examples` with weights of yours"
+                "`make_examples` with your own weights"
             ),
             place_of(type(family)),
         )

@@ -22,7 +22,7 @@ class WeightChecks(Contract):
     """Weights under transformers' names and ours."""
 
     def test_weights_there_and_back(self, family: HFFamily, examples: Sequence[Example]) -> None:
-        """weights to our names and back are the same bits"""
+        """weights converted to our names and back are the same bits"""
         for example in examples:
             config = family.config_from_hf(example.hf)
             halved = {name: tensor.to(torch.bfloat16) for name, tensor in example.tensors.items()}
@@ -37,7 +37,7 @@ class WeightChecks(Contract):
             if numbers != expected:
                 raise Violation(
                     f"{example.about}: {expected} numbers become {numbers}",
-                    "every link says which of ours its parameter holds, each once",
+                    "every link must say which of our parameters it holds, each once",
                     place_in(family, "block_links"),
                 )
 
@@ -57,7 +57,7 @@ class WeightChecks(Contract):
             )
 
     def test_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
-        """any subset converts as it does in the whole"""
+        """any subset converts as it does within the whole"""
         for example in examples:
             config = family.config_from_hf(example.hf)
             converted = family.sd_from_hf(example.tensors, config)
@@ -81,7 +81,7 @@ class WeightChecks(Contract):
                 )
 
     def test_torn_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
-        """parts of what belongs together are not written"""
+        """an incomplete group of parameters is not written"""
         for example in examples:
             config = family.config_from_hf(example.hf)
             layout, converted = (
@@ -135,7 +135,7 @@ class WeightChecks(Contract):
                 if strange:
                     raise Violation(
                         f"{example.about}: {strange[0]} is said to be part of block {index}",
-                        "blocks are counted from 0; what stands outside them is embedding or head",
+                        "blocks are counted from 0; parameters outside them are embedding or head",
                         place_in(family, "block_links"),
                     )
 
@@ -168,8 +168,8 @@ class WeightChecks(Contract):
         except ModelError:
             return
         raise Violation(
-            "a parameter of an unknown name is passed over",
-            "leave that to Layout: weights that are silently lost are found when it is too late",
+            "a parameter with an unknown name is ignored",
+            "leave that to Layout: weights that are lost silently are noticed too late",
             place_in(family, "sd_from_hf"),
         )
 

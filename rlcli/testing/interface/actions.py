@@ -63,8 +63,8 @@ def without_trained_actions(batch: SequenceSample) -> SequenceSample | None:
 def with_noise_elsewhere(
     batch: SequenceSample, actions: torch.Tensor
 ) -> Iterator[tuple[str, SequenceSample]]:
-    """(key, a copy of the batch in which its numbers are others except at these actions [T - N]),
-    for each key with floating-point numbers per token."""
+    """(key, a copy of the batch in which its numbers differ except at these actions [T - N]), for
+    each key with floating-point numbers per token."""
     lengths = batch.seqlens[SEQUENCES]
     of_actions = [[length - 1 for length in group] for group in lengths]
     per_sequence = actions.split([length - 1 for length in batch.flat_seqlens(SEQUENCES)])

@@ -1,4 +1,4 @@
-"""The law of advantages: a response with a higher reward is worth more, and others are not."""
+"""The check of advantages: a higher reward raises those of its own response, not of others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class AdvantageChecks(CallSubject):
         if lowest < -TOLERANCE:
             raise Violation(
                 f"a reward higher by 1 lowers the advantages of its response by {-lowest:.3g}",
-                "a sign, or a baseline that subtracts a response's own reward more than once",
+                (
+                    "look for a wrong sign, or a baseline that subtracts a response's own reward "
+                    "more than once"
+                ),
                 inferring.where,
             )
         mean_rise, mean_of_others = float(rise.nanmean()), float(others.nanmean())
@@ -39,8 +42,8 @@ class AdvantageChecks(CallSubject):
                     f"{mean_rise:.3g} on average, and those of others by {mean_of_others:.3g}"
                 ),
                 (
-                    "a baseline that is subtracted twice, or rows of another response: these are "
-                    "paired by place"
+                    "look for a baseline that is subtracted twice, or for rows of another "
+                    "response: they are paired by position"
                 ),
                 inferring.where,
             )

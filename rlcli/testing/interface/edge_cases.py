@@ -41,7 +41,7 @@ class EdgeChecks(InterfaceSubject):
         )
 
     def test_all_masked(self, rehearsal: Rehearsal) -> None:
-        """a batch with nothing to train on leaves the model alone"""
+        """a batch with nothing to train on leaves the model unchanged"""
         batch = without_trained_actions(_batch(rehearsal, [[(2, 3)], [(3, 2)]]))
         if batch is None:
             pytest.skip("reads no prompt_mask")

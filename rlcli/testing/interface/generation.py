@@ -90,9 +90,7 @@ class SamplingTrial(CallTrial):
         """The sequences of an output, which must have this many for each prompt."""
         for key in LAYOUT:
             if key not in output.keys:
-                raise Violation(
-                    f"generate does not return {key}", "a rollout is made of it", self.where
-                )
+                raise Violation(f"generate does not return {key}", "a rollout needs it", self.where)
             for id_, lengths in zip(output.ids, output.seqlens[key], strict=True):
                 if len(lengths) != group:
                     finding = f"{key} of sample {id_} has {len(lengths)} sequences, not {group}"
@@ -271,12 +269,12 @@ class GenerationChecks(CallSubject):
                 finding = f"greedy answers {response.answer}, the likeliest tokens are {likeliest}"
                 raise Violation(
                     finding,
-                    "hand the settings on to model.module.generate as they are",
+                    "pass the settings to model.module.generate unchanged",
                     sampling.where,
                 )
 
     def test_generation_is_deterministic(self, sampling: SamplingTrial) -> None:
-        """the same seed gives the same responses at any step, another others"""
+        """the same seed gives the same responses at any step, another seed gives others"""
         again = sampling.run(sampling.batch, interface=sampling.with_settings())
         cause = "draw every response from a seed: stable_seed(model.seed, id, attempt, number)"
         check_same(
@@ -304,7 +302,7 @@ class GenerationChecks(CallSubject):
         }
         for name, output in others.items():
             if gap(sampling.result, output) is None:
-                cause = f'make seeds of model.seed, the id, metadata["{ATTEMPT}"] and the number'
+                cause = f'make seeds from model.seed, the id, metadata["{ATTEMPT}"] and the number'
                 raise Violation(f"{name} gives the same responses", cause, sampling.where)
 
     def test_responses_of_a_group_differ(self, sampling: SamplingTrial) -> None:
@@ -324,12 +322,12 @@ class GenerationChecks(CallSubject):
 
     def test_responses_do_not_depend_on_the_batch(self, sampling: SamplingTrial) -> None:
         """a prompt gets the same responses in any batch"""
-        cause = "seed each response by the id of its prompt, not by its place in the batch"
+        cause = "seed each response by the id of its prompt, not by its position in the batch"
         for index in range(sampling.batch.bs):
             alone = sampling.run(sampling.batch.select_indices([index]))
             check_same(sampling.result, alone, "when its prompt is alone", cause, sampling.where)
         turned = sampling.run(sampling.batch.reorder(list(reversed(range(sampling.batch.bs)))))
-        check_same(sampling.result, turned, "once the batch is turned round", cause, sampling.where)
+        check_same(sampling.result, turned, "when the batch is reversed", cause, sampling.where)
 
     def test_generation_leaves_everything_alone(self, sampling: SamplingTrial) -> None:
         """generation changes neither its input nor the model"""
@@ -342,7 +340,7 @@ class GenerationChecks(CallSubject):
             raise Violation("the model samples in training mode", cause, sampling.where)
 
     def test_generation_for_no_prompts(self, sampling: SamplingTrial) -> None:
-        """no prompts give no responses, of the same dtypes"""
+        """an empty batch gives empty outputs of the same dtypes"""
         empty = sampling.run(sampling.batch.select_indices([]))
         check_empty(empty, sampling.result, sampling.where)
 
@@ -365,10 +363,7 @@ class GenerationChecks(CallSubject):
                     f"the mock answers {prompt.tolist()} by {answer}, cut off: "
                     f"{response.was_cut_off}"
                 )
-                cause = (
-                    "a mock keeps max_new_tokens, and ends by the token that "
-                    "ends unless it is cut off"
-                )
+                cause = "a mock respects max_new_tokens, and ends with an end token unless cut off"
                 raise Violation(finding, cause, sampling.where)
 
 

@@ -146,11 +146,11 @@ class InferenceChecks(CallSubject):
             spec = MicroBatchSpec(max_tokens_per_mb=longest)
         between = (
             "between one micro-batch and "
-            f"{spec.n_mbs if spec.n_mbs > 1 else 'as many as the token cap asks'}"
+            f"{spec.n_mbs if spec.n_mbs > 1 else 'as many as the token cap requires'}"
         )
         cause = (
             "model.module.forward puts the rows of micro-batches back in "
-            "order; hand mb_spec on to it"
+            "order; pass mb_spec on to it"
         )
         check_same(
             inferring.result, inferring.run(inferring.batch, spec), between, cause, inferring.where
@@ -159,12 +159,10 @@ class InferenceChecks(CallSubject):
     def test_inference_does_not_depend_on_the_order(self, inferring: CallTrial) -> None:
         """inference does not depend on the order of samples"""
         turned = inferring.batch.reorder(list(reversed(range(inferring.batch.bs))))
-        cause = "a row belongs to the sample at the same place; undo whatever sorts"
+        cause = "a row belongs to the sample at the same place; undo any sorting"
         output = inferring.run(turned)
         check_form(output, turned.ids, None, inferring.where)
-        check_same(
-            inferring.result, output, "once the batch is turned round", cause, inferring.where
-        )
+        check_same(inferring.result, output, "when the batch is reversed", cause, inferring.where)
 
     def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
@@ -176,7 +174,7 @@ class InferenceChecks(CallSubject):
                 "it looks across samples: padding that is counted, a mean over the batch, "
                 "the row of a neighbour; "
             )
-            cause += "declare it in TAKES_BATCH if it is to compare them"
+            cause += "declare it in TAKES_BATCH if it should compare them"
             check_same(
                 inferring.result, alone, "when it is alone in the batch", cause, inferring.where
             )
@@ -188,7 +186,7 @@ class InferenceChecks(CallSubject):
         cause = "compute a sample from itself alone; only training reduces over ranks"
         if inferring.takes_batch:
             cause = (
-                "sum over the ranks what spans samples, on each of them: model.module.all_reduce"
+                "sum what spans samples over the ranks, on each of them: model.module.all_reduce"
             )
         for shares in _shares(inferring.batch.bs):
             for rank, (output, state_there) in enumerate(_on_ranks(inferring, shares)):
@@ -204,7 +202,7 @@ class InferenceChecks(CallSubject):
                             f"{mismatch.name} is {mismatch.first:.6g} and "
                             f"{mismatch.second:.6g} on {ranks}"
                         ),
-                        "a state is the same on all ranks: make it of sums over them",
+                        "the state must be the same on all ranks: compute it from sums over them",
                         where,
                     )
 
@@ -258,7 +256,7 @@ class InferenceChecks(CallSubject):
     def test_inference_is_deterministic(self, inferring: CallTrial) -> None:
         """inference is deterministic"""
         again = inferring.run(inferring.batch, interface=inferring.make())
-        cause = "something is drawn without a seed; take stable_seed(model.seed, id, …)"
+        cause = "something is drawn without a seed; use stable_seed(model.seed, id, …)"
         check_same(
             inferring.result, again, "between two calls alike", cause, inferring.where, exact=True
         )
@@ -309,7 +307,7 @@ class InferenceChecks(CallSubject):
                     raise Violation(finding, cause, inferring.where)
 
     def test_values_come_in_the_units_of_the_reward(self, make: Make, batches: Batches) -> None:
-        """values approach the returns that come, in their units"""
+        """values approach the observed returns, in their units"""
         interface, reward = make(), 10.0
         reads, writes = interface.reads("train_step"), interface.writes("inference")
         targets = [key for key in ("returns", "rewards") if reads and key in reads.needed]
@@ -337,7 +335,7 @@ class InferenceChecks(CallSubject):
     def test_edge_batches_of_inference(
         self, inferring: CallTrial, inference_batches: Batches, edge: str
     ) -> None:
-        """inference of batches at the edge"""
+        """inference of edge-case batches"""
         batch = usual_batch(inference_batches, EDGES[edge])
         output = inferring.run(batch)
         check_form(output, batch.ids, inferring.interface.writes("inference"), inferring.where)
@@ -346,7 +344,7 @@ class InferenceChecks(CallSubject):
     def test_state_of_inference_comes_back(
         self, inferring: CallTrial, inference_batches: Batches
     ) -> None:
-        """its state is JSON and comes back"""
+        """its state is JSON and can be restored"""
         if not overrides(inferring.interface, "state_dict"):
             pytest.skip("keeps no state")
         unbroken, resumed, later = inferring.make(), inferring.make(), inference_batches(seed=1)

@@ -104,7 +104,7 @@ class CallTrial:
         output = call_interface(interface, self.call, model or self.model(), batch, spec)
         if not isinstance(output, SequenceSample):
             raise Violation(
-                f"{self.call} returns {type(output).__name__}, no SequenceSample",
+                f"{self.call} returns {type(output).__name__}, not a SequenceSample",
                 "return SequenceSample.from_default(ids=data.ids, seqlens=…, data=…)",
                 self.where,
             )
@@ -119,7 +119,7 @@ class CallTrial:
                 finding = "a gradient" if weight.grad is not None else "other values"
                 raise Violation(
                     f"{name} has {finding} after {self.call}",
-                    f"{self.call} changes nothing of the model",
+                    f"{self.call} leaves the model unchanged",
                     self.where,
                 )
         if model.version.global_step:
@@ -196,9 +196,9 @@ class CallSubject(InterfaceSubject):
                     f"{len(ANSWER_FORMS)} common forms"
                 ),
                 (
-                    "mend it; or, if its rows are of another kind, say in your "
-                    "TestContract what they hold by the fixture `answers`, and how a right "
-                    "response looks by the fixture `gold`"
+                    "fix it; or, if its rows are of another kind, give your TestContract the "
+                    "fixtures `answers`, with what they hold, and `gold`, with what a correct "
+                    "response looks like"
                 ),
                 place_of(type(interface).score_texts),
             )

@@ -48,7 +48,7 @@ class LawChecks(InterfaceSubject):
                 [_with(batch, key, one_hot) for one_hot in raised],
                 f"a higher {key.removesuffix('s')}",
                 (
-                    "numbers and sequences are paired by place: check what was rolled, "
+                    "numbers and sequences are paired by position: check what was rolled, "
                     "sorted, masked or expanded"
                 ),
             )
@@ -70,8 +70,8 @@ class LawChecks(InterfaceSubject):
             [_with(batch, "packed_ref_logprobs", logprobs - 1.0 + near) for near in back],
             "a reference that is equal rather than less likely",
             (
-                "the sign of the KL: a penalty is subtracted from rewards, added to a loss, and is "
-                "policy minus reference"
+                "check the sign of the KL: a penalty is subtracted from rewards, added to a loss, "
+                "and is policy minus reference"
             ),
         )
 

@@ -55,7 +55,7 @@ class InvarianceChecks(InterfaceSubject):
                 )
 
     def test_packing_changes_nothing(self, rehearsal: Rehearsal) -> None:
-        """samples packed together count as each of them alone"""
+        """samples packed together count as they do alone"""
         batch = rehearsal.batch
         apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=batch.bs))
         mismatch = difference(rehearsal.result, apart)
@@ -64,13 +64,13 @@ class InvarianceChecks(InterfaceSubject):
                 mismatch.describe("packed", "with each sample in a micro-batch of its own"),
                 cause_unless_no_sum(
                     rehearsal.result,
-                    "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens",
+                    "rows of one sequence are taken for its neighbour's; split by flat_seqlens",
                 ),
                 place_of_difference(rehearsal, mismatch, apart),
             )
 
     def test_groups_may_be_cut_where_it_says_so(self, rehearsal: Rehearsal) -> None:
-        """groups that may be cut count the same whole and cut"""
+        """groups that may be cut give the same result whole and cut"""
         cuts = {call.cut for call in rehearsal.result.engine.calls}
         declared = cut_of(rehearsal.make().CUT, "train_step")
         if cuts and cuts != {declared}:
@@ -119,9 +119,8 @@ class InvarianceChecks(InterfaceSubject):
                 raise Violation(
                     mismatch.describe("in one order", "in another"),
                     (
-                        "rows are paired by place rather than by sample, or "
-                        "minibatches by place rather than by "
-                        'metadata["batch_index"]'
+                        "rows are paired by position rather than by sample, or minibatches by "
+                        'position rather than by metadata["batch_index"]'
                     ),
                     place_of_difference(rehearsal, mismatch, reordered),
                 )
@@ -133,7 +132,7 @@ class InvarianceChecks(InterfaceSubject):
             pytest.skip("reads no prompt_mask")
         by_ends = [key for key in _BY_THEIR_ENDS if key in batch.keys]
         if by_ends and "returns" not in batch.keys:
-            pytest.skip(f"reads {by_ends[0]}: where a sequence ends counts")
+            pytest.skip(f"reads {by_ends[0]}, which depends on where a sequence ends")
         outcome = rehearsal.train(padded(batch))
         mismatch = difference(rehearsal.result, outcome)
         if mismatch:
@@ -144,13 +143,13 @@ class InvarianceChecks(InterfaceSubject):
             )
 
     def test_memory_layout_changes_nothing(self, rehearsal: Rehearsal) -> None:
-        """tensors that are views of larger ones are read right"""
+        """tensors that are views of larger ones are read correctly"""
         batch = rehearsal.batch
         mismatch = difference(rehearsal.result, rehearsal.train(_as_views(batch)), tolerance=0.0)
         if mismatch:
             raise Violation(
                 mismatch.describe("from tensors of their own", "from views"),
-                "read tensors by torch's operations, not by their storage",
+                "read tensors with torch's operations, not through their storage",
                 place_of(rehearsal.train_step),
             )
 
@@ -217,7 +216,7 @@ def _cause_of_cut(mismatch: StepDifference, n_mbs: float) -> str:
 def _cause_of_ranks(mismatch: StepDifference) -> str:
     reduced = (
         "masked_normalize and masked_moments take all_reduce; "
-        "model.module.all_reduce(sum) does for the rest"
+        "use model.module.all_reduce(sum) for the rest"
     )
     if mismatch.kind == "state":
         return f"the state follows one rank's share of the batch: {reduced}"

@@ -34,7 +34,7 @@ class LearningChecks(InterfaceSubject):
                         f"{STEPS} steps take {quantity} from {start:.4g} to "
                         f"{after[quantity]:.4g}; it should rise"
                     ),
-                    "the sign of the loss: it is minimised",
+                    "check the sign of the loss: it is minimised",
                     place_of(rehearsal.train_step),
                 )
         elif not losses[-1] < losses[0]:
@@ -43,7 +43,7 @@ class LearningChecks(InterfaceSubject):
                     f"{STEPS} steps on one batch take the loss from "
                     f"{losses[0]:.4g} to {losses[-1]:.4g}"
                 ),
-                "the sign of the loss, or targets that run away from what is learned",
+                "check the sign of the loss, and whether targets move away from what is learned",
                 place_of(rehearsal.train_step),
             )
 

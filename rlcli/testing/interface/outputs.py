@@ -141,7 +141,7 @@ def check_form(
         mistake = "other samples" if set(output.ids) != set(ids) else "the samples in another order"
         raise Violation(
             f"it returns {mistake}: {_few(output.ids)} for {_few(ids)}",
-            "return the ids of `data` as they stand: ids=data.ids",
+            "return the ids of `data` unchanged: ids=data.ids",
             where,
         )
     if keys is not None:
@@ -162,7 +162,7 @@ def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) ->
     if unknown:
         raise Violation(
             f"it returns {', '.join(unknown)}, which WRITES does not name",
-            "name the key in WRITES: recipes are held to it",
+            "name the key in WRITES: recipes are checked against it",
             where,
         )
 
@@ -173,7 +173,7 @@ def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> N
         {str(reason) for reason in drops(output).values() if reason is not None} - set(reasons)
     )
     if unknown:
-        cause = "name the reason in DROPS: a run that meets it ends"
+        cause = "name the reason in DROPS: otherwise it ends a run"
         raise Violation(
             f"it drops samples for {', '.join(unknown)}, which DROPS does not name", cause, where
         )
@@ -228,7 +228,7 @@ def check_empty(empty: SequenceSample, usual: SequenceSample, where: str) -> Non
             finding = (
                 f"{key} of no samples has {len(now)} rows of {now.dtype}, else {expected.dtype}"
             )
-            raise Violation(finding, "say the dtype of a tensor that may be empty", where)
+            raise Violation(finding, "give the dtype of a tensor that may be empty", where)
 
 
 def frozen_copy(sample: SequenceSample) -> SequenceSample:

@@ -122,8 +122,8 @@ class RealModelChecks(InterfaceSubject):
             )
         if not (folder / TOKENIZER_FILE).exists():
             raise Violation(
-                "the folder has no tokenizer: nothing can be asked of the model that it holds",
-                "hand it on: model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)",
+                "the folder has no tokenizer: the model in it cannot be used",
+                "pass it on: model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)",
                 where,
             )
         loaded = _loaded(folder, _head(rehearsal)).state_dict()

@@ -145,7 +145,7 @@ class RewardChecks(CallSubject):
                     f"{response!r} for {answer!r}"
                 )
                 raise Violation(
-                    finding, "compare with the answer of the same row, and all of it", where
+                    finding, "compare with the whole answer, and that of the same row", where
                 )
         record_property(
             "note",
@@ -183,7 +183,7 @@ class RewardChecks(CallSubject):
         usual = _scores(scorer, texts, rows)
         where = place_of(type(scorer).score_texts)
         ways = {
-            "turned round": list(reversed(_scores(scorer, texts[::-1], rows[::-1]))),
+            "in reverse order": list(reversed(_scores(scorer, texts[::-1], rows[::-1]))),
             "one by one": [
                 _scores(scorer, [text], [row])[0] for text, row in zip(texts, rows, strict=True)
             ],
@@ -242,7 +242,7 @@ class RewardChecks(CallSubject):
     def test_rewards_are_the_same_elsewhere(
         self, scorer: ModelInterface, make: Make, answers: Sequence[str], gold: Gold
     ) -> None:
-        """same from a thread, same from a worker process"""
+        """rewards are the same from a thread and from a worker process"""
         texts = [*(gold(answer) for answer in answers), "No idea."]
         rows = [*answers, answers[0]]
         here = _scores(scorer, texts, rows)

@@ -303,7 +303,7 @@ class TrainingChecks(InterfaceSubject):
             )
 
     def test_learning_rate_is_that_of_the_step(self, rehearsal: Rehearsal) -> None:
-        """the step gives the learning rate, and is counted once"""
+        """the step determines the learning rate, and is counted once"""
         model = rehearsal.model()
         model.version.global_step = 3
         rehearsal.train(rehearsal.batch, model=model)
@@ -313,7 +313,7 @@ class TrainingChecks(InterfaceSubject):
                 f"train_step number 3 asked for the learning rate of {steps}",
                 (
                     "leave version_steps out, or pass model.version.global_step "
-                    "before anything counts it on"
+                    "before anything increments it"
                 ),
                 place_of(rehearsal.train_step),
             )
@@ -325,7 +325,7 @@ class TrainingChecks(InterfaceSubject):
             )
 
     def test_goes_on_from_its_state(self, rehearsal: Rehearsal) -> None:
-        """state_dict is JSON; resuming from it is as if never stopped"""
+        """state_dict is JSON; resuming from it equals never stopping"""
         first, second = rehearsal.batch, rehearsal.fit(rehearsal.batches(seed=1))
         unbroken = rehearsal.train(first, second)
         half = rehearsal.train(first)

@@ -402,7 +402,8 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
 
 
 def _transfer_of_average(notes: Notes, target: str, call: Call, path: Path) -> None:
-    """A target that mixes weights does not hold what was sent last, so nothing can be left out."""
+    """A target that mixes weights does not hold what was sent last, so every copy must be
+    complete."""
     if call.hooks.transfer == "delta":
         setting: Path = (*path, "hooks", "transfer")
         message = f"{target} mixes weights with eta {call.hooks.eta:g}, so a delta would not fit"

@@ -112,7 +112,7 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
 
 
 def _layout(notes: Notes, name: str, mesh: Mesh) -> None:
-    """What the engine cannot do of the mesh, as far as this does not depend on its model."""
+    """What the engine cannot do with the mesh, whatever its model."""
     section: Path = ("models", name)
     for problem in layout_problems(notes.recipe, name, mesh):
         hint = what_it_can(notes.recipe, name, mesh, problem)
@@ -287,7 +287,7 @@ def _count(count: int, word: str) -> str:
 
 
 def _first_ranks(cluster: Cluster, devices: int, nodes: int) -> list[int]:
-    """The ranks of a cluster that are the first of so many devices on each of so many nodes."""
+    """The ranks at which a block of `devices` devices on each of `nodes` nodes begins."""
     size = cluster.devices_per_node
     first_nodes = range(0, cluster.nodes - nodes + 1, nodes)
     return [

@@ -119,7 +119,7 @@ def _circles(notes: Notes) -> None:
 
 
 def unused_roles(notes: Notes) -> list[str]:
-    """The roles that no call uses and no role starts from, as far as that is certain."""
+    """The roles that no call uses and no role starts from, if that is certain."""
     calls = dict(calls_of(notes.recipe))
     used = {call.model for call in calls.values()}
     used |= {role.init for role in notes.recipe.models.values() if role.init is not None}

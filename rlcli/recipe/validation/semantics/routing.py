@@ -43,7 +43,7 @@ def _check_backend(notes: Notes, call: Call, path: Path) -> None:
 
 
 def _setting(notes: Notes, path: Path) -> tuple[Path, list[Path]]:
-    """Where a call is told to record or prescribe experts, and what else that depends on."""
+    """Where a call is set to record or prescribe experts, and what else that depends on."""
     of_call: Path = (*path, "interface", "args", *SETTING)
     kinds: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
     return (of_call if notes.is_set(of_call) else SETTING), kinds

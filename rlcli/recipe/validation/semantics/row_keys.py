@@ -61,7 +61,7 @@ def check_pairs(notes: Notes, calls: ReadMapping[str, Call], dataset: str) -> No
 
 
 def _refuse(notes: Notes, section: Path, message: str, hint: str, needs: Iterable[Path]) -> None:
-    """Report a dataset that does not fit, and nothing of its arguments."""
+    """Report a dataset that does not fit, and none of the problems of its arguments."""
     if notes.note("R71", message, (*section, "type"), hint, needs=needs):
         notes.problems.withdraw((*section, "args"))
 

@@ -327,7 +327,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
                     my_block.shape != block.shape for my_block, _ in mine[block.name]
                 ):
                     raise ModelError(
-                        f"role {self.role} has no parameter like {block.name} that it is to follow"
+                        f"role {self.role} cannot follow {block.name}: it has no such parameter"
                     )
                 for my_block, my_values in mine[block.name]:
                     if (common := my_block.common(block)) is not None:

@@ -44,7 +44,11 @@ def _of_tensor_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[
     in ways that the engine does not know."""
     if sizes.experts or sizes.position_rows:
         message = f"the {sizes.model_type} of models.{layout.role} cannot be tensor-parallel"
-        reason = "only ep divides experts" if sizes.experts else "transformers has no plan for it"
+        reason = (
+            "only ep divides experts"
+            if sizes.experts
+            else "transformers has no tensor-parallel plan for it"
+        )
         yield LayoutProblem(f"{message}: {reason}", ("mesh", "tp"))
 
 
@@ -56,6 +60,8 @@ def _of_flash_attention(layout: RoleLayout) -> Iterator[LayoutProblem]:
         message = f"{role} has `attention: flash`, which computes on GPUs only"
         yield LayoutProblem(message, key, "auto")
     elif layout.mesh["cp"] > 1 and layout.arguments.get("context_parallel") != "ulysses":
-        message = f"{role} has `attention: flash` and cp: a ring may be chosen, which uses torch's"
+        message = (
+            f"{role} has `attention: flash` and cp: the run may choose a ring, which uses torch's"
+        )
         key = ("backend", "args", "context_parallel")
         yield LayoutProblem(f"{message} kernels", key, "ulysses")

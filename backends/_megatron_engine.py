@@ -411,7 +411,7 @@ def _place(groups: RoleGroups, chunks: int) -> Place:
 
 
 def _routers(role: str, config: ModelConfig, settings: Megatron) -> StageRouters | None:
-    """Raises ModelError for a model without routers that is to have losses of routers."""
+    """Raises ModelError if losses of routers are set for a model without routers."""
     if config.experts is not None:
         return StageRouters(config.experts, settings)
     if (settings.router_aux_loss_coef, settings.router_z_loss_coef) != (None, None):

@@ -11,9 +11,9 @@ from rlcli.errors import ModelError
 
 
 def routers_in(lm: Any, role: str, purpose: str, hint: str) -> tuple[Mapping[str, nn.Module], int]:
-    """The routers of a model by name, layer after layer, and the index of the logits among their
-    outputs. Raises ModelError for a model without routers of the kind that is known here, where
-    they are to be, for example, `balanced`."""
+    """The routers of a model by name, layer by layer, and the index of the logits among their
+    outputs. Raises ModelError for a model without routers of a known kind; `purpose` says what they
+    are needed for, such as `balanced`."""
     config = lm.config.get_text_config()
     recorder: Any = (getattr(lm.base_model, "_can_record_outputs", None) or {}).get("router_logits")
     modules: dict[str, nn.Module] = {}

@@ -96,7 +96,7 @@ def read_answer(
     try:
         return _checked(dialect.reply(raw), request, sampling)
     except (KeyError, TypeError, IndexError, AttributeError) as problem:
-        raise hostile(f"gives an answer without what belongs to it: {problem!r}") from None
+        raise hostile(f"gives an incomplete answer: {problem!r}") from None
     except ValueError as problem:
         raise hostile(f"gives an answer {problem}") from None
 
@@ -118,7 +118,7 @@ def _checked(reply: Reply, request: ResponseRequest, sampling: Sampling) -> Answ
     if not isinstance(tokens, list) or not all(
         type(token) is int and 0 <= token < sampling.ids for token in tokens
     ):
-        raise ValueError(f"with tokens that are no ids below {sampling.ids}")
+        raise ValueError(f"with tokens that are not ids below {sampling.ids}")
     _check_end(finish, len(tokens), request.max_new_tokens)
     logprobs = _logprobs(reply, tokens)
     spans, experts = _spans(reply.versions, len(tokens)), None
@@ -145,11 +145,11 @@ def _logprobs(reply: Reply, tokens: list[int]) -> list[float]:
     logged = list(reply.logged)
     if [token for token, _ in logged] != tokens:
         raise ValueError(
-            f"of {len(tokens)} tokens with log-probs of {len(logged)} tokens, or of other ones"
+            f"of {len(tokens)} tokens with log-probs of {len(logged)} tokens, or of different ones"
         )
     logprobs = [logprob for _, logprob in logged]
     if not all(map(is_logprob, logprobs)):
-        raise ValueError("with log-probs that are no finite numbers up to 0")
+        raise ValueError("with log-probs that are not finite numbers up to 0")
     return [float(logprob) for logprob in logprobs]
 
 
@@ -159,12 +159,12 @@ def _spans(versions: Any, length: int) -> list[Span]:
     if not all(
         type(span.label) is str and type(span.start) is type(span.end) is int for span in spans
     ):
-        raise ValueError("whose versions of weights are not a name with two positions")
+        raise ValueError("whose spans of weight versions are not a name and two positions each")
     edges = [0, *(span.end for span in spans)]
     if length and (
         edges[:-1] != [span.start for span in spans]
         or edges[-1] != length
         or edges != sorted(edges)
     ):
-        raise ValueError(f"whose versions of weights do not add up to its {length} tokens")
+        raise ValueError(f"whose spans of weight versions do not cover its {length} tokens")
     return spans if length else []

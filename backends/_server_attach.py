@@ -93,7 +93,7 @@ def check_logprobs(server: Server, expected: Expected) -> None:
     difference, at_half = as_it_is[high] - as_it_is[low], halved[high] - halved[low]
     if difference > SEEN and abs(at_half - 2 * difference) > TOLERANCE * difference:
         message = (
-            f"{server.name} reports log-probs of another distribution than the one that it samples "
+            f"{server.name} reports log-probs of a distribution other than the one that it samples "
             f"from: tokens {ids[low]} and {ids[high]} differ by {difference:.3g} at temperature 1 "
             f"and by {at_half:.3g} at 0.5"
         )

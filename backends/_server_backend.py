@@ -141,7 +141,7 @@ class ServerBackend(ModelBackend):
             )
         if model.source.head != "lm":
             raise ModelError(
-                f"role {model.name} has the head {model.source.head}, and servers only generate"
+                f"role {model.name} has the head {model.source.head}, but servers only generate"
             )
         parent = Path(self.weights_folder or tempfile.gettempdir())
         remove_abandoned(parent)
@@ -240,12 +240,12 @@ class ServerBackend(ModelBackend):
         devices = share(os.environ, first, size)
         if devices is None:
             message = (
-                f"server {number} of role {model.name} is to take {size} devices, from device "
-                f"{first} of the node on"
+                f"server {number} of role {model.name} needs {size} devices, starting at device "
+                f"{first} of the node, and sees fewer"
             )
             raise UsageError(
                 message,
-                hint=f"{VISIBLE} is {os.environ[VISIBLE]}: give each rank enough",
+                hint=f"{VISIBLE} is {os.environ[VISIBLE]}: list enough devices for each rank",
                 code="R50",
             )
         return {**self.environment, VISIBLE: devices}

@@ -173,7 +173,7 @@ class Server:
         while (port := launch.slots[0].port) is None:
             self._check_agent(launch)
             if time.monotonic() >= end:
-                raise self.failure("was not started: there was no answer from what starts it")
+                raise self.failure("was not started: its agent did not answer")
             time.sleep(LOOK_EVERY_S)
         self.endpoint = Endpoint(f"http://127.0.0.1:{port}", key, self.endpoint.hint)
         self._await(end - time.monotonic())
@@ -212,7 +212,7 @@ class Server:
     def failure(self, message: str) -> RlcliError:
         """An error about the server; for our own, with the end of its log."""
         if self.launch is None:
-            hint = "is it running, and on that address?"
+            hint = "is it running, and at that address?"
             return WorkerError(f"{self.name} {message}", hint=hint, code="F91")
         slot = self.launch.ended or self.launch.slots[0]
         return WorkerError(
@@ -234,7 +234,7 @@ class Server:
             self.dialect.send(self.endpoint, update, self.ranks, self._our_address(), seconds)
         reported = self.label()
         if reported != update.label:
-            message = f"says that it has the weights {reported!r}, after it took {update.label!r}"
+            message = f"reports the weights {reported!r} after loading {update.label!r}"
             raise self.endpoint.hostile(message)
         self.digest = self.dialect.digest(self.endpoint, seconds)
 

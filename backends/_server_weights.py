@@ -101,7 +101,7 @@ class WeightFolder:
         """
         if eta != 1 and self._dtype != torch.float32:
             message = (
-                f"role {self._role} is to follow with eta {eta:g}, but keeps its weights in the "
+                f"role {self._role} follows with eta {eta:g}, but keeps its weights in the "
                 f"servers' {self._dtype}"
             )
             raise ModelError(
@@ -162,7 +162,7 @@ def in_order(
     turn = next(turns, None)
     for block, numbers in source.parameter_blocks():
         if shapes.get(block.name) != block.shape:
-            raise ModelError(f"role {role} has no parameter like {block.name} that it is to follow")
+            raise ModelError(f"role {role} cannot follow {block.name}: it has no such parameter")
         arriving = arrived.setdefault(block.name, torch.empty(block.shape))
         arriving[block.within(WeightBlock.whole(block.name, block.shape))] = numbers.detach().to(
             "cpu", torch.float32
@@ -172,4 +172,4 @@ def in_order(
             yield turn, arrived.pop(turn)
             turn = next(turns, None)
     if turn is not None:
-        raise ModelError(f"role {role} was not given all of {turn}, which it is to follow")
+        raise ModelError(f"role {role} follows {turn}, but did not receive all of it")

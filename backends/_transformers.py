@@ -69,7 +69,7 @@ def _refuse_other_layers(lm: Any) -> None:
     elif getattr(lm, "_is_stateful", False):
         reason = "layers that carry a state from token to token"
     elif not lm.base_model._can_set_attn_implementation():
-        reason = "an attention of its own, which cannot be replaced"
+        reason = "its own attention, which cannot be replaced"
     else:
         return
     raise _cannot_be_packed(config.model_type, reason)
@@ -312,7 +312,7 @@ def flash_attention_of(
         raise ModelError(
             f"role {role} cannot have `attention: flash`: {error}",
             hint=f"rlcli doctor says how to install it; models.{role}.backend.args.attention=auto "
-            "takes torch's kernels where it is missing",
+            "uses torch's kernels where it is missing",
         ) from error
 
 

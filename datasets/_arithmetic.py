@@ -121,7 +121,7 @@ class ArithmeticProblems(Sequence[ArithmeticProblem]):
             return [self[i] for i in range(*index.indices(self._count))]
         position = index + self._count if index < 0 else index
         if not 0 <= position < self._count:
-            raise IndexError(f"there are {self._count} problems, no number {index}")
+            raise IndexError(f"there are {self._count} problems, so none has number {index}")
         while len(self._drawn) <= position:
             self._draw_one()
         return self._drawn[position]
@@ -136,9 +136,9 @@ class ArithmeticProblems(Sequence[ArithmeticProblem]):
             return
         self._in_vain += 1
         if self._in_vain >= PATIENCE:
-            message = f"after {len(self._drawn)} problems there is no other of level {level}"
+            message = f"no new problem of level {level} was found after {len(self._drawn)} problems"
             raise DataError(
-                message, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80"
+                message, hint=f"set problems: {len(self._drawn)}, or higher levels", code="F80"
             )
 
 

@@ -30,7 +30,7 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
     """Whether prompts go through the tokenizer's chat template."""
     has_template = bool(tokenizer.chat_template)
     if chat is True and not has_template:
-        hint = "set chat: auto, or take a chat model's tokenizer"
+        hint = "set chat: auto, or use a chat model's tokenizer"
         raise ModelError(
             "chat is true, but the tokenizer has no chat template", hint=hint, code="F32"
         )
@@ -59,7 +59,9 @@ def encode_prompts(
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         message = "prompts of several messages need a chat template"
-        raise ModelError(message, hint="take a chat model's tokenizer, and chat: auto", code="F32")
+        raise ModelError(
+            message, hint="use a chat model's tokenizer, and set chat: auto", code="F32"
+        )
     plain = [text if system is None else f"{system}\n\n{text}" for text in texts]
     return [_open_ended(tokenizer, list(ids)) for ids in tokenizer(plain).input_ids]
 

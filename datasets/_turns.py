@@ -67,7 +67,7 @@ class Speaker:
     ):
         template = template_of(tokenizer)
         if not template:
-            hint = "take a chat model's tokenizer, or prompt_answer for rows with one answer"
+            hint = "use a chat model's tokenizer, or prompt_answer for rows with one answer"
             raise ModelError(f"{name_of(tokenizer)} has no chat template", hint=hint, code="F32")
         has_markers = marks_generation(template)
         if mask == "markers" and not has_markers:
@@ -144,7 +144,7 @@ class Speaker:
                     "be rendered before that"
                 ),
                 "F32",
-                "set train_on: last, or put a message in front",
+                "set train_on: last, or put a message before it",
             )
         spans = []
         for turn in turns:
@@ -242,7 +242,7 @@ def _masked(
                     "would not learn to stop"
                 ),
                 where=row.where,
-                hint="let the template write {{ eos_token }} behind each answer",
+                hint="let the template write {{ eos_token }} after each answer",
                 code="F32",
             )
     return Masked(ids, trained)

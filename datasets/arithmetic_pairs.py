@@ -44,8 +44,7 @@ class ArithmeticPairs(ArithmeticRows):
     def __post_init__(self) -> None:
         if any(level < 2 for level in self.levels):
             raise ValueError(
-                f"levels is {self.levels}; a hasty answer to a problem of one "
-                "operation is a right one"
+                f"levels is {self.levels}; a hasty answer to a problem of one operation is correct"
             )
         super().__post_init__()
 

@@ -130,7 +130,7 @@ class HuggingFace(TextRows):
         return None, {}
 
     def _unclear(self, line: int, row: dict[str, Any]) -> DataError:
-        """The error for a row of which none of the datasets makes sense."""
+        """The error for a row that none of the datasets can read."""
         kinds, columns = self._kinds, list(row)
         nested = [name for name, value in row.items() if is_conversation(value)]
         util = replace(self.util, column_argument=COLUMN)

@@ -86,7 +86,7 @@ class Question:
             raise ValueError(f"its reply does not end with a score: {last[-100:]!r}")
         if not self.allows(float(score[1])):
             raise ValueError(
-                f"its score {score[1]} is not from {self.lowest:g} to {self.highest:g}"
+                f"its score {score[1]} is not between {self.lowest:g} and {self.highest:g}"
             )
         return float(score[1])
 

@@ -37,7 +37,7 @@ NOT_RUN = {
     "passed": [],
     "output": "",
     "status": -1,
-    "limit": "was not run: the others of its call used up the time",
+    "limit": "was not run: the other programs of its call used up the time",
 }
 
 

@@ -159,7 +159,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         if outcome.end is End.LATE:
             return Score(
                 self.limit_reward,
-                limit=f"{self._name} was not run: the others of its call used up the time",
+                limit=f"{self._name} was not run: the other responses of its call used up the time",
             )
         if "limit" in reply:
             return Score(

@@ -176,8 +176,8 @@ class HFRewardInterface(ModelInterface):
             for _ in lengths
         ]
         message = (
-            f"the text of sample {owners[longest]} has {counts[longest]} tokens of "
-            f"{self.path}, {self.limit} at most"
+            f"the text of sample {owners[longest]} has {counts[longest]} tokens for "
+            f"{self.path}, more than its limit of {self.limit}"
         )
         hint = "raise max_length if the classifier takes more, or lower generation.max_new_tokens"
         if self.overlong == "error":
@@ -185,7 +185,7 @@ class HFRewardInterface(ModelInterface):
         if not self.has_warned:
             lost = "beginning" if self.overlong == "truncate_left" else "end"
             log.warning(
-                "%s: its %s is not scored, nor that of others (reported as truncated). %s",
+                "%s: the %s of such texts is not scored (they are counted as truncated). %s",
                 message,
                 lost,
                 hint,

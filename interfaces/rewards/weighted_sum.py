@@ -68,7 +68,8 @@ class WeightedSumInterface(ModelInterface):
         for key in self.weights:
             if data.seqlens[key] != lengths:
                 raise UsageError(
-                    f"weighted_sum: {first} and {key} are not of the same responses", code="R71"
+                    f"weighted_sum: {first} and {key} do not belong to the same responses",
+                    code="R71",
                 )
         if any(length != 1 for group in lengths for length in group) or data.data[first].dim() != 1:
             hint = "the calls before it must write one number for each response"

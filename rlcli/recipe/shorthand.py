@@ -55,7 +55,7 @@ def _data_path(tree: Mapping, recipe: str, data: str) -> str:
     signature = known_signature("datasets", made_by_dataset)
     if signature is not None and all(a.name != "path" for a in signature.arguments):
         raise UsageError(
-            f"--data: the rows of {recipe} come from {made_by_dataset}, which reads no path",
+            f"--data: the rows of {recipe} come from {made_by_dataset}, which does not read a file",
             hint=f"{key}='{{type: hf, args: {{path: {data}}}}}' reads them instead",
         )
     return f"{key}.args.path"
@@ -83,8 +83,8 @@ def _reward_call(tree: Mapping, recipe: str) -> str:
     if not makers:
         rewarded = [name for name in whole_recipe_names() if _makers_of_rewards(sketch(name))]
         raise UsageError(
-            f"--reward: {recipe} gives no rewards to responses",
-            hint=f"recipes that do: {', '.join(rewarded)}",
+            f"--reward: {recipe} has no call that computes rewards",
+            hint=f"recipes that have one: {', '.join(rewarded)}",
         )
     return makers[0]
 

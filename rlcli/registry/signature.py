@@ -81,7 +81,7 @@ class Signature:
         for name, bounds in limits.items() if isinstance(limits, dict) else ():
             if not isinstance(bounds, dict) or not set(bounds) <= set(BOUNDS):
                 message = (
-                    f"LIMITS of {self.class_name} gives {name} {bounds!r}; bounds "
+                    f"LIMITS of {self.class_name} gives {name} {bounds!r}; valid bounds "
                     f"are {', '.join(BOUNDS)}"
                 )
                 raise ProjectError(

@@ -171,7 +171,7 @@ class Checkpoints:
                 "finite; no checkpoint is written"
             )
             raise NumericError(
-                message, hint="the state is what the interfaces' state_dict() say", code="F35"
+                message, hint="the state is what the interfaces' state_dict() returns", code="F35"
             ) from error
         if not self._recipe.checkpoint.asynchronous:
             await self.settle(wait=True)

@@ -510,16 +510,14 @@ class Samples:
         ready, times = len(self._ready), len(self._ended)
         drawn = sum(len(chunk.draws) for chunk in self._ended)
         few = (
-            f"{ready} of the {size} samples of a batch are"
-            if ready
-            else "the batch is empty: no sample is"
+            f"only {ready} of {drawn} drawn are left" if ready else f"none of {drawn} drawn is left"
         )
         draws = f"{times} draw{'s' if times > 1 else ''}"
-        problem = f"step {self.step + 1}: {few} left of {drawn} in {draws}"
+        problem = f"step {self.step + 1}: a batch needs {size} samples, but {few} after {draws}"
         return self._shortage(problem, "train.max_redraws or train.prompts_per_draw")
 
     def _too_many(self, dropped: int) -> DataError:
-        ready = f"{len(self._ready)} of the {self.rule.batch} of a batch are there"
+        ready = f"a batch has {len(self._ready)} of its {self.rule.batch} samples"
         problem = f"{ready}, and {dropped} samples were dropped since the last step began"
         return self._shortage(problem, "train.max_redraws")
 

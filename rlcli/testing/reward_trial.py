@@ -84,8 +84,8 @@ def _check_reads_texts(name: str, interface: ModelInterface) -> None:
     scores = written is not None and REWARDS in written.needed
     if read is None or not scores or not TEXT_KEYS.issuperset(read.needed):
         raise UsageError(
-            f"{name} does not score texts alone",
-            hint=f"rlcli test interface {name} tests all that it has",
+            f"{name} does not score plain texts",
+            hint=f"rlcli test interface {name} runs all its checks",
         )
 
 

@@ -127,7 +127,7 @@ def _one(kind: str, name: str) -> Subject:
         if kind == "reward" and not _scores_texts(name):
             raise UsageError(
                 f"{name} has no score_texts",
-                hint=f"rlcli test interface {name} tests all that it has",
+                hint=f"rlcli test interface {name} runs all its checks",
             )
         return Subject(kind, name, path)
     if kind == "recipe":

@@ -44,7 +44,7 @@ def draw(recipe: Recipe, topology: Topology) -> list[str]:
 
 
 def _legend(lines: Sequence[str]) -> str:
-    meanings = {TRAINED: "trained", HELD: "only read", PLAIN: "no weights", EMPTY: "not there"}
+    meanings = {TRAINED: "trained", HELD: "only read", PLAIN: "no weights", EMPTY: "absent"}
     return "   ".join(
         f"{sign} {meaning}"
         for sign, meaning in meanings.items()

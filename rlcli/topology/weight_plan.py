@@ -86,7 +86,7 @@ def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[
 def _check_known(followed: Set[str], shapes: Mapping[str, Sequence[int]]) -> None:
     if unknown := followed - shapes.keys():
         message = (
-            f"the parameter {min(unknown)} is to be followed, but the source has none of that name"
+            f"a role follows the parameter {min(unknown)}, but the source has no such parameter"
         )
         raise WorkerError(message, code="F18")
 

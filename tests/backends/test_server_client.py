@@ -317,7 +317,7 @@ def tokenizer(*extra_words):
             "F32",
             "the tokens of 'w0' are [3] there and [2] here",
         ),
-        (having(scales=False), ModelError, "F93", "reports log-probs of another distribution"),
+        (having(scales=False), ModelError, "F93", "reports log-probs of a distribution other than"),
         (having(key="secret"), WorkerError, "F91", "rejects the API key"),
         (lambda fake: fake.fail("/server_info", "garbage"), WorkerError, "F90", "not JSON"),
         (
@@ -667,7 +667,7 @@ def test_a_server_without_enough_devices_is_refused_before_it_starts(monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     model = SimpleNamespace(name="actor", device=torch.device("cuda", 1))
     with pytest.raises(
-        UsageError, match="to take 2 devices, from device 1 of the node on"
+        UsageError, match="needs 2 devices, starting at device 1 of the node"
     ) as caught:
         SGLang(python="python", tp=2)._environment(model, 0)
     assert caught.value.code == "R50"

@@ -70,6 +70,6 @@ def test_mixing_rounded_weights_is_refused(tmp_path):
     )
     with pytest.raises(
         ModelError,
-        match=r"is to follow with eta 0\.5, but keeps its weights in the servers' torch.bfloat16",
+        match=r"follows with eta 0\.5, but keeps its weights in the servers' torch.bfloat16",
     ):
         follow_model(weights, tiny_model("llama", seed=2), 0.5)

@@ -86,7 +86,7 @@ def test_the_tokenizer_encodes_any_text_and_splits_digits():
 
 
 def test_more_problems_than_exist_are_refused():
-    with pytest.raises(DataError, match="no other of level 1"):
+    with pytest.raises(DataError, match="no new problem of level 1"):
         dataset(problems=20_000, levels=[1], held_out=True)[19_999]
 
 
@@ -140,7 +140,5 @@ def test_the_share_of_hasty_answers_is_as_requested():
     for share in (0.0, 1.0):
         are_hasty = [rejected.count("\n") == 1 for *_, rejected in pairs_of(hasty=share)]
         assert set(are_hasty) == {share == 1.0}
-    with pytest.raises(
-        UsageError, match="a hasty answer to a problem of one operation is a right one"
-    ):
+    with pytest.raises(UsageError, match="a hasty answer to a problem of one operation is correct"):
         dataset("arithmetic_pairs", levels=(1, 2))

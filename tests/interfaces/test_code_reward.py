@@ -448,7 +448,7 @@ def test_programs_without_time_left_in_a_call_are_counted(caplog):
     out = interface.inference(model, data, SPEC)
     assert out.data["rewards"].tolist() == [0.0] * 40
     assert (out.metadata["reward_limits"], out.metadata["reward_errors"]) == ([1.0], [0.0])
-    assert "was not run: the others of its call used up the time" in caplog.text
+    assert "was not run: the other programs of its call used up the time" in caplog.text
     interface.pool.close()
 
 

@@ -253,7 +253,9 @@ def test_texts_that_fit_are_not_counted(tmp_path, role, data, caplog):
 
 def test_a_long_text_is_an_error_on_request(tmp_path, role, data):
     reward = HFRewardInterface(path=saved(tmp_path, bert), max_length=5, overlong="error")
-    with pytest.raises(DataError, match=r"sample 2 has 6 tokens of .*, 5 at most") as raised:
+    with pytest.raises(
+        DataError, match=r"sample 2 has 6 tokens for .*, more than its limit of 5"
+    ) as raised:
         reward.inference(role, data, MicroBatchSpec())
     assert raised.value.code == "F30"
     assert "max_length" in raised.value.hint

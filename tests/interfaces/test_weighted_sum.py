@@ -86,7 +86,7 @@ def test_keys_without_one_number_per_response_are_refused():
     with pytest.raises(UsageError, match="values holds more than one number for a response"):
         WeightedSumInterface(weights={"values": 1.0}).inference(ROLE, values, SPEC)
     values.update_(make_batch(["rewards"], [[(2, 3)]]))
-    with pytest.raises(UsageError, match="rewards and values are not of the same responses"):
+    with pytest.raises(UsageError, match="rewards and values do not belong to the same responses"):
         WeightedSumInterface(weights={"rewards": 1.0, "values": 1.0}).inference(ROLE, values, SPEC)
 
 

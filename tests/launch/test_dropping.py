@@ -132,7 +132,7 @@ def test_two_ranks_drop_and_draw_the_same_samples_as_one(train, critic):
 
 def test_a_run_whose_samples_are_all_dropped_ends_with_the_reason(train, project):
     with pytest.raises(
-        DataError, match="step 1: the batch is empty: no sample is left of 24 in 3 draws"
+        DataError, match="step 1: a batch needs 8 samples, but none of 24 drawn is left"
     ) as caught:
         train(DROP.replace("3", "1"), "train.max_redraws=2")
     assert (caught.value.code, caught.value.exit_code, caught.value.where) == (
@@ -154,7 +154,7 @@ def test_steps_before_an_underfilled_batch_are_kept_and_can_be_resumed(train, re
     uninterrupted = train(
         *settings, "train.prompts_per_draw=1", "train.max_redraws=20", name="whole"
     )
-    with pytest.raises(DataError, match="step 2: 7 of the 8 samples of a batch are left"):
+    with pytest.raises(DataError, match="step 2: a batch needs 8 samples, but only 7 of"):
         train(*settings, "train.prompts_per_draw=1", "train.max_redraws=12")
     assert numbers(project / "run") == numbers(uninterrupted)[:1]
     folder = resume("train.max_redraws=20")

@@ -122,7 +122,7 @@ def test_prompts_per_draw_without_effect_is_refused(project):
 def test_a_run_ahead_whose_samples_are_all_dropped_ends_with_the_reason(project):
     drop = "graph.score.interface={type: toy_reward, args: {drop: 1}}"
     with pytest.raises(
-        DataError, match="0 of the 8 of a batch are there, and 32 samples were dropped"
+        DataError, match="a batch has 0 of its 8 samples, and 32 samples were dropped"
     ) as caught:
         trained(project, "train.max_staleness=1", drop, "train.max_redraws=2")
     assert (caught.value.code, caught.value.where) == ("F80", "graph.score")

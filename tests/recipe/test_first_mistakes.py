@@ -207,8 +207,8 @@ def test_a_recipe_in_words_of_other_tools_gets_ours(tmp_path, monkeypatch):
             "model: a/b\ndataset: rows.jsonl\nalgorithm: grpo\n",
             "model, dataset, algorithm",
             (
-                "begin with extends: grpo; write models.actor.path for model; "
-                "write datasets.<name> for dataset"
+                "begin with extends: grpo; write models.actor.path instead of model; "
+                "write datasets.<name> instead of dataset"
             ),
         ),
         (
@@ -216,7 +216,7 @@ def test_a_recipe_in_words_of_other_tools_gets_ours(tmp_path, monkeypatch):
             "algorithm, learning_rate",
             (
                 "begin with extends: NAME, one that rlcli ls lists; "
-                "write models.actor.backend.args.lr for learning_rate"
+                "write models.actor.backend.args.lr instead of learning_rate"
             ),
         ),
     ],
@@ -226,7 +226,7 @@ def test_a_recipe_of_another_tool_gets_one_error(tmp_path, monkeypatch, text, ke
     Path("flat.yaml").write_text(text)
     [problem] = problems_of("flat.yaml")
     assert problem.code == "R42"
-    assert problem.what == f"the recipe extends nothing, and has keys of another tool: {keys}"
+    assert problem.what == f"the recipe extends nothing and has another tool's keys: {keys}"
     assert problem.where == "flat.yaml:1:1"
     assert problem.hint == hint
 

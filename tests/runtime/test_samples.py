@@ -193,7 +193,7 @@ def test_too_many_redraws_are_an_error_that_says_what_was_dropped():
     expected = "dropped: score 1 (unscored), choose 3 (equal), choose 2 (long)"
     assert (
         caught.value.what
-        == f"step 5: the batch is empty: no sample is left of 6 in 3 draws; {expected}"
+        == f"step 5: a batch needs 3 samples, but none of 6 drawn is left after 3 draws; {expected}"
     )
     assert "train.max_redraws" in caught.value.hint
     assert samples.abandon() == []
@@ -206,7 +206,8 @@ def test_an_error_says_how_many_are_left():
     chunk.drop("choose", {"e0r1": "equal"})
     samples.end(chunk, {})
     with pytest.raises(
-        DataError, match="2 of the 3 samples of a batch are left of 3 in 1 draw; dropped: choose 1"
+        DataError,
+        match="a batch needs 3 samples, but only 2 of 3 drawn are left after 1 draw; dropped",
     ):
         samples.admit(3)
     assert samples.abandon() == ids(0, 2)
@@ -437,7 +438,7 @@ def test_too_many_dropped_samples_end_the_run():
         end(samples, samples.admit(8), dropped=range(100))
     chunk = samples.admit(8)
     with pytest.raises(
-        DataError, match=r"0 of the 4 of a batch are there, and 12 samples .* score 12 \(equal\)"
+        DataError, match=r"a batch has 0 of its 4 samples, and 12 samples .* score 12 \(equal\)"
     ):
         end(samples, chunk, dropped=range(100))
 

@@ -64,7 +64,7 @@ def test_a_function_of_ones_own_is_tried_with_all_fields_of_the_rows(trial, tmp_
         (("reward", "math_reward"), [], 4, "rows.jsonl has no rows"),
         (("reward", "math_reward"), [{"a": 1}], 4, "rows.jsonl:1: this row has neither"),
         (("reward", "math_reward"), [{"response": "1"}], 4, "has no answer to compare with"),
-        (("reward", "sft"), ROWS, 2, "sft does not score texts alone"),
+        (("reward", "sft"), ROWS, 2, "sft does not score plain texts"),
         (("reward", "math_rewrad"), ROWS, 2, "did you mean 'math_reward'?"),
         (("reward", "math_reward", "corect_reward=1"), ROWS, 2, "did you mean 'correct_reward'?"),
         (("dataset", "arithmetic"), ROWS, 2, "--data is for a reward"),

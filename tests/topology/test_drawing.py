@@ -36,7 +36,7 @@ def test_roles_on_different_devices_of_two_nodes_are_drawn():
         "critic  ■·······    ········     dp1   fsdp  train",
         "ref     □·······    ········     dp1   inference  offload",
         "reward  ○○○○○○○○    ○○○○○○○○",
-        "        ■ trained   □ only read   ○ no weights   · not there",
+        "        ■ trained   □ only read   ○ no weights   · absent",
     ]
 
 

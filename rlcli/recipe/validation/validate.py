@@ -225,10 +225,12 @@ class _Checker:
 
         values = [getattr(tree.get(key), "value", None) for key in ours if ours[key] == "extends"]
         bases = [value for value in values if value in whole_recipe_names()]
-        base = bases[0] if bases else "NAME, one that rlcli ls lists"
+        base = bases[0] if bases else "NAME (rlcli ls lists the recipes)"
         advice = [f"begin with extends: {base}"]
-        advice += [f"write {name} for {key}" for key, name in ours.items() if name != "extends"]
-        message = f"the recipe extends nothing, and has keys of another tool: {', '.join(ours)}"
+        advice += [
+            f"write {name} instead of {key}" for key, name in ours.items() if name != "extends"
+        ]
+        message = f"the recipe extends nothing and has another tool's keys: {', '.join(ours)}"
         mark = key_mark(tree, (next(iter(ours)),)) or tree.mark
         self.add("R42", message, (), mark, hint="; ".join(advice))
 
@@ -268,7 +270,7 @@ class _Checker:
         mark, same = nearest(tree, (*section, first)).mark, f"lacks {first} {others}"
         is_data = self.prefix[:1] == ("datasets",) and first == "path"
         hint = self.names_beside(tree, section)
-        hint = "give it by --data, or write it in the recipe" if is_data else hint
+        hint = "set it with --data or in the recipe" if is_data else hint
         if not (self.prefix or section or "extends" in tree.entries):
             hint = "most recipes start from another one: extends: NAME; rlcli ls lists them"
         self.add("R39", message, section, mark, hint=hint, same=same)

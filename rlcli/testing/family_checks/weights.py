@@ -116,7 +116,7 @@ class WeightChecks(Contract):
             ]
             wrong = {
                 "names twice": sorted({name for name in named if named.count(name) > 1}),
-                "names, though there is none,": sorted(set(named) - set(example.tensors)),
+                "names a parameter that does not exist:": sorted(set(named) - set(example.tensors)),
                 "does not name": sorted(set(example.tensors) - set(named)),
             }
             for verb, names in wrong.items():

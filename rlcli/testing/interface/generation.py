@@ -197,10 +197,10 @@ class GenerationChecks(CallSubject):
                 flag = response.was_cut_off
                 finding = (
                     f"seq_no_eos_mask is {flag} for the response {tokens}, where "
-                    f"{ends[0]} or {ends[1]} ends"
+                    f"{ends[0]} and {ends[1]} are the end tokens"
                 )
                 cause = (
-                    "True for a response that was cut off; one that ended keeps "
+                    "set it to True for a response that was cut off; one that ended keeps "
                     "the token that ended it"
                 )
                 raise Violation(finding, cause, sampling.where)

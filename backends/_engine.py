@@ -82,7 +82,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._weights_number = 0
         self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
         self._choices: dict[nn.Module, RouterChoices] = {}
-        """Of the routers of a model that has been asked for them."""
+        """The recorded or prescribed choices of a model's routers, for models that were asked for
+        them."""
         self._copy: GenerationCopy | None = None
         if self.is_sharded or self.packed.compute_dtype is not torch.float32:
             self._copy = GenerationCopy(self._skeleton(model.source), self.packed.compute_dtype)

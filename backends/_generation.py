@@ -180,7 +180,7 @@ class BatchDecoder:
         self.cache_tokens = cache_tokens
         """Capacity of the KV cache; None: as much as `max_concurrent_responses` need."""
         self.choices = choices
-        """Those of the model's routers, which are then recorded."""
+        """The choices of the model's routers, which are then recorded."""
         self.device = next(lm.parameters()).device
         head = head_of(lm, gconfig.temperature)
         self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not once per token

@@ -104,7 +104,7 @@ class RoutedMLP(nn.Module):
 
 
 def _stack(hidden: int, experts: Experts, groups: RoleGroups, dtype: torch.dtype) -> nn.Module:
-    """This rank's experts, and of each its part."""
+    """This rank's experts, and this rank's part of each."""
     stack = nn.Module()
     count, width = experts.count // groups.ep.size(), experts.width // groups.tp.size()
     shapes = {"gate_up_proj": (count, 2 * width, hidden), "down_proj": (count, hidden, width)}

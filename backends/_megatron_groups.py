@@ -24,11 +24,11 @@ class RoleGroups:
     cp: dist.ProcessGroup
     """Ranks that share the tokens of a micro-batch."""
     dp_cp: dist.ProcessGroup
-    """Both: ranks with other tokens, and the same parameters except experts."""
+    """Both kinds: ranks with other tokens and, except for experts, the same parameters."""
     ep: dist.ProcessGroup
     """Neighbours among these that together hold all experts."""
     expert_dp: dist.ProcessGroup
-    """Those that hold the same experts."""
+    """Ranks that hold the same experts."""
     model: dist.ProcessGroup
     """Ranks that together hold one copy of the model: its stages, their tensor-parallel parts, and
     the experts of these."""

@@ -218,8 +218,8 @@ class StageLayout:
         into[joined.shape[0] :].zero_()
 
     def _part_of_experts(self, share: Share, name: str, number: int) -> HeldPart:
-        """Of a stack [E, rows, columns] of experts, which may have several matrices one above the
-        other."""
+        """The part of a stack [E, rows, columns] of experts, which may have several matrices one
+        above the other."""
         assert share.experts is not None
         assert share.axis is not None
         shape = self._shapes[name]

@@ -26,7 +26,7 @@ class Stage:
     layers: tuple[TransformerBlock, ...]
     parameters: int
     experts: int
-    """Those of them that belong to experts which ranks divide."""
+    """Parameters that belong to experts which ranks divide."""
     waiting: Fraction
     """Most micro-batches that have passed through it when their first backward pass starts here."""
     is_first: bool

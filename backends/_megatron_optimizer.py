@@ -39,7 +39,7 @@ def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParal
 
 
 def _buffers(chunks: Sequence[DistributedDataParallel]) -> list[Any]:
-    """Those of all parameters; Megatron keeps divided experts apart."""
+    """The buffers of all parameters; Megatron keeps divided experts apart."""
     return [
         buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
     ]

@@ -100,7 +100,7 @@ class InferenceMemory(SharedTokens):
 
     @property
     def linear_parameters(self) -> int:
-        """Those in the matrices of linear layers; gpt2 has none."""
+        """Parameters in the matrices of linear layers; gpt2 has none."""
         sizes = self.sizes
         separate_head = (
             sizes.vocabulary * sizes.hidden if self.has_lm_head and not sizes.tied else 0

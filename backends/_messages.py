@@ -182,5 +182,5 @@ def _between_stages(memory: MegatronMemory, stage: Stage) -> int:
 
 
 def fullest(by_stage: Iterator[Mapping[str, int]]) -> Mapping[str, int]:
-    """Of the stage that sends most."""
+    """The messages of the stage that sends most."""
     return max(by_stage, key=lambda sent: sum(sent.values()))

@@ -140,7 +140,7 @@ class RoutedStep:
     def __init__(self, routers: Any, tokens: torch.Tensor):
         self._routers = routers
         self.tokens = tokens
-        """Of the step, on all ranks."""
+        """Tokens of the step, on all ranks."""
         self.counted: list[torch.Tensor] = []
         """[L, E] the tokens that choose each expert, in each micro-batch that was counted ahead."""
         self.load: torch.Tensor | None = None

@@ -52,7 +52,7 @@ class RoutedLayers:
 
     indices: tuple[int, ...]
     layers: int
-    """Of the model, with those that have none."""
+    """Layers of the model, including those without experts."""
     experts: int
     per_token: int
 

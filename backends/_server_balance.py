@@ -66,7 +66,7 @@ class Load:
         return next(iter(self.in_flight.values()))
 
     def add(self, tokens: int, seconds: float, now: float) -> None:
-        """It has answered."""
+        """Note an answer."""
         self.answers.append((tokens, seconds))
         self.last_answer = now
         self.pace = self.seconds / sum(REQUEST + tokens for tokens, _ in self.answers)

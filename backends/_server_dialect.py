@@ -47,8 +47,8 @@ class Reply:
     versions: Any
     """`{version, start, end}` of each span of tokens that were sampled with the same weights."""
     experts: Any = None
-    """Those of every token of prompt and response but the last (`_server_experts`); None: it does
-    not say."""
+    """The experts of every token of prompt and response but the last (`_server_experts`); None: it
+    does not say."""
 
 
 @dataclass(frozen=True)

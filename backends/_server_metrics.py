@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 
 PATH = "/metrics"
-"""Of all kinds of servers, in the text format of Prometheus."""
+"""The path of the metrics, which all kinds of servers give in the text format of Prometheus."""
 SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})? (\S+)(?: -?[0-9]+)?")
 """A line of that format: name, labels, number and perhaps a time."""
 GAUGES = ("running", "queued")

@@ -68,7 +68,7 @@ class Servers:
         self._admission = Admission(len(servers), self._ready, deadlines.request)
         self._meter = Meter()
         self._aside = ThreadPoolExecutor(2, "aside")
-        """For requests that no response waits for."""
+        """Threads for requests that no response waits for."""
         self._next_look, self._next_reading = 0.0, 0.0
         self._mute: set[int] = set()
         """Servers that report no metrics."""

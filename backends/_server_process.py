@@ -70,7 +70,8 @@ class Launch:
         return key
 
     def _variables(self) -> dict[str, str]:
-        """Those of the dialect, and the user's; a PYTHONPATH of both has the folders of both."""
+        """The dialect's variables and the user's; if both set PYTHONPATH, it has the folders of
+        both."""
         of_dialect = self.dialect.variables()
         variables = {**of_dialect, **self.environment}
         paths = [of_dialect.get(PATH), self.environment.get(PATH)]

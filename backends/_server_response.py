@@ -22,7 +22,7 @@ class Response:
     segments: list[Segment] = field(default_factory=list)
     is_aborted: bool = False
     experts: torch.Tensor | None = None
-    """Of all tokens that were read, as `FinishedResponse.routed_experts`."""
+    """The experts of all tokens that were read, as in `FinishedResponse.routed_experts`."""
 
     @property
     def has_ended(self) -> bool:

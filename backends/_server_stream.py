@@ -43,7 +43,7 @@ class ServerStream(ResponseStream):
         self._making: dict[Future[Response], int] = {}
         """Responses that were not collected yet, with their numbers."""
         self._done: queue.SimpleQueue[Future[Response]] = queue.SimpleQueue()
-        """Those of them that are done."""
+        """The finished ones among them."""
         self._one_is_done = threading.Event()
         self._submitted = 0
         self._held = ExitStack()
@@ -106,7 +106,7 @@ class ServerStream(ResponseStream):
         self._servers.look(slow_only=not self._continues)
 
     def _take(self) -> list[FinishedResponse]:
-        """All that are done."""
+        """All finished responses."""
         finished = []
         while not self._done.empty():
             response = self._done.get()

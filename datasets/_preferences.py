@@ -15,7 +15,7 @@ class PreferenceFields:
     """Names of the fields of a row."""
 
     prompt: str | None
-    """None: the prompt is what the answers begin with."""
+    """None: the prompt is the common beginning of the answers."""
     positive: str
     negative: str
     setting: Callable[[str, str], str]

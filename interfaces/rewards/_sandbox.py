@@ -104,7 +104,7 @@ class Limits:
     cpu_s: int
     wall_s: float
     memory_bytes: int
-    """Of all of its processes together, and the address space of each."""
+    """Memory of all its processes together, and address space of each."""
     file_bytes: int
     output_bytes: int
     processes: int
@@ -203,7 +203,7 @@ class Program:
         return ""
 
     def _processes(self) -> list[int]:
-        """Those of the program. In namespaces, the first process there is ours,
+        """The program's processes. In namespaces, the first process there is ours,
         and shares its memory with us."""
         return _process_tree.descendants_of(self.pid)[0 if self.folder else 1 :]
 

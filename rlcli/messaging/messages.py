@@ -81,7 +81,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """Its name for people: that of the graph's call, if it is one."""
+        """Its name in messages for users: that of the graph's call, if it is one."""
         return str(self.args.get("call", self.op))
 
 

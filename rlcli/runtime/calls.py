@@ -51,7 +51,7 @@ class WeightCopy:
     """A copy of weights to the role that follows."""
 
     ranks: tuple[int, ...]
-    """Those of source and follower: all take part."""
+    """The ranks of source and follower, all of which take part."""
     sources: tuple[int, ...]
     followers: tuple[int, ...]
     after: str

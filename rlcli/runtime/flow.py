@@ -64,7 +64,7 @@ class Batch:
     """`step 3`, for errors."""
     samples: Selection
     number: int
-    """That of its training step, from 0, or of its chunk; it seeds what components draw."""
+    """The number of its training step, from 0, or of its chunk; it seeds what components draw."""
     is_step: bool = True
     """Whether it belongs to a training step: its calls then need the weights that the steps before
     have trained. Others use the current weights."""

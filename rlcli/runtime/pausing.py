@@ -47,11 +47,11 @@ class Handover:
         self._claims: list[Condition] = []
         self._failure: BaseException | None = None
         self._waits = threading.local()
-        """Of a thread: the `seconds` that it has waited for others."""
+        """For each thread, the `seconds` that it has waited for others."""
 
     @property
     def seconds_waited(self) -> float:
-        """By this thread."""
+        """Seconds that this thread has waited for others."""
         return float(getattr(self._waits, "seconds", 0.0))
 
     def reset_seconds(self) -> None:
@@ -154,7 +154,8 @@ class PausingEngine:
 
     @property
     def seconds_waited(self) -> float:
-        """By this thread's call, for the engine or for others to sample its responses."""
+        """Seconds that this thread's call has waited, for the engine or for others to sample its
+        responses."""
         return self._threads.seconds_waited
 
     @contextmanager

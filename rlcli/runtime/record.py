@@ -49,7 +49,7 @@ class Recorder:
     ):
         """`state`: what the run continues from."""
         self.numbers: Mapping[str, float] = {}
-        """Those of the last finished step."""
+        """The metrics of the last finished step."""
         self._directory = directory
         self._display = display
         self._calls = calls

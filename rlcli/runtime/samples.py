@@ -110,7 +110,7 @@ class Ready:
     chunk: int = -1
     """The chunk it was drawn with; -1 if it was drawn before the run was resumed."""
     segments: Segments = field(default_factory=list)
-    """Of each of its responses, if weights may change while they are sampled."""
+    """The segments of each of its responses, if weights may change while they are sampled."""
 
     @property
     def id(self) -> str:
@@ -212,7 +212,7 @@ class StepSamples:
 
     batch: list[Ready]
     chunks: list[Chunk] = field(default_factory=list)
-    """Those that have ended since the step before, in order."""
+    """Chunks that have ended since the step before, in order."""
     surplus: list[str] = field(default_factory=list)
     """Samples that went back to the queue."""
 

@@ -170,7 +170,7 @@ class Supply:
 
     @property
     def _version(self) -> int:
-        """That of the weights that generate."""
+        """The version of the weights that generate."""
         return self._flow.versions.of(self._stages.sampling_roles)
 
     def _limit(self) -> float:
@@ -278,7 +278,7 @@ def _lags(step: Step, most: int) -> dict[str, float]:
 
 
 def _segments(step: Step) -> dict[str, float]:
-    """Of responses that were sampled while weights may have changed: how many segments they have,
+    """For responses that were sampled while weights may have changed: how many segments they have,
     and the ages of their tokens."""
     responses = [response for sample in step.samples.batch for response in sample.segments]
     if not responses:

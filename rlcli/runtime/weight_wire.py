@@ -34,9 +34,9 @@ class Neighbours:
     group: dist.ProcessGroup | None
     device: torch.device
     target: int
-    """It gets what leaves."""
+    """The rank that gets what this one sends."""
     source: int
-    """It sends what arrives."""
+    """The rank that sends what this one gets."""
 
     def pass_on(self, leaving: torch.Tensor, arriving: torch.Tensor) -> None:
         """Send to the target and receive from the source; empty: nothing in that direction."""
@@ -148,7 +148,7 @@ class DeltaWire(Wire):
         """The elements that the last copy sent, on the host, each once however many ranks got
         them."""
         self._sending: dict[WeightBlock, torch.Tensor] = {}
-        """Those of the bucket that is being sent."""
+        """The elements of the bucket that is being sent."""
 
     def swap(
         self,
@@ -241,11 +241,11 @@ class _Base:
     numbers: torch.Tensor
     """[n] float32 on the host."""
     dtypes: tuple[torch.dtype, ...]
-    """Those of the slices."""
+    """The dtypes of the slices."""
 
     @classmethod
     def of(cls, coming: Sequence[Slice], tensors: Sequence[Moved] | None) -> _Base:
-        """Of slices that could be read, or of others: these are taken for zeros."""
+        """The base of the slices; where none could be read (None), zeros."""
         if tensors is None:
             return cls(torch.zeros(_elements(coming)), (torch.float32,) * len(coming))
         numbers = _joined(tensor.detach().cpu() for _, tensor in tensors)

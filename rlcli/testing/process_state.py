@@ -74,11 +74,11 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class Running:
-    """Processes and threads that this process has started, but those that end with it anyway."""
+    """Processes and threads that this process has started, except those that end with it anyway."""
 
     processes: Set[psutil.Process]
     threads: Set[threading.Thread]
-    """Those that Python waits for before it exits."""
+    """Threads that Python waits for before it exits."""
 
     @classmethod
     def now(cls) -> Running:

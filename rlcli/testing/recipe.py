@@ -94,7 +94,9 @@ class RecipeContract(Contract):
         if entries:
             keys = ", ".join(f"{entry.key} (line {entry.mark.line})" for entry in entries)
             raise Violation(
-                f"without {keys} it is the same", "leave it out", entries[0].mark.file_and_line
+                f"the recipe is the same without {keys}",
+                "leave it out",
+                entries[0].mark.file_and_line,
             )
 
     def test_opening_lines(self, resolved: Resolved) -> None:
@@ -139,11 +141,11 @@ class RecipeContract(Contract):
             if not any(record.get(f"{role}/grad_norm") for record in records):
                 raise Violation(
                     f"no gradient reaches {role}",
-                    "nothing that it trains on depends on its weights",
+                    "its loss does not depend on its weights",
                 )
 
     def test_models_are_saved(self, smoke: SmokeRun) -> None:
-        """what it trains is saved as transformers reads it"""
+        """what it trains is saved in the form that transformers reads"""
         if not smoke.recipe.saved_roles:
             pytest.skip("saves no model")
         for role, folder in smoke.finished.outcome.models.items():

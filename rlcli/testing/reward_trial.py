@@ -28,7 +28,7 @@ class TriedRow:
     """A response and its reward."""
 
     line: int
-    """Of the file, from 1."""
+    """Line of the file, from 1."""
     response: str
     answer: str | None
     reward: float

@@ -136,7 +136,8 @@ def pausing_roles(recipe: Recipe, topology: Topology) -> tuple[str, ...]:
 
 
 def prompts_in_progress(recipe: Recipe, topology: Topology, role: str) -> int:
-    """For how many prompts a rank of a generating role has responses in progress at once."""
+    """The number of prompts for which a rank of a generating role has responses in progress at
+    once."""
     steps = recipe.train.max_staleness if role in pausing_roles(recipe, topology) else 0
     prompts = recipe.train.prompts_per_step * (steps + 1)
     return -(-prompts // topology.placement(role).mesh.dp)

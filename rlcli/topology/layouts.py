@@ -31,7 +31,7 @@ class PlannedLayout:
 
     mesh: Mesh
     peak: Peak | None
-    """Of its calls, on the fullest device; None if that is unknown."""
+    """The peak of its calls on the fullest device; None if unknown."""
     sent: Mapping[str, int]
     """Bytes per rank and update, by kind of message."""
     idle: float
@@ -123,8 +123,8 @@ def _total(peak: Peak) -> int:
 
 
 def _idle_share(recipe: Recipe, role: str, mesh: Mesh, micro_batches: int) -> float:
-    """Of n stages with v parts each and m micro-batches: (n - 1) / (v · m + n - 1). Narayanan
-    et al., https://arxiv.org/abs/2104.04473, section 2.2."""
+    """The idle share of n stages with v parts each and m micro-batches: (n - 1) / (v · m + n - 1).
+    Narayanan et al., https://arxiv.org/abs/2104.04473, section 2.2."""
     backend = recipe.models[role].backend
     assert backend is not None
     parts = argument_of("backends", backend.type, backend.args, "virtual_stages") or 1

@@ -146,7 +146,7 @@ def plan_memory(
     device_bytes: int | None = None,
 ) -> MemoryPlan:
     """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they
-    are unknown. On `device_bytes` depends what servers reserve."""
+    are unknown. What servers reserve depends on `device_bytes`."""
     lengths = lengths_of(recipe)
     models: dict[str, MemoryModel] = {}
     unknown = {}
@@ -309,7 +309,7 @@ def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[in
 
 
 def _rows_of_update(recipe: Recipe, topology: Topology, call: Call) -> int:
-    """Of a rank, in one optimizer step or one inference."""
+    """The rows of a rank in one optimizer step or one inference."""
     rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
     if call.call != "train_step":
         return rows

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlcli.topology.placement import Topology
 
 BYTES_PER_SECOND = 10**9
-"""At which a transfer to a server is expected: about what one TCP connection of gloo carries."""
+"""Expected speed of a transfer to a server: about what one TCP connection of gloo carries."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class RoleServers:
 
     role: str
     memory: ServerMemory
-    """Of each of their devices."""
+    """Memory on each of their devices."""
     placed: tuple[PlacedServer, ...]
-    """Those that the run starts."""
+    """The servers that the run starts."""
     follows: bool
     """Whether their weights change with those of a trained role."""
 

@@ -110,7 +110,7 @@ def test_the_declared_head_may_be_used(call):
         (AsksForAnotherHead, "uses the head value, which HEAD does not name"),
         (AsksForTwoHeads, "needs the head lm, which it does not use"),
         (AsksForNoHead, "HEAD names critic for .*, which is not a head"),
-        (SaysNothing, "uses the head value, and is not in HEAD"),
+        (SaysNothing, "uses the head value, but it is not in HEAD"),
     ],
 )
 def test_a_head_other_than_the_declared_is_a_violation(cls, message, call):

@@ -63,7 +63,8 @@ SETTINGS: dict[str, Any] = {
     "lr": 1e-2, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.5,
     "warmup_steps": 2, "schedule": "linear", "min_lr_ratio": 0.1,
 }  # fmt: skip
-"""With these every part of an optimizer affects the weights: gradients are clipped, eps matters."""
+"""With these settings every part of an optimizer affects the weights: gradients are clipped, eps
+matters."""
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 """Relative rates of the first of ten steps, with these settings."""
 

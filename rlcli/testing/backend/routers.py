@@ -190,7 +190,7 @@ class RouterReference:
 
     def __init__(self, sample: SequenceSample):
         self.metrics: dict[str, float] = {}
-        """Known once the losses have been computed."""
+        """Filled in when the losses are computed."""
         self._sample = sample
 
     def added_to(self, loss: Loss) -> Loss:
@@ -245,7 +245,7 @@ def _share(step: int, rank: int) -> SequenceSample:
 
 
 def _error(actual: Mapping[str, float], expected: Mapping[str, float], name: str) -> float:
-    """Relative, where the number is not small."""
+    """The difference of a number; relative where the number is not small."""
     return abs(actual.get(name, float("nan")) - expected[name]) / max(abs(expected[name]), 0.1)
 
 

@@ -38,7 +38,7 @@ from rlcli.testing.tiny_models import tiny_model
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 OTHER = "mixtral"
-"""Of these, the one with experts in every layer."""
+"""The mixture with experts in every layer."""
 SHARES = (4, 7, 5)
 """Sequences of the first of two data-parallel ranks at each step; at the second, the other has
 none."""

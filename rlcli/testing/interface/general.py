@@ -62,7 +62,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                 raise Violation(
                     (
                         f"NEEDS_GROUP has {', '.join(sizes)} for {call}; a group "
-                        "has a number of responses"
+                        "is given by its number of responses"
                     ),
                     f'NEEDS_GROUP: ClassVar[Declaration] = {{"{call}": ("2",)}}',
                     place_of(getattr(type(interface), call)),

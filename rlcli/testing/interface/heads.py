@@ -90,7 +90,7 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
             )
         if declared is None:
             example = f'HEAD: ClassVar[Declaration] = {{"{call}": ("{min(used, default="lm")}",)}}'
-            message = f"{call} uses the head {' and '.join(sorted(used))}, and is not in HEAD"
+            message = f"{call} uses the head {' and '.join(sorted(used))}, but it is not in HEAD"
             self.tell_unsaid([Violation(message, example, where)] if used else [], record_property)
             return
         if undeclared := used - {*declared.all}:
@@ -106,5 +106,5 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
                 f"{' and '.join(sorted(unused))}, which it does not use"
             )
             raise Violation(
-                message, "take it out of HEAD: recipes that would work are refused", where
+                message, "take it out of HEAD: it makes rlcli refuse recipes that would work", where
             )

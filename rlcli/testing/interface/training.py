@@ -50,7 +50,7 @@ class TrainingChecks(InterfaceSubject):
         for key in (*declared.needed, *(key for key in declared.if_given if key in batch.keys)):
             if key != "packed_input_ids" and _same_without(rehearsal, key):
                 raise Violation(
-                    f"train_step declares {key}, and does the same without it",
+                    f"train_step declares {key}, but does the same without it",
                     "take it out of READS, or read it",
                     place_of(rehearsal.train_step),
                 )
@@ -65,7 +65,7 @@ class TrainingChecks(InterfaceSubject):
                 raise Violation(
                     mismatch.describe("without", f"with the key {key}")
                     + ", which READS does not name",
-                    f'if it is meant, declare it: "{key} if given"',
+                    f'if that is intended, declare it: "{key} if given"',
                     place_of(rehearsal.train_step),
                 )
 

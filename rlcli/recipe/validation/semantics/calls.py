@@ -50,7 +50,7 @@ ABILITIES = {
     "evaluate": ("SCORES", "score"),
     "generate": ("GENERATES", "generate"),
 }
-"""For each call, what the backend must declare for it, and a verb for it."""
+"""For each call, what the backend must declare, and a verb for what the call does."""
 
 
 def check(notes: Notes) -> None:

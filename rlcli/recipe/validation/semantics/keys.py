@@ -206,7 +206,7 @@ def _deciding(
         where: Path = (*graph, name, "interface", "args", argument)
         value = argument_of("interfaces", call.interface.type, call.interface.args, argument)
         written = notes.mark(where) if notes.is_set(where) else "the default"
-        reasons[where] = f"{name} would, were {argument} not {value} ({written})"
+        reasons[where] = f"{name} would make it if {argument} were not {value} ({written})"
     return reasons
 
 

@@ -73,7 +73,8 @@ def _reads(readers_of: ReadMapping[str, list[str]], keys: list[str]) -> str:
 
 
 def _only_in_rows(notes: Notes, unmade: Iterable[str], graph: Path) -> list[str]:
-    """Of keys that nothing makes, those that rows of some dataset have and no removed call made."""
+    """The keys that nothing makes, that rows of some dataset have, and that no removed call
+    made."""
     made_before = {key for key in unmade if removed_maker(notes, graph, key) is not None}
     return [key for key in unmade if key not in made_before and any(_datasets_with([key]))]
 

@@ -185,7 +185,7 @@ def _folder(notes: Notes) -> None:
         return
     try:
         if len(text) > LONGEST_PATH:
-            raise ValueError("longer than any path may be")
+            raise ValueError("too long for a path")
         folder = FilePath(text).expanduser().absolute()
         above = next(
             (folder_above for folder_above in (folder, *folder.parents) if folder_above.exists()),

@@ -121,7 +121,7 @@ def _own(
 
 @dataclass(frozen=True)
 class Exchange:
-    """Has every rank know what each of them has for its own prompts: `each` rows for each of
+    """Gives every rank the rows that each rank has for its own prompts: `each` rows for each of
     `count` prompts."""
 
     count: int
@@ -130,7 +130,7 @@ class Exchange:
     device: torch.device
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows of all prompts, from those [n, ...] that every rank has for its own."""
+        """The rows of all prompts, from the rows [n, ...] that this rank has for its own."""
         room = -(-self.count // self.group.size())
         sent = torch.zeros(room * self.each, *rows.shape[1:], dtype=rows.dtype, device=self.device)
         sent[: len(rows)] = rows.to(self.device)
@@ -142,8 +142,8 @@ class Exchange:
     def rows(
         self, rows: Sequence[torch.Tensor], lengths: Sequence[int], empty: torch.Tensor
     ) -> list[torch.Tensor]:
-        """The same for rows of different lengths, those of all prompts; `empty` [0, ...] is like
-        one."""
+        """The same for rows of different lengths; `lengths` are those of all prompts, `empty` [0,
+        ...] has the form of a row."""
         table = empty.new_zeros(len(rows), max(lengths), *empty.shape[1:])
         for padded, row in zip(table, rows, strict=True):
             padded[: len(row)] = row

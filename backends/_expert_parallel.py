@@ -5,11 +5,11 @@ Expert-parallel ranks are neighbours among the data- and context-parallel ones, 
 number, and each has its own tokens (GShard, https://arxiv.org/abs/2006.16668). Experts are divided
 by number among the ep ranks; what one of these holds is sharded by FSDP2 over the ranks that hold
 the same. All other parameters are sharded over all data- and context-parallel ranks. An expert's
-gradient thus comes from the tokens of all ranks, without any collective but those of FSDP2 and the
-way back of the tokens.
+gradient thus comes from the tokens of all ranks, without any collective except those of FSDP2 and
+the return of the tokens.
 
-Tokens are exchanged by all-to-all with uneven splits: experts take as many as choose them, and none
-is dropped.
+Tokens are exchanged by all-to-all with uneven splits: experts take all tokens that choose them, and
+none is dropped.
 """
 
 from __future__ import annotations

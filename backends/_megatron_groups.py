@@ -20,7 +20,7 @@ class RoleGroups:
     tp: dist.ProcessGroup
     pp: dist.ProcessGroup
     dp: dist.ProcessGroup
-    """Ranks with other samples."""
+    """Ranks with different samples."""
     cp: dist.ProcessGroup
     """Ranks that share the tokens of a micro-batch."""
     dp_cp: dist.ProcessGroup

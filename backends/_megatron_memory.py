@@ -34,7 +34,7 @@ class Stage:
 
 
 def stages_of(sizes: Architecture, head: str, count: int, chunks: int) -> tuple[Stage, ...]:
-    """`count` stages of equal numbers of blocks, each with so many `chunks`. The first also has the
+    """`count` stages of equal numbers of blocks, each with `chunks` chunks. The first also has the
     embedding, the last the norm and the head, which is a copy of the embedding if they are tied and
     this is another stage."""
     each, matrix = len(sizes.layers) // count, sizes.vocabulary * sizes.hidden

@@ -51,7 +51,7 @@ def _of_context(memory: SharedTokens, tokens: int, layers: int, recomputes: bool
 def _of_experts(
     memory: SharedTokens, tokens: int, layers: int, recomputes: bool, ranks: int, width: int
 ) -> Messages:
-    """Hidden states to the experts of so many `layers` and back, in the forward pass, its
+    """Hidden states to the experts of `layers` layers and back, in the forward pass, its
     recomputation and the backward pass, if all experts get equally many."""
     rows = 2 * (3 if recomputes else 2) * layers * memory.sizes.experts_per_token
     numbers = memory.sizes.hidden * rows * memory.slots(tokens)

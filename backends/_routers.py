@@ -87,7 +87,7 @@ class Routers:
             module.register_forward_hook(self._observe)
 
     def step(self, tokens: torch.Tensor) -> RoutedStep:
-        """An optimizer step with so many tokens, on all ranks."""
+        """An optimizer step with `tokens` tokens, over all ranks."""
         return RoutedStep(self, tokens)
 
     @contextmanager

@@ -35,7 +35,7 @@ FREE = -1
 
 
 def routes_of(sample: SequenceSample) -> torch.Tensor | None:
-    """[T, L, k] int64: the experts that each token of a micro-batch is to be routed to; `FREE` for
+    """[T, L, k] int64: the experts that each token of a micro-batch must be routed to; `FREE` for
     the last of each sequence, which no log-prob depends on. None: as routers choose."""
     if ROUTED_EXPERTS not in sample.keys:
         return None

@@ -41,7 +41,7 @@ class Sampling:
     ids: int
     """Rows of the embedding matrix."""
     routed: RoutedLayers | None = None
-    """The layers whose experts are to be reported."""
+    """The layers whose experts must be reported."""
 
     @classmethod
     def of(
@@ -75,11 +75,11 @@ class Answer:
     is_aborted: bool
     experts: torch.Tensor | None = None
     """[tokens of request and answer but the last, L, k]; None if the server does not report them,
-    or they are not asked for."""
+    or if nobody asked for them."""
 
 
 def largest_answer(tokens: int, bytes_of_experts: int = 0) -> Size:
-    """The largest answer to a request for so many tokens."""
+    """The largest answer to a request for `tokens` tokens."""
     length = (1 << 20) + tokens * PER_TOKEN.bytes + bytes_of_experts
     return Size(length, 20_000 + tokens * PER_TOKEN.separators)
 

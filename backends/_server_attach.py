@@ -206,7 +206,7 @@ def _another(server: Server, expected: Expected, difference: str) -> RlcliError:
 
 
 def _spread(count: int, most: int = SPREAD) -> list[int]:
-    """At most so many numbers below `count`, evenly spread from the first to the last."""
+    """At most `most` numbers below `count`, evenly spread from the first to the last."""
     several = min(most, count)
     return sorted({place * (count - 1) // max(1, several - 1) for place in range(several)})
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 SLOW = 3.0
 """A server is slow if a token takes it this many times as long as the median of the others."""
 RECENT = 4
-"""Answers of a server from which its speed is computed."""
+"""Answers of a server used to compute its speed."""
 REQUEST = 64
 """Tokens that count as the work of a request, in addition to those of its response: the prompt is
 read, and may have to wait."""
@@ -135,8 +135,8 @@ class Balance:
     def end(
         self, flight: Flight, now: float, text: Sequence[int] = (), tokens: int | None = None
     ) -> list[Flight]:
-        """A request has ended, with so many tokens if it was answered; `text`: prompt and response.
-        Returns what is to be taken from the server."""
+        """Note the end of a request, with the number of tokens if it was answered; `text`: prompt
+        and response. Returns the requests to take from the server."""
         load = self._loads[flight.server]
         del load.in_flight[flight.id]
         if tokens is None:
@@ -152,20 +152,21 @@ class Balance:
         return load.take()
 
     def overdue(self, now: float, slow_only: bool = False) -> list[Flight]:
-        """What is to be taken from silent servers; `slow_only`: that are known to be slow."""
+        """The requests to take from silent servers; `slow_only`: only from those known to be
+        slow."""
         suspects = self._slow if slow_only else range(len(self._loads))
         silent = [self._loads[server] for server in suspects if self._is_silent(server, now)]
         return [flight for load in silent for flight in load.take(1)]
 
     def weights_changed(self) -> None:
-        """Servers have new weights, and hold no prefixes any more."""
+        """Note that servers have new weights, and so hold no prefixes any more."""
         self._prefixes = Prefixes()
         for load in self._loads:
             for flight in load.in_flight.values():
                 flight.can_move = True
 
     def started(self, server: int) -> None:
-        """A server was started again: what it has done before tells nothing about it."""
+        """Note that a server was started again: what it did before says nothing about it now."""
         self._loads[server].answers.clear()
         self._forget_slowness(server)
         self._prefixes.forget(server)

@@ -23,7 +23,7 @@ def devices_of_a_server(args: Mapping[str, Any]) -> int:
 
 def share(environment: Mapping[str, str], first: int, count: int) -> str | None:
     """The value of CUDA_VISIBLE_DEVICES for `count` devices from the `first` on, of those that a
-    process with this environment sees; None if it does not see so many."""
+    process with this environment sees; None if it sees too few."""
     seen = environment.get(VISIBLE)
     names = [str(number) for number in range(first + count)] if seen is None else seen.split(",")
     return ",".join(names[first : first + count]) if len(names) >= first + count else None

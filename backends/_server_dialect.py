@@ -20,7 +20,7 @@ Call = tuple[str, Body]
 
 @dataclass(frozen=True)
 class ResponseRequest:
-    """A response that a server is asked for."""
+    """A request for a response."""
 
     prompt: Sequence[int]
     parameters: Body
@@ -71,7 +71,7 @@ class ServerFacts:
     dtype: Any = None
     has_tokenizer: bool = True
     own_sampling: Sequence[str] = field(default_factory=tuple)
-    """Settings of its own that change every distribution."""
+    """The server's own settings that change every distribution."""
     unsuitable: tuple[str, str] | None = None
     """What makes it unsuitable, and how to start it instead."""
 

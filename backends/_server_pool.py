@@ -43,7 +43,7 @@ class Served:
     server: Server
     answer: Answer
     was_taken: bool
-    """Whether the rest is to come from another server, because this one is slow."""
+    """Whether the rest must come from another server, because this one is slow."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ class Servers:
     # -- besides -----------------------------------------------------------------------------------
 
     def look(self, slow_only: bool) -> None:
-        """Take a response from each server that has been silent for too long, `slow_only`: and is
-        known to be slow. To be called often while responses are awaited."""
+        """Take a response from each server that has been silent for too long; `slow_only`: only
+        from servers known to be slow. Call this often while waiting for responses."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_AGAIN_S
@@ -254,7 +254,7 @@ class Servers:
         return self._meter.take()
 
     def _take(self, flights: Sequence[Flight]) -> None:
-        """Have servers end responses, whose requests then get what there is of them."""
+        """Have servers end responses; their requests then get the part that exists."""
         for flight in flights:
             server = self.servers[flight.server]
             self._aside.submit(self._end, server, flight.id, server.patience)

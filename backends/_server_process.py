@@ -30,8 +30,8 @@ LIVES = 4
 """How many times a server is started by a run: once, and again each time it has failed."""
 PATH = "PYTHONPATH"
 TRIES = 4
-"""After so many connections that broke under one request its server is restarted, even if it is
-alive, and after twice as many the run ends."""
+"""When this many connections have broken during one request, its server is restarted, even if it is
+alive; after twice as many, the run ends."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The memory of training transformers models under `_engine.TransformersEngine`, as far as sharding
+"""The memory of training transformers models under `_engine.TransformersEngine`, where sharding
 does not affect it.
 
 Parameters, gradients and AdamW's two states are float32. No torch here:

@@ -13,7 +13,7 @@ from ._jsonl import BadRow, MissingField, kind_of, text_field
 Message = dict[str, Any]
 
 Prompt = str | list[Message]
-"""The text of a user's message, or the messages up to the one that is to be answered."""
+"""The text of a user's message, or the messages up to the one to answer."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
 """Roles that chat templates know."""

@@ -1,6 +1,6 @@
 """A server of a run: a folder through which its client and its agent communicate.
 
-The client is a rank. It requests what is to run, and requests it again if that has died: only the
+The client is a rank. It requests a server, and requests it again if the server has died: only the
 client knows what arguments the server then needs, and how many restarts are enough. The agent, on
 the same node (`launch.server`), runs it and reports where it listens and how it ended. Files are
 replaced whole, so nobody reads half of one.
@@ -22,7 +22,7 @@ WANTED, SERVES, LOG = "wanted.json", "serves.json", "server.log"
 LOST = 137
 """Exit code of a server whose agent has died."""
 PORT = "{port}"
-"""Placeholder in a command for the port that the server is to listen on."""
+"""Placeholder in a command for the port on which the server should listen."""
 LOG_LINES = 12
 """Last lines of a server's log that an error shows."""
 LOG_BYTES = 4096
@@ -35,7 +35,7 @@ class ServerRequest:
     life: int
     """A number higher than before requests a new process."""
     command: tuple[str, ...] = ()
-    """Empty if none is to run."""
+    """Empty if no server should run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     peers: tuple[str, ...] = ()
     """Folders of the server's other processes, on other nodes:

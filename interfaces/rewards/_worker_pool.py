@@ -81,7 +81,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """Processes that run one script; they start with the first task and stay for later ones.
+    """Processes that run one script; they start with the first task and stay up for later ones.
 
     The script calls `serve` of `_worker.py`. It receives `settings` once, then one task after
     another, each with `cpu_s` seconds of processor time and `wall_s` of wall-clock time. A worker
@@ -201,7 +201,7 @@ class WorkerPool:
 
     def _collect(self) -> list[tuple[_Worker, int, Outcome]]:
         """Wait for the next reply, exit or deadline of a worker;
-        return the tasks that are thereby done."""
+        return the tasks that this completes."""
         waited_for = [
             worker for worker in self._workers if worker.task is not None or not worker.ready
         ]

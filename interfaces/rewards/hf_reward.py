@@ -164,8 +164,8 @@ class HFRewardInterface(ModelInterface):
         return int(limit)
 
     def _truncated(self, lengths: list[int], data: SequenceSample) -> list[bool]:
-        """Whether each text, of so many tokens, exceeds the classifier's limit;
-        warned about once, or an error."""
+        """Whether each text, given its length in tokens, exceeds the classifier's limit. The first
+        one is warned about, or is an error."""
         counts = [len(self.before) + length + len(self.after) for length in lengths]
         longest = max(range(len(counts)), key=counts.__getitem__, default=None)
         if longest is None or counts[longest] <= self.limit:

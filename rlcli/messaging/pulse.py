@@ -1,4 +1,4 @@
-"""What the master answers at once, from a thread, whatever it is busy with: heartbeats, who may
+"""What the master answers immediately, from a thread, even when it is busy: heartbeats, who may
 connect, and the store.
 
 Each process of a run sends a heartbeat every second from a thread of its own, with facts about

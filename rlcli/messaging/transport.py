@@ -337,7 +337,7 @@ class ZmqWorker:
         **hello: Any,
     ) -> None:
         """Say hello, with what else the master must know; then answer requests up to and including
-        `until`: one by one, or side by side with a thread for each of so many `at_once`. `lanes`:
+        `until`: one by one, or side by side in up to `at_once` threads. `lanes`:
         names of the worker's other lanes, which say hello themselves, with their `lane`.
 
         Waiting here has no deadline: a worker ends with its parent, and on several nodes when it

@@ -20,7 +20,7 @@ class PlacedServer:
     """A server next to a rank."""
 
     rank: int
-    """The rank whose server it is."""
+    """The rank that the server belongs to."""
     nodes: tuple[int, ...]
     """Where its processes are; the first is its rank's."""
     devices: tuple[int, ...]

@@ -215,7 +215,7 @@ _ABSENT_WORDS: Mapping[str, str] = {
 ABSENT: Mapping[str, str] = {
     word: advice for words, advice in _ABSENT_WORDS.items() for word in words.split()
 }
-"""Foreign word → that rlcli has nothing of the kind yet, and what comes nearest."""
+"""Foreign word → advice: rlcli has no such feature yet; this is the nearest thing that it has."""
 
 
 def absent(word: str, role: str = "actor") -> str | None:
@@ -265,7 +265,7 @@ def translated(
 
 
 def _usual(roles: Collection[str]) -> str:
-    """The role that is meant where none is named."""
+    """The role to assume where none is named."""
     return "actor" if "actor" in roles else "<role>"
 
 

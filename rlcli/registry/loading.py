@@ -136,7 +136,7 @@ def _import_file(kind: str, path: Path, name: str) -> None:
 
 
 def _broken(path: Path, error: Exception) -> ProjectError:
-    """The full error inside a component's file, from that file on."""
+    """The full error inside a component's file, starting at that file."""
     report = traceback.TracebackException.from_exception(error)
     report.stack = traceback.StackSummary.from_list(_frames_from(path, error))
     text = "".join(report.format()).rstrip()

@@ -228,7 +228,7 @@ class Buffer:
         return {name: [self._metadata[id_][name] for id_ in ids] for name in sorted(names)}
 
     def _once(self, value: T) -> T:
-        """The first value equal to this one, as far as cached."""
+        """The cached value that equals this one; the value itself if none is cached."""
         if len(self._shared) >= MOST_SHARED:
             self._shared.clear()
         return self._shared.setdefault(value, value)

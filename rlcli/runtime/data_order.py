@@ -75,8 +75,8 @@ class DataOrder:
     shuffle: bool = True
 
     def at(self, position: int) -> tuple[int, int]:
-        """(epoch, row) of a position, counted from the beginning of the first epoch,
-        as far as is known."""
+        """(epoch, row) of a position, counted from the beginning of the first epoch. A stream
+        whose number of rows is unknown is in its first epoch."""
         if self.rows is None:
             return 0, position
         epoch, row = divmod(position, self.rows)

@@ -82,12 +82,12 @@ class Batch:
     """The calls that it has been through."""
 
     def gate(self, call: str, samples: int) -> AbstractAsyncContextManager[None]:
-        """What lets so many samples through to a call."""
+        """A context that admits `samples` samples to a call."""
         gate = self.gates.get(call)
         return gate.let_through(samples) if gate is not None else nullcontext()
 
     def take_in(self, answered: Answered) -> None:
-        """A call was answered."""
+        """Note the answer of a call."""
         call = answered.mfc.name
         add_report(self.reports, answered)
         if answered.mfc.interface_type is ModelInterfaceType.GENERATE and answered.updates:
@@ -139,7 +139,7 @@ class Versions:
         return all(self._versions.get(role, step) >= step for role in roles)
 
     def write(self, mfc: MFCDef, step: int) -> None:
-        """A call has changed weights at a step."""
+        """Note that a call has changed weights at a step."""
         self._written.add((mfc.name, step))
         for role in mfc.written_roles:
             if all((writer, step) in self._written for writer in self._writers[role]):
@@ -172,7 +172,7 @@ class Flow:
                 calls.create_task(self._call(mfc, waits_for[mfc.name], batch, turns))
 
     def finish_step(self, step: int) -> None:
-        """All calls of a step are done."""
+        """Note that all calls of a step are done."""
         self.versions.finished = step + 1
         self.progress.note()
 

@@ -124,8 +124,9 @@ class PausingEngine:
     """
 
     def __init__(self, model: Model, max_segments: int, most_prompts: int):
-        """`max_segments` of a response; new weights wait for one that has so many. `most_prompts`:
-        for which the engine has responses in progress; others wait."""
+        """`max_segments`: of a response; new weights wait for a response that has reached it.
+        `most_prompts`: the most prompts for which the engine has responses in progress; others
+        wait."""
         self._model = model
         self._engine = model.module
         self._max_segments = max_segments

@@ -104,7 +104,8 @@ class Answered:
 
 
 def in_steps(responses: Segments, updates: int) -> Segments:
-    """The segments of a sample with versions counted in training steps of so many updates."""
+    """The segments of a sample with versions counted in training steps of `updates` updates
+    each."""
     return [
         [(version // updates, tokens) for version, tokens in response] for response in responses
     ]

@@ -87,13 +87,13 @@ class SampleQueue:
         self._returned.extendleft(reversed(draws))
 
     def give_back(self, draws: Sequence[Draw]) -> None:
-        """Return them to the front, in order, to be begun once more."""
+        """Return them to the front, in order, to be started again."""
         self.put_back([draw.again for draw in draws])
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Why a sample is not trained on."""
+    """The reason why a sample is not trained on."""
 
     call: str
     reason: str
@@ -154,7 +154,7 @@ class Chunk:
         self, number: int, draws: list[Draw], before: Mapping[str, set[str]], version: int = 0
     ):
         """`before`: call → the calls that it waits for, in the order of the graph; `version`: of
-        the weights that there were when it was drawn."""
+        the weights at the time when it was drawn."""
         self.number = number
         self.version = version
         self.draws = draws
@@ -325,7 +325,7 @@ class Admission:
 
 class Samples:
     """Every sample that was drawn: in progress, ready, taken, dropped,
-    or waiting in the queue once more."""
+    or back in the queue."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class Samples:
 
     def admit(self, limit: float, version: int = 0) -> Chunk | None:
         """Draw the next chunk, unless more than `limit` samples would be accepted. `version`: of
-        the weights that there are.
+        the current weights.
 
         Raises DataError F80 if too many were dropped to draw again.
         """

@@ -99,7 +99,7 @@ class Supply:
     # -- making samples ----------------------------------------------------------------------------
 
     async def next_step(self, number: int) -> Step | None:
-        """A step with its samples, once they are there; None if the run ends before it."""
+        """A step with its samples, once they are ready; None if the run ends before it."""
         step, size = Step(f"step {number + 1}", StepSamples([]), number), self.sizes.size(number)
         if self._stages.is_ahead:
             await self._flow.progress.until(lambda: self._is_over or self._has(size, number))
@@ -211,7 +211,7 @@ class Supply:
         return self._calls.names([sample.id for sample in self.samples.ready])
 
     def as_state(self, step: int, ready: Mapping[str, str]) -> dict[str, Any]:
-        """What a run that resumes after so many steps must know; `ready`: see `ready_names`."""
+        """What a run that resumes after `step` steps must know; `ready`: see `ready_names`."""
         samples, queue = self.samples, self.samples.queue
         return {
             "samples": self.sizes.position(step),

@@ -43,11 +43,11 @@ class Neighbours:
         self._exchange(leaving, self.target, arriving, self.source)
 
     def pass_numbers_on(self, leaving: Sequence[int], arriving: int) -> list[int]:
-        """Send integers to the target, and receive so many from the source."""
+        """Send integers to the target, and receive `arriving` integers from the source."""
         return self._exchange_numbers(leaving, self.target, arriving, self.source)
 
     def pass_numbers_back(self, leaving: Sequence[int], arriving: int) -> list[int]:
-        """Send integers to the source, and receive so many from the target."""
+        """Send integers to the source, and receive `arriving` integers from the target."""
         return self._exchange_numbers(leaving, self.source, arriving, self.target)
 
     def _exchange_numbers(

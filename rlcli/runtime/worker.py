@@ -92,7 +92,7 @@ NO_OUTPUT: Fields = {
     "reasons": {},
     "segments": {},
 }
-"""What a call has to report if it is of another kind: a description of its outputs, its statistics,
+"""Empty reports for what calls of other kinds report: a description of its outputs, its statistics,
 moments of the scores in its outputs and of the numbers that it counted, the samples that it drops,
 each with the reason, why responses have their rewards, and the segments of responses."""
 OPERATIONS = frozenset({
@@ -138,7 +138,7 @@ class ModelWorker:
         """Tokenizer of the datasets."""
         self._interfaces = Interfaces(training, evaluating)
         self._origins: dict[str, Origin] = {}
-        """Call → who is to blame for what it returns."""
+        """Call → the component at fault if it returns something unusable."""
         self.samples = SampleStore()
         """Samples held by this rank; its data lane reads from and adds to it."""
 
@@ -374,7 +374,7 @@ class ModelWorker:
     # -- describing --------------------------------------------------------------------------------
 
     def describe(self, ids: Sequence[str]) -> Fields:
-        """Describe samples for people to read, as far as this rank holds their keys. They are
+        """Describe samples for people to read, using the keys that this rank holds. They are
         decoded with the tokenizer that prompts were read with; another role may have one of its
         own."""
         return describe_samples(map(self.samples.sample, ids), self._tokenizer)

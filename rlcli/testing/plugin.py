@@ -27,7 +27,7 @@ from rlcli.testing.results import Check, CheckFailure, Examined, Outcome, Watche
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
 PUT_BACK = "restore it, or change it only where that is needed"
-"""What a component that changes the whole process is to do instead."""
+"""What a component that changes the whole process should do instead."""
 
 
 NO_SKIP = "raise an error that says what is missing"

@@ -68,7 +68,7 @@ class RankTimeout(TimeoutError):
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, list[Frame]]):
         lines = [
-            f"rank {rank} stood at\n"
+            f"rank {rank} was at\n"
             + "\n".join(f"  {file}:{line} in {function}" for file, line, function in frames)
             for rank, frames in stacks.items()
         ]
@@ -143,7 +143,7 @@ class _Rank:
         return self.folder / f"{self.number}.err"
 
     def stood_at(self) -> list[Frame]:
-        """Innermost first, outwards as far as `work`."""
+        """Innermost first, outwards up to `work`."""
         dumped = self.stack.read_text() if self.stack.exists() else ""
         matches = re.findall(r'File "(.+)", line (\d+) in (.+)', dumped)
         frames = [(file, int(line), function) for file, line, function in matches]

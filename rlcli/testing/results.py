@@ -14,7 +14,7 @@ Outcome = Literal["ok", "FAIL", "skip"]
 
 @dataclass(frozen=True)
 class CheckFailure:
-    """Why a check failed, as far as known."""
+    """Why a check failed, where that is known."""
 
     finding: str
     """What was observed, with its number."""
@@ -104,7 +104,7 @@ class Watcher(Protocol):
     """Is notified of events while checks run."""
 
     def limited(self, words: str, seconds: float) -> None:
-        """From now on it does this, for so many seconds at most."""
+        """From now on the runner does what `words` say, for at most `seconds` seconds."""
 
     def component(self, subject: Subject, checks: int) -> None:
         """The checks of a component begin; `checks` is their number."""

@@ -89,7 +89,7 @@ def test_a_hanging_rank_is_ended_and_its_stack_is_reported(tmp_path):
         return {}
 
     with pytest.raises(
-        RankTimeout, match=r"2 of 2 ranks did not finish within 10 s\nrank 0 stood at\n"
+        RankTimeout, match=r"2 of 2 ranks did not finish within 10 s\nrank 0 was at\n"
     ) as caught:
         run_on_ranks(2, work, timeout=10)
     assert {(frames[-1][0], frames[-1][2]) for frames in caught.value.stacks.values()} == {

@@ -244,7 +244,7 @@ class BackendTrainingChecks(BackendChecks):
                 raise Violation(finding, SHARED_GRADIENT, _training(engine))
 
     def _require_no_trace(self, loss: Any, condition: str, changes: dict[str, Any]) -> None:
-        """After a step that must be refused: the same weights bit for bit,
+        """Checks after a step that must be refused: the same weights bit for bit,
         and later steps as if it never happened."""
         engine, untouched = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
         for trained in (engine, untouched):

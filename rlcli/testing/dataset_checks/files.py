@@ -30,7 +30,7 @@ WRONG_TYPES: tuple[Any, ...] = (None, 7, "", [], ["x"], {"x": 1})
 
 
 class FileChecks(Contract):
-    """How the rows of a file are handled."""
+    """Checks of how the rows of a file are handled."""
 
     def test_malformed_rows(self, trial: Trial) -> None:
         """a malformed row is refused with its file and line"""

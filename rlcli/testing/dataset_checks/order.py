@@ -60,7 +60,7 @@ class OrderChecks(Contract):
             ) from error
         raise Violation(
             f"len() says {len(dataset)}, but there is a row {len(dataset)}",
-            "raise IndexError for a row beyond the last; count the rows that are there",
+            "raise IndexError for a row beyond the last; make len() the number of rows",
             location,
         )
 

@@ -263,9 +263,9 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
-    """Makes batches with the keys that training declares, in groups of the required size: also
-    those that it only reads if they are there. If it declares none, all known keys; a key that it
-    needs and that is unknown here must be supplied."""
+    """Makes batches with the keys that training declares, in groups of the required size: including
+    those that it only reads if given. If it declares none, all known keys; a required key that is
+    unknown here must be supplied."""
     declared = interface.reads("train_step")
     if declared is None:
         keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step")))

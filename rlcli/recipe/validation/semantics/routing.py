@@ -1,4 +1,5 @@
-"""Checks that experts which a call is to record are used, and that backends can do both."""
+"""Checks that the experts that a call records are used, and that backends can record and use
+them."""
 
 from __future__ import annotations
 

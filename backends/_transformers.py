@@ -106,7 +106,7 @@ def _attention(
 
 
 def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> int | None:
-    """Stands in for a mask and holds what the layout does not say: the window of layers that have
+    """Passed in place of a mask, with what the layout does not say: the window of layers that have
     one.
 
     Most families also pass it to their attention; with some, only the mask shows it.

@@ -239,8 +239,8 @@ def test_truncated_texts_are_counted_and_reported_once(tmp_path, role, data, cap
     assert out.metadata["truncated"] == [0.5, 0.0, 1.0]
     (warning,) = caplog.records
     assert "sample 2 has 6 tokens" in warning.getMessage()
-    assert "4 at most" in warning.getMessage()
-    assert "beginning is not scored" in warning.getMessage()
+    assert "more than its limit of 4" in warning.getMessage()
+    assert "the beginning of such texts is not scored" in warning.getMessage()
 
 
 def test_texts_that_fit_are_not_counted(tmp_path, role, data, caplog):

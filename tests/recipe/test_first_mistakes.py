@@ -215,7 +215,7 @@ def test_a_recipe_in_words_of_other_tools_gets_ours(tmp_path, monkeypatch):
             "algorithm: mine\nlearning_rate: 1e-6\nwarmup_stesp: 3\n",
             "algorithm, learning_rate",
             (
-                "begin with extends: NAME, one that rlcli ls lists; "
+                "begin with extends: NAME (rlcli ls lists the recipes); "
                 "write models.actor.backend.args.lr instead of learning_rate"
             ),
         ),

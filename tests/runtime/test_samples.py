@@ -193,7 +193,7 @@ def test_too_many_redraws_are_an_error_that_says_what_was_dropped():
     expected = "dropped: score 1 (unscored), choose 3 (equal), choose 2 (long)"
     assert (
         caught.value.what
-        == f"step 5: a batch needs 3 samples, but none of 6 drawn is left after 3 draws; {expected}"
+        == f"step 5: a batch needs 2 samples, but none of 6 drawn is left after 3 draws; {expected}"
     )
     assert "train.max_redraws" in caught.value.hint
     assert samples.abandon() == []

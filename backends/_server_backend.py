@@ -77,7 +77,7 @@ class ServerBackend(ModelBackend):
     """Processes per server, which share its model (tensor parallelism)."""
 
     nodes: int = 1
-    """Number of nodes of each server that the run starts: that of its rank and the ones after it,
+    """Number of nodes that each server of the run spans: its rank's node and the ones after it,
     with the same number of devices on each. With several, all nodes must have access to
     `weights_folder`."""
 

@@ -149,9 +149,9 @@ class TransformersSettings(Precision):
     storing them. auto: flash-attn if it can be imported, else torch."""
 
     share_prefixes: bool = True
-    """Compute the tokens with which several sequences of a micro-batch begin once, such as the
+    """Compute only once the tokens that several sequences of a micro-batch begin with, such as the
     prompt of a group, where this saves work: not for short prompts of long responses. Log-probs,
-    values and gradients are the same but for rounding. Each sequence is computed as a whole with
+    values and gradients are the same up to rounding. Each sequence is computed as a whole with
     cp, router losses and replayed experts."""
 
 
@@ -177,13 +177,13 @@ class RouterLosses:
     router_aux_loss_coef: float | None = None
     """Coefficient of the loss that balances the experts of a mixture (Switch Transformers), taken
     over all tokens of an update. null: no such loss, whatever config.json says (transformers, too,
-    adds it only if router logits are requested); 0: it is measured only. If a rank has several
+    adds it only if router logits are requested); 0: it is only measured. If a rank has several
     micro-batches, extra forward passes count the load of all but the first (with megatron, of all),
     which is about a third more work."""
 
     router_z_loss_coef: float | None = None
     """Coefficient of the loss that keeps the logits of routers small (ST-MoE's z-loss). null: no
-    such loss; 0: it is measured only."""
+    such loss; 0: it is only measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

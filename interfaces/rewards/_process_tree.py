@@ -33,8 +33,7 @@ def adopt_orphans() -> None:
 
 
 def descendants_of(pid: int, spared: Container[int] = ()) -> list[int]:
-    """The processes that a process has started, and those that they have.
-    Not `spared` and theirs."""
+    """The descendants of a process, except `spared` and their descendants."""
     family = [pid]
     for parent in family:  # it grows
         with suppress(OSError):

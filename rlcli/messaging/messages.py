@@ -1,7 +1,7 @@
 """Messages between master and workers: msgpack maps, checked on arrival. No pickle.
 
-Warnings that a rank or a process of a pool logs, where no user looks, are sent on to the terminal,
-each once; each stays in its process's log too, where its repetitions are.
+Warnings that a rank or a process of a pool logs, where no user looks, are forwarded to the
+terminal, each once. The log of the process has them too, with all repetitions.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: i
 
 
 def _results(reports: Sequence[Answered], texts: list[Fields], began: float) -> Evaluated:
-    """`began`: when the evaluation did."""
+    """`began`: when the evaluation began."""
     scores = named_reports(reports, Answered.averages, lambda _: "")
     stats = named_reports(reports, lambda answered: answered.stats, lambda _: "")
     version = max(answered.version for answered in reports)

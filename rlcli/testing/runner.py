@@ -78,7 +78,7 @@ def run_checks(
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and options.keyword:
         raise UsageError(
             f"no check matches -k {options.keyword!r}",
-            hint="words of its line in the report, such as -k 'masked tokens'",
+            hint="use words from its line in the report, such as -k 'masked tokens'",
         )
     if checks.internal_error is not None:
         raise checks.internal_error

@@ -1,8 +1,7 @@
 """Finds settings with which a recipe fits into memory, by trying them out.
 
 Cheap settings are tried first; those that change numbers or the layout of roles only where these
-are not enough. What is advised is as little as possible:
-nothing of it can be left out or made milder.
+are not enough. It advises as little as possible: no change can be left out or made milder.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Fitting:
     def _greedy(
         self, calls: Collection[str], changes: Sequence[Remedy]
     ) -> list[tuple[Remedy, int]] | None:
-        """Changes, each with its strength; one after the other, that which helps most."""
+        """Changes with their strengths: at each turn the one that helps most."""
         chosen: list[tuple[Remedy, int]] = []
         excess = self._excess(calls, {})
         while excess and len(chosen) < MOST_SETTINGS:

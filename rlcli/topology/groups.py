@@ -37,7 +37,7 @@ LAST_EXIT = "RLCLI_LAST_EXIT"
 
 @dataclass(frozen=True)
 class Group:
-    """Processes that are started alike."""
+    """Processes that are started in the same way."""
 
     name: str
     kind: Kind

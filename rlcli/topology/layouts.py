@@ -80,8 +80,8 @@ def planned_layouts(plan: Plan, role: str) -> list[PlannedLayout]:
 
 
 def best_layout(plan: Plan, layouts: list[PlannedLayout]) -> PlannedLayout | None:
-    """The fastest that fits into memory, if that of devices is known; rather one that fits in any
-    case than one that fits tightly."""
+    """The fastest layout that fits into memory, if the devices' memory is known. One that certainly
+    fits is preferred to one that fits tightly."""
     candidates = [layout for layout in layouts if layout.peak is not None]
     if plan.device_bytes is None:
         return next(iter(candidates), None)

@@ -108,8 +108,7 @@ class _Devices:
     """Rank → bytes."""
 
     def ranks_of(self, role: str) -> list[int]:
-        """One rank of a role for each difference in what its devices hold:
-        the others are like them."""
+        """One rank of a role for each distinct content of its devices."""
         return [rank for rank in self._unlike if role in self.topology.roles_on(rank)]
 
     @cached_property
@@ -126,7 +125,7 @@ class _Devices:
         return [role for role in self.topology.roles_on(rank) if role in self.roles]
 
     def while_working(self, role: str) -> int:
-        """Held on the fullest device of a role, while it works:
+        """Bytes held on the fullest device of a role, while it works:
         what it gathers is counted with the call."""
         return self.roles[role].total + max(
             self._of_neighbours(role, rank) for rank in self.ranks_of(role)

@@ -279,7 +279,7 @@ def _whole_sequences(plan: Plan) -> dict[str, str | None]:
 
 
 def _memory(plan: Plan, with_roles: bool) -> Iterator[str]:
-    """Peaks of calls, and what each role holds all the time."""
+    """Peaks of calls, and what each role holds throughout."""
     memory = plan.memory
     for why in dict.fromkeys(memory.unknown.values()):
         roles = ", ".join(role for role, reason in memory.unknown.items() if reason == why)
@@ -288,11 +288,11 @@ def _memory(plan: Plan, with_roles: bool) -> Iterator[str]:
         return
     without = " without those roles" if memory.unknown else ""
     unit, name = (GIB, "GiB") if memory.highest >= GIB else (GIB >> 10, "MiB")
-    yield f"memory of a device{without}, in {name}, once the optimizer has made a step"
+    yield f"memory of a device{without}, in {name}, after the first optimizer step"
     if with_roles:
         held_rows = [_role(role, unit) for role in memory.roles]
         held_rows += [_server(servers, unit) for servers in memory.servers if servers.on_devices]
-        head = ["held", "weights", "optimizer", "buffers", "in all"]
+        head = ["held", "weights", "optimizer", "buffers", "total"]
         yield from aligned(head, held_rows, right=range(1, 5))
         yield ""
     verdicts = ["verdict"] if plan.device_bytes else []
@@ -300,7 +300,7 @@ def _memory(plan: Plan, with_roles: bool) -> Iterator[str]:
         [*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])]
         for peak in memory.peaks
     ]
-    head = ["peak of", "held", "grads", "gathered", "activ.", "kv", "logits", "in all", *verdicts]
+    head = ["peak of", "held", "grads", "gathered", "activ.", "kv", "logits", "total", *verdicts]
     yield from aligned(head, rows, right=range(1, 8))
     yield (
         f"  for the longest sequences, within about {memory.within_percent} % "
@@ -447,7 +447,7 @@ def _where_and_how_many(servers: RoleServers, plan: Plan) -> str:
     if servers.on_devices:
         shown = [_devices_of(server) for server in servers.placed[:SHOWN_SERVERS]]
         if count > len(shown):
-            shown.append(f"{count - len(shown)} on others")
+            shown.append(f"{count - len(shown)} on other devices")
         places += f"on {'; '.join(shown)}; "
     return (
         f"{places}up to {taken.at_once} responses at once for each rank, whose keys and values "
@@ -483,7 +483,7 @@ def _advice(calls: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     else:
         tried = "engines, layouts, dtypes, fewer tokens and responses at once"
         text = (
-            f"{', '.join(calls)}: nothing that was tried ({tried}) would make this fit; use "
+            f"{', '.join(calls)}: none of the settings tried ({tried}) makes this fit; use "
             "more or larger devices"
         )
     yield from _wrapped(text, first="  ", rest="    ")

@@ -47,7 +47,7 @@ def test_a_refused_layout_has_its_place_and_the_nearest_one(rlcli, tmp_path, mon
         (["mesh.tp=2"], "only ep divides experts", f"{NEAREST} dp4: models.actor.mesh.tp=1"),
         (
             ["mesh.cp=2", "backend.args.attention=flash"],
-            "a ring may be chosen",
+            "the run may choose a ring",
             f"{ARGS}.context_parallel=ulysses, or {NEAREST} dp4: models.actor.mesh.cp=1",
         ),
     ],

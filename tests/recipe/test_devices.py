@@ -241,13 +241,13 @@ OVER_TWO_NODES = ["backend.args.nodes=2", "backend.args.weights_folder=/"]
         ),
         (
             ["backend.args.tp=16", "devices=0"],
-            "1 server of 16 devices, counted from that of its rank",
+            "1 server of 16 devices, beginning at that of its rank",
             "models.actor.rollout.backend.args.nodes=2 spreads each server over 2 nodes",
         ),
         (
             ["backend.args.tp=32", "devices=0"],
-            "1 server of 32 devices, counted from that of its rank",
-            "a smaller tp",
+            "1 server of 32 devices, beginning at that of its rank",
+            "lower tp",
         ),
         (
             ["backend.args.tp=16", "devices=0,1", *OVER_TWO_NODES],
@@ -260,7 +260,7 @@ OVER_TWO_NODES = ["backend.args.nodes=2", "backend.args.weights_folder=/"]
         (
             ["backend.args.tp=8", "devices=0,8", *OVER_TWO_NODES],
             (
-                "each server of actor_rollout is spread over 2 nodes, counted from that of its "
+                "each server of actor_rollout is spread over 2 nodes, beginning at that of its "
                 "rank, but the run has 2 nodes"
             ),
             "or give actor_rollout ranks on earlier ones: models.actor.rollout.devices",
@@ -268,7 +268,7 @@ OVER_TWO_NODES = ["backend.args.nodes=2", "backend.args.weights_folder=/"]
         (
             ["devices=2-3", 'backend.args.environment={CUDA_VISIBLE_DEVICES: "4"}'],
             "2 servers of 1 device, and 2 of them would share device 4 of node 0",
-            "or on other devices",
+            "or use other devices",
         ),
     ],
 )

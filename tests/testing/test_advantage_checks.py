@@ -330,7 +330,7 @@ TRAINING = [
     (
         ForgetsItsWeights,
         "reads_what_it_declares",
-        "declares loss_weights, and does the same without it",
+        "declares loss_weights, but does the same without it",
     ),
 ]
 

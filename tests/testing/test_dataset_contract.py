@@ -204,7 +204,7 @@ WRONG = {
     "a global seed": (
         afterwards("random.seed(self.util.seed)"),
         "test_determinism",
-        "of the whole process, those of random",
+        "of the whole process: random",
         "stable_seed",
     ),
     "hash()": (
@@ -295,7 +295,7 @@ WRONG = {
         ("[answer], id=id_", "[answer[1:]], id=id_"),
         "test_preview",
         "row 0: sequences is",
-        "one truth",
+        "the two cannot differ",
     ),
     "another line": (
         ("where=where, prompt", "where=where + '0', prompt"),
@@ -395,7 +395,7 @@ def test_lost_rows_are_found_although_there_are_fewer_rows_than_ranks(make_trial
     DatasetContract().test_ranks(own_shards, 3)
     lost = SHARDS.format(end="-(len(self.rows) % self.util.world_size) or None")
     rows_lost = make_trial(REFUSE, afterwards(lost + NO_ROWS), rows=rows)
-    assert "of 7 rows on 3 ranks 1 on none" in violation(rows_lost, "test_ranks", 3).finding
+    assert "of 7 rows on 3 ranks 1 on no rank" in violation(rows_lost, "test_ranks", 3).finding
 
 
 def test_a_refusal_has_its_location_in_the_dataset(make_trial):
@@ -477,7 +477,7 @@ def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial
 
 
 def test_a_dataset_that_reads_a_file_must_have_an_example_row(make_trial):
-    with pytest.raises(Violation, match="no row to put into one") as caught:
+    with pytest.raises(Violation, match="no rows to write into one") as caught:
         make_trial(("    EXAMPLES: ClassVar", "    LIKE: ClassVar"))
     assert "EXAMPLES" in caught.value.cause
     rows = [{"prompt": "a", "answer": "b"}]

@@ -223,7 +223,7 @@ def test_weights_changed_by_a_conversion_are_reported(make_family, method, check
 def test_a_parameter_that_is_silently_ignored_is_reported(make_family):
     body = "def sd_from_hf(self, given, *more):\n        return {}"
     name = make_family(("    def block_links", f"    {body}\n\n    def block_links"))
-    with pytest.raises(Violation, match="an unknown name is passed over"):
+    with pytest.raises(Violation, match="an unknown name is ignored"):
         FamilyContract().test_strange_weights(family_of(name), made_examples(name))
 
 

@@ -207,7 +207,7 @@ INFERENCE = [
         ByPlace,
         "test_inference_does_not_depend_on_the_order",
         "when the batch is reversed",
-        "whatever sorts",
+        "undo any sorting",
     ),
     (
         InPlace,
@@ -389,7 +389,7 @@ GENERATION = [
         "at temperature 0.7",
         "of token t + 1",
     ),
-    (NeverGreedy, "test_greedy_takes_the_likeliest_token", (), "greedy answers", "as they are"),
+    (NeverGreedy, "test_greedy_takes_the_likeliest_token", (), "greedy answers", "unchanged"),
     (ByStep, "test_generation_is_deterministic", (), "at the next step", "when it is sampled"),
     (
         FirstAttempt,
@@ -410,7 +410,7 @@ GENERATION = [
         "test_responses_do_not_depend_on_the_batch",
         (),
         "when its prompt is alone",
-        "not by its place",
+        "not by its position",
     ),
 ]
 

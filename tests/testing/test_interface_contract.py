@@ -383,7 +383,7 @@ def rehearsal_of(cls):
         (
             DeclaresMore,
             "reads_what_it_declares",
-            "declares rewards, and does the same without",
+            "declares rewards, but does the same without",
             "READS",
         ),
         (

@@ -61,7 +61,7 @@ def test_a_superfluous_value_is_reported_with_its_line(examine):
     outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1200\n")
     assert outcomes["it repeats nothing that its parents or the defaults say"] == "FAIL"
     assert (failure.finding, failure.where) == (
-        "without train (line 2) it is the same",
+        "the recipe is the same without train (line 2)",
         "mine.yaml:2",
     )
 

@@ -205,7 +205,7 @@ def test_checks_are_selected_by_keyword_or_until_the_first_failure(project):
     (tested,) = run(keyword="factor it divides or LIMIT kept")
     assert list(outcomes(tested)) == ["it divides by its factor", "its limit is kept"]
     for keyword in ("nonesuch", "(", "limit divides"):
-        with pytest.raises(UsageError, match="no check answers"):
+        with pytest.raises(UsageError, match="no check matches"):
             run(keyword=keyword)
 
 

@@ -170,7 +170,7 @@ class SampleChecks(Contract):
                 raise Violation(
                     (
                         f"row {index}, {preview.id}, is said to stand at "
-                        f"{preview.where}, where it is not"
+                        f"{preview.where}, but is not there"
                     ),
                     "keep the line that each row was read from, counted from 1",
                     place_of(type(dataset).preview),
@@ -295,13 +295,13 @@ def _wrong_special_tokens(
         )
     if trained is None:
         if tokens[-1] == eos:
-            return "the prompt ends with EOS", "take it off: a response is to follow"
+            return "the prompt ends with EOS", "remove it: a response follows"
         return "", ""
     start = trained.index(True) if any(trained) else 0
     if start and tokens[start - 1] == eos:
         return (
             f"EOS is token {start - 1} of {len(tokens)}, before the answer",
-            "take it off: a response is to follow",
+            "remove it: a response follows",
         )
     return _wrong_ends(tokens, trained, start, eos)
 

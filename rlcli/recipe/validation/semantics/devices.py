@@ -234,7 +234,7 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
 
 def _beyond_last_node(notes: Notes, name: str, nodes: int) -> None:
     message = (
-        f"each server of {name} is spread over {nodes} nodes, counted from that of its "
+        f"each server of {name} is spread over {nodes} nodes, beginning at that of its "
         "rank, but the run has "
     )
     message += _count(notes.recipe.cluster.nodes, "node")
@@ -257,11 +257,11 @@ def _devices_of_servers(
         message = f"{many}, and {most} of them would share device {device} of node {node}"
     elif any(device >= cluster.devices_per_node for _, device in users):
         message = (
-            f"{many}, counted from that of its rank, but a node has {cluster.devices_per_node}"
+            f"{many}, beginning at that of its rank, but a node has {cluster.devices_per_node}"
         )
     else:
         return
-    hint = "start fewer servers, with a smaller tp, or on other devices"
+    hint = "start fewer servers, lower tp, or use other devices"
     enough_nodes = math.ceil(each * spread / cluster.devices_per_node)
     if each > cluster.devices_per_node and enough_nodes <= cluster.nodes:
         key = dotted(notes.written(("models", name, "backend", "args", "nodes")))

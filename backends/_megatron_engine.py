@@ -295,8 +295,8 @@ class MegatronEngine(TrainEngine):
         return [*micro_batches, *(idle_micro_batch(self._device) for _ in missing)]
 
     def _routes(self, micro_batch: MicroBatch, packing: Packing) -> torch.Tensor | None:
-        """What is prescribed to the routers for the tokens of a micro-batch. Raises ModelError for
-        experts that the model does not have."""
+        """The experts prescribed to the routers for the tokens of a micro-batch. Raises ModelError
+        for experts that the model does not have."""
         routes = routes_of(micro_batch.sample)
         if routes is not None:
             self._routed_layers.check(routes, self.role)

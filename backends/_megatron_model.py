@@ -151,7 +151,7 @@ def _recomputation(settings: Megatron) -> dict[str, Any]:
 
 
 class PackedSequences(PackedSeqParams):
-    """What Megatron's layers pass on to the attention: the pack that a micro-batch is."""
+    """What Megatron's layers pass on to the attention: the micro-batch as a pack."""
 
     def __init__(self, packing: Packing, routes: torch.Tensor | None):
         """`routes` [S, L, k]: the experts that are prescribed to its routers, if it has any."""

@@ -165,8 +165,8 @@ class RoutedStep:
         return total.to(logits.dtype)
 
     def stats(self, sums: torch.Tensor) -> Stats:
-        """What is reported of a step, from the sums over its micro-batches on all ranks: values of
-        the whole step, the same on every rank that reports any."""
+        """The reported numbers of a step, from the sums over its micro-batches on all ranks: values
+        of the whole step, the same on every rank that reports any."""
         experts = (sums.shape[-1] - 2) // 2
         counts, probabilities, squares, entropies = sums.split([experts, experts, 1, 1], -1)
         shares = counts / counts.mean(-1, keepdim=True)

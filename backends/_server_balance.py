@@ -49,7 +49,7 @@ class Flight:
 
 @dataclass
 class Load:
-    """What a server does, and what it has done lately."""
+    """The current and the recent work of a server."""
 
     in_flight: dict[str, Flight] = field(default_factory=dict)
     answers: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))

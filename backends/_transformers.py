@@ -298,7 +298,7 @@ class PackedModel(nn.Module):
 def flash_attention_of(
     lm: Any, kernels: Kernels, device: torch.device, dtype: torch.dtype, role: str
 ) -> FlashAttention | None:
-    """What attends to the packs of a model in place of torch's kernel. Raises ModelError."""
+    """The attention for a model's packs that replaces torch's kernel. Raises ModelError."""
     if kernels == "torch" or (kernels == "auto" and device.type != "cuda"):
         return None
     from rlcli.ops.flash_attention import flash_attention

@@ -1,4 +1,4 @@
-"""What rows hold, judged by the names of their columns, and which dataset reads them."""
+"""The kind of rows, judged by the names of their columns, and the dataset that reads them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SAYINGS = words(
     falsely incorrectly hypothetically according
     """
 )
-"""What comes with them is somebody's opinion, and perhaps nobody's answer."""
+"""An answer next to one of these is somebody's opinion, and perhaps nobody's answer."""
 
 NEGATIONS = words(
     """

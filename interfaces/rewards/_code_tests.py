@@ -110,7 +110,7 @@ unsettled = []
 
 
 def latest(argument):
-    """What the program last made of an argument."""
+    """The value of an argument after the program's last change."""
     return next(
         (changed for _, changing, changed in reversed(unsettled) if changing is argument), argument
     )

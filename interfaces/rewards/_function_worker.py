@@ -47,8 +47,8 @@ def prepare(settings: dict[str, Any]) -> Work:
 
 
 def is_reply(message: dict[str, Any]) -> bool:
-    """Whether `work` could have said so; a function may write to descriptors that are not its
-    own."""
+    """Whether `work` could have produced this reply; a function may write to descriptors that are
+    not its own."""
     if "value" in message:
         value = message["value"]
         return isinstance(value, float) and math.isfinite(value) and abs(value) <= LARGEST

@@ -67,7 +67,7 @@ UNFINISHED = -1
 _MOST_FILES = 64
 _MOST_SIGNALS = 256
 _CHECK_S = 0.01
-"""Seconds between two looks at the memory of a program's processes."""
+"""Seconds between two measurements of the memory of a program's processes."""
 KERNEL_SETTINGS = {
     "kernel/shmall": 0,
     "kernel/shmmni": 0,

@@ -34,7 +34,7 @@ as by an older kernel."""
 class Architecture:
     audit_number: int
     index: int
-    """Which of the numbers of a system call is its own."""
+    """Position of this architecture's number among the numbers of a system call."""
 
 
 ARCHITECTURES = {"x86_64": Architecture(0xC000003E, 0), "aarch64": Architecture(0xC00000B7, 1)}

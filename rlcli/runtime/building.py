@@ -13,7 +13,7 @@ from rlcli.runtime.ranks import Ranks
 
 @dataclass(frozen=True)
 class Built:
-    """What the ranks say once they have built their models."""
+    """The ranks' answers once they have built their models."""
 
     answers: Mapping[int, Mapping[str, Any]]
     """Rank → its answer."""

@@ -271,7 +271,7 @@ def _seconds(answers: Answers) -> dict[int, float]:
 def _metadata_in_batch(
     mfc: MFCDef, ids: Sequence[str], ages: Mapping[str, int] | None
 ) -> dict[str, Mapping[str, int]]:
-    """What samples get in addition for a call that takes a batch: name → sample → value."""
+    """Extra metadata of samples for a call that takes a batch: name → sample → value."""
     if not mfc.takes_batch:
         return {}
     places = {id_: place for place, id_ in enumerate(ids)}

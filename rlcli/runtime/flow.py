@@ -96,12 +96,13 @@ class Batch:
         self.samples.drop(call, answered.dropped)
 
     def reports_in(self, graph: Iterable[MFCDef]) -> list[Answered]:
-        """What its calls answered, in the order of the graph, whichever ended first."""
+        """The answers of its calls, in the order of the graph, whichever ended first."""
         return [self.reports[mfc.name] for mfc in graph if mfc.name in self.reports]
 
 
 class Progress(asyncio.Event):
-    """What coroutines wait for that is not an answer: that calls are done, or samples are taken."""
+    """Lets coroutines wait for conditions other than answers: that calls are done, or samples are
+    taken."""
 
     def note(self) -> None:
         """Have everything that waits check its condition again."""

@@ -34,7 +34,7 @@ MEASURES = ("/grad_norm", "/loss")
 
 
 class Recorder:
-    """What is known of finished steps, and written down."""
+    """The record of finished steps, and what is written of it."""
 
     outputs: Outputs
 

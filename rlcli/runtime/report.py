@@ -1,4 +1,4 @@
-"""What calls answered, and where the time of a step went."""
+"""The answers of calls, and where the time of a step went."""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ class Ready:
         return Ready(Draw(*fields["draw"]), fields["versions"], segments=segments)
 
     def as_ledger(self) -> dict[str, Any]:
-        """What the ledger says of its weights: of segments only if a response has several."""
+        """What the ledger says about its weights; segments are listed only if a response has
+        several."""
         line: dict[str, Any] = {"versions": dict(self.versions)}
         if any(len(response) > 1 for response in self.segments):
             line["segments"] = self.segments

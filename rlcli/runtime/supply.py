@@ -222,8 +222,8 @@ class Supply:
         }
 
     def reports(self, step: Step) -> list[Answered]:
-        """What the calls of a step answered, those that made its samples ahead included: with them
-        those of earlier chunks that were not reported yet, added up."""
+        """The answers of a step's calls, including those that made its samples ahead and those of
+        earlier chunks that were not reported yet, added up."""
         newest = max((sample.chunk for sample in step.samples.batch), default=-1)
         ahead: dict[str, Answered] = {}
         for chunk in sorted(number for number in self._reports if number <= newest):

@@ -236,7 +236,7 @@ _HEAD = struct.Struct("<?5q")
 
 @dataclass(frozen=True)
 class _Base:
-    """What a rank has of the slices that come."""
+    """What a rank holds of the slices that arrive."""
 
     numbers: torch.Tensor
     """[n] float32 on the host."""

@@ -93,7 +93,7 @@ def best_layout(plan: Plan, layouts: list[PlannedLayout]) -> PlannedLayout | Non
 
 
 def planned_layout(plan: Plan, role: str, mesh: Mesh) -> PlannedLayout:
-    """What a trained role takes and sends on a mesh, everything else as in the plan."""
+    """Memory and messages of a trained role on a mesh, with everything else as in the plan."""
     recipe = _with_mesh(plan.recipe, role, mesh)
     topology, sizes = plan_topology(recipe), plan.sizes[role]
     memory = plan_memory(recipe, topology, plan.sizes, plan.device_bytes)

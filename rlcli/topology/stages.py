@@ -24,7 +24,7 @@ class Stages:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Stages:
-        """If generation may be stale, the calls that may run ahead of all steps come before;
+        """If generation may be stale, the calls that may run ahead of all steps come first;
         otherwise, if calls may drop samples, those that choose a batch. The others need the whole
         batch, or wait for calls that do."""
         graph = train_graph(recipe)

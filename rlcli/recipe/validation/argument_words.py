@@ -50,7 +50,7 @@ def argument_homes(written: Node, argument: str) -> list[str]:
 
 
 def advice_on(written: Node, argument: str) -> str | None:
-    """What an interface in the recipe declares of an argument that it had in an older format."""
+    """What an interface in the recipe declares about an argument that it had in an older format."""
     advice = [declared("interfaces", kind, "CHANGED") or {} for kind, _ in _interfaces(written)]
     return next((changed[argument] for changed in advice if argument in changed), None)
 

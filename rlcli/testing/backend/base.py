@@ -362,7 +362,7 @@ def value_weight(sample: SequenceSample) -> int:
 
 @dataclass(frozen=True)
 class Objective:
-    """What the checks train a head for."""
+    """The targets for which the checks train a head."""
 
     loss: Any
     weight: Callable[[SequenceSample], Any]

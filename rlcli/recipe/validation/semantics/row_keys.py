@@ -87,7 +87,7 @@ def _datasets_with(keys: Iterable[str]) -> Iterator[str]:
 
 
 def _instead(notes: Notes, section: Path, fitting: list[str]) -> str:
-    """What the dataset may be instead; if that is what it was in a lower layer, only this."""
+    """Datasets to use instead; if a lower layer had a fitting one, only that."""
     node = at(notes.tree, (*section, "type"))
     replaced = node.over if isinstance(node, Scalar) else None
     if isinstance(replaced, Scalar) and replaced.value in fitting:

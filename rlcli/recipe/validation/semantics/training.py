@@ -146,7 +146,10 @@ def _stale(notes: Notes) -> None:
                 f"{argument} of {name} needs {' or '.join(alternatives)} where samples may "
                 "be older than their step"
             )
-            hint = "set train.max_staleness=0, or use a profile with the call for it: async, async_grpo"
+            hint = (
+                "set train.max_staleness=0, or use a profile that has the call for it: "
+                "async, async_grpo"
+            )
             needs: list[Path] = [
                 ("train", "max_staleness"),
                 *((*args, alternative) for alternative in alternatives),

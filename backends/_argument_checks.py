@@ -45,4 +45,4 @@ def check_vllm(settings: Any) -> None:
     """The arguments of `vllm`."""
     check_servers(settings)
     if settings.nodes > 1:
-        raise ValueError(f"nodes is {settings.nodes}, but a server of vllm is on one node")
+        raise ValueError(f"nodes is {settings.nodes}, but a vllm server runs on one node")

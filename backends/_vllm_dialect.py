@@ -86,7 +86,7 @@ class VLLMDialect(Dialect):
             if value != suitable:
                 reason = "greedily, and reports them without the temperature"
                 message = (
-                    f"a server of vllm reports other log-probs with {name} {value:g}: it computes "
+                    f"a vllm server reports different log-probs with {name} {value:g}: it computes "
                     f"them {reason if name == 'temperature' else 'after it has removed tokens'}"
                 )
                 hint = f"set generation.{name}={suitable}"

@@ -127,8 +127,8 @@ class AdvantageInterface(ModelInterface):
     }
     CHANGED: ClassVar[Mapping[str, str]] = {
         "generation_size": (
-            "set generation.responses_per_prompt to all that are sampled, "
-            "train_on_best to those kept"
+            "set generation.responses_per_prompt to the number sampled, train_on_best to the "
+            "number kept"
         ),
     }
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -381,7 +381,7 @@ def test_a_server_of_vllm_on_a_cpu_must_renew_a_tied_head(attached):
 )
 def test_vllm_refuses_settings_under_which_its_log_probs_differ(attached, setting, hint):
     engine, _ = attached()
-    with pytest.raises(ModelError, match="a server of vllm reports other log-probs") as caught:
+    with pytest.raises(ModelError, match="a vllm server reports different log-probs") as caught:
         generate(engine, **setting)
     assert (caught.value.code, caught.value.hint) == ("F93", hint)
 

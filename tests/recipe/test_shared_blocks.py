@@ -109,7 +109,8 @@ def test_the_hint_for_generation_size_names_both_numbers():
         load_recipe("ppo_math", ["ppo.generation_size=8"])
     (problem,) = caught.value.problems
     assert problem.hint == (
-        "set generation.responses_per_prompt to all that are sampled, train_on_best to those kept"
+        "set generation.responses_per_prompt to the number sampled, train_on_best to the number "
+        "kept"
     )
 
 

@@ -38,7 +38,7 @@ class Admission:
         self.memory_released = False
         """Whether the servers' memory is given back: then nobody may request anything."""
         self.updates = 0
-        """How often all servers have taken weights."""
+        """How many times all servers have taken new weights."""
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class Admission:
                 can_move = request.taken_at != self.updates
                 self.check()
                 if self.memory_released and not self._holds:
-                    raise RuntimeError("servers are asked while their memory is given back")
+                    raise RuntimeError("servers got a request while their memory is released")
                 number = None if self._holds else self._choose(request, can_move)
                 if number is not None:
                     now = time.monotonic()
@@ -80,7 +80,7 @@ class Admission:
 
     @contextmanager
     def hold(self, drained: bool = True) -> Iterator[None]:
-        """Admit no request; `drained`: and wait until none is in flight. Raises HangError."""
+        """Admit no request; with `drained`, also wait until none is in flight. Raises HangError."""
         with self._changed:
             self._holds += 1
             end = time.monotonic() + self._deadline
@@ -88,7 +88,7 @@ class Admission:
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
                     self._holds -= 1
                     raise HangError(
-                        "requests are still in flight, and keep the servers from new weights",
+                        "requests are still in flight, so the servers cannot take new weights",
                         code="F91",
                     )
         try:

@@ -76,11 +76,11 @@ class Servers:
         self._paused: str | None = None
         """How requests in flight are paused."""
         self.pauses = 0
-        """How often requests in flight have been paused."""
+        """How many times requests in flight were paused."""
 
     @property
     def updates(self) -> int:
-        """How often all servers have taken weights."""
+        """How many times all servers have taken new weights."""
         return self._admission.updates
 
     def _ready(self) -> list[int]:

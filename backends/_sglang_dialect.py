@@ -65,8 +65,10 @@ class SGLangDialect(Dialect):
         self, gconfig: GenerationHyperparameters, ends: Sequence[int]
     ) -> dict[str, Any]:
         if gconfig.min_new_tokens:
-            message = "an sglang server reports different log-probs while min_new_tokens keeps a "
+            message = (
+                "an sglang server reports different log-probs while min_new_tokens keeps a "
                 "response from ending"
+            )
             raise ModelError(message, hint="set generation.min_new_tokens=0", code="F93")
         top_k, top_p = gconfig.top_k or -1, gconfig.top_p
         if gconfig.greedy or top_k == 1:  # its own greedy mode omits the temperature from log-probs

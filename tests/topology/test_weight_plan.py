@@ -125,7 +125,7 @@ def numbers_sent(plan, rank):
         ({0: [WeightBlock("w", (4,), (0,), (2,))]}, "does not hold every number of w"),
         ({0: [WeightBlock("w", (4,), (0,), (3,)), WeightBlock("w", (4,), (2,), (2,))]}, "once"),
         ({0: [WeightBlock.whole("w", (5,))]}, "does not hold every number of w"),
-        ({0: [WeightBlock.whole("v", (4,))]}, "none of that name"),
+        ({0: [WeightBlock.whole("v", (4,))]}, "has no such parameter"),
     ],
 )
 def test_a_source_that_lacks_numbers_is_refused(held, what):

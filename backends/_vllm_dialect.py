@@ -211,7 +211,7 @@ def _unsuitable(config: Any) -> tuple[str, str] | None:
     mode = config["model_config"].get("logprobs_mode")
     if mode != LOGPROBS_MODE:
         return (
-            f"reports {mode}: those of another distribution than the one that it samples from",
+            f"reports {mode}: those of a distribution other than the one that it samples from",
             f"start it with --logprobs-mode {LOGPROBS_MODE}",
         )
     is_on_cpu = config["device_config"].get("device") == "cpu"

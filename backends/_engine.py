@@ -41,7 +41,7 @@ from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._layouts import whole_sequences
 from ._prefix_sharing import PrefixSharing
-from ._saving import Ranks, describe, save_model
+from ._saving import SavingRanks, describe, save_model
 from ._settings import ContextParallelism, TransformersSettings
 from ._tensor_parallel import parallelize
 from ._transformers import Pack, PackedModel, compute_dtype, flash_attention_of
@@ -380,7 +380,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         leads = self._mesh is None or not any(self._mesh.get_coordinate())
         groups = self._mesh.get_all_groups() if self._mesh is not None else ()
-        ranks = Ranks(leads, groups, self._device)
+        ranks = SavingRanks(leads, groups, self._device)
         save_model(
             self._outline(),
             self.whole_parameters(),

@@ -45,7 +45,7 @@ from ._process_group import process_group
 from ._put_away import PutAway
 from ._routers import RoutedStep
 from ._routing_replay import RoutedLayers, routes_of
-from ._saving import Ranks, describe, save_model
+from ._saving import SavingRanks, describe, save_model
 from ._transformers import Pack, compute_dtype
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ class MegatronEngine(TrainEngine):
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         groups = [self.groups.all] if self.groups.all.size() > 1 else []
-        ranks = Ranks(self.groups.leads, groups, self._device)
+        ranks = SavingRanks(self.groups.leads, groups, self._device)
         save_model(
             self.lm, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks
         )

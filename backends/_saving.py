@@ -23,7 +23,7 @@ LONGEST = 500
 
 
 @dataclass(frozen=True)
-class Ranks:
+class SavingRanks:
     """The ranks of a role that save a model together."""
 
     leads: bool
@@ -51,7 +51,7 @@ def save_model(
     tokenizer: Any,
     folder: Path,
     dtype: torch.dtype,
-    ranks: Ranks,
+    ranks: SavingRanks,
 ) -> None:
     """Write the whole folder, floating-point numbers as `dtype`. Every rank calls this; the leading
     rank writes, and none returns before it is done. If it fails, the others stop at the next
@@ -76,7 +76,7 @@ def save_model(
 
 
 def _announced(
-    parameters: Iterable[tuple[str, torch.Tensor]], ranks: Ranks
+    parameters: Iterable[tuple[str, torch.Tensor]], ranks: SavingRanks
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Signal the other ranks, which wait, before each parameter and after the last."""
     ranks.hear()
@@ -85,7 +85,7 @@ def _announced(
         ranks.hear()
 
 
-def _take_part(parameters: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> None:
+def _take_part(parameters: Iterable[tuple[str, torch.Tensor]], ranks: SavingRanks) -> None:
     source = iter(parameters)
     is_over = False
     while not (failure := ranks.hear()) and not is_over:

@@ -24,7 +24,7 @@ Ready = Callable[[], Sequence[int]]
 """Tells which servers take requests."""
 
 
-class Admission:
+class RequestAdmission:
     """The requests in flight. Many threads may use it."""
 
     def __init__(self, servers: int, ready: Ready, deadline: float):

@@ -19,7 +19,7 @@ from rlcli.api.peer_json import Size
 from rlcli.errors import RlcliError
 
 from ._routing_replay import RoutedLayers
-from ._server_dialect import Body, Dialect, Reply, ResponseRequest
+from ._server_dialect import Body, Dialect, ResponseRequest, ServerReply
 from ._server_experts import read_experts
 
 ROUNDING = 1e-3
@@ -112,7 +112,7 @@ def is_logprob(value: Any) -> bool:
     return type(value) in (int, float) and -sys.float_info.max <= value <= ROUNDING
 
 
-def _checked(reply: Reply, request: ResponseRequest, sampling: Sampling) -> Answer:
+def _checked(reply: ServerReply, request: ResponseRequest, sampling: Sampling) -> Answer:
     demand_own(reply.id, request.id)
     tokens, finish = reply.tokens, reply.finish
     if not isinstance(tokens, list) or not all(
@@ -141,7 +141,7 @@ def _check_end(finish: Any, count: int, requested: int) -> None:
         )
 
 
-def _logprobs(reply: Reply, tokens: list[int]) -> list[float]:
+def _logprobs(reply: ServerReply, tokens: list[int]) -> list[float]:
     logged = list(reply.logged)
     if [token for token, _ in logged] != tokens:
         raise ValueError(

@@ -35,7 +35,7 @@ class ResponseRequest:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServerReply:
     """A server's answer to such a request, by our names; not checked yet."""
 
     id: Any
@@ -129,7 +129,7 @@ class Dialect(ABC):
     def body(self, request: ResponseRequest) -> dict[str, Any]: ...
 
     @abstractmethod
-    def reply(self, raw: Any) -> Reply: ...
+    def reply(self, raw: Any) -> ServerReply: ...
 
     # -- pauses and memory -------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from rlcli.errors import ModelError, WorkerError
 from rlcli.owned_folder import OwnedFolder
 
 from ._routing_replay import RoutedLayers
-from ._saving import Ranks, describe, save_model
+from ._saving import SavingRanks, describe, save_model
 from ._server_answers import Sampling
 from ._server_dialect import ResponseRequest
 from ._server_experts import bytes_of_experts
@@ -251,7 +251,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         leads = self._mesh is None or not any(self._mesh.get_coordinate())
-        ranks = Ranks(
+        ranks = SavingRanks(
             leads, self._mesh.get_all_groups() if self._mesh is not None else (), self.device
         )
         model = self._weights.model

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
-from ._server_admission import LOOK_AGAIN_S, Admission
+from ._server_admission import LOOK_AGAIN_S, RequestAdmission
 from ._server_answers import Answer, Sampling, largest_answer, read_answer
 from ._server_balance import Flight
 from ._server_dialect import Call, ResponseRequest, WeightUpdate
@@ -65,7 +65,7 @@ class Servers:
         self._deadlines = deadlines
         self._run = uuid.uuid4().hex[:8]
         """Distinguishes our weights from those that others give to a server."""
-        self._admission = Admission(len(servers), self._ready, deadlines.request)
+        self._admission = RequestAdmission(len(servers), self._ready, deadlines.request)
         self._meter = Meter()
         self._aside = ThreadPoolExecutor(2, "aside")
         """Threads for requests that no response waits for."""

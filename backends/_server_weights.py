@@ -24,7 +24,7 @@ from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 from rlcli.files import make_folder
 
-from ._saving import Ranks, describe, save_model
+from ._saving import SavingRanks, describe, save_model
 
 Shapes = Mapping[str, tuple[int, ...]]
 DTYPES = {
@@ -143,7 +143,7 @@ class WeightFolder:
         self.number, self._source = number, source
 
     def _saved(self, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path) -> ModelSource:
-        alone = Ranks(leads=True, groups=(), device=torch.device("cpu"))
+        alone = SavingRanks(leads=True, groups=(), device=torch.device("cpu"))
         save_model(self.model, parameters, None, folder, self._dtype, alone)
         return open_source(str(folder), head="lm", tokenizer=None, seed=0)
 

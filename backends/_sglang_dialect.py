@@ -12,9 +12,9 @@ from rlcli.errors import ModelError
 from ._server_dialect import (
     Call,
     Dialect,
-    Reply,
     ResponseRequest,
     ServerFacts,
+    ServerReply,
     WeightUpdate,
 )
 from ._server_http import Endpoint, ServerRefused
@@ -94,13 +94,13 @@ class SGLangDialect(Dialect):
             "return_routed_experts": request.bytes_of_experts > 0,
         }
 
-    def reply(self, raw: Any) -> Reply:
+    def reply(self, raw: Any) -> ServerReply:
         meta, tokens = raw["meta_info"], raw["output_ids"]
         versions = meta.get("weight_versions")
         if versions is None:  # older servers only report the last version
             versions = [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
         logged = [(entry[1], entry[0]) for entry in meta["output_token_logprobs"]]
-        return Reply(
+        return ServerReply(
             meta["id"],
             tokens,
             logged,

@@ -33,7 +33,7 @@ def by_process_group(
 
     The group only exists during the update: an old one would break when a server is restarted.
     """
-    group = _Group(server, ranks, address, seconds)
+    group = _WeightGroup(server, ranks, address, seconds)
     try:
         server.post("/begin_weight_update", {}, seconds)
         buckets = _buckets(update.folder)
@@ -48,7 +48,7 @@ def by_process_group(
         group.close()
 
 
-class _Group:
+class _WeightGroup:
     """This process is rank 0, the server's processes are the others. Gloo,
     because our tensors are on the host."""
 

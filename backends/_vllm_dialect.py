@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.errors import ModelError
 
-from ._server_dialect import Call, Dialect, Reply, ResponseRequest, ServerFacts, WeightUpdate
+from ._server_dialect import Call, Dialect, ResponseRequest, ServerFacts, ServerReply, WeightUpdate
 from ._server_http import Endpoint, ServerRefused
 
 PREFIX = "generate-tokens-"
@@ -108,10 +108,10 @@ class VLLMDialect(Dialect):
         }
         return _request(request.id, request.prompt, parameters)
 
-    def reply(self, raw: Any) -> Reply:
+    def reply(self, raw: Any) -> ServerReply:
         (choice,) = raw["choices"]
         logged = [(entry["token_id"], entry["logprob"]) for entry in _content(choice)]
-        return Reply(
+        return ServerReply(
             raw["request_id"].removeprefix(PREFIX),
             choice["token_ids"],
             logged,

@@ -14,7 +14,7 @@ ANSWER = ("answer", "completion", "response", "output", "solution")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowColumns:
     """The columns of one sort of rows."""
 
     kind: str
@@ -50,8 +50,8 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout("chat", {"messages": ("messages", "conversations", "conversation")}),
-    Layout(
+    RowColumns("chat", {"messages": ("messages", "conversations", "conversation")}),
+    RowColumns(
         "paired",
         {
             "prompt": PROMPT,
@@ -59,17 +59,21 @@ LAYOUTS = (
             "negative": ("neg_answers", "rejected"),
         },
     ),
-    Layout("paired", {"positive": ("chosen",), "negative": ("rejected",)}, absent=("prompt",)),
-    Layout(
+    RowColumns("paired", {"positive": ("chosen",), "negative": ("rejected",)}, absent=("prompt",)),
+    RowColumns(
         "prompt_answer",
         {"prompt": ("instruction",), "context": ("input", "context"), "answer": ANSWER},
     ),
-    Layout("prompt_answer", {"prompt": ("prompt", "instruction"), "answer": ANSWER[:4]}),
-    Layout("math_prompts", {"question": ("question", "problem"), "answer": ("answer", "solution")}),
-    Layout("prompt_answer", {"prompt": PROMPT, "answer": ANSWER}),
-    Layout("math_prompts", {"question": PROMPT, "answer": ("answer", "solution", "ground_truth")}),
-    Layout("prompt_only", {"prompt": PROMPT}),
-    Layout("plain_text", {"text": ("text", "content")}),
+    RowColumns("prompt_answer", {"prompt": ("prompt", "instruction"), "answer": ANSWER[:4]}),
+    RowColumns(
+        "math_prompts", {"question": ("question", "problem"), "answer": ("answer", "solution")}
+    ),
+    RowColumns("prompt_answer", {"prompt": PROMPT, "answer": ANSWER}),
+    RowColumns(
+        "math_prompts", {"question": PROMPT, "answer": ("answer", "solution", "ground_truth")}
+    ),
+    RowColumns("prompt_only", {"prompt": PROMPT}),
+    RowColumns("plain_text", {"text": ("text", "content")}),
 )
 """The first that fits wins."""
 
@@ -86,7 +90,7 @@ LEARNED_BY = {
 
 def layout_of(
     columns: Collection[str], kinds: Collection[str], named: Mapping[str, str]
-) -> Layout | None:
+) -> RowColumns | None:
     """The layout of rows with these columns, among those of some datasets; None if none fits."""
     return next(
         (layout for layout in LAYOUTS if layout.kind in kinds and layout.fits(columns, named)), None
@@ -117,7 +121,7 @@ def remedy(columns: Sequence[str], kinds: Collection[str], setting: Setting) -> 
 class _Candidate:
     """A layout that rows may have been meant to have."""
 
-    layout: Layout
+    layout: RowColumns
     located: dict[str, str]
     """Field → its column."""
     slips: dict[str, str]
@@ -141,7 +145,7 @@ def _candidates(columns: Sequence[str], kinds: Collection[str]) -> list[_Candida
     ]
 
 
-def _slips(columns: Sequence[str], layout: Layout) -> dict[str, str]:
+def _slips(columns: Sequence[str], layout: RowColumns) -> dict[str, str]:
     taken = layout.columns_of(columns, {})
     free = [column for column in columns if column not in taken.values()]
     slips: dict[str, str] = {}

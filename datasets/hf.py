@@ -13,7 +13,7 @@ from rlcli.errors import DataError
 from rlcli.registry import load, make_dataset
 
 from ._jsonl import BadRow
-from ._layouts import LAYOUTS, Layout, layout_of, remedy
+from ._layouts import LAYOUTS, RowColumns, layout_of, remedy
 from ._messages import is_conversation
 from ._text_rows import TextRows
 
@@ -114,7 +114,7 @@ class HuggingFace(TextRows):
     def digest(self) -> str:
         return self._taken.digest()
 
-    def _layout(self, kinds: list[str]) -> tuple[Layout | None, dict[str, str | None]]:
+    def _layout(self, kinds: list[str]) -> tuple[RowColumns | None, dict[str, str | None]]:
         """The layout of the first row that has one, and the arguments that name its columns; none
         of a file without a readable row, which reading all rows will report. Raises DataError."""
         first = [

@@ -45,7 +45,7 @@ _MARK = 16
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgeQuestion:
     """The question about one response; identical ones are asked once."""
 
     key: str
@@ -102,7 +102,7 @@ def question_of(
     settings: Mapping[str, Any],
     lowest: float,
     highest: float,
-) -> Question:
+) -> JudgeQuestion:
     """`template` filled in with the row's texts, each between marks. `settings`:
     what else a reply depends on.
 
@@ -119,7 +119,7 @@ def question_of(
     key = hashlib.sha256(content.encode()).hexdigest()
     mark = key[:_MARK]
     quoted = {name: f"[BEGIN {mark}]\n{text}\n[END {mark}]" for name, text in texts.items()}
-    return Question(key, _FIELD.sub(lambda match: quoted[match[1]], template), lowest, highest)
+    return JudgeQuestion(key, _FIELD.sub(lambda match: quoted[match[1]], template), lowest, highest)
 
 
 def _without_special(text: str) -> str:

@@ -14,7 +14,7 @@ from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.errors import WorkerError, escape_control
 
-from ._judge_questions import TEMPLATE, Question, question_of
+from ._judge_questions import TEMPLATE, JudgeQuestion, question_of
 from ._scores import Score, ScoreErrors, described_responses, places_of, shares
 
 log = logging.getLogger(__name__)
@@ -29,9 +29,9 @@ CONTROL = "I do not know."
 class Questions:
     """The questions about the responses of a batch."""
 
-    of_responses: list[Question]
+    of_responses: list[JudgeQuestion]
     """One for each response, equal for equal ones."""
-    control: Question | None
+    control: JudgeQuestion | None
     """The question about a response that any judge can score: it shows whose fault a missing score
     is. None for an empty batch."""
 

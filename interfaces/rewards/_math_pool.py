@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rlcli.errors import ModelError
 
 from .._answers.verdict import Comparison, Verdict
-from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
+from ._worker_pool import BrokenWorker, End, TaskOutcome, WorkerPool
 
 MEMORY_BYTES = 4 << 30
 
@@ -47,7 +47,7 @@ class MathPool(WorkerPool):
         return [_verdict(outcome) for outcome in outcomes if outcome is not None]
 
 
-def _verdict(outcome: Outcome) -> Verdict:
+def _verdict(outcome: TaskOutcome) -> Verdict:
     if outcome.end is not None:
         return _ENDS[outcome.end]
     if "equal" in outcome.reply:

@@ -31,13 +31,16 @@ as by an older kernel."""
 
 
 @dataclass(frozen=True)
-class Architecture:
+class ProcessorArchitecture:
     audit_number: int
     index: int
     """Position of this architecture's number among the numbers of a system call."""
 
 
-ARCHITECTURES = {"x86_64": Architecture(0xC000003E, 0), "aarch64": Architecture(0xC00000B7, 1)}
+ARCHITECTURES = {
+    "x86_64": ProcessorArchitecture(0xC000003E, 0),
+    "aarch64": ProcessorArchitecture(0xC00000B7, 1),
+}
 
 REFUSED = {
     "shmget": (29, 194),
@@ -118,7 +121,7 @@ def install() -> None:
         raise OSError(ctypes.get_errno(), "prctl: a filter of system calls was refused")
 
 
-def filter_steps(machine: Architecture) -> list[Step]:
+def filter_steps(machine: ProcessorArchitecture) -> list[Step]:
     """The filter as a program; calls of another architecture, which have other numbers,
     are refused."""
     architecture = machine.index

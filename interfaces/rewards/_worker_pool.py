@@ -51,7 +51,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """Outcome of a task: a reply, or the reason why there is none."""
 
     reply: Mapping[str, Any] = field(default_factory=dict)
@@ -121,11 +121,11 @@ class WorkerPool:
         self,
         tasks: Sequence[Mapping[str, Any]],
         *,
-        again: Callable[[Outcome], bool],
-        is_fault: Callable[[Outcome], bool] = lambda _: False,
+        again: Callable[[TaskOutcome], bool],
+        is_fault: Callable[[TaskOutcome], bool] = lambda _: False,
         most_faults: int = 0,
         deadline_s: float = math.inf,
-    ) -> list[Outcome | None]:
+    ) -> list[TaskOutcome | None]:
         """The outcome of each task, in order. A task whose outcome satisfies `again` is retried
         once, in another process. After more than `most_faults` faults the remaining tasks have no
         outcome.
@@ -137,14 +137,14 @@ class WorkerPool:
         Raises BrokenWorker if a worker cannot do its work at all,
         WorkerError if processes do not start.
         """
-        outcomes: list[Outcome | None] = [None] * len(tasks)
+        outcomes: list[TaskOutcome | None] = [None] * len(tasks)
         waiting, tries, faults = deque(range(len(tasks))), [0] * len(tasks), 0
         self._workers[:] = [worker for worker in self._workers if worker.process.poll() is None]
         self._end = time.monotonic() + SHARE_OF_DEADLINE * deadline_s
         try:
             while (waiting or self._busy()) and faults <= most_faults:
                 if time.monotonic() >= self._end:
-                    late = Outcome(end=End.LATE)
+                    late = TaskOutcome(end=End.LATE)
                     return [outcome or late for outcome in outcomes]
                 while len(self._workers) < min(self.n_workers, len(waiting) + self._busy()):
                     self._workers.append(self._start())
@@ -199,7 +199,7 @@ class WorkerPool:
         wall_s = min((self._end - now) * min(1.0, self.n_workers / left), LONGEST_WAIT_S)
         _send(worker, {**tasks[number], "cpu_s": min(self.cpu_s, wall_s), "wall_s": wall_s})
 
-    def _collect(self) -> list[tuple[_Worker, int, Outcome]]:
+    def _collect(self) -> list[tuple[_Worker, int, TaskOutcome]]:
         """Wait for the next reply, exit or deadline of a worker;
         return the tasks that this completes."""
         waited_for = [
@@ -224,7 +224,7 @@ class WorkerPool:
                 done.append((worker, number, outcome))
         return done
 
-    def _read(self, worker: _Worker) -> Outcome | None:
+    def _read(self, worker: _Worker) -> TaskOutcome | None:
         """Read a worker's output, or notice that it has ended."""
         assert worker.process.stdout is not None
         received = os.read(worker.process.stdout.fileno(), 1 << 16)
@@ -233,22 +233,22 @@ class WorkerPool:
             _stop_all([worker])
             status = worker.process.returncode
             self._bury(worker, f"exit code {status}")
-            return Outcome(end=End.CPU if status == -signal.SIGPROF else End.DIED)
+            return TaskOutcome(end=End.CPU if status == -signal.SIGPROF else End.DIED)
         if not worker.buffer.endswith(b"\n"):
             return None
         try:
             reply = dict(json.loads(worker.buffer))
         except (ValueError, TypeError):
             self._bury(worker, "it wrote to the descriptor of its replies")
-            return Outcome(end=End.GARBLED)
+            return TaskOutcome(end=End.GARBLED)
         worker.buffer = b""
         if "broken" in reply:
             self.close()
             raise BrokenWorker(reply)
         worker.ready, self._failed_starts = True, 0
-        return Outcome(end=End[reply["end"]]) if "end" in reply else Outcome(reply)
+        return TaskOutcome(end=End[reply["end"]]) if "end" in reply else TaskOutcome(reply)
 
-    def _at_deadline(self, worker: _Worker) -> Outcome | None:
+    def _at_deadline(self, worker: _Worker) -> TaskOutcome | None:
         """The outcome for a silent worker; None if it may continue."""
         if time.monotonic() < worker.deadline:
             return None
@@ -256,12 +256,12 @@ class WorkerPool:
         if worker.task is not None and used is not None:
             if used - worker.cpu_before >= self.cpu_s:  # it has lifted its own limit
                 self._bury(worker, "")
-                return Outcome(end=End.CPU)
+                return TaskOutcome(end=End.CPU)
             if used - worker.cpu_seen >= BUSY_SHARE * self.quiet_s:
                 worker.cpu_seen, worker.deadline = used, time.monotonic() + self.quiet_s
                 return None
         self._bury(worker, "it did not answer in time")
-        return Outcome(end=End.HUNG)
+        return TaskOutcome(end=End.HUNG)
 
     def _bury(self, worker: _Worker, why: str) -> None:
         if worker not in self._workers:

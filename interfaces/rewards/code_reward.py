@@ -20,7 +20,7 @@ from ._code_tasks import Part, Task, passed, program_of, tasks_of
 from ._sandbox import unbounded
 from ._scores import RightOrWrong, Score, ScoreErrors, one_each, places_of, rows_of
 from ._text import response_texts
-from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
+from ._worker_pool import BrokenWorker, End, TaskOutcome, WorkerPool
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -208,7 +208,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
             for keys_of_response in keys
         ]
 
-    def _score(self, results: Sequence[tuple[Task, Outcome | None]]) -> Score | None:
+    def _score(self, results: Sequence[tuple[Task, TaskOutcome | None]]) -> Score | None:
         """The score of one response; without results, of one that contains no program."""
         marks: list[bool] = []
         limit = ""
@@ -228,7 +228,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         return Score(value, limit=f"a program {limit}" if limit else "")
 
 
-def _is_error(outcome: Outcome) -> bool:
+def _is_error(outcome: TaskOutcome) -> bool:
     return outcome.end not in (None, End.LATE) or "error" in outcome.reply
 
 

@@ -20,7 +20,7 @@ from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
 from rlcli.processes import file_write_gap
 
 from ._scores import Score, ScoreErrors, described_responses
-from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
+from ._worker_pool import BrokenWorker, End, TaskOutcome, WorkerPool
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -148,7 +148,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
             return None
         return f"the argument function names it; the file defines {', '.join(names)}"
 
-    def _score(self, outcome: Outcome) -> Score:
+    def _score(self, outcome: TaskOutcome) -> Score:
         reply = outcome.reply
         if "value" in reply:
             return Score(reply["value"])
@@ -170,7 +170,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
             raise DataError(message, hint=f"they have {', '.join(reply['row'])}", code="F31")
         return Score(error=self._error(outcome))
 
-    def _error(self, outcome: Outcome) -> RlcliError:
+    def _error(self, outcome: TaskOutcome) -> RlcliError:
         reply = outcome.reply
         if outcome.end is None:
             message = f"{self._name} raised {reply['error']}\n{reply['traceback']}"
@@ -210,7 +210,7 @@ def _folders() -> list[Path]:
     return [Path(folder) for folder in (os.environ.get(PROJECT), os.getcwd()) if folder]
 
 
-def _is_error(outcome: Outcome) -> bool:
+def _is_error(outcome: TaskOutcome) -> bool:
     return outcome.end in (End.HUNG, End.DIED, End.GARBLED) or "error" in outcome.reply
 
 

@@ -19,7 +19,7 @@ from rlcli.errors import ResourceError, WorkerError
 from rlcli.files import known_object, make_folder, replace_file
 
 from ._chat_endpoint import ChatEndpoint, EndpointError, Patience
-from ._judge_questions import Question
+from ._judge_questions import JudgeQuestion
 from ._judging import Judging, Questions
 from ._scores import Score
 
@@ -117,7 +117,7 @@ class LLMJudgeInterface(Judging):
         most, stop, failed = self.most_errors(len(questions.of_responses)), threading.Event(), []
         judge_works = _Once(lambda: self._scores_control(questions, stop))
 
-        def score(question: Question) -> Score | None:
+        def score(question: JudgeQuestion) -> Score | None:
             if stop.is_set():
                 return None
             try:
@@ -148,14 +148,14 @@ class LLMJudgeInterface(Judging):
             return False
         return True
 
-    def _score(self, question: Question, stop: threading.Event) -> float:
+    def _score(self, question: JudgeQuestion, stop: threading.Event) -> float:
         score = self._remembered(question)
         if score is None:
             score, reply = self._ask(question, stop)
             self._remember(question, score, reply)
         return score
 
-    def _ask(self, question: Question, stop: threading.Event) -> tuple[float, str]:
+    def _ask(self, question: JudgeQuestion, stop: threading.Event) -> tuple[float, str]:
         body = {
             "model": self.model,
             "messages": question.messages_for_server,
@@ -165,13 +165,13 @@ class LLMJudgeInterface(Judging):
         patience = Patience(self.tries, self.try_s, self.deadline_s, self.pause_s)
         return self.endpoint.ask(body, question.score, patience, stop)
 
-    def _remembered(self, question: Question) -> float | None:
+    def _remembered(self, question: JudgeQuestion) -> float | None:
         score = self.scores_by_key.get(question.key)
         if score is None and self.cache is not None:
             score = known_object(_file(self.cache, question)).get("score")
         return float(score) if score is not None and question.allows(score) else None
 
-    def _remember(self, question: Question, score: float, reply: str) -> None:
+    def _remember(self, question: JudgeQuestion, score: float, reply: str) -> None:
         self.scores_by_key[question.key] = score
         if self.cache is not None:
             file = _file(self.cache, question)
@@ -196,7 +196,7 @@ class _Once:
             return self._result
 
 
-def _file(folder: str, question: Question) -> Path:
+def _file(folder: str, question: JudgeQuestion) -> Path:
     return Path(folder) / question.key[:2] / f"{question.key}.json"
 
 

@@ -19,7 +19,7 @@ from rlcli.api.limits import Limits
 from rlcli.api.model import MicroBatchSpec, Model, register_interface
 from rlcli.api.special_tokens import as_content, tokens_of
 
-from ._judge_questions import Question
+from ._judge_questions import JudgeQuestion
 from ._judging import Judging, as_error
 from ._scores import Score
 
@@ -67,7 +67,9 @@ class RoleJudgeInterface(Judging):
             scores = {question: as_error(score) for question, score in scores.items()}
         return self.judged(data, [scores[question] for question in questions.of_responses])
 
-    def _scores(self, model: Model, questions: Sequence[Question]) -> dict[Question, Score]:
+    def _scores(
+        self, model: Model, questions: Sequence[JudgeQuestion]
+    ) -> dict[JudgeQuestion, Score]:
         """Every rank generates equally often, with or without questions:
         its engine may wait for the others."""
         openings = {question: _opening(model, question) for question in questions}
@@ -88,7 +90,9 @@ class RoleJudgeInterface(Judging):
             for question in questions
         }
 
-    def _asked(self, model: Model, asked: Mapping[Question, list[int]]) -> dict[Question, Score]:
+    def _asked(
+        self, model: Model, asked: Mapping[JudgeQuestion, list[int]]
+    ) -> dict[JudgeQuestion, Score]:
         """The scores of questions, from their openings."""
         questions, openings = list(asked), list(asked.values())
         if self.thought_tokens:
@@ -107,7 +111,7 @@ class RoleJudgeInterface(Judging):
             for question, number in zip(questions, numbers, strict=True)
         }
 
-    def _score(self, question: Question, number: str) -> Score:
+    def _score(self, question: JudgeQuestion, number: str) -> Score:
         """The score in the line that was started for the judge."""
         line = number.lstrip().partition("\n")[0].rstrip()
         try:
@@ -116,7 +120,11 @@ class RoleJudgeInterface(Judging):
             return self.unscored(str(problem))
 
     def _written(
-        self, model: Model, prompts: Sequence[list[int]], questions: Sequence[Question], most: int
+        self,
+        model: Model,
+        prompts: Sequence[list[int]],
+        questions: Sequence[JudgeQuestion],
+        most: int,
     ) -> list[list[int]]:
         """The role's continuation of each prompt, in up to `most` tokens,
         without the stop token."""
@@ -143,7 +151,7 @@ class RoleJudgeInterface(Judging):
         ]
 
 
-def _opening(model: Model, question: Question) -> list[int]:
+def _opening(model: Model, question: JudgeQuestion) -> list[int]:
     """The question up to the start of the judge's reply. One message:
     some templates have no system prompt."""
     text = "\n\n".join(message["content"] for message in question.messages)
@@ -165,7 +173,7 @@ def _positions(model: Model) -> int:
     )
 
 
-def _longest_mark(model: Model, questions: Sequence[Question]) -> int:
+def _longest_mark(model: Model, questions: Sequence[JudgeQuestion]) -> int:
     """The most tokens of a line with a score before the score."""
     return max(
         (len(_tokens(model, f"\n{question.before_score}")) for question in questions), default=0

@@ -100,7 +100,7 @@ def _compiled(template: str, day: str | None) -> Any:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """`{% generation %} … {% endgeneration %}` renders what it encloses, between marks."""
 
         tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
@@ -131,7 +131,7 @@ def _compiled(template: str, day: str | None) -> Any:
 
     clock = datetime.now() if day is None else date.fromisoformat(day)
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {

@@ -30,7 +30,7 @@ class RunIdentity:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommitOutcome:
     """What became of a checkpoint."""
 
     step: int
@@ -78,7 +78,7 @@ class Commits:
         self._note = note
         self._changed = threading.Condition()
         self._begun: _Begun | None = None
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[CommitOutcome] = []
         self._mentioned: set[Path] = set()
 
     @property
@@ -129,7 +129,7 @@ class Commits:
                 self._begun = None
                 self._changed.notify_all()
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[CommitOutcome]:
         """What became of checkpoints since the last call, in order."""
         with self._changed:
             outcomes, self._outcomes = self._outcomes, []
@@ -145,25 +145,25 @@ class Commits:
             given_up, self._begun = self._begun, None
         return given_up.step if given_up is not None else None
 
-    def _end(self, begun: _Begun) -> Outcome:
+    def _end(self, begun: _Begun) -> CommitOutcome:
         if begun.failures:
             abandon(begun.folder)
             # an error that ends the run takes precedence over a disk that failed once
-            return Outcome(
+            return CommitOutcome(
                 begun.step, min(begun.failures, key=lambda error: isinstance(error, ResourceError))
             )
         try:
             committed = self._commit(begun)
         except Exception as error:
             abandon(begun.folder)
-            return Outcome(begun.step, error)
+            return CommitOutcome(begun.step, error)
         self.committed = begun.step
         warnings = [
             *self._write_down(begun.step),
             *self._prune(committed),
             *self._mention_strangers(),
         ]
-        return Outcome(begun.step, warnings=tuple(warnings))
+        return CommitOutcome(begun.step, warnings=tuple(warnings))
 
     def _commit(self, begun: _Begun) -> Path:
         manifest = Manifest(

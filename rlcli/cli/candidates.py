@@ -17,7 +17,7 @@ from rlcli.observe.series import NAMES, find_key
 from rlcli.recipe.introspection.candidate import Candidate
 
 if TYPE_CHECKING:
-    from rlcli.recipe.parsing.tree import Mapping
+    from rlcli.recipe.parsing.tree import MappingNode
 
 
 @dataclass
@@ -45,7 +45,7 @@ class CommandLine:
                 return str(find_run(positional) / RESOLVED_RECIPE)
         return ""
 
-    def sketch(self, recipe: str) -> Mapping:
+    def sketch(self, recipe: str) -> MappingNode:
         """The recipe that the line describes so far."""
         from rlcli.recipe.introspection.typing_ahead import sketch
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from rlcli.cli.output import print_json, print_talk, print_text
 
 if TYPE_CHECKING:
-    from rlcli.launch.slurm.submit import Batch
+    from rlcli.launch.slurm.submit import JobArray
 
 
-def tell_script(batch: Batch, as_json: bool) -> int:
+def tell_script(batch: JobArray, as_json: bool) -> int:
     """Print what would be submitted."""
     script = batch.script()
     if as_json:

@@ -14,7 +14,7 @@ from rlcli.errors import UsageError
 from rlcli.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from rlcli.recipe.introspection.readable import Line
+    from rlcli.recipe.introspection.readable import YamlLine
     from rlcli.recipe.resolve import Resolved
     from rlcli.registry import Argument, Signature
 
@@ -285,7 +285,7 @@ def _component_json(signature: Signature) -> dict[str, Any]:
 # -- recipes ---------------------------------------------------------------------------------------
 
 
-def _commented(line: Line, column: int) -> str:
+def _commented(line: YamlLine, column: int) -> str:
     """A line with its origin as a comment, which goes below it where both are wider than 80."""
     comment = f"# {line.origin}"
     padded = f"{line.text:<{column}}  {comment}"

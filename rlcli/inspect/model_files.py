@@ -14,7 +14,7 @@ from rlcli.inspect.devices import list_gpus
 from rlcli.recipe.files import model_of_call
 
 if TYPE_CHECKING:
-    from rlcli.recipe.parsing.tree import Path as TreePath
+    from rlcli.recipe.parsing.tree import KeyPath
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe, Role
 
@@ -112,7 +112,7 @@ def _faults_of_scratch(resolved: Resolved, role: str, section: Role) -> Iterator
 
 
 def _faults(
-    resolved: Resolved, source: str, path: TreePath, *, weights: bool
+    resolved: Resolved, source: str, path: KeyPath, *, weights: bool
 ) -> Iterator[ModelError]:
     folder = local_folder(source)
     if folder is None:
@@ -137,7 +137,7 @@ def _faults(
         yield _at(resolved, path, error)
 
 
-def _at(resolved: Resolved, path: TreePath, error: ModelError) -> ModelError:
+def _at(resolved: Resolved, path: KeyPath, error: ModelError) -> ModelError:
     """The error with the place of the recipe that names the model;
     the message includes the file at fault."""
     message = f"{error.where}: {error.what}" if error.where else error.what

@@ -32,7 +32,7 @@ class NotebookDisplay(LiveDisplay):
         super().__init__(open_console(sys.stdout, width=WIDTH, force_jupyter=False), clock)
 
     def _start_drawing(self) -> Drawing:
-        return Cell(self.picture)
+        return CellOutput(self.picture)
 
     def phase(self, text: str) -> None:
         super().phase(text)
@@ -43,11 +43,11 @@ class NotebookDisplay(LiveDisplay):
         self._redraw()
 
     def _redraw(self) -> None:
-        if isinstance(self._live, Cell):
+        if isinstance(self._live, CellOutput):
             self._live.redraw()
 
 
-class Cell:
+class CellOutput:
     """An output of the current cell."""
 
     def __init__(self, picture: Callable[[], Group]):

@@ -19,8 +19,7 @@ from rlcli.recipe.introspection.difference import Values, values_of
 from rlcli.recipe.parsing.interpolation import interpolate
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
-from rlcli.recipe.parsing.tree import Mapping as Tree
-from rlcli.recipe.parsing.tree import plain
+from rlcli.recipe.parsing.tree import MappingNode, plain
 
 CODE = ("git", "rlcli_git", "rlcli")
 """Parts of environment.json that identify the code; the rest describes what it ran on."""
@@ -105,7 +104,7 @@ def recorded_recipe(run: Path) -> dict[str, Any]:
         raise ResourceError(message, where=str(path), hint=hint, code="F72") from None
     tree = parse(text, str(path), problems)
     problems.raise_if_any()
-    if not isinstance(tree, Tree):
+    if not isinstance(tree, MappingNode):
         raise ResourceError("holds no recipe", where=str(path), code="F72")
     value = plain(interpolate(tree, problems, {}))  # `$${` was written for a literal `${`
     problems.raise_if_any()

@@ -24,7 +24,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 @dataclass
-class Cell:
+class Character:
     """One character of the canvas."""
 
     dots: int = 0
@@ -59,9 +59,9 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
 
 def _canvas(
     chart: Chart, steps: tuple[float, float], bounds: tuple[float, float], width: int
-) -> list[list[Cell]]:
+) -> list[list[Character]]:
     """Rows of cells, the highest values first, with the dots of all lines."""
-    cells = [[Cell() for _ in range(width)] for _ in range(HEIGHT)]
+    cells = [[Character() for _ in range(width)] for _ in range(HEIGHT)]
     for number, line in enumerate(chart.lines):
         for x, y in _points(line, steps, bounds, width * 2, HEIGHT * 4):
             cell = cells[y // 4][x // 2]
@@ -76,7 +76,7 @@ def _legend(line: ChartLine) -> str:
     return f"{line.label}  {short(line.values[-1])}{spread}"
 
 
-def _sign(cell: Cell, fine: bool) -> str:
+def _sign(cell: Character, fine: bool) -> str:
     if not cell.dots:
         return " "
     return chr(BRAILLE + cell.dots) if fine else LETTERS[cell.owner % len(LETTERS)]

@@ -51,12 +51,12 @@ class Block:
         return cumulative(queries, device), cumulative(keys, device), max(queries), max(keys)
 
     @cached_property
-    def rectangles(self) -> list[_Rectangle]:
+    def rectangles(self) -> list[_PaddedPairs]:
         """The pairs in groups of similar size, padded."""
         sizes = [max(len(queries), len(keys)) for queries, keys in self.pairs]
         device = self.positions.device
         groups = ([self.pairs[i] for i in members] for members, _ in rectangles(sizes))
-        return [_Rectangle.of(pairs, device) for pairs in groups]
+        return [_PaddedPairs.of(pairs, device) for pairs in groups]
 
     def _slots(self, spans: list[range]) -> torch.Tensor:
         slots = [slot for span in spans for slot in span]
@@ -64,7 +64,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class _Rectangle:
+class _PaddedPairs:
     """B pairs, padded to m queries and n keys."""
 
     rows: torch.Tensor
@@ -81,7 +81,7 @@ class _Rectangle:
         return self.rows[self.is_query], self.columns[self.is_key]
 
     @classmethod
-    def of(cls, pairs: list[SlotPair], device: torch.device) -> _Rectangle:
+    def of(cls, pairs: list[SlotPair], device: torch.device) -> _PaddedPairs:
         rows, is_query = _padded([queries for queries, _ in pairs])
         columns, is_key = _padded([keys for _, keys in pairs])
         return cls(rows.to(device), columns.to(device), is_query.to(device), is_key.to(device))
@@ -171,7 +171,7 @@ class BlockGradients:
         precise = self.of_query.dtype
         of_out = (self._grad.to(precise) * self._out.to(precise)).sum(-1, keepdim=True)
         for rectangle in block.rectangles:
-            group = _Group(self._query, key, rectangle, block, self._scoring)
+            group = _GroupedHeads(self._query, key, rectangle, block, self._scoring)
             weights, slope = group.weights(reference)
             g = group.heads(self._grad).to(value.dtype)
             by_weight = (g @ group.keys(value).transpose(-1, -2)).to(precise)
@@ -228,7 +228,7 @@ def _by_rectangles(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Attend rectangle by rectangle, with all scores of one in memory at once."""
     for rectangle in block.rectangles:
-        group = _Group(query, key, rectangle, block, scoring)
+        group = _GroupedHeads(query, key, rectangle, block, scoring)
         scores, _ = group.scores()
         normalizers = scores.logsumexp(-1, keepdim=True)
         weights = (scores - _finite(normalizers)).exp()
@@ -237,7 +237,7 @@ def _by_rectangles(
         yield rows, group.of_queries(out), group.of_queries(normalizers)[..., 0]
 
 
-class _Group:
+class _GroupedHeads:
     """A rectangle of queries [B, H_kv, G · m, D] and keys [B, H_kv, n, D]: the G query heads of a
     key head are rows of one product."""
 
@@ -245,7 +245,7 @@ class _Group:
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        rectangle: _Rectangle,
+        rectangle: _PaddedPairs,
         block: Block,
         scoring: Scoring,
     ):

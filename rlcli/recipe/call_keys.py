@@ -17,15 +17,15 @@ from rlcli.recipe.components import dataset_keys, declared, declared_of_call
 from rlcli.recipe.graph import producers, waits_for
 from rlcli.recipe.parsing.tree import (
     Entry,
+    KeyPath,
+    MappingNode,
     Node,
-    Path,
     at,
     default_mark,
     node_of,
     plain,
     with_entry,
 )
-from rlcli.recipe.parsing.tree import Mapping as Tree
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.unresolved import Unresolved
 
@@ -44,7 +44,7 @@ def keys_of(field: Field, call: Call) -> DeclaredKeys | None:
 def made_by(call: Node | None) -> list[str]:
     """The batch keys that a call makes, or may make, as written in a layer:
     references are not followed."""
-    written: Any = plain(call) if isinstance(call, Tree) else {}
+    written: Any = plain(call) if isinstance(call, MappingNode) else {}
     kind = written["interface"].get("type") if isinstance(written.get("interface"), dict) else None
     keys, renamed = written.get("outputs"), written.get("output_key_remap")
     if not isinstance(keys, list):
@@ -127,20 +127,22 @@ def _waits(call: str, earlier: str, waits: Mapping[str, Collection[str]]) -> boo
 # -- in a recipe -----------------------------------------------------------------------------------
 
 
-def graphs_of(recipe: Recipe) -> Iterator[tuple[Path, Mapping[str, Call], str | None]]:
+def graphs_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Mapping[str, Call], str | None]]:
     """The recipe's graphs: path, calls, and the dataset they run on."""
     train = recipe.train
     yield ("graph",), recipe.graph, train.dataset
     yield ("train", "eval", "graph"), train.eval.graph, train.eval.dataset
 
 
-def calls_of(recipe: Recipe) -> Iterator[tuple[Path, Call]]:
+def calls_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Call]]:
     """The calls of all graphs, with their paths."""
     for path, calls, _ in graphs_of(recipe):
         yield from (((*path, name), call) for name, call in calls.items())
 
 
-def with_keys_of_calls(recipe: Recipe, tree: Tree, unresolved: Unresolved) -> tuple[Recipe, Tree]:
+def with_keys_of_calls(
+    recipe: Recipe, tree: MappingNode, unresolved: Unresolved
+) -> tuple[Recipe, MappingNode]:
     """The recipe and its tree, with every call's keys filled in.
     Keys derived from doubtful values are doubtful."""
     graphs: list[dict[str, Call]] = []
@@ -158,7 +160,7 @@ def with_keys_of_calls(recipe: Recipe, tree: Tree, unresolved: Unresolved) -> tu
     return recipe.model_copy(update={"graph": graphs[0], "train": train}), tree
 
 
-def _judge(path: Path, field: Field, tree: Tree, unresolved: Unresolved) -> None:
+def _judge(path: KeyPath, field: Field, tree: MappingNode, unresolved: Unresolved) -> None:
     basis = ["call", "interface", "input_key_remap" if field == "inputs" else "output_key_remap"]
     if unresolved.about_absence(tree, (*path, field)) or any(
         unresolved.about_part((*path, key)) for key in basis
@@ -166,8 +168,8 @@ def _judge(path: Path, field: Field, tree: Tree, unresolved: Unresolved) -> None
         unresolved.values.add((*path, field))
 
 
-def _with_list(tree: Tree, path: Path, field: Field, call: Call) -> Tree:
-    if not isinstance(at(tree, path), Tree):
+def _with_list(tree: MappingNode, path: KeyPath, field: Field, call: Call) -> MappingNode:
+    if not isinstance(at(tree, path), MappingNode):
         return tree
     mark = default_mark(f"{DECLARED_IN[field]} of {call.interface.type}")
     return with_entry(tree, (*path, field), Entry(mark, node_of(getattr(call, field), mark)))

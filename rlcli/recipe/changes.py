@@ -18,7 +18,7 @@ from typing import Any
 
 from rlcli.recipe.components import argument_of, declared
 from rlcli.recipe.parsing.places import covers
-from rlcli.recipe.parsing.tree import Path, dotted, plain_leaves
+from rlcli.recipe.parsing.tree import KeyPath, dotted, plain_leaves
 from rlcli.recipe.schema import Component, Recipe
 
 
@@ -111,7 +111,7 @@ def longer(run: str, recipe: Recipe) -> str:
     return f"rlcli resume {run} {key}=N{' --accept-changes' if follows_length(recipe) else ''}"
 
 
-def _kind(path: Path, now: Recipe, follows: bool) -> Kind:
+def _kind(path: KeyPath, now: Recipe, follows: bool) -> Kind:
     return Kind.ALTERS if follows and dotted(path) in LENGTH else kind_of_change(path, now)
 
 
@@ -123,7 +123,7 @@ def _follows_length(backend: Component) -> bool:
     )
 
 
-def kind_of_change(path: Path, recipe: Recipe) -> Kind:
+def kind_of_change(path: KeyPath, recipe: Recipe) -> Kind:
     """Decided by the backend for its own arguments, otherwise by the longest rule that is a prefix
     of the path."""
     match path:
@@ -136,7 +136,7 @@ def kind_of_change(path: Path, recipe: Recipe) -> Kind:
     return RULES[max(fitting, key=lambda rule: rule.count("."))]
 
 
-def _values(recipe: Recipe) -> dict[Path, Any]:
+def _values(recipe: Recipe) -> dict[KeyPath, Any]:
     """The values of a recipe. An empty dict says nothing:
     missing keys are listed by the other recipe."""
     return {

@@ -11,7 +11,7 @@ from rlcli.errors import UsageError
 from rlcli.files import not_writable
 from rlcli.recipe.parsing.layers import Layer, find_profile, recipe_names, recipe_roots, shown
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Node, Scalar, leaves, with_entry
+from rlcli.recipe.parsing.tree import Entry, Listing, MappingNode, Node, Scalar, leaves, with_entry
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 from rlcli.recipe.schema import NAME_PATTERN
@@ -30,7 +30,7 @@ def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
         assert file is not None  # the parent was loaded with it
         names.append(name_from(path, file))
     document: dict[str, Any] = {"extends": names[0] if len(names) == 1 else names}
-    overridden = Mapping({}, parent.tree.mark)
+    overridden = MappingNode({}, parent.tree.mark)
     for tree in parent.override_trees:
         for key_path, node in leaves(tree):
             overridden = with_entry(overridden, key_path, Entry(node.mark, node))
@@ -129,7 +129,7 @@ class _Number(float):
 
 
 def _as_written(node: Node) -> Any:
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return {key: _as_written(entry.node) for key, entry in node.entries.items()}
     if isinstance(node, Listing):
         return [_as_written(item) for item in node.items]

@@ -4,9 +4,7 @@ against the signatures in their source."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Collection as ReadCollection
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, TypeVar, get_args
@@ -20,10 +18,10 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_calls, without_removed
 from rlcli.recipe.parsing.tree import (
     Entry,
-    Mapping,
+    KeyPath,
+    MappingNode,
     Mark,
     Node,
-    Path,
     Scalar,
     at,
     default_mark,
@@ -44,40 +42,40 @@ from rlcli.recipe.validation.validate import check_against
 T = TypeVar("T")
 
 
-def with_backends(tree: Mapping, unresolved: Unresolved | None = None) -> Mapping:
+def with_backends(tree: MappingNode, unresolved: Unresolved | None = None) -> MappingNode:
     """Give every role without a backend in any layer its default one;
     a doubtful guess is recorded."""
     for name in keys_at(tree, ("models",)):
         role, rollout = at(tree, ("models", name)), at(tree, ("models", name, "rollout"))
-        if isinstance(role, Mapping) and _names_no_backend(role):
+        if isinstance(role, MappingNode) and _names_no_backend(role):
             kind = _default_backend(tree, name, role)
             if unresolved is not None and not _is_sure(tree, name, role, kind, unresolved):
                 unresolved.values.add(("models", name, "backend", "type"))
             tree = _with_backend(tree, ("models", name, "backend"), kind)
-        if isinstance(rollout, Mapping) and _names_no_backend(rollout):
+        if isinstance(rollout, MappingNode) and _names_no_backend(rollout):
             tree = _with_backend(
                 tree, ("models", name, "rollout", "backend"), default_backends.UNTRAINED
             )
     return tree
 
 
-def _with_backend(tree: Mapping, path: Path, kind: str) -> Mapping:
+def _with_backend(tree: MappingNode, path: KeyPath, kind: str) -> MappingNode:
     node, mark = at(tree, path), default_mark()
-    backend = node if isinstance(node, Mapping) else Mapping({}, mark)
+    backend = node if isinstance(node, MappingNode) else MappingNode({}, mark)
     typed = {"type": Entry(mark, node_of(kind, mark))}
     return with_entry(
         tree, path, Entry(backend.mark, replace(backend, entries={**typed, **backend.entries}))
     )
 
 
-def _names_no_backend(section: Mapping) -> bool:
+def _names_no_backend(section: MappingNode) -> bool:
     node = section.get("backend")
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return "type" not in node.entries
     return node is None or is_null(node)
 
 
-def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
+def _default_backend(tree: MappingNode, name: str, role: MappingNode) -> str:
     weights = (role.get(key) for key in WEIGHTS)
     is_set_up = bool(entries_at(role, ("backend", "args")))
     if not is_set_up and all(node is None or is_null(node) for node in weights):
@@ -91,7 +89,9 @@ def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
     return default_backends.TRAINED if name in trains else default_backends.UNTRAINED
 
 
-def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Unresolved) -> bool:
+def _is_sure(
+    tree: MappingNode, name: str, role: MappingNode, guess: str, unresolved: Unresolved
+) -> bool:
     """Whether everything that the guess of a role's backend depends on was understood."""
     if guess == default_backends.WEIGHTLESS:
         misspelt = any(key not in Role.model_fields for key in role.entries)
@@ -101,7 +101,7 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Un
     if guess == default_backends.TRAINED:
         return True
     graph, models = tree.get("graph"), tree.get("models")
-    if not isinstance(graph, Mapping) or not isinstance(models, Mapping):
+    if not isinstance(graph, MappingNode) or not isinstance(models, MappingNode):
         return False
     calls = [call for call in plain(graph).values() if isinstance(call, dict)]
     legal = get_args(Call.model_fields["call"].annotation)
@@ -110,23 +110,23 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Un
     return knows and all(call.get("call") in legal for call in calls if call.get("model") == name)
 
 
-def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
+def check_components(tree: MappingNode, problems: Problems, unresolved: Unresolved) -> MappingNode:
     """Check every named component. Returns the tree, with arguments converted to their types."""
     takers = _takers(tree, problems)
     for path, kind in component_paths(tree):
         node = at(tree, path)
-        if not isinstance(node, Mapping) or (name := _name_of(node, kind)) is None:
+        if not isinstance(node, MappingNode) or (name := _name_of(node, kind)) is None:
             continue
         if name is not node.get("type"):
             tree = with_value(tree, (*path, "type"), name)
         if unresolved.about((*path, "type")):
             continue
         signature = _readable_signature(kind, name, problems)
-        args = node.get("args") or Mapping({}, name.mark)
+        args = node.get("args") or MappingNode({}, name.mark)
         if signature is None:
             unresolved.values.add((*path, "type"))
             continue
-        if not isinstance(args, Mapping):
+        if not isinstance(args, MappingNode):
             problems.add(
                 "R37",
                 f"args must be a mapping, found {kind_of(args)}",
@@ -187,7 +187,7 @@ def _readable_signature(kind: str, name: Scalar, problems: Problems) -> registry
     return None
 
 
-def _name_of(node: Mapping, kind: str) -> Scalar | None:
+def _name_of(node: MappingNode, kind: str) -> Scalar | None:
     """The component that a node names; None if it names none, or something that the schema reports.
     `type: null` names the backend of that name."""
     name = node.get("type")
@@ -199,12 +199,12 @@ def _name_of(node: Mapping, kind: str) -> Scalar | None:
 
 
 def _without_leftovers(
-    args: Mapping,
-    legal: ReadCollection[str],
-    takers: ReadMapping[Mark, _Takers],
-    path: Path,
+    args: MappingNode,
+    legal: Collection[str],
+    takers: Mapping[Mark, _Takers],
+    path: KeyPath,
     problems: Problems,
-) -> Mapping:
+) -> MappingNode:
     """Drop the arguments that layers wrote for another component, before a later layer chose this
     one, or one that the arguments are shared with. Those of built-in layers vanish with it; the
     user's are refused, as one problem."""
@@ -236,7 +236,7 @@ def _name_written(mark: Mark, section: str, key: str, problems: Problems) -> str
     return problems.name_at(mark, of_key=True) or f"{section}.{key}"
 
 
-def _chosen(path: Path, name: Scalar, problems: Problems) -> tuple[Mark, str]:
+def _chosen(path: KeyPath, name: Scalar, problems: Problems) -> tuple[Mark, str]:
     """Where it was decided which component a section names, and words that say so: where the name
     is written, or where null removes the call that trained a role without a backend of its own."""
     words = f"{dotted(path)} is {name.value}"
@@ -259,7 +259,7 @@ class _Takers:
     """Where each of them was chosen, and words for it."""
 
 
-def _takers(tree: Mapping, problems: Problems) -> dict[Mark, _Takers]:
+def _takers(tree: MappingNode, problems: Problems) -> dict[Mark, _Takers]:
     """The components that receive each argument, by the place where the argument is written."""
     takers_of: dict[Mark, _Takers] = {}
     unknown: set[str] = set()
@@ -288,7 +288,7 @@ def _legal(kind: str, name: str) -> tuple[str, ...] | None:
     )
 
 
-def _own(args: Mapping, legal: ReadCollection[str], takers: ReadMapping[Mark, _Takers]) -> Mapping:
+def _own(args: MappingNode, legal: Collection[str], takers: Mapping[Mark, _Takers]) -> MappingNode:
     """Of arguments passed to several components, those that this one accepts. One that no component
     accepts stays, to be refused."""
     others = {
@@ -370,7 +370,7 @@ def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
         return None  # `rlcli test interface` reports it
 
 
-def replaced_interfaces() -> dict[str, ReadMapping[str, Any]]:
+def replaced_interfaces() -> dict[str, Mapping[str, Any]]:
     """Interface of an older format → what replaces it: the interface `by`,
     and what its `REPLACES` says."""
     return {
@@ -381,7 +381,7 @@ def replaced_interfaces() -> dict[str, ReadMapping[str, Any]]:
 
 
 def dataset_keys(
-    datasets: ReadMapping[str, Component], name: str | None, asking: tuple[str, ...] = ()
+    datasets: Mapping[str, Component], name: str | None, asking: tuple[str, ...] = ()
 ) -> tuple[str, ...] | None:
     """The keys in the rows of one of a recipe's datasets, given its arguments: the tuple `KEYS` in
     its class, or the keys of the datasets named by its argument `KEYS_OF`; None if not declared.
@@ -402,7 +402,7 @@ def dataset_keys(
 
 
 def holds_pairs(
-    datasets: ReadMapping[str, Component], name: str, asking: tuple[str, ...] = ()
+    datasets: Mapping[str, Component], name: str, asking: tuple[str, ...] = ()
 ) -> bool | None:
     """Whether a row of one of a recipe's datasets is pairs of sequences, as `PAIRS` in its class,
     or in those of the datasets that it is made of, declares; None if it is not declared."""
@@ -421,7 +421,7 @@ def _made_of(dataset: Component) -> list[str]:
     return [named] if isinstance(named, str) else list(map(str, named or ()))
 
 
-def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str, ...]:
+def with_sources(datasets: Mapping[str, Component], name: str) -> tuple[str, ...]:
     """A dataset of the recipe, and those it is made of."""
     names: dict[str, None] = {}
     waiting = [name]
@@ -441,7 +441,7 @@ def sources_of(dataset: Component) -> tuple[str, ...]:
     return tuple(map(str, named)) if isinstance(named, dict) else ()
 
 
-def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:
+def argument_of(kind: str, component: str, args: Mapping[str, Any], name: str) -> Any:
     """The value of a component's argument: given, or its default;
     None if there is no such argument."""
     if name in args:

@@ -16,8 +16,7 @@ from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, raise
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared, has_method
 from rlcli.recipe.parsing.layers import Layer, whole_recipe_names
-from rlcli.recipe.parsing.tree import Mapping, Mark, dotted, nearest
-from rlcli.recipe.parsing.tree import Path as TreePath
+from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, dotted, nearest
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.spelling import nearest_name
 
@@ -29,7 +28,9 @@ _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence[Layer]) -> Recipe:
+def with_found_files(
+    recipe: Recipe, tree: MappingNode, path: Path, layers: Sequence[Layer]
+) -> Recipe:
     """The recipe with its paths resolved for the working directory: looked up there, otherwise next
     to the layer that names them. Raises DataError, ModelError or ResourceError that lists all
     missing files."""
@@ -69,7 +70,7 @@ def for_any_folder(recipe: Recipe) -> Recipe:
     return Recipe.model_validate(data)
 
 
-def _dataset_files(recipe: Recipe) -> Iterator[TreePath]:
+def _dataset_files(recipe: Recipe) -> Iterator[KeyPath]:
     for name, dataset in recipe.datasets.items():
         if isinstance(dataset.args.get("path"), str):
             yield ("datasets", name, "args", "path")
@@ -78,7 +79,7 @@ def _dataset_files(recipe: Recipe) -> Iterator[TreePath]:
             yield ("datasets", name, "args", "scores", "path")
 
 
-def _model_folders(recipe: Recipe) -> Iterator[TreePath]:
+def _model_folders(recipe: Recipe) -> Iterator[KeyPath]:
     for name, role in recipe.models.items():
         if role.path is not None and role.warm_start is None:
             yield ("models", name, "path")
@@ -89,14 +90,14 @@ def _model_folders(recipe: Recipe) -> Iterator[TreePath]:
             yield (*graph_path, "interface", "args", "path")
 
 
-def _interface_files(recipe: Recipe) -> Iterator[TreePath]:
+def _interface_files(recipe: Recipe) -> Iterator[KeyPath]:
     for graph_path, call in calls_of(recipe):
         for name in _file_arguments(call):
             if isinstance(call.interface.args.get(name), str):
                 yield (*graph_path, "interface", "args", name)
 
 
-def _backend_files(recipe: Recipe) -> Iterator[TreePath]:
+def _backend_files(recipe: Recipe) -> Iterator[KeyPath]:
     """Names without a folder are not looked up: they are commands, found through PATH."""
     for role, described in recipe.models.items():
         if (backend := described.backend) is not None:
@@ -118,12 +119,12 @@ def _file_arguments(call: Call) -> Sequence[str]:
 
 
 class _Finder:
-    def __init__(self, tree: Mapping, path: Path, layers: Sequence[Layer]):
+    def __init__(self, tree: MappingNode, path: Path, layers: Sequence[Layer]):
         self.tree = tree
         self.path = path
         self.layers = layers
 
-    def file(self, tree_path: TreePath, text: str) -> str:
+    def file(self, tree_path: KeyPath, text: str) -> str:
         if text.startswith(HUB):
             return text
         file = self.look(tree_path, text)
@@ -140,7 +141,7 @@ class _Finder:
             )
         return file
 
-    def model_folder(self, tree_path: TreePath, text: str) -> str:
+    def model_folder(self, tree_path: KeyPath, text: str) -> str:
         where = str(self.mark(tree_path))
         if text.startswith(BUILTIN):
             _check_builtin(text.removeprefix(BUILTIN), dotted(tree_path), where)
@@ -163,7 +164,7 @@ class _Finder:
             hint = f"the result of the recipe {text} is written recipe:{text}#actor"
         raise ModelError(f"{dotted(tree_path)}: no such folder: {text}", where=where, hint=hint)
 
-    def of_backend(self, tree_path: TreePath, text: str) -> str:
+    def of_backend(self, tree_path: KeyPath, text: str) -> str:
         file = self.look(tree_path, text)
         if file is None:
             message = f"{dotted(tree_path)}: there is no {text}"
@@ -172,7 +173,7 @@ class _Finder:
             )
         return file
 
-    def look(self, tree_path: TreePath, text: str) -> str | None:
+    def look(self, tree_path: KeyPath, text: str) -> str | None:
         """The path relative to the working directory, or None. Links are not resolved: the Python
         of a virtual environment is one, and resolved it would be a different Python."""
         try:
@@ -183,17 +184,17 @@ class _Finder:
         except (OSError, ValueError, RuntimeError):
             return None
 
-    def looked(self, tree_path: TreePath) -> str:
+    def looked(self, tree_path: KeyPath) -> str:
         return f"looked in the working directory and in {self.folder(tree_path)}"
 
-    def folder(self, tree_path: TreePath) -> Path:
+    def folder(self, tree_path: KeyPath) -> Path:
         """The folder of the layer that names the file."""
         file = self.mark(tree_path).file
         return next(
             (layer.path.parent for layer in self.layers if layer.file == file), self.path.parent
         )
 
-    def mark(self, tree_path: TreePath) -> Mark:
+    def mark(self, tree_path: KeyPath) -> Mark:
         return nearest(self.tree, tree_path).mark
 
 
@@ -206,7 +207,7 @@ def _model_below(folder: Path) -> str:
     return "give the folder that save_pretrained wrote"
 
 
-def _likely_data(tree_path: TreePath, text: str) -> str | None:
+def _likely_data(tree_path: KeyPath, text: str) -> str | None:
     """What was probably meant by the name of a file that does not exist."""
     if text in registry.names("datasets"):
         return f"{text} is a dataset: {dotted(tree_path[:2])}={text}"

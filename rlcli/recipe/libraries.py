@@ -13,7 +13,7 @@ from rlcli.recipe.components import argument_of, declared, signature_of
 from rlcli.registry.requirements import missing_libraries
 
 if TYPE_CHECKING:
-    from rlcli.recipe.parsing.tree import Path
+    from rlcli.recipe.parsing.tree import KeyPath
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Component, Recipe
 
@@ -51,7 +51,7 @@ def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:
             reported.add(error.what)
 
 
-def components_of(recipe: Recipe) -> Iterator[tuple[Path, str, Component]]:
+def components_of(recipe: Recipe) -> Iterator[tuple[KeyPath, str, Component]]:
     """(path, kind, section) of every named component."""
     for name, dataset in recipe.datasets.items():
         yield ("datasets", name), "datasets", dataset

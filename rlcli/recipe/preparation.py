@@ -14,7 +14,7 @@ from rlcli.recipe.components import argument_named, declared
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,
-    Mapping,
+    MappingNode,
     Node,
     at,
     default_mark,
@@ -28,12 +28,12 @@ from rlcli.recipe.parsing.tree import (
 GRAPH = ("graph",)
 
 
-def with_preparation(tree: Mapping, problems: Problems) -> Mapping:
+def with_preparation(tree: MappingNode, problems: Problems) -> MappingNode:
     """The tree, with a call for each interface that prepares batches and is missing from the
     graph."""
-    graph = at(tree, GRAPH) or Mapping({}, tree.mark)
+    graph = at(tree, GRAPH) or MappingNode({}, tree.mark)
     for kind, prepared in missing_preparations(graph).items():
-        assert isinstance(graph, Mapping)
+        assert isinstance(graph, MappingNode)
         holding = [
             name for name, entry in graph.entries.items() if kind in _preparing(entry.node).values()
         ]
@@ -98,7 +98,7 @@ def read_by(kind: str) -> set[str]:
     return {str(entry).partition(" ")[0] for entries in declaration.values() for entry in entries}
 
 
-def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -> Entry:
+def _preparing_call(kind: str, graph: MappingNode, holding: list[str], first: str) -> Entry:
     """A call of the role of the first that needs it, with the arguments that calls hold for it."""
     mark = default_mark(f"PREPARED_BY of {_interface(graph.entries[first].node)}")
     arguments: dict[str, Entry] = {}
@@ -112,17 +112,17 @@ def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -
     role = at(graph.entries[first].node, ("model",)) or node_of(None, mark)
     interface = {
         "type": Entry(mark, node_of(kind, mark)),
-        "args": Entry(mark, Mapping(taken, mark)),
+        "args": Entry(mark, MappingNode(taken, mark)),
     }
     call = {
         "model": Entry(mark, role),
         "call": Entry(mark, node_of("inference", mark)),
-        "interface": Entry(mark, Mapping(interface, mark)),
+        "interface": Entry(mark, MappingNode(interface, mark)),
     }
-    return Entry(graph.entries[first].key, Mapping(call, mark))
+    return Entry(graph.entries[first].key, MappingNode(call, mark))
 
 
-def _renamed_inputs(kind: str, graph: Mapping, prepared: list[str]) -> Entry | None:
+def _renamed_inputs(kind: str, graph: MappingNode, prepared: list[str]) -> Entry | None:
     """The renames of the calls that train, as far as they concern what the new call reads now."""
     entries = {
         key: entry
@@ -130,16 +130,20 @@ def _renamed_inputs(kind: str, graph: Mapping, prepared: list[str]) -> Entry | N
         for key, entry in entries_at(graph, (name, "input_key_remap")).items()
         if plain(entry.node) in read_by(kind)
     }
-    return Entry(default_mark(), Mapping(entries, default_mark())) if entries else None
+    return Entry(default_mark(), MappingNode(entries, default_mark())) if entries else None
 
 
-def _without_moved(entry: Entry, kind: str, graph: Mapping, holding: list[str]) -> Entry:
+def _without_moved(entry: Entry, kind: str, graph: MappingNode, holding: list[str]) -> Entry:
     """A call without the arguments that are now those of the call that prepares its batches, and
     without those that it only had because other calls have them."""
     call, args = entry.node, at(entry.node, ("interface", "args"))
     interface = _interface(call)
     holders = {_interface(graph.entries[name].node) for name in holding}
-    if not isinstance(call, Mapping) or not isinstance(args, Mapping) or interface not in holders:
+    if (
+        not isinstance(call, MappingNode)
+        or not isinstance(args, MappingNode)
+        or interface not in holders
+    ):
         return entry
     remaining = {
         key: value
@@ -155,10 +159,10 @@ def _with_inputs_of_today(entry: Entry) -> Entry:
     """A call that lists no inputs, and renames none that its interface does not read: it listed
     what it read before."""
     node = entry.node
-    assert isinstance(node, Mapping)
+    assert isinstance(node, MappingNode)
     entries = {key: value for key, value in node.entries.items() if key != "inputs"}
     remap = entries.get("input_key_remap")
-    if remap is not None and isinstance(remap.node, Mapping):
+    if remap is not None and isinstance(remap.node, MappingNode):
         names = read_by(_interface(node))
         remaining = {
             key: value for key, value in remap.node.entries.items() if plain(value.node) in names
@@ -172,7 +176,7 @@ def _args(call: Node) -> dict[str, Entry]:
 
 
 def _check_agreement(
-    kind: str, graph: Mapping, holding: list[str], prepared: list[str], problems: Problems
+    kind: str, graph: MappingNode, holding: list[str], prepared: list[str], problems: Problems
 ) -> None:
     """Report arguments that calls hold with different values, though what they decide is computed
     once. A call that trains means the default of what it does not set."""
@@ -208,7 +212,7 @@ def _check_agreement(
             )
 
 
-def _free_name(kind: str, graph: Mapping) -> str:
+def _free_name(kind: str, graph: MappingNode) -> str:
     """A name for the call: that of its interface, where no other call has it."""
     name = kind
     while name in graph.entries:

@@ -25,7 +25,8 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import is_entry, removed_at, without_removed
 from rlcli.recipe.parsing.tree import (
     Entry,
-    Mapping,
+    KeyPath,
+    MappingNode,
     Mark,
     Node,
     Scalar,
@@ -40,7 +41,6 @@ from rlcli.recipe.parsing.tree import (
     plain,
     with_value,
 )
-from rlcli.recipe.parsing.tree import Path as TreePath
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.preparation import with_preparation
 from rlcli.recipe.rollouts import as_rollout, with_rollouts
@@ -80,9 +80,9 @@ class Resolved:
     """The files that make up the recipe, lowest first, each with its text as written."""
     overrides: tuple[str, ...]
     """`key.path=value` from the command line, as given."""
-    tree: Mapping
+    tree: MappingNode
     """The layers merged, with references resolved; without defaults."""
-    override_trees: tuple[Mapping, ...] = ()
+    override_trees: tuple[MappingNode, ...] = ()
     profiles: tuple[str, ...] = ()
     """Layers added on the command line, as given; their files are the last of `layers`."""
     problems: Problems = field(default_factory=Problems, compare=False, repr=False)
@@ -90,18 +90,18 @@ class Resolved:
     derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What other modules derive from it once, because it takes long."""
 
-    def origin(self, key: str | TreePath) -> Mark:
+    def origin(self, key: str | KeyPath) -> Mark:
         """Where the effective value was written; `default` if no layer sets it."""
         node = at(self.tree, _path(key))
         return node.mark if node is not None else default_mark()
 
-    def history(self, key: str | TreePath) -> list[Setting]:
+    def history(self, key: str | KeyPath) -> list[Setting]:
         """Every place that sets the key, lowest layer first; the last one wins."""
         path = _path(key)
         written = self._history(path, frozenset()) or self._history(as_rollout(path), frozenset())
         return written or self._derived(path)
 
-    def _derived(self, path: TreePath) -> list[Setting]:
+    def _derived(self, path: KeyPath) -> list[Setting]:
         """The place of a value that was written for another key, such as an argument of the call
         that computes it."""
         node = at(self.tree, path)
@@ -111,11 +111,11 @@ class Resolved:
             else []
         )
 
-    def _history(self, path: TreePath, seen: frozenset[str]) -> list[Setting]:
+    def _history(self, path: KeyPath, seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
         for tree in (*(layer.tree for layer in self.layers), *self.override_trees):
             node = at(tree, path)
-            rest: TreePath = ()
+            rest: KeyPath = ()
             if node is not None:
                 settings.append(Setting(node.mark, plain(node)))
                 reference, holder = whole_reference(node), node
@@ -138,7 +138,7 @@ class Resolved:
         return settings
 
     @cached_property
-    def written(self) -> Mapping:
+    def written(self) -> MappingNode:
         """The layers merged, with references as written, including the recipe's own blocks."""
         return _laid_over(self.path, self.layers, self.override_trees, Problems())
 
@@ -170,11 +170,11 @@ class Resolved:
         return to_yaml(self.to_json())
 
 
-def _path(key: str | TreePath) -> TreePath:
+def _path(key: str | KeyPath) -> KeyPath:
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
-def _holder_on_the_way(tree: Node, path: TreePath) -> tuple[Node, TreePath]:
+def _holder_on_the_way(tree: Node, path: KeyPath) -> tuple[Node, KeyPath]:
     """The nearest node above a path, which may be a reference or null,
     and the rest of the path below it."""
     for depth in range(len(path) - 1, 0, -1):
@@ -272,7 +272,7 @@ def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:
     return []
 
 
-def _refuse_newer_format(tree: Mapping, problems: Problems) -> None:
+def _refuse_newer_format(tree: MappingNode, problems: Problems) -> None:
     """A recipe for a newer rlcli would be misunderstood."""
     number = tree.get("format")
     if isinstance(number, Scalar) and type(number.value) is int and number.value > FORMAT:
@@ -281,7 +281,7 @@ def _refuse_newer_format(tree: Mapping, problems: Problems) -> None:
         problems.is_cut_off = True
 
 
-def _without_built_in_length(tree: Mapping, problems: Problems) -> Mapping:
+def _without_built_in_length(tree: MappingNode, problems: Problems) -> MappingNode:
     """The tree without the steps or epochs of a built-in layer, if the user sets the other."""
     lengths = {name: at(tree, ("train", name)) for name in ("steps", "epochs")}
     built_in = [
@@ -292,7 +292,7 @@ def _without_built_in_length(tree: Mapping, problems: Problems) -> Mapping:
     return with_value(tree, ("train", built_in[0]), None)
 
 
-def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:
+def _refuse_absurd_counts(tree: MappingNode, problems: Problems) -> None:
     """More roles, datasets or calls than any real recipe has would only cost time to check."""
     for path in (("models",), ("datasets",), *GRAPHS):
         names = keys_at(tree, path)
@@ -306,20 +306,20 @@ def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:
 
 
 def _merged(
-    path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems
-) -> tuple[Mapping, set[str]]:
+    path: Path, layers: Sequence[Layer], override_trees: Sequence[MappingNode], problems: Problems
+) -> tuple[MappingNode, set[str]]:
     """All layers merged, references resolved, shorthands spelt out; and the names of the
     blocks, the recipe's own mappings that references lead to."""
     tree = problems.written = _laid_over(path, layers, override_trees, problems)
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
-    assert isinstance(spelt, Mapping)
+    assert isinstance(spelt, MappingNode)
     trees = [*(layer.tree for layer in layers), *override_trees]
     blocks = (referenced_blocks(tree) | _orphaned_blocks(trees)) - set(SECTIONS)
     sections = {key: entry for key, entry in spelt.entries.items() if key not in blocks}
     return replace(spelt, entries=sections), blocks
 
 
-def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
+def _orphaned_blocks(layers: Sequence[MappingNode]) -> set[str]:
     """Blocks that every layer defining them also refers to: if nothing refers to one in the end, a
     later layer replaced the reference, and the block no longer matters."""
     referred = [referenced_blocks(layer) for layer in layers]
@@ -332,14 +332,14 @@ def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
 
 
 def _laid_over(
-    path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems
-) -> Mapping:
+    path: Path, layers: Sequence[Layer], override_trees: Sequence[MappingNode], problems: Problems
+) -> MappingNode:
     """All layers merged, references as written."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "recipe"
     name = Scalar(stem, default_mark(), stem, plain=False)
     recipe_layer = next((layer for layer in layers if layer.path == path), layers[-1])
-    tree: Node = Mapping({"name": Entry(name.mark, name)}, recipe_layer.tree.mark)
+    tree: Node = MappingNode({"name": Entry(name.mark, name)}, recipe_layer.tree.mark)
     for upper in (*(layer.tree for layer in layers), *override_trees):
         tree = merge(tree, upper, problems)
-    assert isinstance(tree, Mapping)
+    assert isinstance(tree, MappingNode)
     return replace(tree, mark=recipe_layer.tree.mark)

@@ -11,8 +11,8 @@ from rlcli.recipe.mesh import DevicesError, devices_of, world_of
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,
-    Mapping,
-    Path,
+    KeyPath,
+    MappingNode,
     at,
     default_mark,
     key_mark,
@@ -28,8 +28,8 @@ _SUFFIX = "_rollout"
 
 
 def with_rollouts(
-    recipe: Recipe, tree: Mapping, problems: Problems, unresolved: Unresolved
-) -> tuple[Recipe, Mapping]:
+    recipe: Recipe, tree: MappingNode, problems: Problems, unresolved: Unresolved
+) -> tuple[Recipe, MappingNode]:
     """The recipe and its tree, with each rollout expanded to a role,
     calls moved to it and a weight copy.
 
@@ -38,7 +38,7 @@ def with_rollouts(
     """
     spelt_out = tree
     for name, role in recipe.models.items():
-        path: Path = ("models", name, "rollout")
+        path: KeyPath = ("models", name, "rollout")
         if role.rollout is None:
             continue
         if problem := _refusal(recipe, name):
@@ -58,7 +58,7 @@ def with_rollouts(
     return Recipe.model_validate(plain(spelt_out)), spelt_out
 
 
-def as_role(recipe: Recipe, path: Path) -> Path:
+def as_role(recipe: Recipe, path: KeyPath) -> KeyPath:
     """Path in the expanded recipe of a written one: that of a rollout is in its role."""
     match path:
         case ("models", str(role), "rollout", *rest) if _follower(role) in recipe.models:
@@ -66,7 +66,7 @@ def as_role(recipe: Recipe, path: Path) -> Path:
     return path
 
 
-def as_rollout(path: Path) -> Path:
+def as_rollout(path: KeyPath) -> KeyPath:
     """Path where the keys of a rollout's role are written."""
     match path:
         case ("models", str(role), *rest) if role.endswith(_SUFFIX):
@@ -78,7 +78,7 @@ def _follower(role: str) -> str:
     return role + _SUFFIX
 
 
-def _calls(recipe: Recipe, role: str, kind: str) -> Iterator[Path]:
+def _calls(recipe: Recipe, role: str, kind: str) -> Iterator[KeyPath]:
     yield from (path for path, call in calls_of(recipe) if (call.model, call.call) == (role, kind))
 
 
@@ -104,12 +104,12 @@ def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
     return None
 
 
-def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
+def _spelt_out(recipe: Recipe, tree: MappingNode, role: str) -> MappingNode:
     section = at(tree, ("models", role))
-    assert isinstance(section, Mapping)
+    assert isinstance(section, MappingNode)
     mark = default_mark(f"models.{role}.rollout")
     rollout = section.entries["rollout"]
-    assert isinstance(rollout.node, Mapping)
+    assert isinstance(rollout.node, MappingNode)
     settings = {
         key: entry for key, entry in section.entries.items() if key in ("devices", "tokenizer")
     }
@@ -136,7 +136,7 @@ def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
     return tree
 
 
-def _others_elsewhere(recipe: Recipe, tree: Mapping) -> Mapping:
+def _others_elsewhere(recipe: Recipe, tree: MappingNode) -> MappingNode:
     """Give roles without their own devices those not used by rollouts."""
     named = {
         name: role.rollout.devices

@@ -12,7 +12,7 @@ from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.typing_ahead import sketch
 from rlcli.recipe.parsing.layers import whole_recipe_names
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
-from rlcli.recipe.parsing.tree import Mapping, at, keys_at, plain
+from rlcli.recipe.parsing.tree import MappingNode, at, keys_at, plain
 
 GRAPH = ("graph",)
 
@@ -46,7 +46,7 @@ def _reward(reward: str) -> str:
     return f"{{type: function_reward, args: {{path: {_as_value(reward)}}}}}"
 
 
-def _data_path(tree: Mapping, recipe: str, data: str) -> str:
+def _data_path(tree: MappingNode, recipe: str, data: str) -> str:
     """The key of the path of the rows to train on. Raises UsageError if they come from no file."""
     name = at(tree, ("train", "dataset"))
     key = f"datasets.{plain(name) if name is not None else 'train'}"
@@ -61,7 +61,7 @@ def _data_path(tree: Mapping, recipe: str, data: str) -> str:
     return f"{key}.args.path"
 
 
-def _trained_role(tree: Mapping) -> str:
+def _trained_role(tree: MappingNode) -> str:
     """The first role that is trained and does not start as a copy of another one."""
     roles = [
         str(plain(role))
@@ -72,12 +72,12 @@ def _trained_role(tree: Mapping) -> str:
     return next(iter([*first, *roles, *keys_at(tree, ("models",))]), "actor")
 
 
-def _is_training(tree: Mapping, call: str) -> bool:
+def _is_training(tree: MappingNode, call: str) -> bool:
     method = at(tree, (*GRAPH, call, "call"))
     return method is not None and plain(method) == "train_step"
 
 
-def _reward_call(tree: Mapping, recipe: str) -> str:
+def _reward_call(tree: MappingNode, recipe: str) -> str:
     """The first call that makes rewards. Raises UsageError."""
     makers = _makers_of_rewards(tree)
     if not makers:
@@ -89,7 +89,7 @@ def _reward_call(tree: Mapping, recipe: str) -> str:
     return makers[0]
 
 
-def _makers_of_rewards(tree: Mapping) -> list[str]:
+def _makers_of_rewards(tree: MappingNode) -> list[str]:
     return [call for call in keys_at(tree, GRAPH) if REWARDS in made_by(at(tree, (*GRAPH, call)))]
 
 

@@ -82,7 +82,7 @@ def _words(error: BaseException) -> str:
         return f"its text is unavailable ({type(second).__name__})"
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a user's component."""
 
     kind: str
@@ -94,7 +94,7 @@ class Line(NamedTuple):
         return f"{self.file}:{self.number}"
 
 
-def _innermost_line(error: BaseException) -> Line | None:
+def _innermost_line(error: BaseException) -> SourceLine | None:
     """The innermost line of an exception's traceback that is in a user's component."""
     folders = {
         folder: kind
@@ -107,7 +107,7 @@ def _innermost_line(error: BaseException) -> Line | None:
         for frame, number in traceback.walk_tb(error.__traceback__)
     )
     lines = [
-        Line(folders[file.parent], file, number)
+        SourceLine(folders[file.parent], file, number)
         for file, number in frames
         if file.parent in folders
     ]

@@ -32,7 +32,7 @@ as with many ranks in a long run."""
 
 
 @dataclass(slots=True)
-class Entry:
+class KeyOfSample:
     """One key of one sample. There may be a million of these,
     so equal values are stored once and shared."""
 
@@ -78,7 +78,7 @@ class Buffer:
     """The samples in use."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, dict[str, Entry]] = {}
+        self._entries: dict[str, dict[str, KeyOfSample]] = {}
         """Sample → key → what is known of it."""
         self._metadata: dict[str, dict[str, Any]] = {}
         self._shared: dict[Hashable, Any] = {}
@@ -111,7 +111,7 @@ class Buffer:
                     continue
                 lengths = array("Q", batch.seqlens[key][number])
                 same = (entry.lengths for entry in entries.values() if entry.lengths == lengths)
-                entries[key] = Entry(next(same, lengths), traits[key], alone)
+                entries[key] = KeyOfSample(next(same, lengths), traits[key], alone)
 
     def by_rank(self, ids: Sequence[str]) -> dict[int, list[str]]:
         """Rank → those of these samples that it holds something of."""

@@ -100,7 +100,7 @@ class Batch:
         return [self.reports[mfc.name] for mfc in graph if mfc.name in self.reports]
 
 
-class Progress(asyncio.Event):
+class Conditions(asyncio.Event):
     """Lets coroutines wait for conditions other than answers: that calls are done, or samples are
     taken."""
 
@@ -156,7 +156,7 @@ class Flow:
     ):
         """`graph`: that of training, whose calls change weights; `is_asynchronous`: samples are
         made ahead of it."""
-        self.progress = Progress()
+        self.progress = Conditions()
         self.versions = Versions(graph, step)
         self._calls = calls
         self._is_asynchronous = is_asynchronous

@@ -37,7 +37,7 @@ Asked = tuple[int, str]
 
 
 @dataclass(eq=False)
-class Question:
+class PendingRequest:
     """A request to some ranks: those that owe an answer, and the answers so far."""
 
     number: int
@@ -66,8 +66,8 @@ class Ranks:
         self._world_size = world_size
         self._deadline = deadline
         self._number = 0
-        self._questions: dict[int, Question] = {}
-        self._queues: defaultdict[Asked, deque[Question]] = defaultdict(deque)
+        self._questions: dict[int, PendingRequest] = {}
+        self._queues: defaultdict[Asked, deque[PendingRequest]] = defaultdict(deque)
         """What each lane works on, and what it was asked after that."""
         self._due: list[tuple[float, int, Asked]] = []
         """A heap of (when, question, who): an answer that would be late then,
@@ -165,7 +165,7 @@ class Ranks:
         requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
         name = next(iter(requests.values())).name
         limit = self._deadline if deadline is None else deadline
-        question = self._questions[self._number] = Question(
+        question = self._questions[self._number] = PendingRequest(
             self._number, name, lane, set(args), limit, answered
         )
         now = self._transport.clock()
@@ -248,7 +248,7 @@ class Ranks:
         if queue:
             heapq.heappush(self._due, (now + queue[0].limit, queue[0].number, who))
 
-    def _first_due(self) -> tuple[float, Question, int] | None:
+    def _first_due(self) -> tuple[float, PendingRequest, int] | None:
         """(when, what, which rank) of the answer that will be late first."""
         while self._due:
             when, number, who = self._due[0]

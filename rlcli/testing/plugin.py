@@ -22,7 +22,7 @@ from rlcli.project import PACKAGE, search_path
 from rlcli.recipe.parsing.layers import shown
 from rlcli.testing.contract import Contract, TimeIsUp, Violation
 from rlcli.testing.failures import failure_of
-from rlcli.testing.process_state import ProcessState, Running
+from rlcli.testing.process_state import ProcessState, StartedTasks
 from rlcli.testing.results import Check, CheckFailure, Examined, Outcome, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
@@ -110,7 +110,7 @@ class ChecksPlugin:
         self._open: list[_Case] = []
         """Cases of the current check."""
         self._current: _Progress | None = None
-        self._running = Running.now()
+        self._running = StartedTasks.now()
         """What ran before the current component."""
         self._state = ProcessState.now()
         """Before the current check."""
@@ -384,8 +384,8 @@ class ChecksPlugin:
 
     def _check_nothing_left(self, progress: _Progress) -> None:
         self._watcher.limited("looking for what is left running", self._check_seconds)
-        left = Running.now().left_since(self._running)
-        self._running = Running.now()
+        left = StartedTasks.now().left_since(self._running)
+        self._running = StartedTasks.now()
         if left:
             failure = CheckFailure(f"left running: {left}", "end what was started")
             check = Check("nothing that was started is left running", "FAIL", "", 0.0, failure)

@@ -73,7 +73,7 @@ class ProcessState:
 
 
 @dataclass(frozen=True)
-class Running:
+class StartedTasks:
     """Processes and threads that this process has started, except those that end with it anyway."""
 
     processes: Set[psutil.Process]
@@ -81,14 +81,14 @@ class Running:
     """Threads that Python waits for before it exits."""
 
     @classmethod
-    def now(cls) -> Running:
+    def now(cls) -> StartedTasks:
         tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
         children = psutil.Process().children(recursive=True)
         threads = [thread for thread in threading.enumerate() if not thread.daemon]
         lasting = [child for child in children if child.pid not in {tracker, *isolated}]
         return cls(frozenset(lasting), frozenset(threads))
 
-    def left_since(self, before: Running) -> str:
+    def left_since(self, before: StartedTasks) -> str:
         """End the processes that are left, and name them and the threads; empty if there are
         none."""
         deadline = time.monotonic() + END_WITHIN

@@ -21,7 +21,7 @@ from rlcli.project import current_project
 from rlcli.recipe.parsing.merge import merge
 from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Mapping, Mark, Node, plain
+from rlcli.recipe.parsing.tree import COMMAND_LINE, MappingNode, Mark, Node, plain
 from rlcli.spelling import nearest_name
 from rlcli.testing.contract import TimeIsUp
 from rlcli.testing.plugin import PUT_BACK, ChecksPlugin, time_limit
@@ -150,7 +150,7 @@ def values_of(subject: Subject) -> Any:
     if subject.kind == "recipe":
         return subject.values
     problems = Problems()
-    tree: Node = Mapping({}, Mark(COMMAND_LINE, 1, 1))
+    tree: Node = MappingNode({}, Mark(COMMAND_LINE, 1, 1))
     for override in parse_overrides(subject.values, problems):
         tree = merge(tree, override, problems)
     problems.raise_if_any()

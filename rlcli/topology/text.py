@@ -27,7 +27,7 @@ from rlcli.topology.servers import BYTES_PER_SECOND
 
 if TYPE_CHECKING:
     from rlcli.recipe.mesh import Mesh
-    from rlcli.recipe.parsing.tree import Path
+    from rlcli.recipe.parsing.tree import KeyPath
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
     from rlcli.recipe.servers import PlacedServer
@@ -105,7 +105,7 @@ def _graph(plan: Plan) -> Iterator[str]:
         yield "  (key): not read by any other call"
 
 
-def _title(path: Path) -> str:
+def _title(path: KeyPath) -> str:
     return "graph" if path == ("graph",) else "evaluation"
 
 
@@ -162,7 +162,7 @@ def _weights(plan: Plan) -> Iterator[str]:
     yield from aligned(["weights", "ranks", "params", "from"], rows, right=(2,))
 
 
-def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterator[str]:
+def _calls(resolved: Resolved, calls: Mapping[str, Call], path: KeyPath) -> Iterator[str]:
     """The calls in order, each with its keys; those that a layer lists are shown with their
     place."""
     order = [
@@ -225,7 +225,7 @@ def _read(calls: Mapping[str, Call]) -> set[str]:
     return {key for call in calls.values() for key in call.inputs}
 
 
-def _keys(word: str, keys: Sequence[str], resolved: Resolved, path: Path) -> Iterator[str]:
+def _keys(word: str, keys: Sequence[str], resolved: Resolved, path: KeyPath) -> Iterator[str]:
     mark = resolved.origin(path)
     if keys:
         text = ", ".join(keys) + ("" if mark.is_default else f"  # {by_label(str(mark), resolved)}")

@@ -8,6 +8,7 @@ lowered by `python tests/house/test_identifiers.py`.
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from falling_counts import HOME, lower, python_files, recorded_counts, too_high
 
 RECORD = Path(__file__).with_name("vague_names.txt")
+COMPONENTS = ("rlcli", "interfaces", "backends", "datasets")
 VAGUE = frozenset(
     [
         *("found", "given", "held", "kept", "known", "made", "said", "wanted"),
@@ -133,6 +135,16 @@ print(one, self.found, call(what=1))
 pairs = [(one, other) for one in pairs for other in one]
 """
     assert list(vague_names(ast.parse(source))) == []
+
+
+def test_no_two_classes_share_a_name():
+    homes: dict[str, list[str]] = defaultdict(list)
+    for folder in COMPONENTS:
+        for file in sorted((HOME / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    homes[node.name].append(str(file.relative_to(HOME)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
 if __name__ == "__main__":

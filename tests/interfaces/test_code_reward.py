@@ -398,10 +398,10 @@ def test_a_program_that_could_not_be_run_is_reported_as_an_error(judge):
     tried = []
 
     def refused(tasks, **_):
-        from rlcli.interfaces.rewards._worker_pool import End, Outcome
+        from rlcli.interfaces.rewards._worker_pool import End, TaskOutcome
 
         tried.append(len(tasks))
-        return [Outcome(end=End.DIED) for _ in tasks]
+        return [TaskOutcome(end=End.DIED) for _ in tasks]
 
     interface.pool.run = refused
     model, data = batch([[fenced(SUM)]], [SUMS])

@@ -17,7 +17,7 @@ from rlcli.errors import RecipeError, UsageError
 from rlcli.launch.slurm.allocations import LEAD
 from rlcli.launch.slurm.launcher import first_to_fail, srun_command
 from rlcli.launch.slurm.script import batch_script, seconds_of
-from rlcli.launch.slurm.submit import VALUES, Batch
+from rlcli.launch.slurm.submit import VALUES, JobArray
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology import plan_topology
 
@@ -247,7 +247,7 @@ def test_a_users_own_template_is_used(tmp_path):
 
 def test_an_unmeasured_run_is_warned_at_most_a_quarter_before_its_end():
     def lead(time):
-        text = Batch(
+        text = JobArray(
             resolved(f"launch.slurm.time={time}").recipe, Path("/runs/1"), (Path("/runs/1"),)
         ).script()
         return sbatch_options(text)["signal"]
@@ -262,7 +262,9 @@ def test_a_measured_run_is_warned_three_steps_and_a_minute_before_its_end(tmp_pa
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in steps))
     recipe = resolved("launch.slurm.time=8h").recipe
-    assert sbatch_options(Batch(recipe, tmp_path, (tmp_path,)).script())["signal"] == "B:USR1@180"
+    assert (
+        sbatch_options(JobArray(recipe, tmp_path, (tmp_path,)).script())["signal"] == "B:USR1@180"
+    )
 
 
 # -- running the script ----------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def stand_in_rlcli(tmp_path):
 def write_values(folder: Path, runs: list[Path], overrides: tuple[str, ...], stand_in: str) -> None:
     for logs in (folder / "logs", *(run / "logs" for run in runs)):
         logs.mkdir(parents=True, exist_ok=True)
-    batch = Batch(resolved().recipe, folder, tuple(runs), overrides=overrides)
+    batch = JobArray(resolved().recipe, folder, tuple(runs), overrides=overrides)
     values = batch._values()
     values["environment"]["PYTHONPATH"] = stand_in
     (folder / VALUES).write_text(json.dumps(values))

@@ -10,7 +10,7 @@ import pytest
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook, in_turn
 from rlcli.errors import UsageError
-from rlcli.runtime.flow import Batch, Gate, Progress, Versions
+from rlcli.runtime.flow import Batch, Conditions, Gate, Versions
 
 KINDS = {
     "generate": ModelInterfaceType.GENERATE,
@@ -126,7 +126,7 @@ def test_weights_that_never_change_count_as_those_of_the_finished_steps():
 
 
 def test_a_waiting_call_continues_once_the_weights_are_trained():
-    progress = Progress()
+    progress = Conditions()
     versions, log = Versions(PPO, 0), []
 
     async def generate():

@@ -17,7 +17,7 @@ from rlcli.cli import watched_fork
 from rlcli.cli.main import main
 from rlcli.processes import start_isolated
 from rlcli.testing import runner
-from rlcli.testing.process_state import Running
+from rlcli.testing.process_state import StartedTasks
 
 COMPONENT = """
 import os, signal, subprocess, threading, time
@@ -195,11 +195,11 @@ def test_nothing_is_left_running(examine):
 
 
 def test_an_isolated_process_is_not_left_running():
-    before = Running.now()
+    before = StartedTasks.now()
     process = start_isolated(["sleep", "100"])
     try:
         assert psutil.Process().children()
-        assert Running.now().left_since(before) == ""
+        assert StartedTasks.now().left_since(before) == ""
     finally:
         process.kill()
         process.communicate()

@@ -34,7 +34,7 @@ ARRAY_LOG = "job.log"
 
 
 @dataclass(frozen=True)
-class Batch:
+class JobArray:
     """A job, or an array of jobs: one for each run."""
 
     recipe: Recipe
@@ -100,10 +100,10 @@ class Batch:
         return {"folder": str(Path.cwd()), "environment": environment, "runs": runs}
 
 
-def planned(resolved: Resolved, run_dir: Path | None) -> Batch:
+def planned(resolved: Resolved, run_dir: Path | None) -> JobArray:
     """The job of a new run; nothing is created. Raises UsageError, as its script does."""
     folder = (run_dir or _new_folder(resolved)).absolute()
-    return Batch(resolved.recipe, folder, (folder,))
+    return JobArray(resolved.recipe, folder, (folder,))
 
 
 def submit_run(
@@ -121,7 +121,7 @@ def submit_run(
     folder = (run_dir or _new_folder(resolved)).absolute()
     with undone_on_failure(folder):
         prepare_run(resolved, folder)
-        return Batch(resolved.recipe, folder, (folder,)).submit(), folder
+        return JobArray(resolved.recipe, folder, (folder,)).submit(), folder
 
 
 def submit_again(
@@ -137,19 +137,21 @@ def submit_again(
             message, where=str(run_dir), hint=f"rlcli status {run_dir} shows it", code="F71"
         )
     folder = run_dir.absolute()
-    return Batch(recipe, folder, (folder,), tuple(options), tuple(overrides)).submit()
+    return JobArray(recipe, folder, (folder,), tuple(options), tuple(overrides)).submit()
 
 
-def planned_sweep(base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: int | None) -> Batch:
+def planned_sweep(
+    base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: int | None
+) -> JobArray:
     """The array of a sweep; nothing is created. Raises UsageError, as its script does."""
     folder = (run_dir or _new_folder(base)).absolute()
-    return Batch(
+    return JobArray(
         base.recipe, folder, tuple(folder / run.name for run in sweep.runs), at_once=at_once
     )
 
 
 def submit_sweep(
-    batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[str], None] | None = None
+    batch: JobArray, sweep: Sweep, base: Resolved, *, warn: Callable[[str], None] | None = None
 ) -> str:
     """Check a sweep (with `warn`, some of its rows too), create the folders of its runs, and submit
     them. Returns the id of the array. Raises RlcliError and leaves nothing behind."""

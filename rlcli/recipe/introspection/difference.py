@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from rlcli.recipe.introspection.fields import completed
-from rlcli.recipe.parsing.tree import DEFAULT, Path, dotted, is_default, plain_leaves
+from rlcli.recipe.parsing.tree import DEFAULT, KeyPath, dotted, is_default, plain_leaves
 from rlcli.recipe.resolve import Resolved
 
 Kind = Literal["changed", "added", "removed"]
@@ -18,11 +18,11 @@ Kind = Literal["changed", "added", "removed"]
 class Values:
     """A recipe as plain values for every key, including the defaults of all arguments."""
 
-    of: Mapping[Path, Any]
+    of: Mapping[KeyPath, Any]
     origins: Mapping[str, str]
     """Key → `file:line:col`; keys that no layer sets are missing."""
 
-    def origin(self, path: Path) -> str | None:
+    def origin(self, path: KeyPath) -> str | None:
         """Where a value was written; None for a key that the recipe does not have."""
         return self.origins.get(dotted(path), DEFAULT) if path in self.of else None
 

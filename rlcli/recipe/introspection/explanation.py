@@ -17,9 +17,9 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
 from rlcli.recipe.parsing.tree import (
     DEFAULT,
-    Mapping,
+    KeyPath,
+    MappingNode,
     Node,
-    Path,
     Scalar,
     at,
     dotted,
@@ -115,7 +115,7 @@ def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
     ]
 
 
-def known_values(resolved: Resolved) -> dict[Path, Any]:
+def known_values(resolved: Resolved) -> dict[KeyPath, Any]:
     """Every key that can be set and its value: the schema's, those of each component's arguments,
     and those of the recipe's own blocks."""
     document = completed(resolved.to_json())
@@ -135,19 +135,19 @@ def known_values(resolved: Resolved) -> dict[Path, Any]:
     }
 
 
-def _effective(resolved: Resolved, path: Path) -> Node | None:
+def _effective(resolved: Resolved, path: KeyPath) -> Node | None:
     """The effective value as some layer sets it, also for keys of blocks."""
     return at(resolved.tree if path[0] in SECTIONS else _blocks(resolved), path)
 
 
-def _is_prefix(path: Path, values: dict[Path, Any]) -> bool:
+def _is_prefix(path: KeyPath, values: dict[KeyPath, Any]) -> bool:
     return any(len(longer) > len(path) and longer[: len(path)] == path for longer in values)
 
 
-def _blocks(resolved: Resolved) -> Mapping:
+def _blocks(resolved: Resolved) -> MappingNode:
     """The recipe's own blocks, resolved."""
     tree = interpolate(resolved.written, Problems(), os.environ)
-    return Mapping(
+    return MappingNode(
         {name: entry for name, entry in tree.entries.items() if name not in SECTIONS}, tree.mark
     )
 
@@ -155,7 +155,7 @@ def _blocks(resolved: Resolved) -> Mapping:
 # -- one value -------------------------------------------------------------------------------------
 
 
-def _explanation(resolved: Resolved, path: Path, values: dict[Path, Any]) -> Explanation:
+def _explanation(resolved: Resolved, path: KeyPath, values: dict[KeyPath, Any]) -> Explanation:
     uses = _uses(resolved.written, path)
     uses = {use: through for use, through in uses.items() if "args" not in use or use in values}
     carried = [use for use in uses if use[0] in SECTIONS]
@@ -178,7 +178,9 @@ def _explanation(resolved: Resolved, path: Path, values: dict[Path, Any]) -> Exp
     )
 
 
-def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> Iterator[ValueStep]:
+def _steps(
+    resolved: Resolved, path: KeyPath, field: Field | None, value: Any
+) -> Iterator[ValueStep]:
     written = {
         node.mark: node.text
         for tree in (*(layer.tree for layer in resolved.layers), *resolved.override_trees)
@@ -224,7 +226,7 @@ def _note(setting: Setting) -> str | None:
     return f"as {setting.via}, taken over at {setting.through}" if setting.via else None
 
 
-def _is_read(path: Path) -> bool:
+def _is_read(path: KeyPath) -> bool:
     """Whether a key has an effect of its own: interfaces read sampling settings only by
     reference."""
     return path[0] != "generation" or path[1:] == ("responses_per_prompt",)
@@ -233,11 +235,11 @@ def _is_read(path: Path) -> bool:
 # -- where it goes ---------------------------------------------------------------------------------
 
 
-def _uses(tree: Mapping, path: Path) -> dict[Path, str]:
+def _uses(tree: MappingNode, path: KeyPath) -> dict[KeyPath, str]:
     """The keys that receive the value at a path through references, nearest first,
     each with the last reference."""
     references = list(references_in(tree))
-    references_by_key: dict[Path, str] = {}
+    references_by_key: dict[KeyPath, str] = {}
     waiting = [path]
     while waiting:
         target = waiting.pop(0)
@@ -252,7 +254,7 @@ def _uses(tree: Mapping, path: Path) -> dict[Path, str]:
     return references_by_key
 
 
-def _carried_to(reference: Reference, target: Path) -> Path | None:
+def _carried_to(reference: Reference, target: KeyPath) -> KeyPath | None:
     size = len(reference.target)
     if reference.is_alone and target[:size] == reference.target:
         return (*reference.path, *target[size:])
@@ -267,14 +269,14 @@ BATCH = (
 )  # fmt: skip
 
 
-def _effect(paths: list[Path]) -> str:
+def _effect(paths: list[KeyPath]) -> str:
     for word, rules in (("topology", TOPOLOGY), ("batch", BATCH)):
         if any(covers(tuple(rule.split(".")), path) for rule in rules for path in paths):
             return word
     return "none"
 
 
-def _unknown(resolved: Resolved, key: str, values: dict[Path, Any]) -> UsageError:
+def _unknown(resolved: Resolved, key: str, values: dict[KeyPath, Any]) -> UsageError:
     """Likely intended keys: the same last word elsewhere, a similar key,
     or another framework's word."""
     keys = [dotted(path) for path in values]

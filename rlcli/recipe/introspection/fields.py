@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
-from pathlib import Path as File
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -31,7 +31,7 @@ from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.parsing.places import component_paths
-from rlcli.recipe.parsing.tree import Node, Path, Scalar, at, default_mark, dotted, node_of
+from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, at, default_mark, dotted, node_of
 from rlcli.recipe.schema import Call, Component, Recipe
 from rlcli.recipe.suggest import PLACEHOLDERS
 from rlcli.registry import COMPUTED, Argument, Signature
@@ -50,7 +50,7 @@ class Field:
     """`file:line` of a component's argument."""
 
 
-def field_of(path: Path, tree: Node) -> Field | None:
+def field_of(path: KeyPath, tree: Node) -> Field | None:
     """The field behind a key of a recipe; None for a free-form key, or one that does not exist."""
     for path_of_component, signature in components_in(tree):
         for name, argument in arguments_in(signature):
@@ -71,7 +71,7 @@ def fields_under(name: str) -> list[tuple[str, Field]]:
     return [(name, own_field), *_fields_in(inside(annotation, 0), (*path[:-1], f"{path[-1]}[]"))]
 
 
-def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
+def _fields_in(annotation: Any, path: KeyPath) -> Iterator[tuple[str, Field]]:
     section = section_of(annotation)
     if named_section_of(annotation) not in (None, Component):
         yield from _fields_in(
@@ -89,7 +89,7 @@ def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
                 yield dotted((*path, key)), _described(section, key, info)
 
 
-def components_in(tree: Node) -> Iterator[tuple[Path, Signature]]:
+def components_in(tree: Node) -> Iterator[tuple[KeyPath, Signature]]:
     """Every component that a recipe names, with the path of its section."""
     for path, kind in component_paths(tree):
         name = at(tree, (*path, "type"))
@@ -183,18 +183,18 @@ def _argument_field(signature: Signature, argument: Argument) -> Field:
     )
 
 
-def _short(path: File) -> str:
+def _short(path: Path) -> str:
     """A component's file: relative to the working directory,
     otherwise to the folder of its kind."""
     homes = [root for root in roots() if path.is_relative_to(root)]
     return (
         shown(path)
-        if path.is_relative_to(File.cwd()) or not homes
+        if path.is_relative_to(Path.cwd()) or not homes
         else path.relative_to(homes[-1]).as_posix()
     )
 
 
-def _section_field(path: Path) -> Field | None:
+def _section_field(path: KeyPath) -> Field | None:
     section = section_of(annotation_at(Recipe, path[:-1]))
     field = field_at(section, path[-1])  # None for a user-defined name: models.<role>
     return (
@@ -220,7 +220,7 @@ def _described(section: type[BaseModel], key: str, field: FieldInfo) -> Field:
 
 _WORDS: dict[Any, str] = {
     str: "text",
-    File: "text",
+    Path: "text",
     int: "int",
     float: "float",
     bool: "bool",

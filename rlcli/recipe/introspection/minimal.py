@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rlcli.errors import DataError, ModelError, RecipeError
 from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Mark, Path, dotted, key_mark, nodes, with_value
+from rlcli.recipe.parsing.tree import KeyPath, Mark, dotted, key_mark, nodes, with_value
 from rlcli.recipe.resolve import Resolved, resolve_layers
 
 
@@ -24,7 +24,7 @@ def superfluous(resolved: Resolved, layer: Layer) -> list[Superfluous]:
     Keys set by a command-line override are not judged."""
     expected = resolved.to_json()
     overridden = [tuple(override.partition("=")[0].split(".")) for override in resolved.overrides]
-    redundant: dict[Path, Superfluous] = {}
+    redundant: dict[KeyPath, Superfluous] = {}
     for path, node in nodes(layer.tree):
         is_overridden = any(above[: len(path)] == path for above in overridden)
         if not path or is_overridden or any(path[: len(above)] == above for above in redundant):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.recipe.introspection.fields import completed
-from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Node, dotted, is_null, plain_leaves
+from rlcli.recipe.parsing.tree import DEFAULT, MappingNode, Node, dotted, is_null, plain_leaves
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 
@@ -18,7 +18,7 @@ longer lists wrap."""
 
 
 @dataclass(frozen=True)
-class Line:
+class YamlLine:
     """One line of YAML, and the origin of its value; None for a line that only opens a section."""
 
     text: str
@@ -40,22 +40,22 @@ def defaults_left_out(resolved: Resolved) -> int:
 
 def with_origins(
     resolved: Resolved, document: dict[str, Any], path: tuple[str, ...] = ()
-) -> list[Line]:
+) -> list[YamlLine]:
     """The recipe, or its section at a path, as lines of YAML, each value with its origin."""
     indent = "  " * len(path)
-    lines: list[Line] = []
+    lines: list[YamlLine] = []
     for key, item in document.items():
         if isinstance(item, dict) and item:
-            lines.append(Line(indent + to_yaml({key: {}}).removesuffix(" {}\n"), None))
+            lines.append(YamlLine(indent + to_yaml({key: {}}).removesuffix(" {}\n"), None))
             lines += with_origins(resolved, item, (*path, key))
             continue
         first, *rest = (
             indent + line for line in to_yaml({key: item}, room=COLUMN - len(indent)).splitlines()
         )
         lines.append(
-            Line(first, by_label(resolved.origins.get(dotted((*path, key)), DEFAULT), resolved))
+            YamlLine(first, by_label(resolved.origins.get(dotted((*path, key)), DEFAULT), resolved))
         )
-        lines += [Line(line, None) for line in rest]
+        lines += [YamlLine(line, None) for line in rest]
     return lines
 
 
@@ -71,7 +71,7 @@ def by_label(text: str, resolved: Resolved) -> str:
 def _set_only(node: Node, value: Any) -> Any:
     """The part of the resolved value that the tree contains;
     everything below an empty mapping is default."""
-    if isinstance(node, Mapping) and isinstance(value, dict):
+    if isinstance(node, MappingNode) and isinstance(value, dict):
         return {
             key: _set_only(node.entries[key].node, item)
             for key, item in value.items()

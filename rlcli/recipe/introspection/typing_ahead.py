@@ -19,7 +19,7 @@ from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.places import GRAPHS, Pattern, component_paths, kind_at, matches
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import null_means, without_removed
-from rlcli.recipe.parsing.tree import Mapping, Mark, Node, Path, Scalar, at, keys_at
+from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, Node, Scalar, at, keys_at
 from rlcli.recipe.schema import Recipe
 from rlcli.registry import names
 
@@ -37,20 +37,22 @@ _ROLES: tuple[Pattern, ...] = (
 _DATASETS: tuple[Pattern, ...] = (("train", "dataset"), ("train", "eval", "dataset"))
 
 
-def sketch(recipe: str, overrides: Sequence[str] = (), profiles: Sequence[str] = ()) -> Mapping:
+def sketch(recipe: str, overrides: Sequence[str] = (), profiles: Sequence[str] = ()) -> MappingNode:
     """The layers of a recipe merged as far as they can be read; empty if there is none."""
     problems = Problems()
-    tree: Node = Mapping({}, Mark("", 0, 0))
+    tree: Node = MappingNode({}, Mark("", 0, 0))
     path = find_recipe(recipe, problems) if recipe else None
     if path is not None:
         trees = [layer.tree for layer in collect(path, problems, profiles)]
         for upper in (*trees, *parse_overrides(overrides, problems)):
             tree = merge(tree, upper, problems)
-    assert isinstance(tree, Mapping)
+    assert isinstance(tree, MappingNode)
     return with_backends(without_removed(Recipe, tree, problems))
 
 
-def override_candidates(tree: Mapping, text: str, existing: Sequence[str] = ()) -> list[Candidate]:
+def override_candidates(
+    tree: MappingNode, text: str, existing: Sequence[str] = ()
+) -> list[Candidate]:
     """Completions of `key=value`; `given`: existing overrides, whose keys are not offered again."""
     key, equals, value = text.partition("=")
     if equals:
@@ -63,7 +65,7 @@ def override_candidates(tree: Mapping, text: str, existing: Sequence[str] = ()) 
     return [c for c in key_candidates(tree, text, end="=") if c.text.removesuffix("=") not in taken]
 
 
-def key_candidates(tree: Mapping, text: str, end: str = "") -> list[Candidate]:
+def key_candidates(tree: MappingNode, text: str, end: str = "") -> list[Candidate]:
     """Completions of a dotted key: sections end with a dot, values with `end`."""
     *above, partial = text.split(".")
     prefix = ".".join([*above, ""]) if above else ""
@@ -71,7 +73,7 @@ def key_candidates(tree: Mapping, text: str, end: str = "") -> list[Candidate]:
     for name, (kind, doc) in _keys_at(tree, tuple(above)).items():
         if not name.startswith(partial) or "." in name:
             continue
-        below = _is_section(kind) or isinstance(at(tree, (*above, name)), Mapping)
+        below = _is_section(kind) or isinstance(at(tree, (*above, name)), MappingNode)
         if not below or _has_shorthand(kind):
             candidates.append(Candidate(f"{prefix}{name}{end}", doc))
         if below:
@@ -79,11 +81,11 @@ def key_candidates(tree: Mapping, text: str, end: str = "") -> list[Candidate]:
     return candidates
 
 
-def values(tree: Mapping, key: str) -> list[tuple[str, str]]:
+def values(tree: MappingNode, key: str) -> list[tuple[str, str]]:
     """(word, description) of every value that a key is known to take, its current one first."""
     path = tuple(key.split("."))
     now = at(tree, path)
-    if isinstance(now, Mapping):
+    if isinstance(now, MappingNode):
         now = now.get("type")
     words = {}
     if isinstance(now, Scalar) and now.text:
@@ -96,7 +98,7 @@ def values(tree: Mapping, key: str) -> list[tuple[str, str]]:
     return list({**words, **dict(_legal(tree, path)), **words, **removal}.items())
 
 
-def _legal(tree: Mapping, path: Path) -> Iterator[tuple[str, str]]:
+def _legal(tree: MappingNode, path: KeyPath) -> Iterator[tuple[str, str]]:
     component = kind_at(path) or (kind_at(path[:-1]) if path[-1] == "type" else None)
     if component is not None:
         yield from ((name, "") for name in names(component))
@@ -131,7 +133,7 @@ def _words(kind: Any) -> Iterator[str]:
 # -- the keys of a section -------------------------------------------------------------------------
 
 
-def _keys_at(tree: Mapping, path: Path) -> Keys:
+def _keys_at(tree: MappingNode, path: KeyPath) -> Keys:
     """The keys of a section in this recipe."""
     blocks = [name for name in tree.entries if name not in Recipe.model_fields]
     keys: Keys = {**_fields(Recipe), **dict.fromkeys(blocks, (BLOCK, ""))}
@@ -156,7 +158,7 @@ def _fields(section: type[BaseModel]) -> Keys:
     }
 
 
-def _arguments(tree: Mapping, path: Path, kind: str) -> Keys:
+def _arguments(tree: MappingNode, path: KeyPath, kind: str) -> Keys:
     """The arguments of the component that a section names."""
     name = at(tree, (*path, "type"))
     if not isinstance(name, Scalar):
@@ -167,7 +169,7 @@ def _arguments(tree: Mapping, path: Path, kind: str) -> Keys:
         return {}
 
 
-def _block(tree: Mapping, block: str) -> Keys:
+def _block(tree: MappingNode, block: str) -> Keys:
     """The keys of a block such as `ppo`: the arguments of the components that use it as a whole."""
     keys: Keys = dict.fromkeys(keys_at(tree, (block,)), (Any, ""))
     for path, kind in component_paths(tree):

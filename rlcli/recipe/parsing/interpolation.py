@@ -8,8 +8,7 @@ origin. Within other text the target's text is inserted. `$${` stands for a lite
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping as Environment
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rlcli.recipe.parsing.defaults import default_at
@@ -20,11 +19,11 @@ from rlcli.recipe.parsing.removal import null_means, place_of, removed_at
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
 from rlcli.recipe.parsing.tree import (
     Entry,
+    KeyPath,
     Listing,
-    Mapping,
+    MappingNode,
     Mark,
     Node,
-    Path,
     Scalar,
     keys_at,
     kind_of,
@@ -50,9 +49,9 @@ _SECRET = re.compile(
 class Reference:
     """A `${a.b}` in a recipe."""
 
-    path: Path
+    path: KeyPath
     """The key whose value contains it."""
-    target: Path
+    target: KeyPath
     """`("a", "b")`."""
     is_alone: bool
     """Whether the value is only the reference, so that it may bring in whole sections."""
@@ -69,7 +68,7 @@ def referenced_blocks(node: Node) -> set[str]:
 def references_in(tree: Node) -> Iterator[Reference]:
     """Every reference in a tree with unresolved references."""
     for path, node in nodes(tree):
-        scalar = node.under if isinstance(node, Mapping) else node
+        scalar = node.under if isinstance(node, MappingNode) else node
         if isinstance(scalar, Scalar) and isinstance(scalar.value, str) and "${" in scalar.value:
             is_alone = whole_reference(scalar) is not None
             for match in _TOKEN.finditer(scalar.value):
@@ -77,16 +76,18 @@ def references_in(tree: Node) -> Iterator[Reference]:
                     yield Reference(path, tuple(match.group(1).strip().split(".")), is_alone)
 
 
-def interpolate(root: Mapping, problems: Problems, environment: Environment[str, str]) -> Mapping:
+def interpolate(
+    root: MappingNode, problems: Problems, environment: Mapping[str, str]
+) -> MappingNode:
     """The tree with all references resolved; unresolvable ones are reported,
     and their values are not `valid`."""
     resolved = _Interpolator(root, problems, environment).value(root, 0)
-    assert isinstance(resolved, Mapping)
+    assert isinstance(resolved, MappingNode)
     return resolved
 
 
 class _Interpolator:
-    def __init__(self, root: Mapping, problems: Problems, environment: Environment[str, str]):
+    def __init__(self, root: MappingNode, problems: Problems, environment: Mapping[str, str]):
         self.root = root
         self.problems = problems
         self.environment = environment
@@ -113,7 +114,7 @@ class _Interpolator:
             return Scalar(None, node.mark, valid=False)
         if isinstance(node, Listing):
             return replace(node, items=tuple(self.value(item, depth + 1) for item in node.items))
-        if isinstance(node, Mapping):
+        if isinstance(node, MappingNode):
             node = self.over_reference(node, depth)
             entries = {
                 key: Entry(e.key, self.value(e.node, depth + 1)) for key, e in node.entries.items()
@@ -128,7 +129,7 @@ class _Interpolator:
             return target if isinstance(target, Scalar) else self.value(target, depth)
         return self.text(node, depth)
 
-    def over_reference(self, node: Mapping, depth: int) -> Mapping:
+    def over_reference(self, node: MappingNode, depth: int) -> MappingNode:
         """Entries set on top of `${a.b}`, merged with its target."""
         if node.under is None:
             return node
@@ -139,7 +140,7 @@ class _Interpolator:
         merged = merge(
             below, replace(node, under=None, valid=node.valid and not lacks), self.problems
         )
-        assert isinstance(merged, Mapping)
+        assert isinstance(merged, MappingNode)
         return merged
 
     def target(self, reference: str, mark: Mark, depth: int) -> Node:
@@ -173,9 +174,9 @@ class _Interpolator:
         for walked, key in enumerate(path):
             if (through := whole_reference(node)) is not None:
                 node = self.target(through, node.mark, depth)
-            if isinstance(node, Mapping):
+            if isinstance(node, MappingNode):
                 node = self.over_reference(node, depth)
-            child = node.get(key) if isinstance(node, Mapping) else None
+            child = node.get(key) if isinstance(node, MappingNode) else None
             if isinstance(child, Scalar) and child.value is None and child.valid:
                 meaning = null_means(Recipe, path[: walked + 1])
                 if meaning == "gone":
@@ -187,7 +188,7 @@ class _Interpolator:
                     return None
                 child = None if meaning == "default" else child
             if child is None:
-                if isinstance(node, Mapping) and not node.valid:
+                if isinstance(node, MappingNode) and not node.valid:
                     return None
                 default = default_at(path, walked)
                 if default is None:

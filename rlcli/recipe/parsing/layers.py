@@ -15,7 +15,7 @@ from rlcli.api.run_folder import is_run
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
-from rlcli.recipe.parsing.tree import Listing, Mapping, Mark, Node, Scalar, is_null, kind_of
+from rlcli.recipe.parsing.tree import Listing, MappingNode, Mark, Node, Scalar, is_null, kind_of
 from rlcli.recipe.synonyms import absent
 from rlcli.spelling import did_you_mean, nearest_name
 
@@ -40,7 +40,7 @@ class Layer:
     path: Path
     text: str
     """The file as written."""
-    tree: Mapping
+    tree: MappingNode
     """Without `extends:`; component shorthands spelt out."""
     pulled_in_by: Mark | None
     """The `extends:` entry or `--with` option that names it; None for the recipe itself."""
@@ -286,7 +286,7 @@ class _Collector:
         if tree is None or (isinstance(tree, Scalar) and not tree.valid):
             self.problems.is_cut_off = True
             return None
-        if not isinstance(tree, Mapping):
+        if not isinstance(tree, MappingNode):
             content = "nothing" if is_null(tree) else kind_of(tree)
             return self.refuse(
                 "R02", f"expected a mapping at the top level, found {content}", tree.mark
@@ -296,7 +296,7 @@ class _Collector:
         self.open.pop()
         entries = {key: entry for key, entry in tree.entries.items() if key != "extends"}
         spelt = spell_out_types(with_valid_markers(replace(tree, entries=entries), self.problems))
-        assert isinstance(spelt, Mapping)
+        assert isinstance(spelt, MappingNode)
         self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
         return None
 

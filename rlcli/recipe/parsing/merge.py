@@ -17,10 +17,10 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
     Entry,
+    KeyPath,
     Listing,
-    Mapping,
+    MappingNode,
     Node,
-    Path,
     Scalar,
     is_null,
     kind_of,
@@ -47,7 +47,7 @@ def whole_reference(node: Node | None) -> str | None:
 
 def reference_below(node: Node | None) -> str | None:
     """`a.b` if the value is only `${a.b}`, or entries set on top of that."""
-    return whole_reference(node.under if isinstance(node, Mapping) else node)
+    return whole_reference(node.under if isinstance(node, MappingNode) else node)
 
 
 def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
@@ -56,9 +56,9 @@ def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
     if isinstance(node, Scalar):
         short = isinstance(node.value, str) and not node.value.lstrip().startswith("${")
         if short and any(matches(pattern, path) for pattern in TYPED):
-            return Mapping({"type": Entry(node.mark, node)}, node.mark)
+            return MappingNode({"type": Entry(node.mark, node)}, node.mark)
         return node
-    if isinstance(node, Mapping) and leads_to(TYPED, path):
+    if isinstance(node, MappingNode) and leads_to(TYPED, path):
         entries = {
             key: Entry(entry.key, spell_out_types(entry.node, (*path, key)))
             for key, entry in node.entries.items()
@@ -67,7 +67,7 @@ def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
     return node
 
 
-def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
+def with_valid_markers(node: Node, problems: Problems, path: KeyPath = ()) -> Node:
     """The tree, with every meaningless `_replace_` and `_append_` reported and removed."""
     if isinstance(node, Listing):
         items = (
@@ -75,7 +75,7 @@ def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
             for index, item in enumerate(node.items)
         )
         return replace(node, items=tuple(items))
-    if not isinstance(node, Mapping):
+    if not isinstance(node, MappingNode):
         return node
     entries = dict(node.entries)
     for marker in (REPLACE, APPEND):
@@ -118,7 +118,7 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
         return replace(
             upper, over=lower.over if isinstance(lower, Scalar) and lower.value is None else lower
         )
-    if not isinstance(upper, Mapping):
+    if not isinstance(upper, MappingNode):
         return upper
     if APPEND in upper.entries:
         return _appended(lower, upper, problems)
@@ -126,7 +126,7 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
         lower = None
     entries: dict[str, Entry] = {}
     under, valid = upper.under, upper.valid
-    if isinstance(lower, Mapping):
+    if isinstance(lower, MappingNode):
         under, valid = under or lower.under, valid and lower.valid
         if _type_changes(lower, upper):
             lower, upper = _without_args(lower), _over_other_type(lower, upper)
@@ -140,16 +140,16 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
             entries[key] = Entry(
                 entry.key, merge(below.node if below else None, entry.node, problems)
             )
-    overridden = upper.mark.file == COMMAND_LINE and isinstance(lower, Mapping)
-    return Mapping(entries, lower.mark if overridden and lower else upper.mark, under, valid)
+    overridden = upper.mark.file == COMMAND_LINE and isinstance(lower, MappingNode)
+    return MappingNode(entries, lower.mark if overridden and lower else upper.mark, under, valid)
 
 
-def _type_changes(lower: Mapping, upper: Mapping) -> bool:
+def _type_changes(lower: MappingNode, upper: MappingNode) -> bool:
     old, new = lower.get("type"), upper.get("type")
     return isinstance(old, Scalar) and isinstance(new, Scalar) and old.value != new.value
 
 
-def _without_args(component: Mapping) -> Mapping:
+def _without_args(component: MappingNode) -> MappingNode:
     """A component without the arguments of its type; those of a block are for whichever components
     take them."""
     entries = dict(component.entries)
@@ -158,7 +158,7 @@ def _without_args(component: Mapping) -> Mapping:
     return replace(component, entries=entries)
 
 
-def _over_other_type(lower: Mapping, upper: Mapping) -> Mapping:
+def _over_other_type(lower: MappingNode, upper: MappingNode) -> MappingNode:
     """A component that remembers the type which its own replaces."""
     entry, replaced = upper.entries["type"], lower.get("type")
     assert isinstance(entry.node, Scalar)
@@ -166,7 +166,7 @@ def _over_other_type(lower: Mapping, upper: Mapping) -> Mapping:
     return replace(upper, entries={**upper.entries, "type": remembering})
 
 
-def _appended(lower: Node | None, upper: Mapping, problems: Problems) -> Node:
+def _appended(lower: Node | None, upper: MappingNode, problems: Problems) -> Node:
     added = upper.entries[APPEND].node
     assert isinstance(added, Listing)
     if lower is None or is_null(lower):

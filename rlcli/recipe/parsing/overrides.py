@@ -13,10 +13,10 @@ from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
 from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
     Entry,
-    Mapping,
+    KeyPath,
+    MappingNode,
     Mark,
     Node,
-    Path,
     Scalar,
     dotted,
     leaves,
@@ -28,7 +28,7 @@ MAX_OVERRIDES = 1_000
 _KEY = re.compile(r"[^\s.=\[\]{}:,]+(\.[^\s.=\[\]{}:,]+)*")
 
 
-def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mapping]:
+def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[MappingNode]:
     """One small tree for each override. A value set twice is refused: the later one never wins
     silently. A value that cannot be read keeps its key,
     so that nothing is concluded from its absence."""
@@ -48,8 +48,8 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         problems.add("R41", "an override has no spaces around =", Mark(COMMAND_LINE, 1, 1), hint)
         problems.is_cut_off = True
         return []
-    trees: list[Mapping] = []
-    set_by: dict[Path, int] = {}
+    trees: list[MappingNode] = []
+    set_by: dict[KeyPath, int] = {}
     for number, text in enumerate(overrides, start=1):
         tree = _parse(text, number, problems)
         if tree is None:
@@ -79,12 +79,12 @@ def _written_with_spaces(overrides: Sequence[str]) -> str | None:
     return None
 
 
-def _overlap(left: Path, right: Path) -> bool:
+def _overlap(left: KeyPath, right: KeyPath) -> bool:
     length = min(len(left), len(right))
     return left[:length] == right[:length]
 
 
-def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
+def _parse(text: str, number: int, problems: Problems) -> MappingNode | None:
     key, equals, value = text.partition("=")
     start = Mark(COMMAND_LINE, number, 1)
     if not equals:
@@ -107,10 +107,10 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
     for name in reversed(parts):
         column -= len(name)
         mark = Mark(COMMAND_LINE, number, column)
-        node = Mapping({name: Entry(mark, node)}, mark)
+        node = MappingNode({name: Entry(mark, node)}, mark)
         column -= 1
     spelt = spell_out_types(with_valid_markers(node, problems))
-    assert isinstance(spelt, Mapping)
+    assert isinstance(spelt, MappingNode)
     return spelt
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rlcli.recipe.parsing.tree import Node, Path, keys_at
+from rlcli.recipe.parsing.tree import KeyPath, Node, keys_at
 
 Pattern = tuple[str, ...]
 
@@ -23,32 +23,32 @@ TYPED: tuple[Pattern, ...] = (("launch",), *(pattern for pattern, _ in COMPONENT
 """Sections that text alone can stand for, which is their type then: `backend: fsdp`."""
 
 
-def matches(pattern: Pattern, path: Path) -> bool:
+def matches(pattern: Pattern, path: KeyPath) -> bool:
     """Whether a path is one of those that a pattern describes."""
     return len(pattern) == len(path) and covers(pattern, path)
 
 
-def covers(pattern: Pattern, path: Path) -> bool:
+def covers(pattern: Pattern, path: KeyPath) -> bool:
     """Whether a path is one of those that a pattern describes, or leads to something below one."""
     return len(pattern) <= len(path) and all(
         want in ("*", key) for want, key in zip(pattern, path, strict=False)
     )
 
 
-def leads_to(patterns: Iterable[Pattern], path: Path) -> bool:
+def leads_to(patterns: Iterable[Pattern], path: KeyPath) -> bool:
     """Whether any of the patterns describes a path, or one below it."""
     return any(matches(pattern[: len(path)], path) for pattern in patterns)
 
 
-def kind_at(path: Path) -> str | None:
+def kind_at(path: KeyPath) -> str | None:
     """The kind of component that a recipe names at a path."""
     return next((kind for pattern, kind in COMPONENTS if matches(pattern, path)), None)
 
 
-def component_paths(tree: Node) -> Iterator[tuple[Path, str]]:
+def component_paths(tree: Node) -> Iterator[tuple[KeyPath, str]]:
     """The sections of components in a recipe, each with its kind."""
     for pattern, kind in COMPONENTS:
-        paths: list[Path] = [()]
+        paths: list[KeyPath] = [()]
         for wanted_key in pattern:
             paths = [
                 (*path, key)

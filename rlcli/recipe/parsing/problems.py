@@ -6,9 +6,9 @@ from __future__ import annotations
 from rlcli.errors import Problem, RecipeError, escape_control
 from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
-    Mapping,
+    KeyPath,
+    MappingNode,
     Mark,
-    Path,
     default_mark,
     dotted,
     key_mark,
@@ -24,12 +24,12 @@ class Problems:
     def __init__(self) -> None:
         self.reported: list[Problem] = []
         self._marks: list[Mark | None] = []
-        self._sections: list[Path] = []
+        self._sections: list[KeyPath] = []
         self._known: set[tuple[str, str | None, str]] = set()
         self.sources: dict[str, list[str]] = {}
         self.pulled_in_by: dict[str, Mark] = {}
         """File → the `extends:` entry or the option that names it."""
-        self.written = Mapping({}, default_mark())
+        self.written = MappingNode({}, default_mark())
         """All layers merged, references as written."""
         self.layers: dict[str, bool] = {}
         """The files of the layers, lowest first, and whether each came with rlcli."""
@@ -55,7 +55,7 @@ class Problems:
         width: int = 0,
         same: str | None = None,
         about: str | None = None,
-        section: Path = (),
+        section: KeyPath = (),
     ) -> None:
         """Report a problem. `width`: characters under the caret. Problems with the same `same`
         (default: the text) at one place are one problem,
@@ -71,7 +71,7 @@ class Problems:
         self._marks.append(mark)
         self._sections.append(section)
 
-    def withdraw(self, section: Path) -> None:
+    def withdraw(self, section: KeyPath) -> None:
         """Take back the problems of a key and those below it: they follow from another problem."""
         staying = [
             index

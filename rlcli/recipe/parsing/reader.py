@@ -21,7 +21,7 @@ import yaml
 from rlcli.files import read_regular
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
-from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Mark, Node, Scalar, kind_of
+from rlcli.recipe.parsing.tree import Entry, Listing, MappingNode, Mark, Node, Scalar, kind_of
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -264,7 +264,7 @@ class _Composer:
             items.append(self.node(event, depth + 1))
         return Listing(tuple(items), self.mark(start.start_mark))
 
-    def mapping(self, start: Any, depth: int) -> Mapping:
+    def mapping(self, start: Any, depth: int) -> MappingNode:
         entries: dict[str, Entry] = {}
         valid = True
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
@@ -289,7 +289,7 @@ class _Composer:
                 )
             else:
                 entries[key] = Entry(mark, node)
-        return Mapping(entries, self.mark(start.start_mark), valid=valid)
+        return MappingNode(entries, self.mark(start.start_mark), valid=valid)
 
     def key(self, event: Any, depth: int) -> str | None:
         """A key's text; None, with the reason reported, if it is not text."""
@@ -332,7 +332,7 @@ def _lacks_a_space(key: str, event: Any, value: Any) -> bool:
 
 
 def _depth(node: Node) -> int:
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return 1 + max((_depth(entry.node) for entry in node.entries.values()), default=0)
     if isinstance(node, Listing):
         return 1 + max((_depth(item) for item in node.items), default=0)

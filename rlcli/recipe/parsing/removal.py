@@ -17,10 +17,10 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
     Entry,
-    Mapping,
+    KeyPath,
+    MappingNode,
     Mark,
     Node,
-    Path,
     Scalar,
     at,
     dotted,
@@ -32,7 +32,7 @@ from rlcli.spelling import did_you_mean
 Meaning = Literal["value", "default", "gone"]
 
 
-def null_means(model: Any, path: Path) -> Meaning:
+def null_means(model: Any, path: KeyPath) -> Meaning:
     """The meaning of null at a path of a model: a value (an invalid one, if the key is required or
     unknown), the key's default, or the removal of an entry."""
     holder = annotation_at(model, path[:-1])
@@ -44,7 +44,7 @@ def null_means(model: Any, path: Path) -> Meaning:
     return "value" if field.is_required() else "default"
 
 
-def is_entry(path: Path) -> bool:
+def is_entry(path: KeyPath) -> bool:
     """Whether a path is that of a role, a dataset, a call or a block."""
     return null_means(Recipe, path) == "gone" or (
         len(path) == 1 and inside(Recipe, path[0]) is None
@@ -52,15 +52,15 @@ def is_entry(path: Path) -> bool:
 
 
 def without_removed(
-    model: Any, tree: Mapping, problems: Problems, prefix: Path = (), above: Path = ()
-) -> Mapping:
+    model: Any, tree: MappingNode, problems: Problems, prefix: KeyPath = (), above: KeyPath = ()
+) -> MappingNode:
     """The tree without what null removes. `prefix` is the path of the model in the recipe, `above`
     that of the tree in the model. A name that no layer below has is reported:
     it was probably misspelt."""
     entries: dict[str, Entry] = {}
     for key, entry in tree.entries.items():
         node, path = entry.node, (*above, key)
-        if isinstance(node, Mapping):
+        if isinstance(node, MappingNode):
             entries[key] = Entry(entry.key, without_removed(model, node, problems, prefix, path))
             continue
         if not isinstance(node, Scalar) or node.value is not None:
@@ -78,7 +78,7 @@ def without_removed(
     return replace(tree, entries=entries)
 
 
-def removed_at(written: Node, path: Path) -> Mark | None:
+def removed_at(written: Node, path: KeyPath) -> Mark | None:
     """Where an entry is removed; `written`: all layers, merged."""
     node = at(written, path)
     return (
@@ -88,10 +88,10 @@ def removed_at(written: Node, path: Path) -> Mark | None:
     )
 
 
-def removed_calls(written: Node, graph: Path) -> Iterator[tuple[str, Mapping, Mark]]:
+def removed_calls(written: Node, graph: KeyPath) -> Iterator[tuple[str, MappingNode, Mark]]:
     """The calls that null removes from a graph: name, what the layers below say about it, where."""
     for name, entry in entries_at(written, graph).items():
-        if isinstance(entry.node, Scalar) and isinstance(entry.node.over, Mapping):
+        if isinstance(entry.node, Scalar) and isinstance(entry.node.over, MappingNode):
             yield name, entry.node.over, entry.node.mark
 
 

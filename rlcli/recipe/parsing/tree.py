@@ -9,7 +9,7 @@ from typing import Any
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
-Path = tuple["str | int", ...]
+KeyPath = tuple["str | int", ...]
 """Keys and list indices from the top of a recipe down to a value."""
 
 
@@ -77,7 +77,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class MappingNode:
     entries: dict[str, Entry]
     mark: Mark
     under: Scalar | None = field(default=None)
@@ -90,12 +90,12 @@ class Mapping:
         return entry.node if entry else None
 
 
-Node = Scalar | Mapping | Listing
+Node = Scalar | MappingNode | Listing
 
 
 def plain(node: Node) -> Any:
     """The Python value of a tree: dict, list, str, int, float, bool or None."""
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return {key: plain(entry.node) for key, entry in node.entries.items()}
     if isinstance(node, Listing):
         return [plain(item) for item in node.items]
@@ -105,18 +105,20 @@ def plain(node: Node) -> Any:
 def node_of(value: Any, mark: Mark) -> Node:
     """The tree of a plain value, all of it written at one place."""
     if isinstance(value, dict):
-        return Mapping({key: Entry(mark, node_of(item, mark)) for key, item in value.items()}, mark)
+        return MappingNode(
+            {key: Entry(mark, node_of(item, mark)) for key, item in value.items()}, mark
+        )
     if isinstance(value, list | tuple):
         return Listing(tuple(node_of(item, mark) for item in value), mark)
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return Scalar(value, mark, text)
 
 
-def at(node: Node, path: Path) -> Node | None:
+def at(node: Node, path: KeyPath) -> Node | None:
     """The node at a path, or None if the path does not exist."""
     for key in path:
         child: Node | None = None
-        if isinstance(node, Mapping) and isinstance(key, str):
+        if isinstance(node, MappingNode) and isinstance(key, str):
             child = node.get(key)
         elif isinstance(node, Listing) and isinstance(key, int) and key < len(node.items):
             child = node.items[key]
@@ -131,18 +133,18 @@ def is_null(node: Node | None) -> bool:
     return isinstance(node, Scalar) and node.value is None
 
 
-def entries_at(node: Node, path: Path = ()) -> dict[str, Entry]:
+def entries_at(node: Node, path: KeyPath = ()) -> dict[str, Entry]:
     """The entries of the mapping at a path; none where there is no mapping."""
     mapping = at(node, path)
-    return mapping.entries if isinstance(mapping, Mapping) else {}
+    return mapping.entries if isinstance(mapping, MappingNode) else {}
 
 
-def keys_at(node: Node, path: Path) -> list[str]:
+def keys_at(node: Node, path: KeyPath) -> list[str]:
     """The keys of the mapping at a path; none where there is no mapping."""
     return list(entries_at(node, path))
 
 
-def nearest(node: Node, path: Path) -> Node:
+def nearest(node: Node, path: KeyPath) -> Node:
     """The deepest node along a path: where a message about a missing value points."""
     for depth in range(len(path), 0, -1):
         if (deepest := at(node, path[:depth])) is not None:
@@ -150,32 +152,32 @@ def nearest(node: Node, path: Path) -> Node:
     return node
 
 
-def key_mark(node: Node, path: Path) -> Mark | None:
+def key_mark(node: Node, path: KeyPath) -> Mark | None:
     """Where the last key of a path is written."""
     parent = at(node, path[:-1])
-    if isinstance(parent, Mapping) and path and path[-1] in parent.entries:
+    if isinstance(parent, MappingNode) and path and path[-1] in parent.entries:
         return parent.entries[str(path[-1])].key
     return None
 
 
-def with_value(tree: Mapping, path: Path, value: Node | None) -> Mapping:
+def with_value(tree: MappingNode, path: KeyPath, value: Node | None) -> MappingNode:
     """A copy of the tree with the node at an existing path replaced, or removed (None)."""
     changed = _with_value(tree, path, value)
-    assert isinstance(changed, Mapping)
+    assert isinstance(changed, MappingNode)
     return changed
 
 
-def without(tree: Mapping, path: Path) -> Mapping:
+def without(tree: MappingNode, path: KeyPath) -> MappingNode:
     """A copy of the tree without the node at a path; the tree itself if there is none."""
     return with_value(tree, path, None) if at(tree, path) is not None else tree
 
 
-def _with_value(node: Node, path: Path, value: Node | None) -> Node:
+def _with_value(node: Node, path: KeyPath, value: Node | None) -> Node:
     if not path:
         assert value is not None
         return value
     head, rest = path[0], path[1:]
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         entries = dict(node.entries)
         entry = entries[str(head)]
         if value is None and not rest:
@@ -192,9 +194,9 @@ def _with_value(node: Node, path: Path, value: Node | None) -> Node:
     return replace(node, items=tuple(items))
 
 
-def with_entry(node: Node | None, path: Path, entry: Entry) -> Mapping:
+def with_entry(node: Node | None, path: KeyPath, entry: Entry) -> MappingNode:
     """A copy of the tree with an entry at a path; missing sections on the way are created."""
-    section = node if isinstance(node, Mapping) else Mapping({}, entry.key)
+    section = node if isinstance(node, MappingNode) else MappingNode({}, entry.key)
     key, rest = str(path[0]), path[1:]
     if rest:
         below = section.entries.get(key)
@@ -205,16 +207,16 @@ def with_entry(node: Node | None, path: Path, entry: Entry) -> Mapping:
     return replace(section, entries={**section.entries, key: entry})
 
 
-def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Every value of a recipe that was set as a whole: scalars, lists and empty mappings."""
-    if isinstance(node, Mapping) and node.entries:
+    if isinstance(node, MappingNode) and node.entries:
         for key, entry in node.entries.items():
             yield from leaves(entry.node, (*path, key))
     else:
         yield path, node
 
 
-def plain_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def plain_leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """The leaves of a recipe as plain values, without empty `args`."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
@@ -223,10 +225,10 @@ def plain_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
-def nodes(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+def nodes(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Every value with its path, sections and lists before their contents."""
     yield path, node
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         for key, entry in node.entries.items():
             yield from nodes(entry.node, (*path, key))
     elif isinstance(node, Listing):
@@ -234,7 +236,7 @@ def nodes(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
             yield from nodes(item, (*path, index))
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """`models.actor.path`, and `graph.x.inputs[1]` for list items."""
     text = ""
     for key in path:
@@ -244,7 +246,7 @@ def dotted(path: Path) -> str:
 
 def kind_of(node: Node) -> str:
     """The word for a kind of value in messages."""
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return "a mapping"
     if isinstance(node, Listing):
         return "a list"

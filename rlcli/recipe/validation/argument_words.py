@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from rlcli.recipe.components import argument_named, declared
 from rlcli.recipe.parsing.merge import reference_below
 from rlcli.recipe.parsing.places import GRAPHS
-from rlcli.recipe.parsing.tree import Node, Path, Scalar, at, dotted, keys_at
+from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, at, dotted, keys_at
 
 
 def argument_words(written: Node) -> dict[str, str]:
@@ -21,11 +21,11 @@ def argument_words(written: Node) -> dict[str, str]:
     return words
 
 
-def key_as_argument(written: Node, section: Path, key: str) -> str | None:
+def key_as_argument(written: Node, section: KeyPath, key: str) -> str | None:
     """The key of an argument that was written one level too high, in the section of a component or
     of the role or call that has it; None if the component has no such argument."""
     for inner in ((), ("backend",), ("interface",)):
-        home: Path = (*section, *inner)
+        home: KeyPath = (*section, *inner)
         is_dataset = len(home) == 2 and home[0] == "datasets"
         kind = "datasets" if is_dataset else _KINDS.get(home[-1]) if home else None
         name = at(written, (*home, "type"))

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ProjectError
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
-    Mapping,
+    KeyPath,
+    MappingNode,
     Mark,
-    Path,
     Scalar,
     at,
     dotted,
@@ -41,14 +41,14 @@ _COMMON = (
 """Keys that transformers accepts in any family's configuration."""
 
 
-def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
+def check_scratch(tree: MappingNode, problems: Problems, unresolved: Unresolved) -> MappingNode:
     """Check names, types and heads of every configuration.
     Returns the tree without invalid parts."""
     for name in keys_at(tree, ("models",)):
         section, path = at(tree, ("models", name, "scratch")), ("models", name, "scratch")
-        kind = section.get("model_type") if isinstance(section, Mapping) else None
+        kind = section.get("model_type") if isinstance(section, MappingNode) else None
         if (
-            not isinstance(section, Mapping)
+            not isinstance(section, MappingNode)
             or not isinstance(kind, Scalar)
             or not isinstance(kind.value, str)
         ):
@@ -70,12 +70,12 @@ def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> 
 
 
 def _checked(
-    section: Mapping,
-    family: ReadMapping[str, Argument],
-    path: Path,
+    section: MappingNode,
+    family: Mapping[str, Argument],
+    path: KeyPath,
     problems: Problems,
     unresolved: Unresolved,
-) -> Mapping:
+) -> MappingNode:
     judged = {
         key: entry
         for key, entry in section.entries.items()
@@ -94,7 +94,7 @@ def _checked(
 
 
 def _check_heads(
-    section: Mapping, family: ReadMapping[str, Argument], path: Path, problems: Problems
+    section: MappingNode, family: Mapping[str, Argument], path: KeyPath, problems: Problems
 ) -> None:
     values = plain(section)
     sizes = {key: values.get(key, argument.default) for key, argument in family.items()}
@@ -133,7 +133,7 @@ def _families() -> tuple[str, ...]:
     """The model folders in transformers; none if it is not installed."""
     spec = find_spec("transformers")
     locations = spec.submodule_search_locations if spec is not None else None
-    folders = [File(location) / "models" for location in locations or ()]
+    folders = [Path(location) / "models" for location in locations or ()]
     return tuple(
         sorted(
             file.parent.name for folder in folders for file in folder.glob("*/configuration_*.py")
@@ -148,7 +148,7 @@ def _is_part(model_type: str) -> bool:
 
 
 @cache
-def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
+def _arguments(model_type: str) -> Mapping[str, Argument] | None:
     """The fields of a family's configuration, aliases included; None if they cannot be read."""
     spec = find_spec("transformers")
     name = model_type.replace("-", "_")
@@ -156,7 +156,7 @@ def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
         spec.submodule_search_locations if spec is not None and name.isidentifier() else None
     )
     for location in locations or ():
-        file = File(location) / "models" / name / f"configuration_{name}.py"
+        file = Path(location) / "models" / name / f"configuration_{name}.py"
         if not file.is_file():
             continue
         try:

@@ -4,8 +4,7 @@ each where its value is written."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,10 +18,10 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
     Entry,
-    Mapping,
+    KeyPath,
+    MappingNode,
     Mark,
     Node,
-    Path,
     Scalar,
     at,
     default_mark,
@@ -78,7 +77,7 @@ class CheckedTree:
     """The outcome. Whatever did not fit was reported, dropped or replaced by a stand-in,
     and is unresolved."""
 
-    tree: Mapping
+    tree: MappingNode
     """The tree, with text where it is expected."""
     value: Any
     """The model; None only if not even stand-ins fit."""
@@ -86,10 +85,10 @@ class CheckedTree:
 
 def check_against(
     model: type[BaseModel],
-    tree: Mapping,
+    tree: MappingNode,
     problems: Problems,
     unresolved: Unresolved,
-    prefix: Path = (),
+    prefix: KeyPath = (),
     blocks: Iterable[str] = (),
     legal: Iterable[str] = (),
     component: str | None = None,
@@ -118,8 +117,8 @@ def check_against(
     return CheckedTree(tree, None)
 
 
-def _by_path(errors: Iterable[Any], tree: Node) -> dict[Path, list[Any]]:
-    by_path: dict[Path, list[Any]] = {}
+def _by_path(errors: Iterable[Any], tree: Node) -> dict[KeyPath, list[Any]]:
+    by_path: dict[KeyPath, list[Any]] = {}
     for error in errors:
         by_path.setdefault(_tree_path(error, tree), []).append(error)
     return by_path
@@ -129,7 +128,7 @@ def _is_missing(errors: Sequence[Any]) -> bool:
     return bool(errors[0]["type"] == "missing")
 
 
-def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | None]:
+def _validated(model: type[M], tree: MappingNode) -> tuple[MappingNode, list[Any], M | None]:
     """Validate; where a field of type str got an unquoted `1.10`,
     give it the text and validate again."""
     while True:
@@ -156,10 +155,10 @@ def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | N
             return tree, errors, None
 
 
-def _tree_path(error: Any, tree: Node) -> Path:
+def _tree_path(error: Any, tree: Node) -> KeyPath:
     """Path of an error, without the union member that pydantic tried,
     and without its marker for keys."""
-    path: Path = tuple(key for key in error["loc"] if key != "[key]")
+    path: KeyPath = tuple(key for key in error["loc"] if key != "[key]")
     while error["type"] != "missing" and path and at(tree, path) is None:
         path = path[:-1]
     return path
@@ -172,11 +171,11 @@ class _Checker:
     model: type[BaseModel]
     problems: Problems
     unresolved: Unresolved
-    prefix: Path
+    prefix: KeyPath
     top: list[str]
     component: str | None = None
 
-    def add(self, code: str, message: str, path: Path, mark: Mark, **details: Any) -> None:
+    def add(self, code: str, message: str, path: KeyPath, mark: Mark, **details: Any) -> None:
         """Report a problem with the keys around a path."""
         section = str((*self.prefix, *path, "")[0])
         about = self.component or (section if section in SECTIONS else None)
@@ -195,7 +194,7 @@ class _Checker:
 
         return argument_words(self.problems.written)
 
-    def note_all(self, by_path: ReadMapping[Path, Sequence[Any]], tree: Mapping) -> None:
+    def note_all(self, by_path: Mapping[KeyPath, Sequence[Any]], tree: MappingNode) -> None:
         """Report what pydantic says about values, by their paths."""
         if foreign := self.foreign_keys(by_path, tree):
             self.note_foreign(foreign, tree)
@@ -205,7 +204,7 @@ class _Checker:
         self.note_missing([path for path in by_path if _is_missing(by_path[path])], tree)
 
     def foreign_keys(
-        self, by_path: ReadMapping[Path, Sequence[Any]], tree: Mapping
+        self, by_path: Mapping[KeyPath, Sequence[Any]], tree: MappingNode
     ) -> dict[str, str]:
         """The keys of other tools, with ours for them, in a recipe that has no section of ours that
         is required, because it extends nothing; empty for any other recipe."""
@@ -219,7 +218,7 @@ class _Checker:
         ours = {key: translated([key], self.words, [TRAINED_ROLE]) for key in unknown}
         return {key: name for key, name in ours.items() if name is not None}
 
-    def note_foreign(self, ours: ReadMapping[str, str], tree: Mapping) -> None:
+    def note_foreign(self, ours: Mapping[str, str], tree: MappingNode) -> None:
         """Report a recipe in the words of another tool as one problem."""
         from rlcli.recipe.parsing.layers import whole_recipe_names
 
@@ -234,7 +233,7 @@ class _Checker:
         mark = key_mark(tree, (next(iter(ours)),)) or tree.mark
         self.add("R42", message, (), mark, hint="; ".join(advice))
 
-    def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
+    def note(self, errors: Sequence[Any], tree: MappingNode, path: KeyPath) -> None:
         """Report what pydantic says about the value at a path;
         several errors are the members of one union."""
         error, full_path = errors[0], (*self.prefix, *path)
@@ -247,10 +246,10 @@ class _Checker:
         ):
             self.note_value(errors, tree, path)
 
-    def note_missing(self, paths: Iterable[Path], tree: Mapping) -> None:
+    def note_missing(self, paths: Iterable[KeyPath], tree: MappingNode) -> None:
         """Report the required keys that are missing, as one problem of each section. That of the
         arguments of a component is one problem, even if a reference carries it to several calls."""
-        sections: dict[Path, list[str]] = {}
+        sections: dict[KeyPath, list[str]] = {}
         for path in paths:
             full_path = (*self.prefix, *path)
             if (
@@ -261,7 +260,7 @@ class _Checker:
         for section, names in sections.items():
             self.note_lacking(section, names, tree)
 
-    def note_lacking(self, section: Path, names: Sequence[str], tree: Mapping) -> None:
+    def note_lacking(self, section: KeyPath, names: Sequence[str], tree: MappingNode) -> None:
         """Report the required keys that a section lacks."""
         first, *others = names
         message = f"{dotted((*self.prefix, *section, first))} is required"
@@ -275,7 +274,7 @@ class _Checker:
             hint = "most recipes start from another one: extends: NAME; rlcli ls lists them"
         self.add("R39", message, section, mark, hint=hint, same=same)
 
-    def names_beside(self, tree: Mapping, path: Path) -> str | None:
+    def names_beside(self, tree: MappingNode, path: KeyPath) -> str | None:
         """The hint for a role, dataset or call that only the command line names: probably an
         existing one was meant."""
         mark = key_mark(tree, path) if path else None
@@ -284,7 +283,7 @@ class _Checker:
         others = [name for name in keys_at(tree, path[:-1]) if name != path[-1]]
         return did_you_mean(str(path[-1]), others, f"there is {', '.join(others) or 'none'}")
 
-    def note_spelling(self, error: Any, tree: Mapping, path: Path) -> None:
+    def note_spelling(self, error: Any, tree: MappingNode, path: KeyPath) -> None:
         """Report a name, or another text of a given form, that is not written as it must be."""
         is_key = "[key]" in error["loc"]
         mark = (key_mark(tree, path) if is_key else None) or nearest(tree, path).mark
@@ -298,7 +297,7 @@ class _Checker:
         hint = form or f"use up to 64 letters, digits, {signs}, starting with a letter or digit"
         self.problems.add("R68", f"invalid name {word!r}", mark, hint)
 
-    def rests_on_doubt(self, error: Any, path: Path) -> bool:
+    def rests_on_doubt(self, error: Any, path: KeyPath) -> bool:
         """Whether a section's own check names a dropped value, or concerns nothing else."""
         if self.unresolved.about(path):
             return True
@@ -307,7 +306,7 @@ class _Checker:
         names = {str(dropped[len(path)]) for dropped in inner}
         return any(word in names for word in words)
 
-    def note_unknown(self, tree: Mapping, path: Path) -> None:
+    def note_unknown(self, tree: MappingNode, path: KeyPath) -> None:
         """Report an unknown key; if a whole section of another framework was pasted, key by key."""
         from rlcli.recipe.validation.argument_words import advice_on, key_as_argument
 
@@ -324,7 +323,9 @@ class _Checker:
             return
         section = section_of(annotation_at(self.model, path[:-1]))
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
-        foreign = [inner for inner, _ in leaves(node) if inner] if isinstance(node, Mapping) else []
+        foreign = (
+            [inner for inner, _ in leaves(node) if inner] if isinstance(node, MappingNode) else []
+        )
         meant = {
             inner: translated(map(str, (*full_path, *inner)), self.words, self.roles)
             for inner in foreign
@@ -341,7 +342,7 @@ class _Checker:
         )
         self.note_key(code, path, tree, hint)
 
-    def written_homes(self, path: Path, mark: Mark | None) -> list[str]:
+    def written_homes(self, path: KeyPath, mark: Mark | None) -> list[str]:
         """Where else in the recipe a key of that name belongs to an interface, or is written: in a
         role, a call, or a block's argument. `mark`: the place of this one, from where a reference
         may have carried it."""
@@ -365,14 +366,14 @@ class _Checker:
         in_sections.sort(key=len)
         return [dotted(home) for home in in_sections if home != (*self.prefix, *path)]
 
-    def note_key(self, code: str, path: Path, tree: Mapping, hint: str | None) -> None:
+    def note_key(self, code: str, path: KeyPath, tree: MappingNode, hint: str | None) -> None:
         key = str(path[-1])
         mark = key_mark(tree, path) or nearest(tree, path).mark
         name = self.problems.name_at(mark, of_key=True) or dotted((*self.prefix, *path))
         details: dict[str, Any] = {"hint": hint, "width": len(key), "same": key}
         self.add(code, f"unknown key {name}", path if path[1:] else (), mark, **details)
 
-    def note_value(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
+    def note_value(self, errors: Sequence[Any], tree: MappingNode, path: KeyPath) -> None:
         node, error = at(tree, path), errors[0]
         assert node is not None
         user, written = self.user_of(path), self.problems.name_at(node.mark)
@@ -392,12 +393,12 @@ class _Checker:
                 user.mark,
                 f"{fault}, which it takes from {written or user.text} ({node.mark})",
             )
-        elif isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
+        elif isinstance(node, MappingNode) and (entry := _blamed(error, node)) is not None:
             mark = node.entries[entry].node.mark
         same = name.rpartition(".")[2] if path else None
         self.add(code, fault, path, mark, hint=advice, same=same)
 
-    def user_of(self, path: Path) -> Scalar | None:
+    def user_of(self, path: KeyPath) -> Scalar | None:
         """Where the reference `${…}` is written that is itself the value at a path;
         None if it came another way."""
         written = at(self.problems.written, (*self.prefix, *path))
@@ -407,7 +408,7 @@ class _Checker:
             else None
         )
 
-    def repaired(self, errors: Sequence[Any], tree: Mapping, path: Path) -> Mapping:
+    def repaired(self, errors: Sequence[Any], tree: MappingNode, path: KeyPath) -> MappingNode:
         """The tree without the faults at a path."""
         error, full_path = errors[0], (*self.prefix, *path)
         if error["type"] == "missing":
@@ -419,22 +420,22 @@ class _Checker:
         if "[key]" in error["loc"]:
             self.unresolved.values.add(full_path[:-1])
         node = at(tree, path)
-        blamed = _blamed(error, node) if isinstance(node, Mapping) else None
+        blamed = _blamed(error, node) if isinstance(node, MappingNode) else None
         local = Unresolved()
         tree = local.drop_from(tree, (*path, blamed) if blamed else path)
         self.unresolved.values |= {(*self.prefix, *dropped) for dropped in local.values}
         return tree
 
-    def with_stand_in(self, tree: Mapping, path: Path) -> Mapping:
+    def with_stand_in(self, tree: MappingNode, path: KeyPath) -> MappingNode:
         """The tree with a stand-in for a missing required key."""
         above, mark = at(tree, path[:-1]), default_mark()
-        if not isinstance(above, Mapping):
+        if not isinstance(above, MappingNode):
             return tree
         value = node_of(stand_in(annotation_at(self.model, path)), mark)
         return with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value)))
 
 
-def _blamed(error: Any, node: Mapping) -> str | None:
+def _blamed(error: Any, node: MappingNode) -> str | None:
     """The key that a section's own check names first, if a layer sets it."""
     if error["type"] != "value_error":
         return None
@@ -505,7 +506,7 @@ def _rows_of(dataset: str | int, file: str) -> str:
     return f"'datasets.{dataset}={{type: hf, args: {{path: {file}}}}}'"
 
 
-def _path_hint(path: Path, text: str) -> str | None:
+def _path_hint(path: KeyPath, text: str) -> str | None:
     """What to write where a role, or the datasets, are given as a single text: probably a path."""
     if path == ("datasets",):
         return f"to train on other rows: {_rows_of('train', text)}"

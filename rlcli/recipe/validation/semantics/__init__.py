@@ -4,7 +4,7 @@ each at its place."""
 from __future__ import annotations
 
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Mapping
+from rlcli.recipe.parsing.tree import MappingNode
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.validation.semantics import calls, devices, lengths, models, training
 from rlcli.recipe.validation.semantics.notes import Notes
@@ -12,7 +12,7 @@ from rlcli.recipe.validation.unresolved import Unresolved
 
 
 def check_semantics(
-    recipe: Recipe, tree: Mapping, problems: Problems, unresolved: Unresolved
+    recipe: Recipe, tree: MappingNode, problems: Problems, unresolved: Unresolved
 ) -> None:
     """Report every contradiction. `unresolved`: what is known to be wrong, so that nothing is
     concluded from it."""

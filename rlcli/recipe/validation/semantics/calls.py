@@ -3,7 +3,7 @@ role and backend."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Mapping
 
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
@@ -20,7 +20,7 @@ from rlcli.recipe.components import (
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of, written_beyond
 from rlcli.recipe.parsing.removal import removed_at
-from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import WEIGHTS, Call
 from rlcli.recipe.validation.semantics.keys import (
     check_declared,
@@ -57,7 +57,7 @@ def check(notes: Notes) -> None:
     train = notes.recipe.train
     _graph(notes, notes.recipe.graph, ("graph",), train.dataset, ("train", "dataset"))
     if train.eval.dataset is not None:
-        dataset_path: Path = ("train", "eval", "dataset")
+        dataset_path: KeyPath = ("train", "eval", "dataset")
         _graph(
             notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, dataset_path
         )
@@ -101,7 +101,7 @@ def _same_arguments(notes: Notes, role: str, interface: str, first: str, second:
         }
         if values[first] == values[second]:
             continue
-        places: dict[str, Path] = {
+        places: dict[str, KeyPath] = {
             name: ("graph", name, "interface", "args", argument) for name in values
         }
         in_words = {
@@ -112,14 +112,16 @@ def _same_arguments(notes: Notes, role: str, interface: str, first: str, second:
             f"{first} and {second} share the interface {interface} of the role {role}, but "
             f"{argument} is {in_words[first]} in one and {in_words[second]} in the other"
         )
-        needs: list[Path] = [("graph", name, key) for name in values for key in ("model", "call")]
+        needs: list[KeyPath] = [
+            ("graph", name, key) for name in values for key in ("model", "call")
+        ]
         needs += places.values()
         path = notes.first_set(places[second], places[first])
         notes.note("R71", message, path, f"set {argument} to the same value for both", needs=needs)
 
 
 def _graph(
-    notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path
+    notes: Notes, calls: Mapping[str, Call], path: KeyPath, dataset: str, dataset_key: KeyPath
 ) -> None:
     for name, call in calls.items():
         _call(notes, call, (*path, name))
@@ -127,7 +129,7 @@ def _graph(
     keys = dataset_keys(notes.recipe.datasets, dataset)
     if notes.unresolved.about_entries(path):
         return
-    basis: list[Path] = [
+    basis: list[KeyPath] = [
         (*path, name, field) for name in calls for field in ("outputs", "output_key_remap")
     ]
     basis += [dataset_key, ("datasets", dataset, "type")]
@@ -154,13 +156,13 @@ def _graph(
 def _linked_wrongly(
     notes: Notes,
     problem: GraphProblem,
-    calls: ReadMapping[str, Call],
-    path: Path,
+    calls: Mapping[str, Call],
+    path: KeyPath,
     dataset: str,
-    basis: list[Path],
+    basis: list[KeyPath],
 ) -> None:
     keys = dataset_keys(notes.recipe.datasets, dataset)
-    read: list[Path] = [(*path, name, "inputs") for name in calls]
+    read: list[KeyPath] = [(*path, name, "inputs") for name in calls]
     needs = [*basis, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
     near = nearest_name(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None
     hint = f"did you mean {near}?" if near and near != problem.key else None
@@ -177,8 +179,10 @@ def _linked_wrongly(
     )
 
 
-def _place(notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
-    call_path: Path = (*path, problem.call)
+def _place(
+    notes: Notes, problem: GraphProblem, calls: Mapping[str, Call], path: KeyPath
+) -> KeyPath:
+    call_path: KeyPath = (*path, problem.call)
     if problem.key is None:
         return call_path
     call = calls[problem.call]
@@ -188,7 +192,7 @@ def _place(notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], p
     return place_of_key(notes, call, call_path, "outputs", own_names.get(problem.key, ""))
 
 
-def _call(notes: Notes, call: Call, path: Path) -> None:
+def _call(notes: Notes, call: Call, path: KeyPath) -> None:
     kind = (*path, "interface", "type")
     if lacks_method(call.interface.type, call.call):
         message = f"the interface {call.interface.type} has no {call.call}"
@@ -205,20 +209,20 @@ def _call(notes: Notes, call: Call, path: Path) -> None:
     _hooks(notes, call, path)
 
 
-def _needs(notes: Notes, call: Call, path: Path) -> None:
+def _needs(notes: Notes, call: Call, path: KeyPath) -> None:
     """An interface's class may declare in `NEEDS` what an argument needs to make sense."""
     component = "interfaces", call.interface.type
     needs = declared(*component, "NEEDS") or {}
-    args: Path = (*path, "interface", "args")
+    args: KeyPath = (*path, "interface", "args")
     problems = unmet(needs, lambda name: argument_of(*component, call.interface.args, name))
     for (argument, needed), problem in problems.items():
-        places: list[Path] = [(*args, argument), (*args, needed)]
+        places: list[KeyPath] = [(*args, argument), (*args, needed)]
         written = f" ({notes.mark(places[1])})" if notes.is_set(places[1]) else ""
         message = f"{problem}{written}"
         notes.note("R71", message, notes.first_set(*places), needs=places, same=problem)
 
 
-def _role(notes: Notes, call: Call, path: Path) -> None:
+def _role(notes: Notes, call: Call, path: KeyPath) -> None:
     """Check that the role named by a call can perform it."""
     role = notes.recipe.models[call.model]
     backend = role.backend.type if role.backend is not None else ""
@@ -236,12 +240,12 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     _able(notes, call, path, backend)
 
 
-def _identity(path: Path) -> list[Path]:
+def _identity(path: KeyPath) -> list[KeyPath]:
     """The values that say what a call is: its method, its role and its interface."""
     return [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
 
 
-def _other_head(notes: Notes, call: Call, path: Path, head: str, needed: str | None) -> None:
+def _other_head(notes: Notes, call: Call, path: KeyPath, head: str, needed: str | None) -> None:
     name = call.model
     key = dotted(notes.written(("models", name)))
     message = (
@@ -260,19 +264,19 @@ def _other_head(notes: Notes, call: Call, path: Path, head: str, needed: str | N
     notes.note_once(("head", name), "R71", message, ("models", name, "head"), hint, needs)
 
 
-def _without_weights(notes: Notes, call: Call, path: Path) -> None:
+def _without_weights(notes: Notes, call: Call, path: KeyPath) -> None:
     key = dotted(notes.written(("models", call.model)))
     message = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
     hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
-    needs: list[Path] = [*sources(call.model), (*path, "call"), (*path, "interface", "type")]
+    needs: list[KeyPath] = [*sources(call.model), (*path, "call"), (*path, "interface", "type")]
     notes.note_once(("weights", call.model), "R39", message, ("models", call.model), hint, needs)
 
 
-def _able(notes: Notes, call: Call, path: Path, backend: str) -> None:
+def _able(notes: Notes, call: Call, path: KeyPath, backend: str) -> None:
     """Check that a backend can do what a call requires; `_inabilities` reports what it cannot."""
     able, verb = ABILITIES[call.call]
     answers_by_generating = able == "SCORES" and written_beyond(call) is not None
-    needs: list[Path] = [(*path, "call"), (*path, "model")]
+    needs: list[KeyPath] = [(*path, "call"), (*path, "model")]
     if (
         declared("backends", backend, able) is False
         and not answers_by_generating
@@ -284,7 +288,7 @@ def _able(notes: Notes, call: Call, path: Path, backend: str) -> None:
 def _inabilities(notes: Notes) -> None:
     """Report each backend that cannot do what calls ask of it, once."""
     for name, verbs in notes.unable.items():
-        section: Path = ("models", name, "backend")
+        section: KeyPath = ("models", name, "backend")
         backend, key = notes.recipe.models[name].backend, dotted(notes.written(section))
         assert backend is not None
         asked = in_words(map(dotted, verbs))
@@ -306,7 +310,7 @@ def _needed_head(call: Call) -> str | None:
     return heads.needed[0] if heads is not None and heads.needed else None
 
 
-def _pooled(notes: Notes, call: Call, path: Path) -> None:
+def _pooled(notes: Notes, call: Call, path: KeyPath) -> None:
     """A process of a pool may be replaced at any time,
     so its results must depend only on its inputs."""
     backend, interface = ("models", call.model, "backend", "type"), call.interface.type
@@ -321,29 +325,36 @@ def _pooled(notes: Notes, call: Call, path: Path) -> None:
 
 
 def _group(
-    notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path
+    notes: Notes, call: Call, calls: Mapping[str, Call], path: KeyPath, graph: KeyPath
 ) -> None:
     """An interface whose class declares `NEEDS_GROUP` compares the responses to a prompt."""
     sizes = declared_of_call("NEEDS_GROUP", call)
     if sizes is None or not sizes.needed:
         return
     needed = largest_number(sizes, default=1)
-    args: Path = (*path, "interface", "args")
-    deciding: list[Path] = [(*args, argument) for argument in sizes.due_to.values()]
-    setting: Path = (*args, sizes.due_to.get(str(needed), ""))
+    args: KeyPath = (*path, "interface", "args")
+    deciding: list[KeyPath] = [(*args, argument) for argument in sizes.due_to.values()]
+    setting: KeyPath = (*args, sizes.due_to.get(str(needed), ""))
     why = f" ({setting[-1]}, {notes.mark(setting)})" if notes.is_set(setting) else ""
     for name, generating in calls.items():
         if generating.call != "generate":
             continue
         responses = responses_of(notes.recipe, generating)
         if responses < needed:
-            told: Path = (*graph, name, "interface", "args", "generation", "responses_per_prompt")
-            where: Path = told if notes.is_set(told) else ("generation", "responses_per_prompt")
+            told: KeyPath = (
+                *graph,
+                name,
+                "interface",
+                "args",
+                "generation",
+                "responses_per_prompt",
+            )
+            where: KeyPath = told if notes.is_set(told) else ("generation", "responses_per_prompt")
             message = (
                 f"{call.interface.type} compares the responses to one prompt{why} and needs at "
                 f"least {needed}, but {name} makes {responses}"
             )
-            needs: list[Path] = [
+            needs: list[KeyPath] = [
                 (*path, "interface", "type"),
                 (*path, "call"),
                 (*graph, name, "call"),
@@ -359,10 +370,10 @@ def _group(
             )
 
 
-def _hooks(notes: Notes, call: Call, path: Path) -> None:
+def _hooks(notes: Notes, call: Call, path: KeyPath) -> None:
     """Weights are copied between roles with the same parameters, to one that is not trained."""
     recipe, target = notes.recipe, call.hooks.copy_to
-    trained: list[Path] = [
+    trained: list[KeyPath] = [
         ("graph", name, key) for name in recipe.graph for key in ("model", "call")
     ]
     source = recipe.models.get(call.model)
@@ -392,7 +403,7 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
                 f"{call.model} has the head {source.head}, but {target}, which follows it, "
                 f"has the head {role.head}"
             )
-            heads: list[Path] = [("models", name, "head") for name in (call.model, target)]
+            heads: list[KeyPath] = [("models", name, "head") for name in (call.model, target)]
             is_of_rollout = notes.mark(hook).is_default
             where = heads[0] if is_of_rollout else hook
             notes.note_once(("head", call.model), "R71", message, where, None, heads)
@@ -401,24 +412,24 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
             _transfer_of_average(notes, target, call, path)
 
 
-def _transfer_of_average(notes: Notes, target: str, call: Call, path: Path) -> None:
+def _transfer_of_average(notes: Notes, target: str, call: Call, path: KeyPath) -> None:
     """A target that mixes weights does not hold what was sent last, so every copy must be
     complete."""
     if call.hooks.transfer == "delta":
-        setting: Path = (*path, "hooks", "transfer")
+        setting: KeyPath = (*path, "hooks", "transfer")
         message = f"{target} mixes weights with eta {call.hooks.eta:g}, so a delta would not fit"
         hint = f"use {dotted(setting)}=full"
         notes.note("R49", message, setting, hint, needs=[setting, (*path, "hooks", "eta")])
 
 
-def _moving_average(notes: Notes, target: str, call: Call, path: Path) -> None:
+def _moving_average(notes: Notes, target: str, call: Call, path: KeyPath) -> None:
     """A moving average needs weights that small updates change."""
     backend = notes.recipe.models[target].backend
     assert backend is not None
     for name, rounded in (declared("backends", backend.type, "ROUNDS_WEIGHTS") or {}).items():
         value = argument_of("backends", backend.type, backend.args, name)
         if value in rounded:
-            setting: Path = ("models", target, "backend", "args", name)
+            setting: KeyPath = ("models", target, "backend", "args", name)
             eta = f"eta {call.hooks.eta:g}"
             message = (
                 f"{target} holds its weights in {value}, in which an average with "

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as ReadMapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlcli import registry
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
 from rlcli.recipe.layouts import layout_problems, what_it_can
 from rlcli.recipe.mesh import DIMENSIONS, DevicesError, Mesh, devices_of, mesh_of, world_of
-from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Cluster, MeshSection, Role
 from rlcli.recipe.servers import PlacedServer, placed_servers, servers_on
 from rlcli.recipe.validation.semantics.calls import ABILITIES
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
-CLUSTER: tuple[Path, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
+CLUSTER: tuple[KeyPath, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
 
 
 def check(notes: Notes) -> None:
@@ -31,7 +30,7 @@ def check(notes: Notes) -> None:
     needs = [*CLUSTER, ("launch", "type")]
     if launch == "inline" and world > 1:
         message = f"launch inline runs one process, but the cluster has {world} devices"
-        key: Path = (
+        key: KeyPath = (
             ("launch", "type") if notes.is_set(("launch",)) else ("cluster", "devices_per_node")
         )
         notes.note("R49", message, key, "use launch=local", needs=needs)
@@ -63,7 +62,7 @@ def _container(notes: Notes) -> None:
         notes.note("R39", message, key, f"{dotted(engine)}=pyxis, or apptainer", needs=[engine])
 
 
-def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
+def _prompts(notes: Notes, replicas: Mapping[str, int]) -> None:
     """Every data-parallel rank needs a prompt. `replicas`: role → its data-parallel ranks."""
     rows = notes.recipe.train.prompts_per_step
     wide = {name: ranks for name, ranks in replicas.items() if ranks > rows}
@@ -91,8 +90,8 @@ def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
 def _role(notes: Notes, name: str, role: Role, world: int) -> int:
     """Check the devices of a role; returns its number of data-parallel ranks,
     0 if they are wrong or in doubt."""
-    where: Path = ("models", name)
-    layout: list[Path] = [(*where, "mesh"), (*where, "devices")]
+    where: KeyPath = ("models", name)
+    layout: list[KeyPath] = [(*where, "mesh"), (*where, "devices")]
     backend = role.backend.type if role.backend is not None else ""
     if _unsupported(notes, name, backend, role.mesh):
         return 0
@@ -113,14 +112,14 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
 
 def _layout(notes: Notes, name: str, mesh: Mesh) -> None:
     """What the engine cannot do with the mesh, whatever its model."""
-    section: Path = ("models", name)
+    section: KeyPath = ("models", name)
     for problem in layout_problems(notes.recipe, name, mesh):
         hint = what_it_can(notes.recipe, name, mesh, problem)
-        needs: list[Path] = [*CLUSTER, (*section, "mesh"), (*section, "backend", "type")]
+        needs: list[KeyPath] = [*CLUSTER, (*section, "mesh"), (*section, "backend", "type")]
         notes.note("R49", problem.message, (*section, *problem.key), hint, needs=needs)
 
 
-def _does_not_fit(notes: Notes, name: str, error: DevicesError, layout: Sequence[Path]) -> None:
+def _does_not_fit(notes: Notes, name: str, error: DevicesError, layout: Sequence[KeyPath]) -> None:
     """Report impossible devices or mesh of a role, with the settings that would fit."""
     code = "R50" if error.needs and error.key == "devices" else "R49"
     mesh = dotted(notes.written(("models", name, "mesh")))
@@ -129,7 +128,7 @@ def _does_not_fit(notes: Notes, name: str, error: DevicesError, layout: Sequence
         launch = "launch=local " if notes.recipe.launch.type == "inline" else ""
         settings.append(f"{launch}cluster.devices_per_node={error.needs}")
     hint = f"use {', or '.join(settings)}" if settings else None
-    path: Path = ("models", name, error.key)
+    path: KeyPath = ("models", name, error.key)
     notes.note(code, str(error), path, hint, needs=[*CLUSTER, *layout])
 
 
@@ -151,7 +150,7 @@ def _unsupported(notes: Notes, name: str, backend: str, mesh: Mesh | MeshSection
     sizes = {dimension: getattr(mesh, dimension) or 1 for dimension in DIMENSIONS}
     wrong = [dimension for dimension, size in sizes.items() if size > 1 and dimension not in able]
     for dimension in wrong:
-        path: Path = ("models", name, "mesh", dimension)
+        path: KeyPath = ("models", name, "mesh", dimension)
         setting = f"{dotted(notes.written(path))}={sizes[dimension]}"
         message = f"the backend {backend} of {name} does not support {dimension} ({setting})"
         hint = _supported(notes, name, able, dimension)
@@ -202,7 +201,7 @@ def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
     PER_RANK."""
     if role.backend is None:
         return
-    path: Path = ("models", name, "backend")
+    path: KeyPath = ("models", name, "backend")
     for argument in declared("backends", role.backend.type, "PER_RANK") or ():
         entries = role.backend.args.get(argument)
         if isinstance(entries, list | tuple) and 0 < len(entries) < ranks:
@@ -211,7 +210,7 @@ def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
                 f"there are {len(entries)}"
             )
             key = dotted(notes.written((*path[:-1], "devices")))
-            needs: list[Path] = [*CLUSTER, (*path[:-1], "devices"), (*path, "type")]
+            needs: list[KeyPath] = [*CLUSTER, (*path[:-1], "devices"), (*path, "type")]
             notes.note(
                 "R49",
                 text,
@@ -238,8 +237,8 @@ def _beyond_last_node(notes: Notes, name: str, nodes: int) -> None:
         "rank, but the run has "
     )
     message += _count(notes.recipe.cluster.nodes, "node")
-    argument: Path = ("models", name, "backend", "args", "nodes")
-    devices: Path = ("models", name, "devices")
+    argument: KeyPath = ("models", name, "backend", "args", "nodes")
+    devices: KeyPath = ("models", name, "devices")
     hint = f"add nodes, or give {name} ranks on earlier ones: {dotted(as_rollout(devices))}"
     notes.note("R49", message, argument, hint, needs=[*CLUSTER, devices, argument])
 
@@ -277,8 +276,8 @@ def _devices_of_servers(
             f"{key}={','.join(map(str, first[:4]))}{',…' if len(first) > 4 else ''} leaves room "
             "for each"
         )
-    backend: Path = ("models", name, "backend")
-    needs: list[Path] = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
+    backend: KeyPath = ("models", name, "backend")
+    needs: list[KeyPath] = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
     notes.note("R49", message, (*backend, "args", "tp") if each > 1 else backend, hint, needs=needs)
 
 

@@ -3,8 +3,7 @@ write."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Collection, Iterable, Mapping
 
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
@@ -12,22 +11,22 @@ from rlcli.recipe.call_keys import DECLARED_IN, Field, keys_of, made_by
 from rlcli.recipe.components import argument_named, argument_of, declared, lacks_method
 from rlcli.recipe.graph import producers
 from rlcli.recipe.parsing.removal import place_of, removed_calls
-from rlcli.recipe.parsing.tree import Path, at, dotted, plain
+from rlcli.recipe.parsing.tree import KeyPath, at, dotted, plain
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.models import unused_roles
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 from rlcli.recipe.validation.semantics.removals import setting_without
 from rlcli.spelling import did_you_mean, nearest_name
 
-VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
+VERBS: Mapping[Field, str] = {"inputs": "read", "outputs": "write"}
 
 
-def is_listed(notes: Notes, path: Path, field: Field) -> bool:
+def is_listed(notes: Notes, path: KeyPath, field: Field) -> bool:
     """Whether some layer lists the keys of a call."""
     return not notes.mark((*path, field)).is_default
 
 
-def place_of_key(notes: Notes, call: Call, path: Path, field: Field, key: str) -> Path:
+def place_of_key(notes: Notes, call: Call, path: KeyPath, field: Field, key: str) -> KeyPath:
     """Where to point for a key of a call: at its entry in the list,
     or at the interface that declares it."""
     listed = getattr(call, field)
@@ -36,7 +35,7 @@ def place_of_key(notes: Notes, call: Call, path: Path, field: Field, key: str) -
     return (*path, field, listed.index(key)) if key in listed else (*path, field)
 
 
-def check_declared(notes: Notes, call: Call, path: Path) -> None:
+def check_declared(notes: Notes, call: Call, path: KeyPath) -> None:
     """A call that lists no keys uses those its interface declares,
     so the interface must declare them."""
     fields = [
@@ -65,7 +64,7 @@ def check_declared(notes: Notes, call: Call, path: Path) -> None:
     notes.unresolved.values.update(needs)
 
 
-def check_written(notes: Notes, call: Call, path: Path) -> None:
+def check_written(notes: Notes, call: Call, path: KeyPath) -> None:
     """Every output must be a key that the interface returns.
     A reader of a wrong one gets no second report."""
     keys = keys_of("outputs", call)
@@ -88,7 +87,7 @@ def check_written(notes: Notes, call: Call, path: Path) -> None:
             notes.unresolved.values.add((*path, "outputs"))
 
 
-def check_renames(notes: Notes, call: Call, path: Path) -> None:
+def check_renames(notes: Notes, call: Call, path: KeyPath) -> None:
     """A rename must be of a key that the call has, and no key may be listed twice."""
     for field in DECLARED_IN:
         listed, keys = getattr(call, field), keys_of(field, call)
@@ -122,8 +121,8 @@ def check_renames(notes: Notes, call: Call, path: Path) -> None:
 def check_read(
     notes: Notes,
     call: Call,
-    path: Path,
-    makers: ReadMapping[str, list[str]],
+    path: KeyPath,
+    makers: Mapping[str, list[str]],
     brought: Collection[str],
 ) -> None:
     """Every key that the interface needs must be an input. `makers`: batch key → the calls that
@@ -156,7 +155,7 @@ def check_read(
             )
     if lacking:
         arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
-        args: Path = (*path, "interface", "args")
+        args: KeyPath = (*path, "interface", "args")
         needs = [*_basis(path), *((*args, *name.split(".")) for name in arguments)]
         message, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
         path_of_key = place_of_key(notes, call, path, "inputs", "")
@@ -164,7 +163,7 @@ def check_read(
 
 
 def check_effects(
-    notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path
+    notes: Notes, call: Call, calls: Mapping[str, Call], path: KeyPath, graph: KeyPath
 ) -> None:
     """An interface's class may declare in `NO_EFFECT_WITHOUT` that an argument needs a key, which
     another call may make only with some of that call's arguments."""
@@ -175,12 +174,12 @@ def check_effects(
         signature = argument_named("interfaces", kind, argument)
         default = signature.default if signature is not None else None
         if key in lacking and call.interface.args.get(argument, default) != default:
-            where: Path = (*path, "interface", "args", argument)
+            where: KeyPath = (*path, "interface", "args", argument)
             _without_effect(notes, where, default, key, _deciding(notes, key, calls, graph))
 
 
 def _without_effect(
-    notes: Notes, where: Path, default: object, key: str, deciding: ReadMapping[Path, str]
+    notes: Notes, where: KeyPath, default: object, key: str, deciding: Mapping[KeyPath, str]
 ) -> None:
     """`deciding`: the arguments of other calls with which they would make the key, and why they do
     not."""
@@ -194,16 +193,16 @@ def _without_effect(
 
 
 def _deciding(
-    notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path
-) -> dict[Path, str]:
+    notes: Notes, key: str, calls: Mapping[str, Call], graph: KeyPath
+) -> dict[KeyPath, str]:
     """The arguments with which calls would make a key, and what they are now."""
-    reasons: dict[Path, str] = {}
+    reasons: dict[KeyPath, str] = {}
     for name, call in calls.items():
         keys = keys_of("outputs", call)
         argument = keys.up_to.get(key) if keys is not None else None
         if argument is None:
             continue
-        where: Path = (*graph, name, "interface", "args", argument)
+        where: KeyPath = (*graph, name, "interface", "args", argument)
         value = argument_of("interfaces", call.interface.type, call.interface.args, argument)
         written = notes.mark(where) if notes.is_set(where) else "the default"
         reasons[where] = f"{name} would make it if {argument} were not {value} ({written})"
@@ -212,11 +211,11 @@ def _deciding(
 
 def check_made(
     notes: Notes,
-    unmade: ReadMapping[str, list[str]],
-    calls: ReadMapping[str, Call],
+    unmade: Mapping[str, list[str]],
+    calls: Mapping[str, Call],
     brought: Collection[str],
-    graph: Path,
-    basis: Iterable[Path],
+    graph: KeyPath,
+    basis: Iterable[KeyPath],
 ) -> None:
     """Report keys that calls read, as their interfaces declare, but that nothing makes: at the
     first reader, and once for all keys of one removed call. `unmade`: key → its readers;
@@ -259,7 +258,7 @@ def _naming(call: Call, key: str) -> str | None:
     return name if isinstance(value, dict) and key in value else None
 
 
-def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path) -> str:
+def _remedy_for(notes: Notes, key: str, calls: Mapping[str, Call], graph: KeyPath) -> str:
     if removed := removed_maker(notes, graph, key):
         return f"{removed}: keep it"
     for name, call in calls.items():
@@ -270,7 +269,7 @@ def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Pa
     return f"add a call that makes {key}"
 
 
-def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:
+def removed_maker(notes: Notes, graph: KeyPath, key: str) -> str | None:
     """`critic_inf, which made it, is removed at mine.yaml:3:8`, if that is why a key is missing."""
     for name, call, mark in removed_calls(notes.problems.written, graph):
         if key in made_by(call):
@@ -279,7 +278,7 @@ def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:
     return None
 
 
-def _what(call: Call, path: Path, keys: list[str]) -> str:
+def _what(call: Call, path: KeyPath, keys: list[str]) -> str:
     return (
         f"{dotted(path)} lacks the input {', '.join(keys)}, which {call.call} of "
         f"{call.interface.type} reads"
@@ -287,7 +286,7 @@ def _what(call: Call, path: Path, keys: list[str]) -> str:
 
 
 def _remedy(
-    call: Call, keys: DeclaredKeys, lacking: list[str], makers: ReadMapping[str, list[str]]
+    call: Call, keys: DeclaredKeys, lacking: list[str], makers: Mapping[str, list[str]]
 ) -> str:
     first = lacking[0]
     if first in call.input_key_remap:
@@ -299,7 +298,7 @@ def _remedy(
     return f"add it to its inputs{maker}{instead}"
 
 
-def _basis(path: Path) -> list[Path]:
+def _basis(path: KeyPath) -> list[KeyPath]:
     """The paths that a verdict about a call's keys depends on."""
     fields = (("interface", "type"), ("call",), ("inputs",), ("input_key_remap",))
     return [(*path, *field) for field in fields]

@@ -15,7 +15,7 @@ from rlcli.recipe.lengths import (
     responses_of,
     scores_sequences,
 )
-from rlcli.recipe.parsing.tree import Path
+from rlcli.recipe.parsing.tree import KeyPath
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.notes import Notes
 
@@ -33,7 +33,7 @@ def check(notes: Notes) -> None:
             _micro_batches(notes, call, ("graph", name))
 
 
-def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
+def _positions(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
     """Check prompt and response against `max_position_embeddings` of the generating role."""
     limit = positions_of(notes.recipe, call.model, notes.positions)
     new = generation_of(notes.recipe, call)["max_new_tokens"]
@@ -49,19 +49,19 @@ def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
         f"{prompts}responses of up to {new} do not fit into the {positions} "
         f"positions of models.{role}"
     )
-    told: Path = (*path, "interface", "args", "generation", "max_new_tokens")
-    row: Path = ("datasets", dataset, "args", "max_length")
+    told: KeyPath = (*path, "interface", "args", "generation", "max_new_tokens")
+    row: KeyPath = ("datasets", dataset, "args", "max_length")
     where = notes.first_set(told, ("generation", "max_new_tokens"), row, path)
     room = positions - (prompt or 1)
     hint = f"use max_new_tokens of at most {room}" if room > 0 else None
     if prompt and positions > new:
         shorter = f"datasets.{dataset}.args.max_length of at most {positions - new}"
         hint = f"{hint}, or {shorter}" if hint else f"use {shorter}"
-    needs: list[Path] = [("models", role), ("datasets", dataset), (*path, "model"), told]
+    needs: list[KeyPath] = [("models", role), ("datasets", dataset), (*path, "model"), told]
     notes.note_once(("positions", new, role), "R49", message, where, hint, needs)
 
 
-def _cache(notes: Notes, call: Call, path: Path, dataset: str) -> None:
+def _cache(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
     """Check one response and its prompt against the KV cache of the generating role."""
     room, new = (
         cache_of(notes.recipe, call.model),
@@ -74,20 +74,20 @@ def _cache(notes: Notes, call: Call, path: Path, dataset: str) -> None:
     message = (
         f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
     )
-    told: Path = (*path, "interface", "args", "generation", "max_new_tokens")
-    needs: list[Path] = [
+    told: KeyPath = (*path, "interface", "args", "generation", "max_new_tokens")
+    needs: list[KeyPath] = [
         ("datasets", dataset),
         (*path, "model"),
         told,
         ("generation", "max_new_tokens"),
     ]
-    where: Path = ("models", call.model, "backend", "args", "kv_cache_tokens")
+    where: KeyPath = ("models", call.model, "backend", "args", "kv_cache_tokens")
     notes.note_once(
         ("cache", room, call.model), "R49", message, where, f"use at least {prompt + new}", needs
     )
 
 
-def _rows(notes: Notes, call: Call, path: Path) -> None:
+def _rows(notes: Notes, call: Call, path: KeyPath) -> None:
     """Check rows that are whole sequences against the positions of the role trained on them."""
     dataset = notes.recipe.train.dataset
     component = notes.recipe.datasets.get(dataset)
@@ -103,12 +103,12 @@ def _rows(notes: Notes, call: Call, path: Path) -> None:
     message = (
         f"rows of up to {limit} tokens do not fit into the {positions} positions of models.{role}"
     )
-    needs: list[Path] = [("models", role), ("datasets", dataset), (*path, "model")]
-    row: Path = ("datasets", dataset, "args", "max_length")
+    needs: list[KeyPath] = [("models", role), ("datasets", dataset), (*path, "model")]
+    row: KeyPath = ("datasets", dataset, "args", "max_length")
     notes.note_once(("rows", limit, role), "R49", message, row, f"use at most {positions}", needs)
 
 
-def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
+def _micro_batches(notes: Notes, call: Call, path: KeyPath) -> None:
     """All responses to a prompt are one sample, which may be cut only for interfaces that allow
     it."""
     new = generation_of(notes.recipe, call)["max_new_tokens"]
@@ -117,15 +117,17 @@ def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
     prompt = (limit_of_rows(component) if component else None) or 0
     if not isinstance(new, int):
         return
-    shared: list[Path] = [("generation", key) for key in ("responses_per_prompt", "max_new_tokens")]
+    shared: list[KeyPath] = [
+        ("generation", key) for key in ("responses_per_prompt", "max_new_tokens")
+    ]
     for name, reader in notes.recipe.graph.items():
         cap = reader.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
         together = responses if keeps_groups(reader) else 1
         if scores_sequences(notes.recipe, reader) and together * new > cap:
-            cap_path: Path = ("graph", name, "max_tokens_per_microbatch")
+            cap_path: KeyPath = ("graph", name, "max_tokens_per_microbatch")
             where = notes.first_set(cap_path, ("train", "max_tokens_per_microbatch"), *shared, path)
             group = f"a prompt's {together} responses" if together > 1 else "a response"
             message = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
             least = together * (prompt + new)
-            needs: list[Path] = [cap_path, ("generation",), (*path, "interface")]
+            needs: list[KeyPath] = [cap_path, ("generation",), (*path, "interface")]
             notes.note_once(("cap", cap), "R49", message, where, f"use at least {least}", needs)

@@ -12,7 +12,7 @@ from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.removal import place_of, removed_calls
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Mark, Path, Scalar, dotted
+from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, Mark, Scalar, dotted
 from rlcli.recipe.schema import WEIGHTS, Role
 from rlcli.recipe.validation.semantics.notes import Notes
 from rlcli.spelling import did_you_mean
@@ -28,12 +28,12 @@ def check(notes: Notes) -> None:
     _not_in_use(notes, unused)
 
 
-def sources(role: str) -> list[Path]:
+def sources(role: str) -> list[KeyPath]:
     """The keys that determine where a role's weights come from, and whether it has any."""
     return [*(("models", role, source) for source in WEIGHTS), ("models", role, "backend", "type")]
 
 
-def _weights(notes: Notes, role: Role, path: Path) -> None:
+def _weights(notes: Notes, role: Role, path: KeyPath) -> None:
     sources_set = [key for key in WEIGHTS if getattr(role, key) is not None]
     _number_of_sources(notes, role, path, sources_set)
     if role.init is not None and role.init not in {*notes.recipe.models, *notes.removed}:
@@ -45,7 +45,7 @@ def _weights(notes: Notes, role: Role, path: Path) -> None:
         notes.note("R45", message, (*path, "path"), "write recipe:<name or path>#<role>")
 
 
-def _number_of_sources(notes: Notes, role: Role, path: Path, sources_set: list[str]) -> None:
+def _number_of_sources(notes: Notes, role: Role, path: KeyPath, sources_set: list[str]) -> None:
     """One source, unless the backend runs no model: then none."""
     kind = role.backend.type if role.backend is not None else ""
     if len(sources_set) > 1:
@@ -71,7 +71,9 @@ def _number_of_sources(notes: Notes, role: Role, path: Path, sources_set: list[s
         notes.note("R47", message, (*path, "backend", "type"), "drop one of the two")
 
 
-def _scratch(notes: Notes, scratch: Mapping[str, Any], tokenizer: str | None, path: Path) -> None:
+def _scratch(
+    notes: Notes, scratch: Mapping[str, Any], tokenizer: str | None, path: KeyPath
+) -> None:
     where = (*path, "scratch")
     if not isinstance(scratch.get("model_type"), str):
         notes.note("R39", f"{dotted(where)}.model_type is required", where, needs=[where])
@@ -80,7 +82,7 @@ def _scratch(notes: Notes, scratch: Mapping[str, Any], tokenizer: str | None, pa
         notes.note("R39", message, path, needs=[(*path, "tokenizer")])
 
 
-def _alternatives(notes: Notes, role: Role, path: Path) -> None:
+def _alternatives(notes: Notes, role: Role, path: KeyPath) -> None:
     """A backend whose class declares ONE_OF needs exactly one of these arguments."""
     if role.backend is None:
         return
@@ -89,7 +91,7 @@ def _alternatives(notes: Notes, role: Role, path: Path) -> None:
         key = notes.written(path)
         message = f"{dotted(key)} ({role.backend.type}): {problem}"
         hint = " or ".join(f"{dotted(key)}.args.{name}=…" for name in alternatives)
-        needs: list[Path] = [(*path, "args", name) for name in alternatives]
+        needs: list[KeyPath] = [(*path, "args", name) for name in alternatives]
         notes.note(
             "R39",
             message,
@@ -125,7 +127,7 @@ def unused_roles(notes: Notes) -> list[str]:
     used |= {role.init for role in notes.recipe.models.values() if role.init is not None}
     if used - {*notes.recipe.models} or any(notes.unresolved.about_entries(p) for p in GRAPHS):
         return []  # one of them may have been intended
-    deciding: list[Path] = [("models", name, "init") for name in notes.recipe.models]
+    deciding: list[KeyPath] = [("models", name, "init") for name in notes.recipe.models]
     deciding += [(*path, "model") for path in calls]
     if any(map(notes.is_doubtful, deciding)):
         return []

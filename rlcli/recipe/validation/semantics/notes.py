@@ -3,13 +3,12 @@ earlier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
-from rlcli.recipe.parsing.tree import Mapping, Mark, Path, at, key_mark, keys_at, nearest
+from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, at, key_mark, keys_at, nearest
 from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.validation.unresolved import Unresolved
@@ -21,16 +20,16 @@ class Notes:
     """A recipe, and where to report its problems."""
 
     recipe: Recipe
-    tree: Mapping
+    tree: MappingNode
     problems: Problems
     unresolved: Unresolved
-    positions: ReadMapping[str, int] = field(default_factory=dict)
+    positions: Mapping[str, int] = field(default_factory=dict)
     """Positions of models of roles that start from another recipe, once that is loaded."""
     told: set[tuple[object, ...]] = field(default_factory=set)
     """What `note_once` has reported."""
-    unable: dict[str, dict[Path, str]] = field(default_factory=dict)
+    unable: dict[str, dict[KeyPath, str]] = field(default_factory=dict)
     """Role → call → a verb for what the call asks of the role's backend, which cannot do it."""
-    strays: dict[str, list[Path]] = field(default_factory=dict)
+    strays: dict[str, list[KeyPath]] = field(default_factory=dict)
     """Name that no role has → the calls of it."""
     removed: set[str] = field(default_factory=set)
     """Roles that null removes, reported where a call names them."""
@@ -41,9 +40,9 @@ class Notes:
         self,
         code: str,
         message: str,
-        path: Path,
+        path: KeyPath,
         hint: str | None = None,
-        needs: Iterable[Path] = (),
+        needs: Iterable[KeyPath] = (),
         same: str | None = None,
     ) -> bool:
         """Point at a value, or at the key if the value is a mapping or a default. `needs`: what the
@@ -62,40 +61,40 @@ class Notes:
         same: tuple[object, ...],
         code: str,
         message: str,
-        path: Path,
+        path: KeyPath,
         hint: str | None,
-        needs: Iterable[Path],
+        needs: Iterable[KeyPath],
     ) -> None:
         """Like `note`, for a value shared by several calls: reported only for the first of them."""
         if same not in self.told and self.note(code, message, path, hint, needs):
             self.told.add(same)
 
-    def is_doubtful(self, path: Path) -> bool:
+    def is_doubtful(self, path: KeyPath) -> bool:
         """Whether a value is known not to be what its user intended."""
         return self.unresolved.about_part(path) or self.unresolved.about_absence(self.tree, path)
 
-    def mark(self, path: Path) -> Mark:
+    def mark(self, path: KeyPath) -> Mark:
         """Where a value is written."""
         node = nearest(self.tree, path)
         key = key_mark(self.tree, path)
-        return key if key is not None and isinstance(node, Mapping) else node.mark
+        return key if key is not None and isinstance(node, MappingNode) else node.mark
 
-    def written(self, path: Path) -> Path:
+    def written(self, path: KeyPath) -> KeyPath:
         """The key that a user sets: that of a rollout's role is below its `rollout`."""
         section = as_rollout(path)
         return section if at(self.problems.written, section[:3]) is not None else path
 
-    def is_set(self, path: Path) -> bool:
+    def is_set(self, path: KeyPath) -> bool:
         """Whether some layer sets a value."""
         return at(self.tree, path) is not None
 
-    def first_set(self, *paths: Path) -> Path:
+    def first_set(self, *paths: KeyPath) -> KeyPath:
         """The first of several values set by a layer, as the place to point at for a contradiction;
         else the last."""
         return next((path for path in paths if self.is_set(path)), paths[-1])
 
     def unknown(
-        self, kind: str, name: str, section: Path, path: Path, instead: str | None = None
+        self, kind: str, name: str, section: KeyPath, path: KeyPath, instead: str | None = None
     ) -> None:
         """Report a name missing from a section of names. `instead`:
         what helps if a layer removed it."""

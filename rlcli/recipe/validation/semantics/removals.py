@@ -11,13 +11,13 @@ from rlcli.recipe.call_keys import graphs_of, keys_of, needed_keys
 from rlcli.recipe.components import dataset_keys, signature_of
 from rlcli.recipe.graph import producers
 from rlcli.recipe.parsing.merge import reference_below
-from rlcli.recipe.parsing.tree import Path, at, dotted
+from rlcli.recipe.parsing.tree import KeyPath, at, dotted
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 
 def setting_without(
-    notes: Notes, call: Call, path: Path, key: str, available: Collection[str]
+    notes: Notes, call: Call, path: KeyPath, key: str, available: Collection[str]
 ) -> str | None:
     """The setting, such as `ppo.kl_ctl=0`, with which a call does not read a key, nor another that
     is not available; None if there is none."""
@@ -28,7 +28,7 @@ def setting_without(
         interface = call.interface.model_copy(update={"args": args})
         needed = needed_keys("inputs", call.model_copy(update={"interface": interface}))
         if key not in needed and set(needed) <= {*available}:
-            section: Path = (*path, "interface", "args")
+            section: KeyPath = (*path, "interface", "args")
             home = reference_below(at(notes.problems.written, section)) or dotted(section)
             return f"{home}.{name}={json.dumps(value)}"
     return None
@@ -48,7 +48,7 @@ def _values(interface: str, argument: str) -> Iterator[Any]:
             yield from get_args(option)
 
 
-def without_role(notes: Notes, role: str, paths: Sequence[Path]) -> str:
+def without_role(notes: Notes, role: str, paths: Sequence[KeyPath]) -> str:
     """What to do about a removed role that calls still name: remove these too, with the settings
     that this needs, or keep the role."""
     starting = [name for name, other in notes.recipe.models.items() if other.init == role]
@@ -65,13 +65,13 @@ def without_role(notes: Notes, role: str, paths: Sequence[Path]) -> str:
     return _removals(paths, settings)
 
 
-def _removals(paths: Sequence[Path], settings: Collection[str]) -> str:
+def _removals(paths: Sequence[KeyPath], settings: Collection[str]) -> str:
     removals = " ".join(f"{dotted(path)}=null" for path in paths)
     also = f", and set {' '.join(settings)}" if settings else ""
     return f"remove the call{'s' if paths[1:] else ''} too: {removals}{also}"
 
 
-def _readers_of_lost_keys(notes: Notes, role: str) -> Iterator[tuple[Call, Path, str, set[str]]]:
+def _readers_of_lost_keys(notes: Notes, role: str) -> Iterator[tuple[Call, KeyPath, str, set[str]]]:
     """The calls that need a key that only the calls of a role make: the call, its path, the key,
     and the keys that there would still be."""
     for graph, calls, dataset in graphs_of(notes.recipe):

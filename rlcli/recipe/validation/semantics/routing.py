@@ -3,11 +3,11 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Mapping
 
 from rlcli.api.key_meaning import ROUTED_EXPERTS
 from rlcli.recipe.components import declared
-from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.notes import Notes
 
@@ -15,7 +15,7 @@ SETTING = ("generation", "routing_replay")
 OFF = f"{dotted(SETTING)}=false"
 
 
-def check_routing(notes: Notes, calls: ReadMapping[str, Call], graph: Path) -> None:
+def check_routing(notes: Notes, calls: Mapping[str, Call], graph: KeyPath) -> None:
     recording = [name for name, call in calls.items() if ROUTED_EXPERTS in call.outputs]
     following = [name for name, call in calls.items() if ROUTED_EXPERTS in call.inputs]
     for name in (*recording, *following):
@@ -26,7 +26,7 @@ def check_routing(notes: Notes, calls: ReadMapping[str, Call], graph: Path) -> N
         notes.note("R71", message, where, f"set {OFF}", needs)
 
 
-def _check_backend(notes: Notes, call: Call, path: Path) -> None:
+def _check_backend(notes: Notes, call: Call, path: KeyPath) -> None:
     role = notes.recipe.models.get(call.model)
     if role is None or role.backend is None:
         return
@@ -43,8 +43,8 @@ def _check_backend(notes: Notes, call: Call, path: Path) -> None:
         notes.note_once(("routing", call.model), "R71", message, where, f"set {OFF}", needs)
 
 
-def _setting(notes: Notes, path: Path) -> tuple[Path, list[Path]]:
+def _setting(notes: Notes, path: KeyPath) -> tuple[KeyPath, list[KeyPath]]:
     """Where a call is set to record or prescribe experts, and what else that depends on."""
-    of_call: Path = (*path, "interface", "args", *SETTING)
-    kinds: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
+    of_call: KeyPath = (*path, "interface", "args", *SETTING)
+    kinds: list[KeyPath] = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
     return (of_call if notes.is_set(of_call) else SETTING), kinds

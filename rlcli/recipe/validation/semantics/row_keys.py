@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from collections.abc import Mapping as ReadMapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rlcli import registry
 from rlcli.api.declared_keys import largest_number
 from rlcli.recipe.components import dataset_keys, declared_of_call, holds_pairs
-from rlcli.recipe.parsing.tree import Path, Scalar, at, dotted
+from rlcli.recipe.parsing.tree import KeyPath, Scalar, at, dotted
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.keys import removed_maker
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
@@ -16,10 +15,10 @@ from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 def check_rows(
     notes: Notes,
-    unmade: ReadMapping[str, list[str]],
-    graph: Path,
+    unmade: Mapping[str, list[str]],
+    graph: KeyPath,
     dataset: str,
-    basis: Iterable[Path],
+    basis: Iterable[KeyPath],
 ) -> set[str]:
     """Report keys that nothing makes, but rows of some other dataset have, as one problem of the
     dataset. Returns those keys. `unmade`: key → its readers."""
@@ -30,14 +29,14 @@ def check_rows(
     fitting = list(_datasets_with(candidates))
     if not fitting:
         return set()
-    section: Path = ("datasets", dataset)
+    section: KeyPath = ("datasets", dataset)
     rows = f"rows of {dotted(section)} ({notes.recipe.datasets[dataset].type}) have {in_words(has)}"
     message, hint = f"{rows}, but {_reads(unmade, candidates)}", _instead(notes, section, fitting)
     _refuse(notes, section, message, hint, basis)
     return set(candidates)
 
 
-def check_pairs(notes: Notes, calls: ReadMapping[str, Call], dataset: str) -> None:
+def check_pairs(notes: Notes, calls: Mapping[str, Call], dataset: str) -> None:
     """Report a dataset of single sequences where calls compare the sequences of a row. Those of a
     graph that generates compare responses."""
     comparing = [
@@ -48,7 +47,7 @@ def check_pairs(notes: Notes, calls: ReadMapping[str, Call], dataset: str) -> No
     generates = any(call.call == "generate" for call in calls.values())
     if generates or not comparing or holds_pairs(notes.recipe.datasets, dataset) is not False:
         return
-    section: Path = ("datasets", dataset)
+    section: KeyPath = ("datasets", dataset)
     kind = notes.recipe.datasets[dataset].type
     compare = "compare" if comparing[1:] else "compares"
     message = (
@@ -56,23 +55,25 @@ def check_pairs(notes: Notes, calls: ReadMapping[str, Call], dataset: str) -> No
         f"{in_words(comparing)} {compare} pairs"
     )
     fitting = [name for name in registry.names("datasets") if holds_pairs({}, name)]
-    needs: list[Path] = [("graph", name, "interface", "type") for name in comparing]
+    needs: list[KeyPath] = [("graph", name, "interface", "type") for name in comparing]
     _refuse(notes, section, message, _instead(notes, section, fitting), needs)
 
 
-def _refuse(notes: Notes, section: Path, message: str, hint: str, needs: Iterable[Path]) -> None:
+def _refuse(
+    notes: Notes, section: KeyPath, message: str, hint: str, needs: Iterable[KeyPath]
+) -> None:
     """Report a dataset that does not fit, and none of the problems of its arguments."""
     if notes.note("R71", message, (*section, "type"), hint, needs=needs):
         notes.problems.withdraw((*section, "args"))
 
 
-def _reads(readers_of: ReadMapping[str, list[str]], keys: list[str]) -> str:
+def _reads(readers_of: Mapping[str, list[str]], keys: list[str]) -> str:
     """`ref_inf and dpo_train read packed_input_ids`."""
     readers = list(dict.fromkeys(name for key in keys for name in readers_of[key]))
     return f"{in_words(readers)} {'read' if len(readers) > 1 else 'reads'} {in_words(keys)}"
 
 
-def _only_in_rows(notes: Notes, unmade: Iterable[str], graph: Path) -> list[str]:
+def _only_in_rows(notes: Notes, unmade: Iterable[str], graph: KeyPath) -> list[str]:
     """The keys that nothing makes, that rows of some dataset have, and that no removed call
     made."""
     made_before = {key for key in unmade if removed_maker(notes, graph, key) is not None}
@@ -86,7 +87,7 @@ def _datasets_with(keys: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def _instead(notes: Notes, section: Path, fitting: list[str]) -> str:
+def _instead(notes: Notes, section: KeyPath, fitting: list[str]) -> str:
     """Datasets to use instead; if a lower layer had a fitting one, only that."""
     node = at(notes.tree, (*section, "type"))
     replaced = node.over if isinstance(node, Scalar) else None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from rlcli.api.dataflow import calls_ahead
 from rlcli.recipe.components import argument_of, declared, sources_of
 from rlcli.recipe.graph import train_graph
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Path
+from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath
 from rlcli.recipe.validation.semantics.notes import Notes
 
 EVALUATIONS = "eval/"
@@ -92,7 +92,7 @@ def _portions(notes: Notes) -> None:
             hint = (
                 f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
             )
-            needs: list[Path] = [("train", "prompts_per_step"), ("graph", name, "call")]
+            needs: list[KeyPath] = [("train", "prompts_per_step"), ("graph", name, "call")]
             notes.note_once(("minibatches", parts), "R49", message, path, hint, needs)
 
 
@@ -108,7 +108,7 @@ def _draws(notes: Notes) -> None:
             "train.prompts_per_draw has no effect: no call drops prompts, and none samples "
             "them ahead of training"
         )
-        needs: list[Path] = [("graph",), ("train", "max_staleness")]
+        needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
         hint = "train.prompts_per_draw=null removes it"
         notes.note("R71", message, ("train", "prompts_per_draw"), hint, needs=needs)
     for name in dropping if ahead else ():
@@ -141,7 +141,7 @@ def _stale(notes: Notes) -> None:
             }
             if not is_set[argument] or any(is_set[alternative] for alternative in alternatives):
                 continue
-            args: Path = ("graph", name, "interface", "args")
+            args: KeyPath = ("graph", name, "interface", "args")
             problem = (
                 f"{argument} of {name} needs {' or '.join(alternatives)} where samples may "
                 "be older than their step"
@@ -150,7 +150,7 @@ def _stale(notes: Notes) -> None:
                 "set train.max_staleness=0, or use a profile that has the call for it: "
                 "async, async_grpo"
             )
-            needs: list[Path] = [
+            needs: list[KeyPath] = [
                 ("train", "max_staleness"),
                 *((*args, alternative) for alternative in alternatives),
             ]
@@ -163,7 +163,7 @@ def _kept(notes: Notes) -> None:
         if name not in recipe.models:
             notes.unknown("role", name, ("models",), ("checkpoint", "roles", index))
         elif not recipe.models[name].has_weights:
-            needs: list[Path] = [("models", name)]
+            needs: list[KeyPath] = [("models", name)]
             notes.note(
                 "R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs
             )
@@ -186,7 +186,7 @@ def _folder(notes: Notes) -> None:
     try:
         if len(text) > LONGEST_PATH:
             raise ValueError("too long for a path")
-        folder = FilePath(text).expanduser().absolute()
+        folder = Path(text).expanduser().absolute()
         above = next(
             (folder_above for folder_above in (folder, *folder.parents) if folder_above.exists()),
             folder,
@@ -201,8 +201,8 @@ def _folder(notes: Notes) -> None:
         for name, role in notes.recipe.models.items():
             if (
                 role.path
-                and folder.is_relative_to(FilePath(role.path).absolute())
-                and FilePath(role.path, "config.json").is_file()
+                and folder.is_relative_to(Path(role.path).absolute())
+                and Path(role.path, "config.json").is_file()
             ):
                 message = (
                     f"log.dir {text!r} is inside the folder of "

@@ -200,6 +200,7 @@ def worker_without_samples_runs_calls(device, folder):
     """A rank with an empty share receives a description, and runs the call for its collectives."""
     _, ask = worker_of(device)
     ask("open_datasets")
+    assert ask("measure", roles=["actor"]) == {"actor": {}}
     ask("build", steps=1, rows=4)
     described = ask_rows(ask, "a", 0)
     described.metadata = {}

@@ -101,6 +101,7 @@ NOT_HERE = {
     "backends/_server_backend.py ServerBackend._environment": (
         "names devices to servers of its own, which no pretend device can run"
     ),
+    "backends/_product_speed.py": "measures the speed of the host",
     "backends/_server_experts.py": "is on the host",
     "backends/_server_response.py": "is on the host",
     "backends/_server_weights.py": "is on the host",

@@ -10,9 +10,9 @@ import pytest
 from rlcli.errors import ResourceError
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
+from rlcli.observe import outputs
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime import record
 
 FILES = ("metrics.jsonl", "samples.jsonl", "ledger.jsonl")
 
@@ -38,7 +38,7 @@ class Disk:
 def disk(monkeypatch):
     disk = Disk()
     monkeypatch.setattr("rlcli.observe.json_lines.os.write", disk.write)
-    monkeypatch.setattr(record, "PAUSE", 0.01)
+    monkeypatch.setattr(outputs, "PAUSE", 0.01)
     return disk
 
 

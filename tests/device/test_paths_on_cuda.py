@@ -103,6 +103,7 @@ NOT_HERE = {
     ),
     "backends/_product_speed.py": "measures the speed of the host",
     "backends/_server_experts.py": "is on the host",
+    "backends/_vllm_dialect.py _unsuitable": "reads what a server says of its device",
     "backends/_server_response.py": "is on the host",
     "backends/_server_weights.py": "is on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",

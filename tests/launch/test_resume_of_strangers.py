@@ -204,4 +204,4 @@ def test_missing_records_are_reported_when_resuming(own_run, capsys):
     (own_run / "metrics.jsonl").unlink()
     (own_run / "ledger.jsonl").unlink()
     resume(own_run, "train.steps=3")
-    assert "metrics.jsonl and ledger.jsonl of steps 1 to 1: not there" in capsys.readouterr().err
+    assert "metrics.jsonl and ledger.jsonl of steps 1 to 1: missing" in capsys.readouterr().err

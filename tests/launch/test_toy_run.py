@@ -25,13 +25,13 @@ from rlcli.errors import (
     WorkerError,
 )
 from rlcli.launch.run import run_recipe
+from rlcli.messaging import transport
 from rlcli.messaging.control import Control
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.results import digest, find_result
 from rlcli.observe.samples import read_samples
 from rlcli.processes import STOP_SIGNALS, die_with_parent
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime import transport
 from rlcli.runtime.worker_main import MEETING
 
 pytestmark = pytest.mark.timeout(420)  # a start on two ranks takes a while on a slow machine

@@ -159,7 +159,7 @@ def test_gradient_of_a_penalty_that_is_not_in_the_loss_is_refused(
     assert (problem.code, problem.where) == ("R71", "command line")
     assert problem.what == (
         "kl_gradient=naive of graph.actor_train has no effect: no call makes kl_weights; "
-        f"advantages would, were kl_in not {kl_in}"
+        f"advantages would make it if kl_in were not {kl_in}"
     )
     assert problem.hint == "set kl_gradient=reverse, or change kl_in of advantages"
 

@@ -280,4 +280,4 @@ def test_a_folder_that_is_no_model_is_not_blamed_on_the_runs_in_it(tmp_path, mon
 
 def test_a_misspelt_argument_is_not_answered_with_a_key_of_another_section():
     (problem,) = problems_of("sft_math", "datasets.train.args.pth=3")
-    assert problem.hint == "legal here: problems, levels, held_out, seed, hasty"
+    assert problem.hint == "valid here: problems, levels, held_out, seed, hasty"

@@ -20,9 +20,9 @@ WIDEST = 512
 LENGTHS = (96, 32)
 """Tokens of the sequences."""
 ROUNDS = 3
-_CPU = torch.device("cpu")
 TOO_SLOW = 3.0
 """A dtype is not tried again after a round that took this many times as long as float32."""
+_CPU = torch.device("cpu")
 
 
 def seconds_by_dtype(config: Any, device: torch.device, trains: bool) -> dict[str, float]:
@@ -33,12 +33,18 @@ def seconds_by_dtype(config: Any, device: torch.device, trains: bool) -> dict[st
     width = text.hidden_size
     if device.type != "cpu" or width < NARROW:
         return {}
-    inner = getattr(text, "intermediate_size", None) or 4 * width
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or width // heads
+    inner = _number(text, "intermediate_size", 4 * width)
+    heads = _number(text, "num_attention_heads", width // 64)
+    head_dim = _number(text, "head_dim", width // heads)
     shrink = max(1.0, width / WIDEST)
     sizes = (round(width / shrink), round(inner / shrink), max(1, round(heads / shrink)))
     return dict(_measured(*sizes, head_dim, trains))
+
+
+def _number(config: Any, name: str, usual: int) -> int:
+    """A size of a model; the usual one if it has none, or a list with one for each layer."""
+    size = getattr(config, name, None)
+    return size if isinstance(size, int) and size > 0 else usual
 
 
 @cache

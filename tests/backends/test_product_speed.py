@@ -1,6 +1,7 @@
 """The measurement behind `dtype: auto`."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,3 +30,11 @@ def test_both_dtypes_are_measured_and_threads_stay_as_they_are(trains):
 def test_nothing_is_measured_for_narrow_models_or_on_gpus():
     assert seconds_by_dtype(config(NARROW // 2), CPU, trains=True) == {}
     assert seconds_by_dtype(config(NARROW), torch.device("cuda"), trains=True) == {}
+
+
+def test_a_model_with_a_size_for_each_layer_is_measured_with_usual_ones():
+    sizes = {"intermediate_size": [NARROW, 2 * NARROW], "num_attention_heads": [8, 16]}
+    uneven = SimpleNamespace(hidden_size=NARROW, **sizes)
+    uneven.get_text_config = lambda: uneven
+
+    assert list(seconds_by_dtype(uneven, CPU, trains=False)) == ["float32", "bfloat16"]

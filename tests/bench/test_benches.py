@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import runpy
 import sys
 import time
@@ -76,7 +77,9 @@ def test_scale_reports_figures_above_the_limit_if_calls_sleep(scale, monkeypatch
 
     monkeypatch.setattr(Calls, "prepare", slow)
     above = scale()
-    assert any("8 ranks: a call costs 5" in line for line in above), above
+    cost = re.search(r"8 ranks: a call costs (\d+) ms", "\n".join(above))
+    assert cost, above
+    assert int(cost[1]) > 350  # of 500, from which a busy machine's waits are subtracted
     assert any("of the critical path" in line for line in above), above
 
 

@@ -14,16 +14,10 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.ops.kl import kl_estimate
-from rlcli.ops.packing import action_owner, summed
+from rlcli.ops.packing import action_mask, action_owner, summed
 from rlcli.ops.policy_losses import behaviour_weights
 from rlcli.ops.reduce import AllReduce
-from rlcli.ops.rewards import (
-    action_mask,
-    dense_rewards,
-    overlong_penalties,
-    shape_scores,
-    token_rewards,
-)
+from rlcli.ops.rewards import dense_rewards, overlong_penalties, shape_scores, token_rewards
 
 from ._policy_distances import RECOMPUTED, REFERENCE, sum_of_kl
 from ._sequences import best_of_each, group_of_each

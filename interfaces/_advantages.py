@@ -37,7 +37,6 @@ from ._advantage_steps import (
     shaped_scores,
 )
 from ._argument_checks import check_overlong
-from ._statistics import reduce_over
 
 KLPlace = Literal["loss", "reward"]
 SumsBySample = dict[str, list[tuple[float, int]]]
@@ -283,7 +282,7 @@ class AdvantageInterface(ModelInterface):
         """A batch of responses → `advantages`, `returns`, `loss_mask`, `old_logprobs` [A], with
         some settings also `loss_weights`, `kl_weights` [A] and `chosen` [N];
         for A = T - N actions of N sequences."""
-        reduce = reduce_over(model)
+        reduce = model.all_reduce
         responses = responses_of(self, data)
         policy, scores = old_policy(self, responses), shaped_scores(self, responses)
         trajectories = self._trajectories(responses, policy, scores)

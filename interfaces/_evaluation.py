@@ -36,4 +36,4 @@ def mean_loss(
 
 def total(model: Model, value: torch.Tensor) -> float:
     """The sum of a scalar over the data-parallel ranks."""
-    return float(model.module.all_reduce(value.to(model.module.device, torch.float64), "sum"))
+    return float(model.all_reduce(value.double()))

@@ -7,7 +7,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 
 
 def recompute_logprobs(

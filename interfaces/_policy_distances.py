@@ -14,10 +14,8 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import AGE, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.ops.kl import kl_of_policy
-from rlcli.ops.reduce import AllReduce
-from rlcli.ops.rewards import action_mask
-
-from ._statistics import counted_means
+from rlcli.ops.packing import action_mask
+from rlcli.ops.reduce import AllReduce, counted_means
 
 REFERENCE = "packed_ref_logprobs"
 RECOMPUTED = "proximal_logprobs"

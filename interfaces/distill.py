@@ -22,8 +22,7 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.ops.distillation import full_reverse_kl, sampled_reverse_kl
-from rlcli.ops.packing import all_but_last
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask, all_but_last
 
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
 

@@ -23,13 +23,13 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.api.synonyms import Synonyms
+from rlcli.ops.packing import action_mask
 from rlcli.ops.preference_losses import (
     PREFERENCE_LOSSES,
     PreferenceLossName,
     chosen_and_rejected,
     sequence_sums,
 )
-from rlcli.ops.rewards import action_mask
 
 from ._evaluation import mean_loss, total
 from ._named import named

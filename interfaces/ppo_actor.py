@@ -41,7 +41,6 @@ from ._optimizer_steps import OptimizerSteps, optimizer_steps
 from ._policy_distances import REFERENCE, actions_of, distances_at_first, distances_before
 from ._responses import as_generation, imitate_responses, sample_responses
 from ._sequences import chosen_sequences
-from ._statistics import reduce_over
 
 
 @dataclass(kw_only=True)
@@ -224,7 +223,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     ) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         batch = chosen_sequences(data)
-        before = distances_before(batch, reduce_over(model))
+        before = distances_before(batch, model.all_reduce)
         stats = optimizer_steps(
             self,
             model,

@@ -24,12 +24,11 @@ from rlcli.api.model import (
 from rlcli.api.synonyms import Synonyms
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
-from rlcli.ops.reduce import AllReduce, masked_moments
-from rlcli.ops.rewards import drop_last
+from rlcli.ops.packing import drop_last
+from rlcli.ops.reduce import AllReduce, masked_moments, means
 
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
 from ._sequences import chosen_sequences
-from ._statistics import means, reduce_over
 
 ValueLoss = Literal["mse", "huber"]
 ValueNormType = Literal["exp", "ma"]
@@ -125,7 +124,7 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps towards the returns of one batch."""
-        reduce = reduce_over(model)
+        reduce = model.all_reduce
         batch = chosen_sequences(data)
         stats = self._explained(batch, reduce)
         batch, clipped = self._normalized(batch, reduce)

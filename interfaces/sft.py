@@ -21,7 +21,7 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.ops.losses import nll_loss
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 
 from ._evaluation import mean_loss
 

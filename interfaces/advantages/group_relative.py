@@ -24,7 +24,6 @@ from .._advantage_steps import Responses
 from .._advantages import AdvantageInterface, KLPlace, SumsBySample
 from .._argument_checks import check_group_relative, compares_groups
 from .._sequences import group_sizes
-from .._statistics import reduce_over
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +127,7 @@ class GroupRelativeInterface(AdvantageInterface):
             .view(-1, 2)
             .sum(0)
         )
-        equal, prompts = reduce_over(model)(counts).tolist()
+        equal, prompts = model.all_reduce(counts).tolist()
         self._warn_without_signal(self.compares_groups and equal == prompts, data)
         return output
 

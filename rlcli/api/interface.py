@@ -105,7 +105,7 @@ class ModelInterface:
     TAKES_BATCH: ClassVar[tuple[str, ...]] = ()
     """Methods that take all samples of a step at once, as training does, because a sample's result
     depends on the others. Samples then have the metadata `rlcli.api.key_meaning.PLACE` and `AGE`.
-    Sums over the ranks of the role are `model.module.all_reduce`."""
+    Sums over the ranks of the role are `model.all_reduce`."""
 
     PREPARED_BY: ClassVar[Mapping[str, str]] = {}
     """Method → the interface of a call that computes what it reads. A graph without such a call

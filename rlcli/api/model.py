@@ -140,6 +140,13 @@ class Model:
         """Seed of the role's own random draws, such as the order of its minibatches."""
         return stable_seed(self.seed, self.name)
 
+    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over the role's ranks; a role without an engine has only one."""
+        if self.module is None:
+            return value
+        total: torch.Tensor = self.module.all_reduce(value.to(self.module.device), "sum")
+        return total.to(value.device)
+
     def inc_version(self) -> None:
         """Count one training step."""
         self.version.global_step += 1

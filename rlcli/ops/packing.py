@@ -58,6 +58,37 @@ def action_owner(lengths: Sequence[int], device: torch.device | None = None) -> 
     return torch.repeat_interleave(torch.arange(len(actions)), actions).to(device)
 
 
+def action_mask(prompt_mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """[T - N] bool: the actions that chose a response token,
+    from prompt_mask [T] (True on prompt tokens).
+
+    Action t of a sequence chose its token t + 1.
+    """
+    return ~drop_first(prompt_mask, seqlens)
+
+
+def drop_first(x: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """[T, …] → [T - N, …]: each sequence without its first entry."""
+    return x[_all_but(x, seqlens, first=True)]
+
+
+def drop_last(x: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """[T, …] → [T - N, …]: each sequence without its last entry."""
+    return x[_all_but(x, seqlens, first=False)]
+
+
+def _all_but(x: torch.Tensor, seqlens: Sequence[int], *, first: bool) -> torch.Tensor:
+    lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=x.device)
+    if int(lengths.sum()) != x.shape[0]:
+        raise ValueError(
+            f"sequences of {int(lengths.sum())} tokens in all cannot describe {x.shape[0]} entries"
+        )
+    ends = lengths.cumsum(0)
+    keep = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+    keep[ends - lengths if first else ends - 1] = False
+    return keep
+
+
 def summed(numbers: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tensor:
     """[count] float64: the sum of the numbers [n] of each owner, of `owner` [n] int64 below
     `count`."""

@@ -6,16 +6,33 @@ Every statistic in `rlcli.ops` that must be the same on all data-parallel ranks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
+Sums = Mapping[str, tuple[torch.Tensor, "torch.Tensor | int"]]
+"""Name → the sum of some numbers on this rank, and how many there are."""
+
 
 def identity(value: torch.Tensor) -> torch.Tensor:
     """The sum over one rank."""
     return value
+
+
+def means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
+    """The mean of each over all ranks; 0 where nothing was counted."""
+    return dict.fromkeys(sums, 0.0) | counted_means(sums, all_reduce)
+
+
+def counted_means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
+    """The mean of each over all ranks, without those of which nothing was counted."""
+    rows = [[float(total), float(count)] for total, count in sums.values()]
+    reduced = all_reduce(torch.tensor(rows, dtype=torch.float64)).tolist()
+    return {
+        name: total / count for name, (total, count) in zip(sums, reduced, strict=True) if count
+    }
 
 
 def masked_moments(

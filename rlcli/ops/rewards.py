@@ -6,26 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["action_mask", "overlong_penalties", "shape_scores", "token_rewards"]
+from rlcli.ops.packing import drop_first, drop_last
 
-
-def action_mask(prompt_mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
-    """[T - N] bool: the actions that chose a response token,
-    from prompt_mask [T] (True on prompt tokens).
-
-    Action t of a sequence chose its token t + 1.
-    """
-    return ~drop_first(prompt_mask, seqlens)
-
-
-def drop_first(x: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
-    """[T, …] → [T - N, …]: each sequence without its first entry."""
-    return x[_all_but(x, seqlens, first=True)]
-
-
-def drop_last(x: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
-    """[T, …] → [T - N, …]: each sequence without its last entry."""
-    return x[_all_but(x, seqlens, first=False)]
+__all__ = ["overlong_penalties", "shape_scores", "token_rewards"]
 
 
 def shape_scores(
@@ -100,15 +83,3 @@ def dense_rewards(
     after = drop_first(state_scores, seqlens).to(torch.float32)
     earned = after - drop_last(state_scores, seqlens) if delta else after
     return (earned * scaling).clamp(-clip, clip)
-
-
-def _all_but(x: torch.Tensor, seqlens: Sequence[int], *, first: bool) -> torch.Tensor:
-    lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=x.device)
-    if int(lengths.sum()) != x.shape[0]:
-        raise ValueError(
-            f"sequences of {int(lengths.sum())} tokens in all cannot describe {x.shape[0]} entries"
-        )
-    ends = lengths.cumsum(0)
-    keep = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
-    keep[ends - lengths if first else ends - 1] = False
-    return keep

@@ -14,7 +14,7 @@ import torch
 from rlcli.api.component import registered
 from rlcli.api.config import FinetuneSpec, MicroBatchSpec
 from rlcli.api.model import Model, ModelInterface, call_interface
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.interface.inference_trial import ModalEngine
 from rlcli.testing.interface.recording_engine import WatchedEngine

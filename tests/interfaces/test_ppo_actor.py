@@ -12,7 +12,7 @@ from rlcli.api.model import MicroBatchSpec
 from rlcli.api.partition import flat2d
 from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import make_batch
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.tiny_engine import tiny_model

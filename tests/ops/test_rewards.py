@@ -1,13 +1,8 @@
 import pytest
 import torch
 
-from rlcli.ops.rewards import (
-    action_mask,
-    dense_rewards,
-    overlong_penalties,
-    shape_scores,
-    token_rewards,
-)
+from rlcli.ops.packing import action_mask
+from rlcli.ops.rewards import dense_rewards, overlong_penalties, shape_scores, token_rewards
 
 NO_EOS = torch.tensor([False, True])
 

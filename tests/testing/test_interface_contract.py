@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlcli.api.model import ModelInterface
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface import InterfaceContract

@@ -10,7 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelInterface
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import PAIRS, DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.edge_cases import EdgeChecks

@@ -185,9 +185,7 @@ class InferenceChecks(CallSubject):
         expected, state = inferring.run(inferring.batch, interface=alone), state_through_json(alone)
         cause = "compute a sample from itself alone; only training reduces over ranks"
         if inferring.takes_batch:
-            cause = (
-                "sum what spans samples over the ranks, on each of them: model.module.all_reduce"
-            )
+            cause = "sum what spans samples over the ranks, on each of them: model.all_reduce"
         for shares in _shares(inferring.batch.bs):
             for rank, (output, state_there) in enumerate(_on_ranks(inferring, shares)):
                 ranks = (

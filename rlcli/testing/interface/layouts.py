@@ -216,7 +216,7 @@ def _cause_of_cut(mismatch: StepDifference, n_mbs: float) -> str:
 def _cause_of_ranks(mismatch: StepDifference) -> str:
     reduced = (
         "masked_normalize and masked_moments take all_reduce; "
-        "use model.module.all_reduce(sum) for the rest"
+        "use model.all_reduce(sum) for the rest"
     )
     if mismatch.kind == "state":
         return f"the state follows one rank's share of the batch: {reduced}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from rlcli.inspect.packing import check_packing
 from rlcli.inspect.reward_checks import check_reward, scores_responses, scores_texts, try_reward
 from rlcli.inspect.row_checks import (
     RowLimits,
+    check_answers,
     check_ends,
     check_leak,
     check_lengths,
@@ -106,6 +107,16 @@ def _findings(subject: _Subject, rows: int) -> Iterator[Finding]:
     yield from components
     yield _check_devices(resolved)
     yield from _check_doubtful(resolved)
+
+
+def row_checks(resolved: Resolved, names: Collection[str], rows: int = 200) -> Iterator[Finding]:
+    """What up to `rows` rows of these datasets show, and whether held-out rows are trained on.
+    Raises RlcliError for one that cannot be opened."""
+    subject = _Subject(resolved)
+    datasets = {name: open_dataset(resolved, name, subject.tokenizers) for name in names}
+    looked_at: Rows = {name: dataset.sample(rows) for name, dataset in datasets.items()}
+    yield from _check_rows(subject, datasets, looked_at)
+    yield from _check_held_out(resolved, datasets, looked_at)
 
 
 def quick_checks(
@@ -259,6 +270,7 @@ def _check_dataset(
         check_ends(opened.name, tokenizer, rows, limits),
         check_template(opened.name, tokenizer, rows, limits),
         *check_lengths(opened, rows, limits),
+        check_answers(opened.name, tokenizer, rows, limits),
         check_packing(subject.recipe, opened, rows, limits),
         check_repeats(opened, rows),
     ):

@@ -14,6 +14,8 @@ from rlcli.inspect.text import shortened
 
 EXAMPLES = 3
 """Number of rows that a finding names."""
+CUT_ANSWERS = 0.05
+"""Share of answers that may be longer than a response."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,32 @@ def _check_room(about: str, lengths: Sequence[int], limits: RowLimits) -> Iterab
             ),
             fix="raise train.max_tokens_per_microbatch, or shorten prompts and responses",
         )
+
+
+def check_answers(
+    name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits
+) -> Finding | None:
+    """Whether a response has room for the answer that a row names, and the token that ends it. None
+    if no response follows, or nearly all answers fit."""
+    answers = {location(row): str(row.metadata.get("answer") or "") for row in rows}
+    if not limits.new_tokens or not any(answers.values()):
+        return None
+    encoded = tokenizer(list(answers.values()), add_special_tokens=False).input_ids
+    lengths = dict(zip(answers, map(len, encoded), strict=True))
+    cut = [where for where, length in lengths.items() if length + 1 > limits.new_tokens]
+    if len(cut) <= CUT_ANSWERS * len(lengths):
+        return None
+    return Finding(
+        level="warn",
+        about=f"{name} answers",
+        says=(
+            f"{count(len(cut), 'answer')} ({share(len(cut), len(lengths))}) take more than the "
+            f"{limits.new_tokens} tokens of a response, its end included"
+        ),
+        details=_some(cut),
+        fix="raise generation.max_new_tokens",
+        code="F30",
+    )
 
 
 def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | None:

@@ -16,8 +16,8 @@ import torch
 from rlcli.launch.orphans import name_of
 from rlcli.processes import isolated
 
-OF_PYTEST = "PYTEST_CURRENT_TEST"
-"""A variable that pytest changes all the time."""
+NOT_COMPARED = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest changes all the time, and that torch sets when its compiler is imported."""
 END_WITHIN = 2.0
 """Seconds for processes and threads to end by themselves after the last check."""
 
@@ -42,7 +42,7 @@ class ProcessState:
         return cls(
             _working_directory(),
             umask,
-            {name: os.environ[name] for name in os.environ if name != OF_PYTEST},
+            {name: os.environ[name] for name in os.environ if name not in NOT_COMPARED},
             torch.get_default_dtype(),
             torch.is_grad_enabled(),
         )

@@ -12,12 +12,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlcli.errors import RecipeError
+from rlcli import registry
+from rlcli.errors import ModelError, RecipeError
+from rlcli.inspect.checklist import row_checks
 from rlcli.observe.metrics import read_metrics
 from rlcli.project import is_built_in
 from rlcli.recipe.introspection.minimal import superfluous
 from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.resolve import Resolved, load_recipe
+from rlcli.recipe.schema import Component
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.smoke import STEPS, SmokeRun, run_two_steps, write_rows
 from rlcli.topology.report import make_plan
@@ -27,6 +30,10 @@ LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
 MODEL_LEFT_TO_THE_USER = re.compile(r"models\.([\w-]+) has no weights: give one of")
 SOME_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 """Its sizes are known here; the checks run tiny models of its family."""
+PERPLEXITY = "ppl"
+"""Metric of a step that learns given texts."""
+UNDECIDED = 1.0
+"""Nats per token by which a fresh model may differ from a uniform distribution, on a few rows."""
 HUB = "hf:"
 """How the path of a dataset on the Hub begins, which is out of reach of a test."""
 
@@ -99,6 +106,23 @@ class RecipeContract(Contract):
                 entries[0].mark.file_and_line,
             )
 
+    def test_rows_fit(self, resolved: Resolved) -> None:
+        """its own rows fit, and none that is held out is trained on"""
+        names = [name for name, section in resolved.recipe.datasets.items() if _is_drawn(section)]
+        if not names:
+            pytest.skip("its rows come from the user or the Hub")
+        try:
+            findings = list(row_checks(resolved, names))
+        except ModelError as error:
+            pytest.skip(f"its tokenizer cannot be read here: {error.what}")
+        for finding in findings:
+            if finding.level in ("warn", "FAIL"):
+                raise Violation(
+                    f"{finding.about}: {finding.says}",
+                    finding.fix or "",
+                    _where(resolved, "datasets"),
+                )
+
     def test_opening_lines(self, resolved: Resolved) -> None:
         """it opens with what it does and what it needs"""
         if not is_built_in(resolved.path):
@@ -138,10 +162,33 @@ class RecipeContract(Contract):
                 "rlcli check RECIPE looks at its rows and rewards",
             )
         for role in smoke.recipe.trained_roles:
-            if not any(record.get(f"{role}/grad_norm") for record in records):
+            norms = [record[name] for record in records if (name := f"{role}/grad_norm") in record]
+            if not norms or not norms[0]:
+                when = "in the first step" if any(norms) else ""
                 raise Violation(
-                    f"no gradient reaches {role}",
+                    f"no gradient reaches {role} {when}".rstrip(),
                     "its loss does not depend on its weights",
+                )
+
+    def test_starts_undecided(self, resolved: Resolved, smoke: SmokeRun) -> None:
+        """a model from scratch finds all tokens about equally likely at first"""
+        first = read_metrics(smoke.finished.outcome.run_dir / "metrics.jsonl")[0]
+        perplexities = {
+            role: first[name]
+            for role in smoke.own_models
+            if (name := f"{role}/{PERPLEXITY}") in first
+        }
+        if not perplexities:
+            pytest.skip("trains no small language model from scratch on given texts")
+        for role, perplexity in perplexities.items():
+            config = smoke.finished.outcome.models[role] / "config.json"
+            vocabulary = json.loads(config.read_text())["vocab_size"]
+            beyond = abs(math.log(perplexity / vocabulary))
+            if beyond > UNDECIDED:
+                raise Violation(
+                    f"{role} starts with a perplexity of {perplexity:.0f} over {vocabulary} tokens",
+                    "its random weights are too large: lower scratch.initializer_range",
+                    _where(resolved, f"models.{role}.scratch"),
                 )
 
     def test_models_are_saved(self, smoke: SmokeRun) -> None:
@@ -194,6 +241,14 @@ def _datasets(name: str, overrides: Sequence[str]) -> list[str]:
             raise
         return [match[1] for match in left if match]
     return [name for name in datasets if str(datasets[name].args.get("path")).startswith(HUB)]
+
+
+def _is_drawn(section: Component) -> bool:
+    """Whether a dataset makes its rows itself: it reads no files and is made of no others."""
+    arguments = {
+        argument.name for argument in registry.signature("datasets", section.type).arguments
+    }
+    return not arguments & {"path", "datasets"}
 
 
 def _where(resolved: Resolved, key: str) -> str:

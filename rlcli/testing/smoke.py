@@ -33,6 +33,7 @@ STEPS = 2
 NEW_TOKENS = 8
 ROWS = 16
 """Minimum number of rows of each dataset."""
+FEW_PARAMETERS = 3_000_000
 BYTES_PER_TOKEN = 8
 """Maximum number of byte tokens per token of the real tokenizer."""
 
@@ -64,6 +65,8 @@ class SmokeRun:
     """The scaled-down recipe."""
     replaced: tuple[str, ...]
     """What is not available here and was replaced, in words."""
+    own_models: tuple[str, ...]
+    """Roles with the random weights of the recipe itself, because they are few."""
 
 
 def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
@@ -71,7 +74,7 @@ def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
     small, replaced = make_small(resolved, folder)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, _some_better_than_others():
         finished = run_recipe(small, folder / "run", PlainDisplay(nowhere, quiet=True))
-    return SmokeRun(finished, small.recipe, replaced)
+    return SmokeRun(finished, small.recipe, replaced, tuple(_own_models(resolved)))
 
 
 @contextmanager
@@ -102,10 +105,11 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
     this machine."""
     document = resolved.to_json()
     prompts = max(2, *plan_topology(resolved.recipe).batch.minibatches.values())
-    tokenizers = _Tokenizers(folder)
+    tokenizers, own_models = _Tokenizers(folder), _own_models(resolved)
     for name, role in document["models"].items():
         if role["path"] is not None or role["scratch"] is not None:
-            role |= {"path": None, "scratch": _tiny(resolved, name)}
+            if name not in own_models:
+                role |= {"path": None, "scratch": _tiny(resolved, name)}
             role["tokenizer"] = tokenizers.local(*_source(resolved, name))
         elif role["tokenizer"] is not None:
             role["tokenizer"] = tokenizers.local(resolved, role["tokenizer"])
@@ -131,6 +135,21 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
     file = folder / f"{resolved.recipe.name}.yaml"
     file.write_text(to_yaml(document), encoding="utf-8")
     return load_recipe(file), tuple(tokenizers.replaced)
+
+
+def _own_models(resolved: Resolved) -> list[str]:
+    """The roles that the recipe starts from scratch, with so few parameters that they need no tiny
+    model in their place."""
+    sizes = {
+        name: architecture_of(resolved, name)
+        for name, role in resolved.recipe.models.items()
+        if role.scratch is not None
+    }
+    return [
+        name
+        for name, size in sizes.items()
+        if isinstance(size, Architecture) and size.parameters() <= FEW_PARAMETERS
+    ]
 
 
 def _tiny(resolved: Resolved, role: str) -> dict[str, Any]:

@@ -304,6 +304,16 @@ def test_a_prompt_that_ends_with_eos_is_reported(check):
     assert "9 of 9 checked prompts end with the end-of-sequence token" in finding.says
 
 
+def test_answers_that_are_longer_than_a_response_are_reported(check):
+    rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(9)]
+    rows[4]["answer"] = "12345"
+    assert "train answers" not in check(PPO, rows)
+    finding = check(PPO, rows, overrides=["generation.max_new_tokens=5"])["train answers"]
+    assert (finding.level, finding.code) == ("warn", "F30")
+    assert finding.says.startswith("1 answer (11 %) take")
+    assert finding.details[0].endswith("train.jsonl:5")
+
+
 def test_too_few_rows_for_a_step_are_reported(check):
     finding = check(overrides=["train.prompts_per_step=10"])["train"]
     assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)

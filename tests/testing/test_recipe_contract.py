@@ -11,6 +11,9 @@ from rlcli.testing.runner import run_checks
 from rlcli.testing.smoke import make_small
 from rlcli.testing.subjects import subjects
 
+ROWS_FIT = "its own rows fit, and none that is held out is trained on"
+STARTS_UNDECIDED = "a model from scratch finds all tokens about equally likely at first"
+
 
 class Silent:
     def limited(self, words, seconds): ...
@@ -45,7 +48,9 @@ def test_every_shipped_recipe_passes_its_contract(tmp_path, monkeypatch):
         "sft_gsm8k",
         "ppo_gsm8k",
     }
-    assert [check for one in tested for check in one.checks if check.outcome != "ok"] == []
+    assert [check for one in tested for check in one.checks if check.outcome == "FAIL"] == []
+    skipped = {check.words for one in tested for check in one.checks if check.outcome == "skip"}
+    assert skipped == {ROWS_FIT, STARTS_UNDECIDED}
     assert exit_code(tested) == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -86,6 +91,22 @@ def test_a_graph_that_fails_at_run_time_is_reported(examine):
         outcomes["losses, gradients and rewards are finite"],
     )
     assert failures
+
+
+def test_held_out_rows_that_are_trained_on_are_reported(examine):
+    text = "extends: grpo_math\ndatasets:\n  held_out: {args: {held_out: false}}\n"
+    outcomes, (failure,) = examine(text)
+    assert outcomes[ROWS_FIT] == "FAIL"
+    assert failure.finding == "held-out rows: 200 of 200 prompts of held_out are in train too"
+    assert failure.where == "mine.yaml:3"
+
+
+def test_a_model_that_starts_with_firm_beliefs_is_reported(examine):
+    text = "extends: sft_math\nmodels:\n  actor: {scratch: {initializer_range: 0.6}}\n"
+    outcomes, (failure,) = examine(text)
+    assert outcomes[STARTS_UNDECIDED] == "FAIL"
+    assert "over 380 tokens" in failure.finding
+    assert failure.where == "mine.yaml:3"
 
 
 def test_a_large_recipe_is_reduced_to_a_small_one(tmp_path, monkeypatch):

@@ -46,6 +46,10 @@ def new(
         str | None,
         typer.Option("--like", metavar="INTERFACE", help="Start from a copy of this interface."),
     ] = None,
+    without_answer: Annotated[
+        bool,
+        typer.Option("--without-answer", help="A reward that does not look at the row's answer."),
+    ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +61,7 @@ def new(
     from rlcli.scaffold import write
     from rlcli.scaffold.files import refuse_existing
 
-    scaffold = _planned(kind, name, like)
+    scaffold = _planned(kind, name, like, without_answer)
     (refuse_existing if dry_run else write)(scaffold)
     following = _following(scaffold)
     if as_json:
@@ -78,15 +82,14 @@ def new(
     )
 
 
-def _planned(kind: NewKind, name: str, like: str | None) -> Scaffold:
+def _planned(kind: NewKind, name: str, like: str | None, without_answer: bool) -> Scaffold:
     from rlcli.scaffold import plan, plan_project
 
     if kind is not NewKind.PROJECT:
-        return plan(kind.value, name, _project(), like)
-    if like is not None:
-        raise UsageError(
-            "--like copies an interface, not a project", hint=f"rlcli new project {name}"
-        )
+        return plan(kind.value, name, _project(), like, without_answer)
+    if like is not None or without_answer:
+        option = "--like copies an interface" if like else "--without-answer is for a reward"
+        raise UsageError(f"{option}, not a project", hint=f"rlcli new project {name}")
     return plan_project(Path(name))
 
 

@@ -51,6 +51,12 @@ KINDS: dict[str, dict[str, tuple[str, str]]] = {
 COPIES = {"interface.py.j2": None, "test_interface.py.j2": "test_copied_interface.py.j2"}
 """For a copy of a component: template → its replacement; None: the component's own file."""
 
+WITHOUT_ANSWER = {
+    "reward.py.j2": "reward_without_answer.py.j2",
+    "test_reward.py.j2": "test_reward_without_answer.py.j2",
+}
+"""Likewise for a reward that does not look at the row's answer."""
+
 PROJECT = {
     "pyproject.toml.j2": ("pyproject.toml", "marks the folder as a project"),
     "gitignore.j2": (".gitignore", "runs and caches stay out of git"),
@@ -104,20 +110,28 @@ class Scaffold:
     """The command to run next, in the root."""
 
 
-def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
-    """The files of a component or recipe in the project at `root`; `like`:
-    an interface to start from a copy of.
+def plan(
+    kind: str, name: str, root: Path, like: str | None = None, without_answer: bool = False
+) -> Scaffold:
+    """The files of a component or recipe in the project at `root`. `like`: an interface to start
+    from a copy of; `without_answer`: a reward that does not look at the row's answer.
 
     Raises UsageError for an invalid name, UnknownComponent for an interface that does not exist.
     """
     checked(kind, name)
-    if like is not None and kind != "interface":
-        raise UsageError(
-            f"--like copies an interface, not a {kind}",
-            hint=f"leave it out: rlcli new {kind} {name}",
-        )
+    for is_misplaced, option, purpose in (
+        (like is not None and kind != "interface", "--like", "copies an interface"),
+        (without_answer and kind != "reward", "--without-answer", "is for a reward"),
+    ):
+        if is_misplaced:
+            hint = f"leave it out: rlcli new {kind} {name}"
+            raise UsageError(f"{option} {purpose}, not a {kind}", hint=hint)
+    replacements = COPIES if like is not None else WITHOUT_ANSWER if without_answer else {}
     module, cls = module_name(name), class_name(kind, name)
     words = {"name": name, "module": module, "cls": cls, "like": like or ""}
+    words["needs"] = (
+        "any dataset of prompts" if without_answer else "a dataset whose rows have an answer"
+    )
     if kind in FOLDERS:
         _refuse_taken(kind, FOLDERS[kind], name, root)
     elif kind == "recipe":
@@ -130,7 +144,7 @@ def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
     for template, (target, about) in KINDS[kind].items():
         path = target.format(**words)
         layer = re.sub(r"^recipes/|\.yaml$", "", path)
-        chosen = COPIES[template] if like is not None else template
+        chosen = replacements.get(template, template)
         text = (
             _copied(like, name, cls)
             if like and not chosen

@@ -94,6 +94,30 @@ def test_a_copied_interface_passes_its_tests(project):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_copy_that_trains_otherwise_fails_its_test(project):
+    write(plan("interface", "my-sft", project, like="sft"))
+    file = project / "interfaces" / "my_sft.py"
+    file.write_text(file.read_text().replace("return nll_loss(", "return 1.1 * nll_loss("))
+    done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-sft", cwd=project)
+    assert done.returncode == 1
+    failed = done.stdout[done.stdout.index("FAIL") :]
+    assert failed.startswith("FAIL  with neutral arguments it trains as the interface that it was")
+    assert re.search(r"loss is [\d.]+ with sft, [\d.]+ with my-sft", failed)
+
+
+def test_a_reward_without_answers_passes_its_tests(project):
+    write(plan("reward", "brevity", project, without_answer=True))
+    done = run(sys.executable, "-m", "rlcli", "test", "interface", "brevity", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    layer = (project / "recipes" / "rewards" / "brevity.yaml").read_text()
+    assert "Needs: any dataset of prompts" in layer
+
+
+def test_only_rewards_are_without_answers(project):
+    with pytest.raises(UsageError, match="--without-answer is for a reward, not a dataset"):
+        plan("dataset", "qa", project, without_answer=True)
+
+
 def test_only_interfaces_can_be_copied(project):
     with pytest.raises(UsageError, match="copies an interface, not a dataset"):
         plan("dataset", "qa", project, like="sft")

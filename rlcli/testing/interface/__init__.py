@@ -24,10 +24,12 @@ from rlcli.testing.interface.metrics import MetricChecks
 from rlcli.testing.interface.real_model import RealModelChecks
 from rlcli.testing.interface.reward import RewardChecks
 from rlcli.testing.interface.training import TrainingChecks
+from rlcli.testing.interface.twin import TwinChecks
 
 
 class InterfaceContract(
     RealModelChecks,
+    TwinChecks,
     RewardChecks,
     GenerationChecks,
     HeadChecks,

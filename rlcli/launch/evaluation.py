@@ -110,7 +110,7 @@ def examine(
 ) -> Evaluated:
     """Have the recipe's workers answer at most the first `rows` rows,
     and read the responses to the first `shown`."""
-    from rlcli.launch.run import workers
+    from rlcli.launch.workers import workers
     from rlcli.runtime.evaluation import evaluate_alone
     from rlcli.topology import plan_topology
 

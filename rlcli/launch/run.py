@@ -3,12 +3,11 @@ then the results."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,42 +23,28 @@ from rlcli.errors import (
     WorkerError,
 )
 from rlcli.failpoints import check_failpoints
-from rlcli.files import known_object
 from rlcli.inspect.before_start import check_before_start
 from rlcli.launch import lifeline
 from rlcli.launch.last_checkpoint import last_checkpoint, verified_checkpoint
 from rlcli.launch.meeting import remove_abandoned
-from rlcli.launch.memory_kills import write_estimate
-from rlcli.launch.stacks import where_ranks_are
+from rlcli.launch.recipe_record import record_choices, write_recipe
 from rlcli.launch.stopping import StopSignals
-from rlcli.observe.results import DIGEST_FILE, digest, find_interrupted, find_result, runs_first
-from rlcli.open_files import (
-    OF_A_PROCESS,
-    needed_by_master,
-    needed_by_rank,
-    raise_limit,
-    too_few,
-)
-from rlcli.topology.groups import process_groups
+from rlcli.launch.workers import workers
+from rlcli.observe.results import digest, find_interrupted, find_result, runs_first
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.run_state import Start
-    from rlcli.launch.launcher import Launcher, Running
     from rlcli.observe.display import Display
     from rlcli.observe.report import RunOutcome
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.measured import Choice
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
-    from rlcli.topology import Topology
 
 log = logging.getLogger(__name__)
 
-STARTS = "starts.json"
 STEP = "step"
 """The display's word for the steps of the requested run; those of a warm start go by its name."""
-LEAVE_WITHIN = 60.0
-"""Seconds that dismissed processes may take to exit."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +91,7 @@ def prepare_run(resolved: Resolved, run_dir: Path) -> None:
 
     recipe, log_dir = resolved.recipe, str(Path(resolved.recipe.log.dir).expanduser())
     with RunDirectory.create(run_dir, recipe.name) as run:
-        _write_down(run, resolved, _with_results(resolved, log_dir), digest(resolved))
+        write_recipe(run, resolved, _with_results(resolved, log_dir), digest(resolved))
         run.write_status("submitted", 0, None)
 
 
@@ -213,7 +198,7 @@ def _run_one(
 
     with RunDirectory.create(run_dir, recipe.name, log_dir, command, lifeline.supervisor) as run:
         recipe_digest = digest(resolved)
-        _write_down(run, resolved, recipe, recipe_digest)
+        write_recipe(run, resolved, recipe, recipe_digest)
         return drive(
             recipe, run, display, stop, recipe_digest=lambda step: recipe_digest, title=title
         )
@@ -261,7 +246,7 @@ def drive(
             write_down(max(step, 0))
         recipe = with_choices(recipe, choices)
         if choices:
-            _record_choices(run, choices, display)
+            record_choices(run, choices, display)
         has_begun = True
         lifeline.report(begun=True)
 
@@ -325,40 +310,6 @@ def _attempt(
     return Finished(outcome, code, master.steps_done, master.steps, done)
 
 
-def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_digest: str) -> None:
-    """Write the recipe as given and as resolved, and the origin of each value. Once the last file
-    is written, the run can be resumed."""
-    for layer in resolved.layers:
-        run.write_text(Path("recipe") / layer.label, layer.text)
-    if resolved.overrides:
-        run.write_text(Path("recipe") / "overrides.txt", "\n".join(resolved.overrides) + "\n")
-    run.write_text("origins.json", json.dumps(resolved.origins, indent=2) + "\n")
-    write_starts(run, recipe)
-    run.write_text(DIGEST_FILE, recipe_digest + "\n")
-    write_estimate(run, resolved)
-    run.write_text(run.resolved_recipe.name, resolved.to_yaml())
-
-
-def _record_choices(run: RunDirectory, choices: Sequence[Choice], display: Display) -> None:
-    """Write measured values into the resolved recipe: the run keeps them when it is resumed."""
-    from rlcli.recipe.measured import with_choices
-    from rlcli.recipe.resolve import load_recipe
-
-    resolved = load_recipe(str(run.resolved_recipe), ())
-    origins = known_object(run.origins) | {choice.key: choice.reason for choice in choices}
-    run.write_text(run.origins.name, json.dumps(origins, indent=2) + "\n")
-    text = replace(resolved, recipe=with_choices(resolved.recipe, choices)).to_yaml()
-    run.write_text(run.resolved_recipe.name, text)
-    for choice in choices:
-        display.note(f"  {choice.key}={choice.value} ({choice.reason})")
-
-
-def write_starts(run: RunDirectory, recipe: Recipe) -> None:
-    """Write what each role starts from."""
-    starts = {name: role.path for name, role in recipe.models.items() if role.path}
-    run.write_text(STARTS, json.dumps(starts, indent=2) + "\n")
-
-
 @contextmanager
 def _status_of_failures(
     recipe: Recipe, run: RunDirectory, has_begun: Callable[[], bool]
@@ -387,57 +338,6 @@ def _draw_curves(recipe: Recipe, run: RunDirectory) -> None:
     if recipe.log.plot and run.metrics.exists():
         title = f"{recipe.name}/{run.path.name}"
         plot_curves(_read_or_warn(read_metrics, run.metrics), run.curve, title)
-
-
-@contextmanager
-def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Running]:
-    """Workers of a recipe, in this process or in others that log to the run's folder."""
-    _check_open_files(recipe, topology)
-    running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
-    try:
-        yield running
-    except HangError as error:
-        running.stop(0, show_stacks=True)
-        if locations := where_ranks_are(run_dir / "logs", range(topology.world_size)):
-            raise HangError(
-                error.what + locations, where=error.where, hint=error.hint, code=error.code
-            ) from error
-        raise
-    except BaseException:
-        running.stop(0)
-        raise
-    running.stop(LEAVE_WITHIN)
-
-
-def _check_open_files(recipe: Recipe, topology: Topology) -> None:
-    """Raise the limit on open files for this process and those that it starts. Raises ResourceError
-    F61 if it remains too low for the run; agents on other nodes report their own."""
-    from rlcli.topology.groups import lanes_of
-
-    limit = raise_limit()
-    needed = {"the process of the run": OF_A_PROCESS}
-    if recipe.launch.type != "inline":
-        lanes = sum(map(len, lanes_of(recipe, topology).values()))
-        needed = {"the master": needed_by_master(recipe.cluster.nodes, topology.world_size, lanes)}
-    if recipe.launch.type == "local":
-        needed["a rank"] = needed_by_rank(topology.world_size)
-    who = max(needed, key=lambda process: needed[process])
-    if limit < needed[who]:
-        raise too_few(limit, needed[who], who)
-
-
-def launcher_of(recipe: Recipe, topology: Topology) -> Launcher:
-    if recipe.launch.type == "inline":
-        from rlcli.launch.inline import InlineLauncher
-
-        return InlineLauncher(recipe, topology)
-    if recipe.launch.type == "slurm":
-        from rlcli.launch.slurm.launcher import SlurmLauncher
-
-        return SlurmLauncher(recipe)
-    from rlcli.launch.local import LocalLauncher
-
-    return LocalLauncher(recipe)
 
 
 def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> RunOutcome:

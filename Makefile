@@ -16,7 +16,7 @@ VLLM_LIST := tests/servers/vllm-requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-servers test-slurm test-gpu test-flash-attn test-pythons check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-slurm test-gpu test-flash-attn test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +25,22 @@ train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
 	$(BIN)/rlcli train recipes/ppo_math.yaml
 
 # Two multi-threaded torch processes on few cores slow each other down many times over: one thread each.
-test: export OMP_NUM_THREADS = 1
-test: export OMP_WAIT_POLICY = PASSIVE
+test test-exhaustive test-changed: export OMP_NUM_THREADS = 1
+test test-exhaustive test-changed: export OMP_WAIT_POLICY = PASSIVE
 # In the order of their names: xdist would begin with the files of most tests, and end with the few that take longest.
+PYTEST_OF_ALL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one; ARGS=… goes to pytest)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST_OF_ALL) -m "not exhaustive" $(ARGS)
+
+# Not part of `make test`: every layout of ranks, series of killed processes, whole runs, benches.
+test-exhaustive: $(TEST_STAMP) ## run the tests that are marked exhaustive, and backends in every layout
+	$(PYTEST_OF_ALL) -m exhaustive $(ARGS)
+	$(BIN)/rlcli test backend --all-layouts -k ranks
+
+test-changed: $(TEST_STAMP) package-tree ## run the tests that import what has changed since SINCE=HEAD
+	@tests=$$($(BIN)/python tests/house/tests_of_changes.py build/package $(SINCE)) && \
+	  if [ -n "$$tests" ]; then $(BIN)/python -m pytest -n 0 -m "not exhaustive" $(ARGS) $$tests; \
+	  else echo "no test imports what has changed"; fi
 
 # Not part of `make test`: the environment takes minutes and 3 GB, and a server a minute to start.
 test-servers: export OMP_NUM_THREADS = 1
@@ -60,7 +71,7 @@ test-gpu: $(TEST_STAMP) ## run engines, attention, ranks, memory and time on the
 # Not part of `make test`: it downloads the newest source distributions, without building them. `make test` compares our
 # call with those that were recorded (ARGS=--record records again).
 test-flash-attn: $(TEST_STAMP) ## compare our call of flash-attn with its newest sources
-	@$(BIN)/python tests/ops/flash_attn_sources.py $(ARGS) || { \
+	@PYTHONPATH=tests/fakes $(BIN)/python tests/ops/flash_attn_sources.py $(ARGS) || { \
 	  test $$? -eq 2 && echo "!!! pip has no sources of flash-attn here: OUR CALL WAS NOT COMPARED WITH ITS NEWEST VERSION" >&2; }
 
 # Not part of `make test`: Slurm's daemons are started by root. They use nothing of an installation that is there already.

@@ -66,6 +66,12 @@ def test(
             "--data", metavar="FILE.jsonl", help="For a reward: score these rows instead."
         ),
     ] = None,
+    all_layouts: Annotated[
+        bool,
+        typer.Option(
+            "--all-layouts", help="Try a backend in every layout of ranks; takes minutes."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Run the conformance tests of a component and its own tests, on the CPU, with tiny models.
@@ -89,7 +95,8 @@ def test(
     with printer:
         from rlcli.testing.runner import Options, run_checks
 
-        tested = run_checks(chosen, printer, Options(keyword, exit_first, junit, check_seconds))
+        options = Options(keyword, exit_first, junit, check_seconds, all_layouts)
+        tested = run_checks(chosen, printer, options)
     code = exit_code(tested)
     if as_json:
         print_json(

@@ -94,14 +94,17 @@ class ChecksPlugin:
         watcher: Watcher,
         keyword: str,
         check_seconds: float,
+        all_layouts: bool,
     ):
         """`suites`: file with a component's contract → the component; `values`: each one's values
-        from the command line; `keyword`: words that selected checks must contain, empty for all."""
+        from the command line; `keyword`: words that selected checks must contain, empty for all;
+        `all_layouts`: try backends in every layout, and run own tests marked `exhaustive`."""
         self._suites = suites
         self._values = values
         self._watcher = watcher
         self._keyword = keyword
         self._check_seconds = check_seconds
+        self._all_layouts = all_layouts
         self._homes = dict(suites)
         for subject in suites.values():
             if (tests := subject.own_tests) is not None:
@@ -164,6 +167,7 @@ class ChecksPlugin:
             or (
                 self._is_contract(item, of[item], is_own=True) and not _is_asked_for(item, of[item])
             )
+            or (not self._all_layouts and item.get_closest_marker("exhaustive") is not None)
             or not answers(item, self._keyword)
         ]
         if dropped:
@@ -172,6 +176,8 @@ class ChecksPlugin:
         contracts = [item for item in items if self._is_contract(item, of[item])]
         for contract in {item.cls for item in contracts}:  # type: ignore[attr-defined]
             self._give_values(contract)
+            if self._all_layouts and hasattr(contract, "all_layouts"):
+                contract.all_layouts = True
 
     def _is_contract(self, item: pytest.Item, subject: Subject, is_own: bool = False) -> bool:
         cls = getattr(item, "cls", None)

@@ -42,6 +42,8 @@ class Options:
     exit_first: bool = False
     junit: Path | None = None
     check_seconds: float = CHECK_SECONDS
+    all_layouts: bool = False
+    """Whether backends are tried in every layout, and own tests marked `exhaustive` run."""
 
 
 def run_checks(
@@ -62,7 +64,9 @@ def run_checks(
             _suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)
         }
         values = {subject: values_of(subject) for subject in sound}
-        checks = ChecksPlugin(suites, values, watcher, options.keyword, options.check_seconds)
+        checks = ChecksPlugin(
+            suites, values, watcher, options.keyword, options.check_seconds, options.all_layouts
+        )
         own_tests = sorted(
             {str(path) for subject in sound if (path := subject.own_tests) is not None}
         )

@@ -49,7 +49,7 @@ def usual_model(tmp_path_factory):
 def test_a_tokenizer_that_exhausts_time_or_memory_is_refused(
     usual_model, tmp_path, monkeypatch, rules
 ):
-    monkeypatch.setattr(tokenizer_limits, "LIMIT_S", 3.0)
+    monkeypatch.setattr(tokenizer_limits, "LIMIT_S", 1.0)
     for file in usual_model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     described = json.loads((usual_model / "tokenizer.json").read_text())

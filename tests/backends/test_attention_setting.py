@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from cuda_libraries import deepspeed_on_cuda
+from fake_flash_attn import flash_attn_installed
 
 from rlcli.backends._zero import import_deepspeed
 from rlcli.errors import ModelError, UsageError
@@ -17,7 +18,6 @@ from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch, prompts
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.flash_attn import flash_attn_installed
 from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 

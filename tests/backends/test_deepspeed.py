@@ -41,35 +41,41 @@ class TestStage1(BackendContract):
     args = {"zero_stage": 1}
 
 
+@pytest.mark.exhaustive
 class TestStage0(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 0}
     families = ("llama",)
 
 
+@pytest.mark.exhaustive
 class TestStage2(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 2}
     families = ("llama",)
 
 
+@pytest.mark.exhaustive
 class TestStage3(BackendContract):
     name = "deepspeed"
     args = {"zero_stage": 3}
 
 
+@pytest.mark.exhaustive
 class TestOffloadedOptimizer(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 2, "offload_optimizer": True}
     families = ("llama",)
 
 
+@pytest.mark.exhaustive
 class TestOffloadedParameters(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}
     families = ("llama",)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stage", [1, 3])
 def test_engines_on_disjoint_ranks_of_a_run_train_independently(stage):
     """An engine on a single rank and one on two other ranks train without waiting for each
@@ -122,6 +128,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("saves", "continues"),
     [("fsdp", "deepspeed 3"), ("deepspeed 3", "fsdp"), ("deepspeed 1", "fsdp")],

@@ -140,6 +140,7 @@ def test_weights_and_moments_are_moved_together():
 
 # -- layouts ---------------------------------------------------------------------------------------
 
+EXHAUSTIVE = pytest.mark.exhaustive
 ULYSSES, RING = {"context_parallel": "ulysses"}, {"context_parallel": "ring"}
 
 
@@ -200,11 +201,11 @@ def assert_like_plain_loop(ranks):
     ("family", "changes"),
     [
         ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
-        ("qwen3", {}),
-        ("gemma2", {}),
-        ("gpt_neox", {}),
-        ("cohere", {}),
-        ("olmo2", {}),
+        pytest.param("qwen3", {}, marks=EXHAUSTIVE),
+        pytest.param("gemma2", {}, marks=EXHAUSTIVE),
+        pytest.param("gpt_neox", {}, marks=EXHAUSTIVE),
+        pytest.param("cohere", {}, marks=EXHAUSTIVE),
+        pytest.param("olmo2", {}, marks=EXHAUSTIVE),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -216,12 +217,14 @@ def test_tensor_parallel_families_train_and_answer_like_a_plain_loop(family, cha
     ("family", "ranks", "settings"),
     [
         ("llama", 4, ULYSSES),  # fewer key heads than ranks
-        ("qwen3", 3, {}),  # 4 heads cannot be divided: a ring
+        # 4 heads cannot be divided: a ring
+        pytest.param("qwen3", 3, {}, marks=EXHAUSTIVE),
         ("mistral", 2, RING),  # windows
-        ("gemma2", 2, ULYSSES),  # windows in one layer, capped scores
-        ("gemma2", 2, RING),
-        ("gemma3_text", 4, RING),
-        ("gpt2", 2, RING),  # learned positions
+        # windows in one layer, capped scores
+        pytest.param("gemma2", 2, ULYSSES, marks=EXHAUSTIVE),
+        pytest.param("gemma2", 2, RING, marks=EXHAUSTIVE),
+        pytest.param("gemma3_text", 4, RING, marks=EXHAUSTIVE),
+        pytest.param("gpt2", 2, RING, marks=EXHAUSTIVE),  # learned positions
     ],
     ids=str,
 )
@@ -357,12 +360,17 @@ print([name for name in sys.modules if name.rpartition(".")[2] in names])
     ("layout", "settings"),
     [
         ({"dp": 4}, {"shard_size": 2}),
-        ({"dp": 4}, {"shard_size": 2, "defer_reduction": True}),
         ({"dp": 2}, {"defer_reduction": True}),
         ({"dp": 2, "tp": 2}, {"gradient_checkpointing": True}),
-        ({"dp": 2, "cp": 2}, {"shard_size": 2}),
-        ({"dp": 2, "cp": 2}, {"defer_reduction": True, **RING}),
-        ({"cp": 2, "tp": 2}, {"gradient_checkpointing": True, **RING}),
+        *(
+            pytest.param(layout, settings, marks=EXHAUSTIVE)
+            for layout, settings in [
+                ({"dp": 4}, {"shard_size": 2, "defer_reduction": True}),
+                ({"dp": 2, "cp": 2}, {"shard_size": 2}),
+                ({"dp": 2, "cp": 2}, {"defer_reduction": True, **RING}),
+                ({"cp": 2, "tp": 2}, {"gradient_checkpointing": True, **RING}),
+            ]
+        ),
     ],
     ids=str,
 )
@@ -374,7 +382,7 @@ def test_layouts_train_like_a_plain_loop(layout, settings):
     ("experts", "settings"),
     [
         (2, {"gradient_checkpointing": True}),  # two ranks hold the same one, and halve it
-        (4, {"shard_size": 2, "defer_reduction": True}),
+        pytest.param(4, {"shard_size": 2, "defer_reduction": True}, marks=EXHAUSTIVE),
     ],
 )
 def test_ranks_that_divide_experts_train_like_a_plain_loop(experts, settings):

@@ -190,6 +190,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("megatron")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("role", ROLES)
 def test_every_role_trains_like_a_plain_loop(role, folder):
     for rank in run_roles(folder):
@@ -199,10 +200,12 @@ def test_every_role_trains_like_a_plain_loop(role, folder):
         assert rank[role]["apart"] < 1e-4
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_of_an_embedding_tied_across_stages_can_be_continued(folder):
     assert [rank["saved"] for rank in run_roles(folder)] == [0.0] * 4
 
 
+@pytest.mark.exhaustive
 def test_the_model_of_a_checkpoint_converts_to_transformers(folder, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -250,6 +253,7 @@ def test_a_checkpoint_of_bfloat16_parameters_has_float32_copies(tmp_path):
         assert rank["kept"] == ["torch.bfloat16"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_fsdp_and_megatron_continue_each_others_checkpoints(tmp_path, family):
     def some_model(seed=0):

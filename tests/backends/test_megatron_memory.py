@@ -248,6 +248,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", LAYOUTS)
 @needs_pretend_device
 def test_estimates_match_what_the_device_counts(ranks):

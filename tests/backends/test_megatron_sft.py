@@ -92,6 +92,7 @@ def test_a_run_with_megatron_has_the_loss_curve_of_fsdp(tmp_path, fsdp_losses):
     assert result["losses"] == pytest.approx(fsdp_losses, rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_run_resumed_in_other_layouts_has_the_loss_curve_of_fsdp(tmp_path, fsdp_losses):
     """Two pipeline stages for two steps, then two tensor-parallel ranks,
     then two data-parallel ranks."""
@@ -133,6 +134,7 @@ def loss_curve(backend, device, mesh=None):
     ]
 
 
+@pytest.mark.exhaustive
 def test_tensor_parallel_stages_have_the_loss_curve_of_fsdp():
     def work(rank):
         mesh = mesh_of_ranks(pp=2, tp=2)

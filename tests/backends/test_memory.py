@@ -193,7 +193,7 @@ def measured():
     return dict(zip(asked, json.loads(ended.stdout), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux' /proc"
@@ -231,6 +231,7 @@ MEASURED = {
 fullest rank, in MiB, while loading, training, generating and writing a checkpoint."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("stage", "offload"), MEASURED)
 def test_estimates_for_zero_match_the_measured_memory_of_two_ranks(stage, offload, monkeypatch):
     config = {

@@ -112,6 +112,7 @@ CASES = [
 MARKS = {"megatron": needs_megatron, "deepspeed": needs_deepspeed}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("backend", "family", "layout", "settings"),
     [pytest.param(*case, marks=MARKS.get(case[0], ()), id=str(case)) for case in CASES],
@@ -122,6 +123,7 @@ def test_the_planned_messages_of_an_update_are_those_of_real_ranks(
     compare(backend, model_of(family), layout, settings)
 
 
+@pytest.mark.exhaustive
 @needs_deepspeed
 @pytest.mark.parametrize("settings", [{}, RECOMPUTED], ids=str)
 def test_stage_3_gathers_again_what_its_buckets_do_not_hold(monkeypatch, settings):

@@ -32,6 +32,7 @@ def records():
     return records_of("--megabytes", "512")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", RANKS)
 def test_each_rank_stays_within_its_allowed_memory_in_every_phase(ranks, records):
     record = records[ranks]
@@ -45,7 +46,7 @@ def test_each_rank_stays_within_its_allowed_memory_in_every_phase(ranks, records
             )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_peak_of_training_falls_with_context_parallel_ranks_as_planned():
     """Of sequences so long that activations outweigh the model."""
     records = records_of("--megabytes", "48", "--dimension", "cp", "--length", "768")
@@ -57,7 +58,7 @@ def test_the_peak_of_training_falls_with_context_parallel_ranks_as_planned():
     assert peaks["4"] < 0.6 * peaks["2"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_peak_of_training_falls_with_expert_parallel_ranks_as_planned():
     records = records_of("--megabytes", "128", "--dimension", "ep")
     peaks = {}

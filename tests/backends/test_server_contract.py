@@ -17,6 +17,7 @@ class TestContract(Attached):
         pytest.skip("this would test the sampler of the fake")
 
 
+@pytest.mark.exhaustive
 class TestContractFromDisk(TestContract):
     update = "disk"
 

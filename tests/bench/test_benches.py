@@ -40,6 +40,7 @@ def ahead(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.exhaustive
 def test_ahead_fails_if_generation_does_not_run_ahead(ahead, capsys):
     assert ahead(is_broken=True) == 1
     assert "times the least, 1.25 allowed" in capsys.readouterr().out
@@ -67,6 +68,7 @@ def scale(tmp_path, monkeypatch):
     return lambda: bench["measure"]([8], samples=16, real=0, staleness=0)[1]
 
 
+@pytest.mark.exhaustive
 def test_scale_reports_figures_above_the_limit_if_calls_sleep(scale, monkeypatch):
     assert scale() == []
     prepare = Calls.prepare
@@ -83,6 +85,7 @@ def test_scale_reports_figures_above_the_limit_if_calls_sleep(scale, monkeypatch
     assert any("of the critical path" in line for line in above), above
 
 
+@pytest.mark.exhaustive
 def test_start_up_fails_for_a_slow_verb(monkeypatch):
     bench = runpy.run_path(str(BENCHES / "start_up.py"))
     quick = {
@@ -105,6 +108,7 @@ def test_start_up_fails_for_a_slow_verb(monkeypatch):
     assert bench["main"]() == 0
 
 
+@pytest.mark.exhaustive
 def test_neighbour_fails_if_a_busy_machine_costs_too_much(monkeypatch):
     bench = runpy.run_path(str(BENCHES / "neighbour.py"))
     scope = bench["main"].__globals__
@@ -132,6 +136,7 @@ def test_engines_shows_why_an_engine_cannot_run_a_layout(capsys, monkeypatch):
     assert "refused: models.actor has 2 virtual stages" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_engines_sees_an_update_with_gradients_a_thousandth_too_large(tmp_path, monkeypatch):
     bench = runpy.run_path(str(BENCHES / "engines.py"))
     layout = bench["LAYOUTS"][0]
@@ -172,6 +177,7 @@ def small_model(tmp_path_factory):
 SLOWER, LARGER = "import time\ntime.sleep(6)\n", "filled = b'1' * (200 << 20)\n"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("fault", "excess"), [("", ""), (SLOWER, " s, "), (LARGER, " MiB, 64 allowed")]
 )
@@ -213,6 +219,7 @@ def next_to_trl(tmp_path, monkeypatch):
     return lambda *options: bench.main(["--model", str(folder), *options])
 
 
+@pytest.mark.exhaustive
 def test_next_to_trl_finds_updates_that_differ(next_to_trl, monkeypatch):
     assert next_to_trl("--only", "updates") == 0
     chat_sums = sys.modules["chat_sums"]
@@ -220,6 +227,7 @@ def test_next_to_trl_finds_updates_that_differ(next_to_trl, monkeypatch):
     assert next_to_trl("--only", "updates") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("ours", "code"), [((0.5, 0.4, 0.45), 0), ((0.35, 0.3, 0.25), 1)])
 def test_next_to_trl_finds_that_less_is_learned(next_to_trl, monkeypatch, ours, code):
     bench = sys.modules["next_to_trl"]
@@ -235,6 +243,7 @@ def test_next_to_trl_finds_that_less_is_learned(next_to_trl, monkeypatch, ours, 
     assert next_to_trl("--only", "learning", "--seeds", "3", "--steps", "4") == code
 
 
+@pytest.mark.exhaustive
 def test_weight_bytes_fails_above_its_limit(tmp_path, monkeypatch, capsys):
     """At the first rate nearly nothing changes, at the second nearly everything."""
     tiny_model("llama").save_pretrained(tmp_path)
@@ -245,6 +254,7 @@ def test_weight_bytes_fails_above_its_limit(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("| yes |") == 2
 
 
+@pytest.mark.exhaustive
 def test_the_first_hour_notices_a_command_that_ends_otherwise_than_expected(tmp_path, capsys):
     record = runpy.run_path(str(BENCHES / "first_hour.py"))["record"]
     assert record("echo done", tmp_path, {}, 12)
@@ -254,6 +264,7 @@ def test_the_first_hour_notices_a_command_that_ends_otherwise_than_expected(tmp_
     assert "$ echo done\ndone\n" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_responses_pause_for_a_small_part_of_a_copy(capsys):
     bench = runpy.run_path(str(BENCHES / "pause.py"))
     bench["main"].__globals__["LIMIT"] = 0.13  # the bench allows a tenth

@@ -23,17 +23,20 @@ def bench(tmp_path, monkeypatch):
     return names
 
 
+@pytest.mark.exhaustive
 def test_a_run_takes_little_longer_than_its_training_or_its_generation(bench):
     figures = bench["measure"](servers=8, steps=60)
     assert bench["problems"](figures, SLACK) == []
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_samples_one_chunk_at_a_time_is_found(bench, monkeypatch):
     monkeypatch.setattr("rlcli.runtime.calls.pausing_roles", lambda recipe, topology: ())
     ahead = bench["run"](SERVERS, 8, 4)
     assert ahead.seconds > 2 * bench["least"](ahead, SERVERS)
 
 
+@pytest.mark.exhaustive
 def test_prompts_with_long_responses_are_trained_on_as_often_as_others(bench):
     """Each row of an epoch once, whatever the length of its responses; and but for the steps of
     `max_staleness` at both ends, in which only order counts, long ones are no rarer."""

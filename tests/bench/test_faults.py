@@ -29,6 +29,7 @@ def run_bench(*arguments: str, program: str = "") -> subprocess.CompletedProcess
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=380)
 
 
+@pytest.mark.exhaustive
 def test_disturbed_runs_are_exact_or_name_the_culprit():
     bench = run_bench("--seeds", SEEDS)
     assert bench.returncode == 0, bench.stdout + bench.stderr

@@ -170,6 +170,7 @@ def try_each(
         return list(pool.map(run_case, range(len(cases))))
 
 
+@pytest.mark.exhaustive
 @needs_strace
 @scenes
 def test_a_save_killed_at_any_call_leaves_a_valid_checkpoint(tmp_path, existing, step, options):
@@ -200,6 +201,7 @@ FAULTS = {
 """errno → (id of the fault, calls that may fail with it)."""
 
 
+@pytest.mark.exhaustive
 @needs_strace
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_disk_error_at_any_call_is_reported_and_keeps_checkpoints(tmp_path, fault):
@@ -238,6 +240,7 @@ def contents_of(checkpoint: Path) -> dict[str, bytes]:
     return {name: file.read_bytes() for name, file in files_under(checkpoint).items()}
 
 
+@pytest.mark.exhaustive
 @needs_strace
 def test_a_stale_file_handle_is_retried(tmp_path):
     existing, step = (1, 2), 3

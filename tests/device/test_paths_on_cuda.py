@@ -73,6 +73,7 @@ def on_cuda(name):
     return result
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PATHS)
 def test_a_path_has_the_same_results_as_on_the_cpu(name, tmp_path):
     rough = any(word in name for word in ROUGH)
@@ -121,6 +122,7 @@ NOT_HERE = {
 """Functions or files that no path on a single device can run, and why."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)  # when run alone, it runs every path
 def test_every_function_that_uses_a_device_has_run():
     for name in PATHS:

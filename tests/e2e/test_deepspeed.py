@@ -43,7 +43,7 @@ FULL_ONCE_THEN_FROZEN = {
     "RLCLI_FAILPOINTS": "checkpoint.begun:ENOSPC@1;checkpoint.committed:stop@1",
 }
 
-pytestmark = pytest.mark.timeout(420)  # four runs
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]  # four runs
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,7 @@ def test_gsm8k_comes_from_the_hub(train, tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
+@pytest.mark.exhaustive
 def test_without_a_hub_the_error_says_how_to_use_a_copy(train, tmp_path):
     refused = train("http://127.0.0.1:1")
     assert refused.returncode == 4, refused.stderr

@@ -15,7 +15,7 @@ from rlcli import registry
 from rlcli.api.metrics import RUN_METRICS, metric_for
 from rlcli.recipe.introspection.metrics import all_metrics
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 TINY_MODEL = (
     "{_replace_: true, model_type: llama, hidden_size: 32, intermediate_size: 32, "

@@ -55,6 +55,7 @@ def test_linux_features_are_missing_in_the_emulated_python():
     assert done.stdout == "False False False\n"
 
 
+@pytest.mark.exhaustive
 def test_a_model_is_trained_and_used_without_linux(rlcli):
     rlcli("train", "ppo_math", *TINY_PPO, "--run-dir", "run")
     assert "done" in rlcli("status", "./run")

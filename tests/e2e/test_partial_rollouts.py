@@ -60,6 +60,7 @@ def test_responses_go_on_with_new_weights_and_the_ledger_says_with_which(run_ahe
         assert 1 <= record["segments/mean"] <= record["segments/max"] <= 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("backend", "fake"), [("sglang", FakeSGLang), ("vllm", FakeVLLM)])
 def test_responses_of_servers_go_on_with_new_weights(run_ahead, backend, fake):
     size = len(Arithmetic.make_tokenizer())
@@ -80,6 +81,7 @@ def test_with_one_segment_new_weights_wait_for_all_responses(run_ahead):
     assert check_segments(run_ahead("train.max_segments=1").folder) == 1
 
 
+@pytest.mark.exhaustive
 def test_log_probs_of_all_segments_are_close_to_those_of_the_trainer(run_ahead):
     """With a learning rate of 0 all versions are the same weights, and every token's log-prob is
     what the trainer computes for it."""

@@ -72,6 +72,7 @@ def records(folder, recipe):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_a_reward_model_is_evaluated_on_held_out_pairs(home):
     first, *_, last = records(home, "reward")
     for record in (first, last):
@@ -82,6 +83,7 @@ def test_a_reward_model_is_evaluated_on_held_out_pairs(home):
     assert last["reward/loss_weight"] == 8
 
 
+@pytest.mark.exhaustive
 def test_ppo_learns_from_the_scores_of_the_reward_model(home):
     steps = records(home, "ppo")
     scores = [record["reward/reward"] for record in steps if "reward/reward" in record]
@@ -114,6 +116,7 @@ def test_dpo_starts_from_its_reference_and_can_read_stored_log_probs(home, warm_
     assert len(list((home / "store").iterdir())) == 2  # a part for each step
 
 
+@pytest.mark.exhaustive
 def test_a_role_of_the_graph_judges_the_responses(home, command):
     done = command("train", "judged.yaml", "--run-dir", "judged", "--json", cwd=home)
     assert done.returncode == 0, done.stderr

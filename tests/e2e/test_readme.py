@@ -55,6 +55,7 @@ def test_commands_that_do_not_train_work(words, command, warm_command, project_w
     assert (done.stdout + done.stderr).strip()
 
 
+@pytest.mark.exhaustive
 def test_new_components_pass_their_tests(warm_command, tmp_path):
     """In the order of the README: a project, and components in it that pass their tests."""
     project, *inside = COMPONENTS
@@ -129,6 +130,7 @@ def model_and_data(tmp_path, project_with_data):
     return tmp_path
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("words", TRAINING, ids=" ".join)
 def test_training_commands_work(words, warm_command, model_and_data, tiny_ppo):
     words = [word.replace("/models/my-chat-model", "./my-chat-model") for word in words]

@@ -46,6 +46,7 @@ def outcomes(tmp_path_factory):
     return {outcome.pop("case"): outcome for outcome in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_runs_killed_at_random_moments_resume_exactly(case, outcomes):
     outcome = outcomes[case]
@@ -54,6 +55,7 @@ def test_runs_killed_at_random_moments_resume_exactly(case, outcomes):
     assert outcome["differing"] == []
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_on_two_ranks_resumes_exactly(tmp_path, warm_command):
     settings = (*ALGORITHMS["ppo"], *QUICK, "launch=local", "cluster.devices_per_node=2")
     undisturbed = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)

@@ -47,6 +47,7 @@ def test_replay_brings_the_trainer_closer_to_a_sampler_that_rounds(train):
     assert gaps["replayed"] < 0.5 * gaps["free"]
 
 
+@pytest.mark.exhaustive
 def test_replay_does_not_depend_on_ranks_and_micro_batches(train):
     layouts = {"alone": (), "shared": (*TWO_RANKS, "train.max_tokens_per_microbatch=64")}
     alone, shared = (

@@ -22,7 +22,7 @@ from warm_command import ENVIRONMENT
 
 from rlcli.datasets.arithmetic import Arithmetic
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]
 
 HOME = Path(__file__).resolve().parents[2]
 FAULT_AT = 20

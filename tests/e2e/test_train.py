@@ -140,6 +140,7 @@ def test_metrics_do_not_depend_on_ranks_and_micro_batches(train, tiny_ppo):
             assert ours["actor/grad_norm"] > 0.01
 
 
+@pytest.mark.exhaustive
 def test_a_role_that_follows_the_actor_samples_with_its_current_weights(train, tiny_ppo):
     """Also on a separate rank, which could begin the next step before the actor is trained."""
     follower = (
@@ -164,6 +165,7 @@ def test_a_role_that_follows_the_actor_samples_with_its_current_weights(train, t
     assert abs(kl[0][1]) > 1e-4  # the reference stays behind
 
 
+@pytest.mark.exhaustive
 def test_a_rollout_role_does_not_change_responses_and_metrics(train, tiny_ppo):
     """In the same process, and on a separate rank."""
     learns = (
@@ -261,6 +263,7 @@ def test_a_warm_start_is_run_only_once(with_warm_start, tmp_path, warm_command):
     assert json.loads(first.stdout)["steps"] == 1
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_warm_start_is_continued(with_warm_start, tmp_path, warm_command):
     with (tmp_path / "warm.yaml").open("a") as recipe:
         recipe.write("checkpoint: {every_steps: 1, asynchronous: false}\n")
@@ -298,6 +301,7 @@ def test_an_interrupted_warm_start_is_continued(with_warm_start, tmp_path, warm_
         assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_a_run_prepared_for_a_job_runs_its_warm_start_when_it_begins(
     with_warm_start, tmp_path, warm_command, monkeypatch
 ):

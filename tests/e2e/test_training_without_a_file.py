@@ -51,6 +51,7 @@ def run(warm_command, tmp_path):
     return run_command
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", RUNS)
 def test_the_recipe_that_is_printed_trains_to_the_same_result(case, run, chat_model, tmp_path):
     recipe, rows, settings = RUNS[case]

@@ -65,6 +65,7 @@ def records(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("launch", "rows"),
     [
@@ -130,6 +131,7 @@ PPO = (
 )
 
 
+@pytest.mark.exhaustive
 def test_a_sentiment_classifier_gives_rewards_for_ppo(project, classifier, warm_command):
     reward = "graph: {reward_inf: {interface: {type: hf_reward, args: {path: sentiment}}}}\n"
     (project / "recipes" / "nice.yaml").write_text(PPO + reward)
@@ -219,6 +221,7 @@ def documented_project(project):
     return project
 
 
+@pytest.mark.exhaustive
 def test_the_backend_of_the_documentation_of_areal_trains(documented_project, warm_command):
     done = warm_command("train", "custom", "--run-dir", "out", cwd=documented_project)
     assert done.returncode == 0, done.stderr
@@ -306,6 +309,7 @@ model_api.register_interface("sentiment_scoring", SentimentScoringInterface)
 """
 
 
+@pytest.mark.exhaustive
 def test_the_sentiment_interface_of_the_documentation_of_realhf_runs(
     project, classifier, warm_command
 ):
@@ -373,6 +377,7 @@ data_api.register_dataset("my-dataset", MyDataset)
 '''
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "dataset",
     [

@@ -59,6 +59,7 @@ def result(folder):
     return numbers, (folder / "ledger.jsonl").read_text(), (folder / "samples.jsonl").read_text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_run_killed_at_any_failpoint_of_a_save_resumes_identically(
     train_with_faults, project, asynchronous

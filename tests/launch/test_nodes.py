@@ -155,6 +155,7 @@ def test_a_killed_process_ends_the_run_on_all_nodes_and_is_named(start, victim, 
     assert json.loads((run.folder / "status.json").read_text())["exit_code"] == 7
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_agent_is_named_after_three_missed_heartbeats(start):
     run = start("train.steps=100000")
     wait_for(run.is_training)
@@ -172,6 +173,7 @@ def test_a_stopped_agent_is_named_after_three_missed_heartbeats(start):
     assert_gone(family)
 
 
+@pytest.mark.exhaustive
 def test_no_node_outlives_its_master(start):
     run = start("train.steps=100000")
     wait_for(run.is_training)
@@ -256,6 +258,7 @@ def elsewhere(tmp_path_factory):
     return tmp_path_factory.mktemp("elsewhere")
 
 
+@pytest.mark.exhaustive
 def test_the_printed_commands_start_a_run_in_two_shells(by_hand, train, elsewhere):
     run = by_hand()
     assert len(run.commands) == 2
@@ -275,6 +278,7 @@ def test_the_printed_commands_start_a_run_in_two_shells(by_hand, train, elsewher
     assert not control.exists()
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_never_comes_is_named_with_its_command(by_hand, elsewhere):
     run = by_hand("launch.startup_deadline=15")
     first = run.type(0, elsewhere)
@@ -284,6 +288,7 @@ def test_a_node_that_never_comes_is_named_with_its_command(by_hand, elsewhere):
     assert f"rlcli.launch.node '{run.folder}' 1" in errors
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_has_lost_its_master_ends_by_itself(by_hand, elsewhere):
     """The master's machine is gone with all that was on it."""
     run = by_hand("train.steps=100000")
@@ -297,6 +302,7 @@ def test_a_node_that_has_lost_its_master_ends_by_itself(by_hand, elsewhere):
     assert_gone(family)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("fault", "says"),
     [

@@ -19,6 +19,14 @@ from rlcli.runtime.data_lane import DataLane
 POOL = "models.reward.backend=cpu_pool"
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
 
+LAYOUTS = pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param((), id="inline"),
+        pytest.param(TWO_RANKS, id="two ranks", marks=pytest.mark.exhaustive),
+    ],
+)
+
 pytestmark = pytest.mark.timeout(420)
 
 
@@ -38,7 +46,7 @@ def trouble(kind, **args):
     )
 
 
-@pytest.mark.parametrize("layout", [(), TWO_RANKS], ids=["inline", "two ranks"])
+@LAYOUTS
 def test_a_pool_gives_the_same_numbers_as_a_reward_on_the_rank(train, layout):
     _, on_the_rank = train(*layout, name="there")
     finished, folder = train(*layout, POOL, name="pooled")
@@ -81,7 +89,7 @@ def test_a_process_killed_during_a_call_is_replaced_and_nothing_is_lost(train):
     assert records(folder) == records(undisturbed)
 
 
-@pytest.mark.parametrize("layout", [(), TWO_RANKS], ids=["inline", "two ranks"])
+@LAYOUTS
 def test_a_restart_is_reported_and_counted(train, capsys, layout):
     _, folder = train(trouble("kill -9"), POOL, *layout, name="pooled")
     warned = r"warning: reward-pool\d on \S.* was killed by SIGKILL.*; it was started again"
@@ -103,6 +111,7 @@ def test_a_call_that_kills_two_processes_ends_the_run_and_is_named(train, projec
     assert str(project / "run/logs/reward-pool0.log") in caught.value.hint
 
 
+@pytest.mark.exhaustive
 def test_processor_time_is_limited(train):
     with pytest.raises(
         WorkerError,

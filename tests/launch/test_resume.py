@@ -118,6 +118,7 @@ def test_a_dead_rank_costs_the_steps_since_the_last_checkpoint(train, resume, pr
     assert "resuming after step 1" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_dead_ranks_are_restarted_up_to_the_limit_of_the_recipe(train, capsys):
     settings = ("train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false")
     _, uninterrupted = train(*settings, name="whole")  # two ranks give the numbers of one process

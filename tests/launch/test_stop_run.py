@@ -27,6 +27,7 @@ def rlcli(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(endless, project):
     process = endless(
         "--quiet", "launch=local", "cluster.devices_per_node=2", folder="runs/toy/one"

@@ -107,6 +107,7 @@ def test_junk_sent_to_its_ports_does_not_disturb_a_run(endless, connections, pro
         time.sleep(0.02)
 
 
+@pytest.mark.exhaustive
 def test_exhausted_descriptors_are_reported_with_their_likely_cause(endless, connections):
     process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
     ranks = ranks_of(process)
@@ -132,6 +133,7 @@ def test_a_group_of_one_process_listens_on_the_loopback(tmp_path):
     assert (done.returncode, set(done.stdout.split())) == (0, {"127.0.0.1"}), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_who_takes_the_place_of_a_rank_on_its_port_is_suspected_and_no_component(tmp_path):
     """The connection of a rank that others begin before it does is theirs."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_GLOO_LAZY_INIT": "1"}

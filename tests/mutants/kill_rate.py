@@ -225,7 +225,8 @@ def _run_suite(test: str, copy: Path, out: Path) -> None:
     try:
         from rlcli.cli.main import main
 
-        main(["test", *shlex.split(test), "--json", "--timeout", str(CHECK_SECONDS)])
+        options = ["--json", "--all-layouts", "--timeout", str(CHECK_SECONDS)]
+        main(["test", *shlex.split(test), *options])
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException as error:

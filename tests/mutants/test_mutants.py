@@ -48,7 +48,7 @@ def test_no_bug_is_planted_twice():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_one_mutant_of_each_kind_is_killed():
     """All of them: `python tests/mutants/kill_rate.py`."""

@@ -21,10 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fake_flash_attn import RECORD, signature_of
+
 from rlcli.ops.attention import Scoring
 from rlcli.ops.flash_attention import LIBRARIES, arguments
 from rlcli.ops.packing import Bounds
-from rlcli.testing.flash_attn import RECORD, signature_of
 
 FUNCTION = "flash_attn_varlen_func"
 SOURCES = {

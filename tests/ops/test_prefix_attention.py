@@ -3,6 +3,7 @@ whole, forward and backward."""
 
 import pytest
 import torch
+from fake_flash_attn import varlen_function
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_packed_attention import scorings
@@ -12,7 +13,6 @@ from rlcli.ops.attention import Scoring, packed_attention
 from rlcli.ops.flash_attention import LIBRARIES, FlashAttention
 from rlcli.ops.prefix_attention import Copies, PrefixAttention
 from rlcli.ops.shared_prefixes import shared_prefixes
-from rlcli.testing.flash_attn import varlen_function
 from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 CPU = torch.device("cpu")

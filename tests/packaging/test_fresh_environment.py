@@ -56,7 +56,7 @@ SMALL = [
     "train.eval.every_steps=null",
 ]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

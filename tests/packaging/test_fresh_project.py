@@ -51,7 +51,7 @@ def rlcli(site, tmp_path, run):
     return command
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_new_project_trains_with_its_own_components(rlcli, tmp_path, site):
     rlcli("new", "project", "mine")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not on PATH"),
 ]

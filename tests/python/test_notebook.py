@@ -10,7 +10,8 @@ import nbclient
 import nbformat
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # three runs, each of which loads torch
+# three runs, each of which loads torch
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]
 
 HOME = Path(__file__).parents[2]
 TINY = {

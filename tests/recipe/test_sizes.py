@@ -105,6 +105,7 @@ def numeric_keys(resolved: Resolved) -> dict[str, None]:
     return dict.fromkeys(keys)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)  # many hundred recipes, perhaps on a busy machine
 @pytest.mark.parametrize("name", RECIPES)
 def test_absurd_numbers_are_refused_or_planned_within_time_and_memory(data, name):

@@ -54,6 +54,7 @@ def full(project):
     return project
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)  # pytest in a process of its own, on a machine that may be busy
 def test_the_tests_of_all_scaffolds_pass(full):
     """Whole contracts under one name; under the other, whether a name like that works."""

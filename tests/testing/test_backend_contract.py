@@ -230,6 +230,17 @@ def test_a_wrong_engine_is_reported_with_finding_and_cause(engine, check, findin
     assert int(line) > 0
 
 
+def test_ranks_are_tried_in_the_first_layout_or_in_all_of_them():
+    subject = contract(ENGINE)
+    layouts = (({"pp": 2}, {}), ({"dp": 2}, {}), ({"tp": 2}, {}))
+    assert subject.tried(layouts, "llama") == [({"dp": 2}, {})]
+    with pytest.raises(pytest.skip.Exception, match="--all-layouts"):
+        subject.require_all_layouts()
+    subject.all_layouts = True
+    assert subject.tried(layouts, "llama") == [({"dp": 2}, {}), ({"tp": 2}, {})]
+    subject.require_all_layouts()
+
+
 def test_ranks_that_lose_each_other_are_reported_with_a_location(tmp_path):
     subject = contract(Alone)
     subject.rank_seconds = 5

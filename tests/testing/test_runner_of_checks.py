@@ -110,6 +110,25 @@ def failure(tested, words):
     return next(check.failure for check in tested.checks if check.words == words)
 
 
+def test_own_tests_marked_exhaustive_run_with_all_layouts_only(project):
+    own_tests(
+        project,
+        """
+        import pytest
+
+        @pytest.mark.exhaustive
+        def test_of_every_layout(): ...
+
+        def test_of_one_layout(): ...
+        """,
+    )
+    (tested,) = run()
+    assert outcomes(tested).get("of every layout", "left out") == "left out"
+    assert outcomes(tested)["of one layout"] == "ok"
+    (tested,) = run(all_layouts=True)
+    assert outcomes(tested)["of every layout"] == "ok"
+
+
 def test_a_correct_component_passes_and_its_checks_are_described(project):
     diary = Diary()
     (tested,) = run(diary=diary)

@@ -87,6 +87,9 @@ class BackendChecks(Contract):
     """Largest relative difference from the plain computation that counts as rounding; by default
     that of float32."""
 
+    all_layouts: ClassVar[bool] = False
+    """Whether ranks are tried in every layout that the backend runs, or only in the first."""
+
     server_folders: tuple[Path, ...] = ()
     """Folders of servers with running agents, for a backend that has them started."""
 
@@ -208,6 +211,16 @@ class BackendChecks(Contract):
             if is_able and (degrees, accepted) not in able:
                 able.append((degrees, accepted))
         return able
+
+    def tried(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
+        """The supported layouts that are tried."""
+        supported = self.supported(layouts, family)
+        return supported if self.all_layouts else supported[:1]
+
+    def require_all_layouts(self) -> None:
+        """Skip the check if only one layout is tried."""
+        if not self.all_layouts:
+            pytest.skip("not tried: --all-layouts does")
 
     def _refuses(
         self, degrees: Mapping[str, int], settings: Mapping[str, Any], family: str

@@ -72,7 +72,7 @@ LAYOUTS: tuple[Layout, ...] = (
     ({"dp": 2, "cp": 2}, RING),
     ({"cp": 4}, ULYSSES),  # more ranks than key heads
 )
-"""Tried as far as the backend supports them."""
+"""Tried as far as the backend supports them: the first, or all."""
 WITH_EXPERTS: tuple[Layout, ...] = (
     ({"dp": 2, "ep": 2}, {}),
     ({"dp": 4, "ep": 2}, {}),
@@ -122,7 +122,7 @@ class RanksChecks(BackendChecks):
             alone = Life(self, {}, folder)
             lives.reports[ALONE] = [alone.live()]
             before: Life | None = None
-            for layout, settings in self.supported(self.layouts, self.families[0]):
+            for layout, settings in self.tried(self.layouts, self.families[0]):
                 size = ranks_in(layout)
                 ranks = [Life(self, layout, folder, rank, before, settings) for rank in range(size)]
 
@@ -169,16 +169,20 @@ class RanksChecks(BackendChecks):
     @pytest.fixture(scope="class")
     @classmethod
     def lives_with_experts(cls, tmp_path_factory: pytest.TempPathFactory) -> OtherLives:
-        if "ep" not in cls().dimensions():
+        checks = cls()
+        if "ep" not in checks.dimensions():
             pytest.skip("does not support ep")
+        checks.require_all_layouts()
         folder = tmp_path_factory.mktemp("experts")
         return cls._other_lives(EXPERTS, cls.layouts_with_experts, folder)
 
     @pytest.fixture(scope="class")
     @classmethod
     def lives_with_virtual_stages(cls, tmp_path_factory: pytest.TempPathFactory) -> OtherLives:
-        if not hasattr(cls().backend(), "virtual_stages"):
+        checks = cls()
+        if not hasattr(checks.backend(), "virtual_stages"):
             pytest.skip("has no setting virtual_stages")
+        checks.require_all_layouts()
         folder = tmp_path_factory.mktemp("virtual-stages")
         return cls._other_lives(DEEP, WITH_VIRTUAL_STAGES, folder)
 

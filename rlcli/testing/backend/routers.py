@@ -73,12 +73,12 @@ class RouterChecks(BackendChecks):
         checks._require_setting()
         skip_without_forks()
         layouts = {FAMILIES[0]: LAYOUTS}
-        if hasattr(checks.backend(), "virtual_stages"):
+        if checks.all_layouts and hasattr(checks.backend(), "virtual_stages"):
             layouts[DEEP] = WITH_VIRTUAL_STAGES
         lives = [
             RoutedLife(checks, family, "lm", settings, degrees)
-            for family, tried in layouts.items()
-            for degrees, settings in checks.supported(tried, family)
+            for family, candidates in layouts.items()
+            for degrees, settings in checks.tried(candidates, family)
         ]
         return {
             layout_name(life.degrees, life.settings): run_on_ranks(2, life.on_rank)

@@ -4,8 +4,8 @@
         ...  # `attention: flash` works
 
 Each takes exactly the parameters that were recorded from the library's own source distribution
-(`flash_attn.json`). They compute what the kernels compute, with the scores of a sequence in memory,
-and refuse what the kernels refuse.
+(`fake_flash_attn.json`). They compute what the kernels compute, with the scores of a sequence in
+memory, and refuse what the kernels refuse.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from rlcli.ops.flash_attention import LIBRARIES, Library
 
-RECORD = Path(__file__).with_name("flash_attn.json")
+RECORD = Path(__file__).with_name("fake_flash_attn.json")
 """Distribution → version, sha256 of its source distribution, and for each library in it the
 parameters of `flash_attn_varlen_func`: `required` names, and `optional` ones with defaults."""
 

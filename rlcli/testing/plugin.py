@@ -141,6 +141,7 @@ class ChecksPlugin:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> Generator[None, None, None]:
+        self._leave_out_exhaustive(config, items)
         self._choose(config, items)
         yield
         # pytest has grouped items that share a fixture, across components
@@ -167,7 +168,6 @@ class ChecksPlugin:
             or (
                 self._is_contract(item, of[item], is_own=True) and not _is_asked_for(item, of[item])
             )
-            or (not self._all_layouts and item.get_closest_marker("exhaustive") is not None)
             or not answers(item, self._keyword)
         ]
         if dropped:
@@ -176,8 +176,13 @@ class ChecksPlugin:
         contracts = [item for item in items if self._is_contract(item, of[item])]
         for contract in {item.cls for item in contracts}:  # type: ignore[attr-defined]
             self._give_values(contract)
-            if self._all_layouts and hasattr(contract, "all_layouts"):
-                contract.all_layouts = True
+
+    def _leave_out_exhaustive(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Drop own tests that run with all layouts only."""
+        dropped = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+        if dropped and not self._all_layouts:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = [item for item in items if item not in dropped]
 
     def _is_contract(self, item: pytest.Item, subject: Subject, is_own: bool = False) -> bool:
         cls = getattr(item, "cls", None)
@@ -189,6 +194,8 @@ class ChecksPlugin:
         )
 
     def _give_values(self, contract: type[Contract]) -> None:
+        if self._all_layouts and hasattr(contract, "all_layouts"):
+            contract.all_layouts = True
         for subject, values in self._values.items():
             kind = KINDS[subject.kind].part_of or subject.kind
             if (

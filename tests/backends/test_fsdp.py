@@ -26,11 +26,12 @@ from rlcli.testing.backend.base import (
     train,
     weights_apart,
 )
-from rlcli.testing.backend.forward import scores
-from rlcli.testing.backend.generation import NEW_TOKENS, generate
+from rlcli.testing.backend.forward import ForwardChecks, scores
+from rlcli.testing.backend.generation import NEW_TOKENS, BackendGenerationChecks, generate
 from rlcli.testing.backend.lifecycle import ranks_in
 from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
 from rlcli.testing.backend.state import restore, save
+from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -41,17 +42,12 @@ pytestmark = pytest.mark.timeout(900)
 
 class TestContract(BackendContract):
     name = "fsdp"
-    families = (
-        "llama",
-        "gpt2",
-        "mistral",
-        "gemma2",
-        "gemma3_text",
-        "gpt_neox",
-        "cohere",
-        "granite",
-        "olmo2",
-    )
+
+
+@pytest.mark.exhaustive
+class TestOtherFamilies(BackendTrainingChecks, BackendGenerationChecks, ForwardChecks):
+    name = "fsdp"
+    families = ("gemma3_text", "gpt_neox", "granite", "olmo2")
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [(False, 1), (True, 2)])

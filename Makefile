@@ -35,7 +35,7 @@ test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one;
 # Not part of `make test`: every layout of ranks, series of killed processes, whole runs, benches.
 test-exhaustive: $(TEST_STAMP) ## run the tests that are marked exhaustive, and backends in every layout
 	$(PYTEST_OF_ALL) -m exhaustive $(ARGS)
-	$(BIN)/rlcli test backend --all-layouts -k ranks
+	$(BIN)/rlcli test backend --all-layouts --timeout 900 -k ranks
 
 test-changed: $(TEST_STAMP) package-tree ## run the tests that import what has changed since SINCE=HEAD
 	@tests=$$($(BIN)/python tests/house/tests_of_changes.py build/package $(SINCE)) && \

@@ -32,6 +32,7 @@ from rlcli.api.model import (
 )
 from rlcli.api.model_export import own_weights
 from rlcli.api.model_source import ModelSource, fill, local_part, materialize
+from rlcli.api.operations import OperationCount, Products
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 from rlcli.ops.attention import packed_attention
@@ -44,7 +45,7 @@ from ._prefix_sharing import PrefixSharing
 from ._saving import SavingRanks, describe, save_model
 from ._settings import ContextParallelism, TransformersSettings
 from ._tensor_parallel import parallelize
-from ._transformers import Pack, PackedModel, compute_dtype, flash_attention_of
+from ._transformers import Pack, PackedModel, compute_dtype, flash_attention_of, products_of
 
 if TYPE_CHECKING:
     from ._routing_replay import RouterChoices
@@ -69,9 +70,11 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             self.lm, settings.attention, model.device, dtype, self.role
         )
         self._whole_packs = partial(packed_attention, flash=self._flash)
-        self._sharing = self._prefix_sharing(model, settings)
+        products = products_of(self.lm)
+        self._sharing = self._prefix_sharing(model, settings, products)
         share = self._sharing.layout if self._sharing is not None else None
-        self.packed = PackedModel(self.lm, dtype, self._pack(settings), share)
+        self.operations = self._operation_count(products, dtype)
+        self.packed = PackedModel(self.lm, dtype, self._pack(settings), share, self.operations)
         config: Any = self.lm.config
         self.vocabulary: int = (
             len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
@@ -123,13 +126,24 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             self._flash,
         )
 
-    def _prefix_sharing(self, model: Model, settings: TransformersSettings) -> PrefixSharing | None:
+    def _operation_count(self, products: Products, dtype: torch.dtype) -> OperationCount:
+        sizes = {
+            name: mesh.size()
+            for name in ("tp", "cp")
+            if (mesh := dimension(self._mesh, name)) is not None
+        }
+        name = str(dtype).removeprefix("torch.")
+        return OperationCount(products, name, sizes.get("tp", 1), sizes.get("cp", 1))
+
+    def _prefix_sharing(
+        self, model: Model, settings: TransformersSettings, products: Products
+    ) -> PrefixSharing | None:
         """None if each sequence is computed as a whole."""
         cp = self._context_group.size() if self._context_group is not None else 1
         layout = RoleLayout(self.role, {"cp": cp}, vars(settings), model.device.type)
         if whole_sequences(layout) is not None:
             return None
-        return PrefixSharing.of(self.lm, model.device, self._flash)
+        return PrefixSharing.of(products, model.device, self._flash)
 
     def tokens_of(self, sample: SequenceSample) -> int:
         if self._sharing is None or ROUTED_EXPERTS in sample.keys:

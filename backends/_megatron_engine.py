@@ -21,6 +21,7 @@ from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, read_loss
 from rlcli.api.micro_batches import MicroBatch, idle_micro_batch
 from rlcli.api.model import EngineState, GivesParameters, LossFn, Model, ModelSource, TrainEngine
+from rlcli.api.operations import OperationCount
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 from rlcli.ops.attention import packed_attention
@@ -46,7 +47,7 @@ from ._put_away import PutAway
 from ._routers import RoutedStep
 from ._routing_replay import RoutedLayers, routes_of
 from ._saving import SavingRanks, describe, save_model
-from ._transformers import Pack, compute_dtype
+from ._transformers import Pack, compute_dtype, products_of
 
 if TYPE_CHECKING:
     from ._transformers import Packing
@@ -83,6 +84,7 @@ class MegatronEngine(TrainEngine):
         chunks = settings.virtual_stages
         position = _place(groups, chunks)
         check_model(model.name, config, position)
+        self.operations = _operation_count(self.lm, self._dtype, groups)
         self._pack = self._pack_for(settings.context_parallel)
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
         self.layout = StageLayout(config, family, shapes, position)
@@ -253,6 +255,10 @@ class MegatronEngine(TrainEngine):
             tokens, lengths = self._tokens(micro_batch.sample)
             packing = self._pack(lengths, self._device)
             routes = self._routes(micro_batch, packing)
+            if model is self.wrapped[0]:  # chunks of a stage compute with the same tokens
+                self.operations.add(
+                    len(packing.is_padding), packing.pairs, trains=torch.is_grad_enabled()
+                )
             with self.routers.forward_pass() if self.routers else nullcontext():
                 hidden = model(
                     packing.mine(tokens)[None],
@@ -262,7 +268,9 @@ class MegatronEngine(TrainEngine):
                 )
 
             def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
-                output = StageOutput(self.chunks[-1], hidden[:, 0], tokens, packing)
+                output = StageOutput(
+                    self.chunks[-1], hidden[:, 0], tokens, packing, self.operations
+                )
                 return then(output, micro_batch)
 
             return hidden, finish
@@ -420,6 +428,15 @@ def _routers(role: str, config: ModelConfig, settings: Megatron) -> StageRouters
             hint=f"leave out router_… in models.{role}.backend.args",
         )
     return None
+
+
+def _operation_count(lm: Any, dtype: torch.dtype, groups: RoleGroups) -> OperationCount:
+    """Counts what a rank computes; of the stages, the last one alone computes with the head."""
+    stages = groups.pp.size()
+    products = products_of(lm)
+    products = replace(products, of_score=products.of_score * stages)
+    name = str(dtype).removeprefix("torch.")
+    return OperationCount(products, name, groups.tp.size() * stages, groups.cp.size())
 
 
 def _reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from rlcli.api.family import ModelConfig
+from rlcli.api.operations import OperationCount
 from rlcli.errors import ModelError
 from rlcli.ops.attention import Scoring
 from rlcli.ops.logprobs import OutputHead
@@ -274,9 +275,14 @@ class StageOutput(PackedOutput):
     """A `ModelOutput` of the last stage."""
 
     def __init__(
-        self, model: StageModel, hidden: torch.Tensor, tokens: torch.Tensor, packing: Packing
+        self,
+        model: StageModel,
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        packing: Packing,
+        count: OperationCount,
     ):
-        super().__init__(model, hidden, tokens, packing, model.config.params_dtype)
+        super().__init__(model, hidden, tokens, packing, model.config.params_dtype, count)
         self._model = model
 
     def _head(self) -> OutputHead:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rlcli.api.model_source import parameter_places
+from rlcli.api.operations import OperationCount, Products
 from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
 from rlcli.ops.attention import Kernels, PackedAttention, Scoring, packed_attention
@@ -125,6 +126,7 @@ class PackedOutput:
         tokens: torch.Tensor,
         packing: Packing,
         dtype: torch.dtype,
+        count: OperationCount | None = None,
     ):
         self.temperature = 1.0
         self.actions: torch.Tensor | None = None
@@ -133,6 +135,7 @@ class PackedOutput:
         self._tokens = tokens
         self._packing = packing
         self._dtype = dtype
+        self._count = count
         self._with_entropy: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @cached_property
@@ -185,6 +188,8 @@ class PackedOutput:
             read = self._packing.read_by(self.actions.to(hidden.device))
             rows = read.nonzero()[:, 0]
             hidden, targets = hidden.index_select(0, rows), targets[rows]
+        if self._count is not None:
+            self._count.add(scores=len(hidden), trains=torch.is_grad_enabled())
         logprobs, entropies = token_scores(
             hidden, self._head(), targets, entropy=entropy, dtype=self._dtype
         )
@@ -198,6 +203,33 @@ class PackedOutput:
         if read is not None:
             scores = scores.new_zeros(len(read)).masked_scatter(read, scores)
         return self._packing.of_actions(scores)
+
+
+def hidden_matrices(lm: Any) -> list[nn.Parameter]:
+    """Matrices [m, n] between an embedding and a head, and stacks [E, m, n] of those of experts."""
+    return [
+        weight
+        for module in lm.base_model.modules()
+        if not isinstance(module, nn.Embedding)
+        for weight in module.parameters(recurse=False)
+        if weight.dim() > 1
+    ]
+
+
+def products_of(lm: Any) -> Products:
+    """The products of a model, of whose parameters a rank may hold parts."""
+    config = lm.config.get_text_config()
+    per_token = getattr(config, "num_experts_per_tok", None) or 1
+    weights = hidden_matrices(lm)
+    matrices = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    experts = sum(weight.numel() // len(weight) for weight in weights if weight.dim() == 3)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head = lm.get_output_embeddings() if value_head(lm) is None else None
+    return Products(
+        of_token=2.0 * (matrices + per_token * experts),
+        of_pair=4.0 * config.num_attention_heads * head_dim * config.num_hidden_layers,
+        of_score=2.0 * head.weight.numel() if head is not None else 0.0,
+    )
 
 
 def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:
@@ -254,6 +286,7 @@ class PackedModel(nn.Module):
         compute_dtype: torch.dtype,
         pack: Pack = packed_attention,
         share: Share | None = None,
+        count: OperationCount | None = None,
     ):
         super().__init__()
         use_packed_attention(lm)
@@ -261,6 +294,7 @@ class PackedModel(nn.Module):
         self.compute_dtype = compute_dtype
         self._pack = pack
         self._share = share
+        self._count = count
 
     def forward(
         self,
@@ -277,7 +311,10 @@ class PackedModel(nn.Module):
         before(packing)
         places = positions(lengths, tokens.device)
         hidden = self.hidden_states(packing.mine(tokens), packing.mine(places), packing)
-        return then(PackedOutput(self.lm, hidden, tokens, packing, self.compute_dtype))
+        if self._count is not None:
+            self._count.add(len(hidden), packing.pairs, trains=torch.is_grad_enabled())
+        output = PackedOutput(self.lm, hidden, tokens, packing, self.compute_dtype, self._count)
+        return then(output)
 
     def hidden_states(
         self, tokens: torch.Tensor, places: torch.Tensor, packing: Packing

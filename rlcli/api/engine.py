@@ -30,6 +30,7 @@ from rlcli.api.generation import GenerationEngine
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
 from rlcli.api.micro_batches import Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
+from rlcli.api.operations import OperationCount
 from rlcli.api.weight_blocks import WeightBlock
 
 T = TypeVar("T")
@@ -102,6 +103,9 @@ class EngineState:
 class HoldsWeights(abc.ABC):
     """An engine whose weights can be read, updated and checkpointed,
     on its device or wherever it keeps them."""
+
+    operations: OperationCount | None = None
+    """Counts what its passes compute; None: it is not known."""
 
     @abc.abstractmethod
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:

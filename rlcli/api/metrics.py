@@ -61,6 +61,25 @@ STEP_METRICS: Metrics = {
 }
 """The metrics of every step."""
 
+PERFORMANCE_METRICS: Metrics = {
+    "perf/<role>/tokens_per_second": (
+        "tokens per second",
+        "tokens of the sequences that the role's calls scored or trained on, and of the responses "
+        "that they generated, divided by the time of these calls",
+    ),
+    "perf/<role>/flops": (
+        "operations",
+        "floating-point operations of the matrix products in the role's calls, over all ranks; "
+        "activations that are recomputed are not counted",
+    ),
+    "perf/<role>/mfu": (
+        "share",
+        "the same as a share of what the devices could have computed in the time of these calls "
+        "(log.peak_tflops, or measured in a profiled step)",
+    ),
+}
+"""The metrics of roles that compute with tokens."""
+
 DROP_METRICS: Metrics = {
     "samples/drawn": ("prompts", "prompts drawn for the step"),
     "samples/dropped": (
@@ -175,6 +194,7 @@ EVAL_METRICS: Metrics = {
 
 RUN_METRICS: Metrics = {
     **STEP_METRICS,
+    **PERFORMANCE_METRICS,
     **DROP_METRICS,
     **STALENESS_METRICS,
     **SCORE_METRICS,

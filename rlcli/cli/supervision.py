@@ -17,7 +17,9 @@ WHOLE_PROCESS = "whole process"
 NoSupervisor = Annotated[
     bool,
     typer.Option(
-        "--no-supervisor", help="Train in this process: no deadlines, no report if it dies."
+        "--no-supervisor",
+        help="Train in this process: no deadlines, no report if it dies.",
+        hidden=True,  # for debugging; the help page of train fills a screen
     ),
 ]
 

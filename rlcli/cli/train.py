@@ -61,6 +61,12 @@ def train(
             rich_help_panel=SWEEP,
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile", metavar="STEPS", help="Trace the calls of a step, or of some: 2-3."
+        ),
+    ] = None,
     no_check: Annotated[
         bool,
         typer.Option("--no-check", help="Skip the checks of rows and rewards before training."),
@@ -77,6 +83,8 @@ def train(
 
     Example: rlcli train sft --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl
     """
+    if profile is not None:
+        overrides = [*(overrides or ()), f"log.profile={profile}"]
     if sweep or seeds is not None:
         base = load(recipe, overrides, with_)
         tell_recipe(base, context)
@@ -212,6 +220,7 @@ def _submit_sweep(
 
 def tell(finished: Finished, as_json: bool) -> int:
     """Print how a run ended, as text or as JSON; returns its exit code."""
+    from rlcli.observe.profile import traces
     from rlcli.observe.report import before_and_after, print_report
     from rlcli.observe.terminal import short_path
 
@@ -225,6 +234,7 @@ def tell(finished: Finished, as_json: bool) -> int:
                 "steps": finished.steps_done,
                 "models": {role: str(folder) for role, folder in outcome.models.items()},
                 "results": [vars(row) for row in before_and_after(outcome.records)],
+                "profile": [str(file) for file in traces(outcome.run_dir)],
             }
         )
     else:

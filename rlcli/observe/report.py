@@ -19,6 +19,7 @@ from rich.text import Text
 
 from rlcli.api.run_folder import is_run
 from rlcli.errors import escape_control
+from rlcli.observe.profile import profile_table, read_calls, traces
 from rlcli.observe.samples import SampleRecord
 from rlcli.observe.series import clock_time, curve, find_key, series, short
 from rlcli.observe.terminal import one_line, open_console, short_path, speaks_unicode
@@ -103,10 +104,21 @@ def print_report(outcome: RunOutcome, console: Console | None = None) -> None:
         _print_verbatim(console, f"model {one_line(role)}: {short_path(path)}")
     if (outcome.run_dir / "curve.png").is_file():
         _print_verbatim(console, f"curves: {short_path(outcome.run_dir / 'curve.png')}")
+    _print_profile(console, outcome.run_dir)
     if commands := next_commands(outcome):
         console.print("\nnext:")
         for command in commands:
             _print_verbatim(console, f"  {command}")
+
+
+def _print_profile(console: Console, run: Path) -> None:
+    if calls := read_calls(run):
+        console.print(profile_table(calls, console.is_terminal and speaks_unicode(console)))
+    if files := traces(run):
+        count = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        _print_verbatim(
+            console, f"profile: {short_path(files[0])}{count}, for https://ui.perfetto.dev"
+        )
 
 
 def next_commands(outcome: RunOutcome) -> list[str]:

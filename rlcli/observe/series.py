@@ -26,7 +26,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Names of a curve in the records: `<role>/<name>` for one of these names, the first one found."""
 
-SIDE_KEYS = ("time/", "bytes/", "eval/")
+SIDE_KEYS = ("time/", "bytes/", "perf/", "eval/")
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#@"

@@ -61,6 +61,12 @@ class PackedAttention:
         return rows
 
     @property
+    def pairs(self) -> int:
+        """Queries and keys of the same sequence, hidden ones included."""
+        contexts = self.contexts or [0] * len(self.lengths)
+        return sum(n * (n - c) for n, c in zip(self.lengths, contexts, strict=True))
+
+    @property
     def is_padding(self) -> torch.Tensor:
         """[T] bool: whether each row that this rank computes with is padding; none is."""
         return torch.zeros(sum(self.lengths), dtype=torch.bool, device=self.device)

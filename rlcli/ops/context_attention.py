@@ -45,6 +45,11 @@ class ContextAttention:
         return rows[self._tokens[self.group.rank()]]
 
     @property
+    def pairs(self) -> float:
+        """This rank's share of the queries and keys of the same sequence, hidden ones included."""
+        return sum(n * n for n in self.lengths) / self.group.size()
+
+    @property
     def is_padding(self) -> torch.Tensor:
         """[S] bool: whether each slot of this rank is padding."""
         return ~self.cut.filled[self.group.rank()].to(self.device)

@@ -37,6 +37,11 @@ class PrefixAttention:
         return rows[self._computed]
 
     @property
+    def pairs(self) -> int:
+        """Queries that are computed and keys of the same sequence, hidden ones included."""
+        return self._continued.pairs
+
+    @property
     def is_padding(self) -> torch.Tensor:
         """[U] bool: whether each row is padding; none is."""
         return torch.zeros(len(self._computed), dtype=torch.bool, device=self.device)

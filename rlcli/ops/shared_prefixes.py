@@ -25,12 +25,12 @@ LEAST_SAVING = 1 / 16
 
 @dataclass(frozen=True)
 class Work:
-    """The products of a layer with a token, by which it is decided whether sharing pays."""
+    """The products of a model with a token, by which it is decided whether sharing pays."""
 
     of_token: float
-    """Numbers in the matrices that a token is multiplied with."""
+    """Operations with the matrices that a token is multiplied with."""
     of_key: float
-    """Numbers in the key and the value of all heads."""
+    """Operations with the key and the value of another token."""
     skips_hidden: bool
     """Whether a kernel leaves out the keys behind a query also where a sequence's first tokens have
     no queries. Under a mask, as on a CPU, it does not."""

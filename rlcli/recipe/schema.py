@@ -19,6 +19,10 @@ LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 """No dots, because they separate the keys of `models.actor.path`."""
 KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
+STEPS_PATTERN = r"^[1-9][0-9]{0,8}(-[1-9][0-9]{0,8})?$"
+MOST_PROFILED = 10
+"""Steps with a profile; a trace has up to 64 MiB."""
+
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Label = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
@@ -285,6 +289,30 @@ class Log(Section):
     """Prompts per step whose responses are written to samples.jsonl."""
     plot: bool = True
     """Plot the learning curve at the end (curve.png)."""
+    profile: Positive | Annotated[str, StringConstraints(pattern=STEPS_PATTERN)] | None = None
+    """A step, or up to ten, such as `2-3`, whose calls are traced by torch's profiler: one trace
+    for each rank and step in the run's folder `profile`. The rate of matrix products is measured
+    then, unless `peak_tflops` says it."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """TFLOP/s that a device reaches with matrix products in the dtype of the models, for
+    `perf/<role>/mfu`. null: there is no such metric before profiled steps have measured it."""
+
+    @property
+    def profiled_steps(self) -> range:
+        """Counted from 1."""
+        if self.profile is None:
+            return range(0)
+        first, _, last = str(self.profile).partition("-")
+        return range(int(first), int(last or first) + 1)
+
+    @model_validator(mode="after")
+    def _profiles_few_steps(self) -> Log:
+        if self.profile is not None and not 1 <= len(self.profiled_steps) <= MOST_PROFILED:
+            raise ValueError(
+                f"profile is {self.profile}; it must be a step such as 2, or up to "
+                f"{MOST_PROFILED} steps such as 2-3"
+            )
+        return self
 
 
 class _Generation(Section):

@@ -17,6 +17,7 @@ from rlcli.errors import NumericError
 from rlcli.messaging.messages import RESTARTED, WARNED, Fields, Report
 from rlcli.observe.display import Display
 from rlcli.observe.outputs import Outputs
+from rlcli.observe.profile import described
 from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.components import sources_of
@@ -26,7 +27,7 @@ from rlcli.runtime.buffer import Buffer
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.evaluation import Evaluated
 from rlcli.runtime.ranks import Ranks
-from rlcli.runtime.report import Answered, named_reports
+from rlcli.runtime.report import Answered, named_reports, performance, profile_of
 from rlcli.runtime.supply import Step, Supply
 
 MEASURES = ("/grad_norm", "/loss")
@@ -58,6 +59,7 @@ class Recorder:
         )
         self._shown = recipe.log.samples_per_step if generates else 0
         """Samples of a step whose responses are written."""
+        self._profiled = recipe.log.profiled_steps
         self._state = "trained" if recipe.trained_roles else "done"
         limit = recipe.train.max_nonfinite_streak
         self._nonfinite = NonfiniteSteps(directory, display, limit, state.nonfinite)
@@ -84,6 +86,10 @@ class Recorder:
         numbers |= supply.numbers(step)
         for answered in reports:
             numbers |= answered.costs()
+        numbers |= performance(reports)
+        if step.number + 1 in self._profiled:
+            calls = profile_of(step.number + 1, reports)
+            self._directory.write_text(*described(step.number + 1, calls))
         numbers |= self._calls.times.report(seconds)
         numbers["tokens_per_second"] = tokens / seconds
         numbers |= self._totals.numbers(supply.sizes.position(step.number + 1))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rlcli.api.dataflow import MFCDef
 from rlcli.api.output_checks import Segments
+from rlcli.observe.profile import ProfiledCall
 from rlcli.observe.responses import Moments
 from rlcli.runtime.ranks import Answers
 from rlcli.topology import RolePlacement, WorkerGroup
@@ -39,6 +40,12 @@ class Answered:
     """Sample → why the call drops it."""
     segments: Mapping[str, Segments]
     """Sample → the segments of its responses, if the weights may change while they are sampled."""
+    tokens: int = 0
+    """Of the sequences that it scored or trained on, or of the responses that it generated."""
+    operations: float = 0.0
+    """Floating-point operations of all ranks; 0 if they are not known."""
+    capacity: float = 0.0
+    """The operations that their devices could have computed in that time; 0 if it is not known."""
     copy_seconds: float = 0.0
     """Seconds until the last rank of the role that follows its role had the new weights;
     0 if none follows."""
@@ -52,9 +59,10 @@ class Answered:
         """`answers`: those of the call's ranks to `run_call`."""
         first, owned = answers[placement.ranks[0]], [answers[rank] for rank in placement.owners]
         seconds = {rank: answers[rank]["seconds"] for rank in placement.ranks}
-        version = int(first["version"]) // max(updates, 1)
+        per_step = max(updates, 1)
+        version = int(first["version"]) // per_step
         segments = {
-            id_: in_steps(of_sample, max(updates, 1))
+            id_: in_steps(of_sample, per_step)
             for answer in owned
             for id_, of_sample in answer["segments"].items()
         }
@@ -71,6 +79,9 @@ class Answered:
             counts=counts,
             dropped=dropped,
             segments=segments,
+            tokens=_summed(owned, "tokens"),
+            operations=_summed(answers.values(), "operations"),
+            capacity=_summed(answers.values(), "capacity"),
         )
 
     def and_then(self, later: Answered) -> Answered:
@@ -80,6 +91,9 @@ class Answered:
             seconds={rank: seconds + later.seconds[rank] for rank, seconds in self.seconds.items()},
             scores=_sums((self.scores, later.scores)),
             counts=_sums((self.counts, later.counts)),
+            tokens=self.tokens + later.tokens,
+            operations=self.operations + later.operations,
+            capacity=self.capacity + later.capacity,
             copy_seconds=self.copy_seconds + later.copy_seconds,
             copy_bytes=self.copy_bytes + later.copy_bytes,
         )
@@ -93,6 +107,14 @@ class Answered:
         """Everything to record about the call, except its times."""
         return {name: moments.mean for name, moments in self.averages().items()} | dict(self.stats)
 
+    @property
+    def mfu(self) -> float | None:
+        """The operations as a share of what the devices could have computed; None if either is not
+        known."""
+        if not self.operations or not self.capacity:
+            return None
+        return self.operations / self.capacity
+
     def costs(self) -> dict[str, float]:
         """By name of the metric: seconds of the slowest rank, and what it took to copy weights, if
         they were copied."""
@@ -101,6 +123,44 @@ class Answered:
         return {f"time/{call}": max(self.seconds.values())} | {
             name: cost for name, cost in copy.items() if cost
         }
+
+
+def _summed(answers: Iterable[Mapping[str, Any]], name: str) -> Any:
+    return sum(answer[name] for answer in answers)
+
+
+def performance(calls: Iterable[Answered]) -> dict[str, float]:
+    """`perf/<role>/…` of the roles that compute with tokens, over all calls of a step that do."""
+    by_role: dict[str, list[Answered]] = {}
+    for answered in calls:
+        if answered.tokens:
+            by_role.setdefault(answered.mfc.model_name, []).append(answered)
+    numbers: dict[str, float] = {}
+    for role, answers in by_role.items():
+        seconds = sum(max(answered.seconds.values()) for answered in answers)
+        tokens = sum(answered.tokens for answered in answers)
+        operations = sum(answered.operations for answered in answers)
+        capacity = sum(answered.capacity for answered in answers)
+        numbers[f"perf/{role}/tokens_per_second"] = tokens / seconds
+        if operations:
+            numbers[f"perf/{role}/flops"] = operations
+        if operations and capacity:
+            numbers[f"perf/{role}/mfu"] = operations / capacity
+    return numbers
+
+
+def profile_of(step: int, calls: Iterable[Answered]) -> list[ProfiledCall]:
+    """The rows of a step in the table of a profile."""
+    return [
+        ProfiledCall(
+            step=step,
+            call=answered.mfc.name,
+            seconds=max(answered.seconds.values()),
+            operations=answered.operations,
+            mfu=answered.mfu,
+        )
+        for answered in calls
+    ]
 
 
 def in_steps(responses: Segments, updates: int) -> Segments:

@@ -70,6 +70,7 @@ from rlcli.runtime.data_order import (
     row_of,
 )
 from rlcli.runtime.pausing import PausingEngine, pausing_engines
+from rlcli.runtime.performance import CallPerformance, work_of
 from rlcli.runtime.pool import PoolProcess, connect_pools
 from rlcli.runtime.roles import (
     Interfaces,
@@ -105,6 +106,7 @@ OPERATIONS = frozenset({
 class ModelWorker:
     """Answers the master's requests; `handle` is the only entry point."""
 
+    _performance: CallPerformance
     _pausing: dict[str, PausingEngine]
     """Roles that generate in a lane of their own, and pause there for new weights."""
 
@@ -188,6 +190,17 @@ class ModelWorker:
         """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of
         training data, with the measured `choices` in the recipe."""
         self.recipe = with_choices(self.recipe, [Choice(**choice) for choice in choices])
+        self._load_roles(steps, rows)
+        self._performance = CallPerformance(self.recipe, self.rank, self.device, self.run_dir)
+        changing = self._held(self.recipe.changing_roles)
+        stored = self._held(stored_roles(self.recipe))
+        collect_as_usual()
+        return {
+            "without_state": [name for name, model in changing.items() if not has_state(model)],
+            "bytes": bytes_to_save(stored, self.recipe.trained_roles, self._led_roles()),
+        }
+
+    def _load_roles(self, steps: int, rows: int) -> None:
         size = self.recipe.train.prompts_per_step
         spec = FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=size)
         self._backed = build_roles(
@@ -196,13 +209,6 @@ class ModelWorker:
         self.models = {name: model for name, (model, _) in self._backed.items()}
         self._pausing = pausing_engines(self.recipe, self.topology, self.models)
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
-        changing = self._held(self.recipe.changing_roles)
-        stored = self._held(stored_roles(self.recipe))
-        collect_as_usual()
-        return {
-            "without_state": [name for name, model in changing.items() if not has_state(model)],
-            "bytes": bytes_to_save(stored, self.recipe.trained_roles, self._led_roles()),
-        }
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -251,16 +257,31 @@ class ModelWorker:
         streams.
         """
         mfc = self.calls[call]
+        engine = self.models[mfc.model_name].module
+        with self._performance.watching(call, step + 1, engine):
+            answer = self._run_timed(mfc, ids, metadata or {}, empty, parts or [], step)
+        return {**answer, "capacity": answer["seconds"] * self._performance.rate(engine)}
+
+    def _run_timed(
+        self,
+        mfc: MFCDef,
+        ids: Sequence[str],
+        metadata: Mapping[str, Sequence[Any]],
+        empty: Fields | None,
+        parts: Sequence[Sequence[int]],
+        step: int,
+    ) -> Fields:
         began = time.perf_counter()
         is_pooled = mfc.model_name in self._pools
         if not is_pooled:
-            seed_global_streams(self.recipe.seed, call, step, self.rank)
+            seed_global_streams(self.recipe.seed, mfc.name, step, self.rank)
         data = self._inputs(mfc, ids, empty)
-        data.metadata |= {name: list(values) for name, values in (metadata or {}).items()}
+        data.metadata |= {name: list(values) for name, values in metadata.items()}
         with self._model_for(mfc.model_name) as model:
             self._copies.check(mfc.model_name)
             version = model.version.global_step
-            answer = NO_OUTPUT | self._compute(mfc, model, data, parts or [], step)
+            answer = NO_OUTPUT | self._compute(mfc, model, data, parts, step)
+            answer |= work_of(mfc, data, answer["batch"], model)
             if mfc.weight_copy is None:
                 self._offload_after(mfc)
         if not is_pooled:

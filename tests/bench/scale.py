@@ -262,6 +262,9 @@ class SimulatedRanks:
             "counts": {},
             "dropped": {},
             "segments": {},
+            "tokens": 0,
+            "operations": 0.0,
+            "capacity": 0.0,
             "version": 0,
             "seconds": self._seconds[call],
         }

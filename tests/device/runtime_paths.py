@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -89,14 +90,10 @@ def quiet():
 
 def numbers(run_dir):
     """The metrics of a run without times and without a quotient of rounding differences."""
-    left_out = ("tokens_per_second", "critic/explained_variance")
+    left_out = re.compile(".*time/|perf/|tokens_per_second$|critic/explained_variance$")
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [
-        {
-            name: value
-            for name, value in record.items()
-            if "time/" not in name and name not in left_out
-        }
+        {name: value for name, value in record.items() if not left_out.match(name)}
         for record in records
     ]
 

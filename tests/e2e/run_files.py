@@ -6,7 +6,7 @@ import json
 def numbers(folder):
     """The records of a run without times; `calls` counts the steps of a process, not of a run."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("time/", "bytes/", "tokens_per_second")
+    clocks = ("time/", "bytes/", "tokens_per_second", "perf/")
     return [
         {
             key: value

@@ -9,7 +9,7 @@ import yaml
 
 from rlcli.runtime.data_order import DataOrder, training_id
 
-COUNTERS = ("time/", "bytes/", "restarts/", "tokens_per_second")
+COUNTERS = ("time/", "bytes/", "restarts/", "tokens_per_second", "perf/")
 """Metrics of a process or a machine rather than of the training."""
 
 

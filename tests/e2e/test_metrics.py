@@ -92,7 +92,7 @@ def recipes(judge):
             "checkpoint.every_steps=1",
         ),
         "rewards": ("ppo_math", *SMALL, *GENERATED, *rewards),
-        "stale": ("grpo_math", *SMALL, *GENERATED, "train.max_staleness=1"),
+        "stale": ("grpo_math", *SMALL, *GENERATED, "train.max_staleness=1", "log.profile=2"),
         "dapo": (
             "grpo_math",
             "--with",

@@ -113,7 +113,7 @@ def numbers(run):
 def is_of_training(metric):
     """Whether a (name, number) is none of a machine."""
     name, _ = metric
-    of_machines = ("time", "tokens_per_second", "memory", "restarts/")
+    of_machines = ("time", "tokens_per_second", "perf/", "memory", "restarts/")
     return not name.startswith(of_machines) and "/servers/" not in name
 
 

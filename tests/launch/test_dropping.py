@@ -54,7 +54,8 @@ def numbers(folder):
         {
             k: v
             for k, v in record.items()
-            if not k.startswith(("time/", "tokens_per_second")) and not k.endswith("/calls")
+            if not k.startswith(("time/", "tokens_per_second", "perf/"))
+            and not k.endswith("/calls")
         }
         for record in lines(folder, "metrics.jsonl")
     ]

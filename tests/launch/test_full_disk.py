@@ -49,7 +49,7 @@ def train(folder, *overrides):
 
 def lines(folder):
     """Of each file, without what a clock says."""
-    clocks = ("time/", "tokens_per_second")
+    clocks = ("time/", "tokens_per_second", "perf/")
     return {
         name: [
             {

@@ -47,7 +47,7 @@ def train_with_faults(project, monkeypatch):
 def result(folder):
     """All that must be alike, but for what a clock says."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("time/", "tokens_per_second")
+    clocks = ("time/", "tokens_per_second", "perf/")
     numbers = [
         {
             key: value

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(420)
 
 def records(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    excluded = ("time/", "tokens_per_second", "restarts/")
+    excluded = ("time/", "tokens_per_second", "perf/", "restarts/")
     return [{k: v for k, v in record.items() if not k.startswith(excluded)} for record in lines]
 
 

@@ -56,7 +56,7 @@ def train(project):
 def numbers(folder):
     """The records of a run, without what a clock says."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("time/", "tokens_per_second")
+    clocks = ("time/", "tokens_per_second", "perf/")
     return [
         {key: value for key, value in record.items() if not key.startswith(clocks)}
         for record in records

@@ -5,11 +5,11 @@ import pytest
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.recipe.mesh import Mesh
-from rlcli.runtime.report import Answered, StepTimes, named_reports
+from rlcli.runtime.report import Answered, StepTimes, named_reports, performance, profile_of
 from rlcli.topology import RolePlacement, WorkerGroup
 
 
-def running(name, role, sums, stats=None):
+def running(name, role, sums, stats=None, work=None):
     mfc = MFCDef(
         name=name,
         model_name=role,
@@ -25,6 +25,10 @@ def running(name, role, sums, stats=None):
             "dropped": {},
             "segments": {},
             "version": 0,
+            "tokens": 0,
+            "operations": 0.0,
+            "capacity": 0.0,
+            **(work or {}),
         }
     }
     return Answered.of(mfc, RolePlacement(role, (0,), Mesh()), answers)
@@ -111,3 +115,20 @@ def test_a_step_begins_without_what_was_counted_before():
     now[0] = 10.0
     assert times.seconds == 2.0
     assert times.report(2.0) == idle(2.0, 2.0, 2.0, 2.0)
+
+
+def test_the_performance_of_a_role_covers_its_calls_that_compute_with_tokens():
+    calls = [
+        running("gen", "actor", {}, work={"tokens": 100, "operations": 1e9, "capacity": 4e9}),
+        running("train", "actor", {}, work={"tokens": 300, "operations": 3e9, "capacity": 4e9}),
+        running("advantages", "actor", {}, work={"capacity": 4e9}),
+        running("grade", "reward", {}),
+        running("score", "judge", {}, work={"tokens": 50}),
+    ]
+    assert performance(calls) == {
+        "perf/actor/tokens_per_second": 200.0,
+        "perf/actor/flops": 4e9,
+        "perf/actor/mfu": 0.5,
+        "perf/judge/tokens_per_second": 50.0,
+    }
+    assert [call.mfu for call in profile_of(1, calls)] == [0.25, 0.75, None, None, None]

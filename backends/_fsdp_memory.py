@@ -25,22 +25,39 @@ class FSDPMemory(TrainingMemory):
         """Data- and context-parallel ranks that share one copy of the model."""
         self.expert_ranks = role.mesh.get("ep", 1)
         """Data- and context-parallel ranks among which the experts are divided."""
+        self.has_muon = role.arguments.get("optimizer") == "muon"
         self.defers = self.is_sharded and bool(role.arguments.get("defer_reduction"))
+
+    @property
+    def in_blocks(self) -> int:
+        """Parameters in the matrices of blocks, which Muon trains if it is chosen; their biases,
+        which it does not, are few."""
+        return sum(layer.parameters - layer.norms for layer in self.sizes.layers)
 
     @property
     def outside_blocks(self) -> int:
         """Bytes of embedding, head and norms, which stay gathered from the first block of a pass to
         its last."""
-        blocks = sum(layer.parameters - layer.norms for layer in self.sizes.layers)
-        return 4 * (self.parameters - blocks) if self.is_sharded else 0
+        return 4 * (self.parameters - self.in_blocks) if self.is_sharded else 0
+
+    def in_iterations(self) -> int:
+        """Bytes for making the largest matrix orthogonal: its momentum, whole, and four matrices in
+        the precision of the products; of experts, those of a rank at once."""
+        if not self.has_muon:
+            return 0
+        experts = max(layer.experts for layer in self.sizes.layers) // self.expert_ranks
+        matrix = 2 * experts // 3 if experts else self.sizes.hidden * self.sizes.mlp
+        ranks = 1 if experts else self.role.mesh["tp"]
+        return ranks * matrix * (8 + 4 * self.width)
 
     def casts(self, are_kept: bool) -> int:
         """Sharded matrices are gathered in the precision of the products."""
         return 0 if self.is_sharded else super().casts(are_kept)
 
     def resident(self) -> Kept:
-        weights = 4 * self.parameters // self.shards
-        return Kept(weights, optimizer=8 * self.parameters // self.shards if self.trains else 0)
+        moments = 8 * self.parameters - (4 * self.in_blocks if self.has_muon else 0)
+        optimizer = moments // self.shards if self.trains else 0
+        return Kept(4 * self.parameters // self.shards, optimizer=optimizer)
 
     def sent(self, tokens: int, micro_batches: int) -> dict[str, int]:
         return total(of_fsdp(self, tokens, micro_batches))
@@ -74,7 +91,7 @@ class FSDPMemory(TrainingMemory):
             max(earlier, grads) + matrix * (2 if self.sizes.tied and self.has_lm_head else 1),
             unsharded,
         )
-        at_optimizer = Parts(grads * (2 if self.is_sharded else 1))
+        at_optimizer = Parts(grads * (2 if self.is_sharded else 1), self.in_iterations())
         return max((at_head, in_blocks, at_embedding, at_optimizer), key=lambda parts: parts.total)
 
     def _activations(self, tokens: int) -> tuple[int, int]:

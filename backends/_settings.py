@@ -93,6 +93,22 @@ class AdamWSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptimizerChoice:
+    """Which optimizer trains the matrices of a model's layers."""
+
+    LIMITS: ClassVar[Limits] = {"momentum": {"ge": 0, "lt": 1}}
+    ON_RESUME: ClassVar[dict[str, str]] = {"optimizer": "forbidden"}
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: the matrices of layers are updated by Muon, everything else (embeddings, head, norms,
+    biases) by AdamW, with the same learning rates and weight decay. Less memory; each update takes
+    time for the matrices of the whole model, on every rank."""
+
+    momentum: float = 0.95
+    """Decay of Muon's momentum."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Precision:
     """The precision in which a model computes."""
 

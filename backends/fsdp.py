@@ -26,9 +26,10 @@ from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine, register_backend
 
 from ._engine import TransformersEngine
+from ._muon import Muon
 from ._recomputation import RecomputedLayers
 from ._routed_training import RoutedTraining, routers_of
-from ._settings import ContextParallelism, TransformersTraining
+from ._settings import ContextParallelism, OptimizerChoice, TransformersTraining
 from ._sharding import (
     clip_gradients,
     expert_mesh,
@@ -38,13 +39,14 @@ from ._sharding import (
     shard_experts,
     sharding_mesh,
 )
+from ._transformers import hidden_matrices
 
 T = TypeVar("T")
 
 
 @register_backend("fsdp")
 @dataclass(frozen=True, kw_only=True)
-class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
+class FSDP(OptimizerChoice, ContextParallelism, TransformersTraining, ModelBackend):
     """Trains a transformers model on one rank or many."""
 
     ELSEWHERE: ClassVar[str] = "ddp zero accelerate torchtitan automodel"
@@ -72,7 +74,7 @@ class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
 
 
 class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
-    """A transformers model with AdamW, sharded when its mesh has more than one data- or
+    """A transformers model with its optimizers, sharded when its mesh has more than one data- or
     context-parallel rank."""
 
     def __init__(self, model: Model, settings: FSDP):
@@ -82,12 +84,22 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._is_in_step = False
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]
+        self.optimizers = self._optimizers()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """AdamW, and Muon for the matrices of layers if it is chosen."""
+        settings = self.settings
+        by_muon = set(hidden_matrices(self.lm)) if settings.optimizer == "muon" else set()
+        others = [p for p in self.parameters if p not in by_muon]
         groups = [
-            group
-            for parameters in grouped_by_mesh(self.parameters)
-            for group in settings.groups(parameters)
+            group for parameters in grouped_by_mesh(others) for group in settings.groups(parameters)
         ]
-        self.optimizer = torch.optim.AdamW(groups, **settings.adamw(), fused=True)
+        adamw = torch.optim.AdamW(groups, **settings.adamw(), fused=True)
+        matrices = settings.groups(p for p in self.parameters if p in by_muon)
+        if not matrices:
+            return [adamw]
+        dtype = self.packed.compute_dtype
+        return [adamw, Muon(matrices, lr=settings.lr, momentum=settings.momentum, dtype=dtype)]
 
     def _lay_out(self, model: Model) -> None:
         self._recomputed = (
@@ -129,22 +141,25 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         self._is_in_step = not is_last
 
     def optimizer_zero_grad(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         if self._is_in_step and isinstance(self.packed, FSDPModule):
             forget_gradients(self.packed)
         self._is_in_step = False
 
     def lr_scheduler_step(self, version_steps: int) -> float:
         rate = self.settings.rate(version_steps, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         return rate
 
     def optimizer_step(self) -> float:
         value = clip_gradients(self.parameters, self.settings.max_grad_norm)
         if math.isfinite(value):
             self._move_optimizer(self._device)
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
         self.optimizer_zero_grad()
         return value
 
@@ -156,18 +171,28 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         names = {parameter: name for name, parameter in self.lm.named_parameters()}
         moments = {
             f"{names[parameter]}/{moment}": tensor
-            for parameter, state in self.optimizer.state.items()
+            for optimizer in self.optimizers
+            for parameter, state in optimizer.state.items()
             for moment, tensor in state.items()
         }
         return EngineState(self.named_weights(), moments)
 
     def _make_room(self) -> None:
-        """Create the tensors that AdamW would create in its first step, before it."""
-        for parameter in self.parameters:
-            if parameter not in self.optimizer.state:
-                steps = torch.zeros((), dtype=torch.float32, device=self.device)
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[parameter] = {"step": steps, **moments}
+        """Create the tensors that optimizers would create in their first step, before it."""
+        adamw, *others = self.optimizers
+        for group in adamw.param_groups:
+            for parameter in group["params"]:
+                if parameter not in adamw.state:
+                    adamw.state[parameter] = self._moments(parameter)
+        for muon in others:
+            assert isinstance(muon, Muon)
+            muon.make_state()
+
+    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Those of AdamW."""
+        steps = torch.zeros((), dtype=torch.float32, device=self.device)
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": steps, **moments}
 
     def offload(self) -> None:
         """Weights are restored by the next forward pass, the optimizer's state by the next step."""
@@ -175,7 +200,8 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         self._move_optimizer(torch.device("cpu"))
 
     def _move_optimizer(self, device: torch.device) -> None:
-        for state in self.optimizer.state.values():
-            state.update(
-                {moment: tensor.to(device) for moment, tensor in state.items() if tensor.dim()}
-            )
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                state.update(
+                    {moment: tensor.to(device) for moment, tensor in state.items() if tensor.dim()}
+                )

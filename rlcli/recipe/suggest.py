@@ -44,7 +44,7 @@ def suggest_key(
     if (latin := lookalike(key)) is not None:
         target = nearest_name(latin[0], names) or latin[0]
         return "R23", f"it looks like {target} but contains {latin[1]}"
-    if (advice := absent(key)) is not None and key not in names:
+    if (advice := absent(key) or absent(".".join(foreign[-2:]))) and key not in names:
         return "R42", advice
     near = nearest_name(key, names)
     if near is not None and near.lower() == key.lower():

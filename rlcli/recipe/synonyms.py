@@ -211,6 +211,9 @@ _ABSENT_WORDS: Mapping[str, str] = {
         "load_in_4bit load_in_8bit quantization quantize bnb_4bit fp8"
     ): "rlcli has no quantised training yet; "
     "models.<role>.backend.args.gradient_checkpointing=true saves memory",
+    (
+        "args.optimizer args.momentum"
+    ): "this backend trains with AdamW alone; models.<role>.backend.type=fsdp has Muon",
 }
 ABSENT: Mapping[str, str] = {
     word: advice for words, advice in _ABSENT_WORDS.items() for word in words.split()

@@ -112,6 +112,7 @@ CONFIG = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
 SHARDED = {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
 UPDATE = {"phase": "update", "backend": "fsdp", "count": 4, "length": 128}
 CHECKPOINTING = {"args": {"gradient_checkpointing": True}}
+MUON = {"args": {"optimizer": "muon"}}
 INFERENCE = {"phase": "inference", "backend": "inference", "count": 4, "length": 256}
 GENERATE = {
     "phase": "generate",
@@ -128,6 +129,7 @@ RUNS = {
         {**UPDATE, "micro_batches": 2},
         {**UPDATE, "head": "value"},
         {**UPDATE, **CHECKPOINTING},
+        {**UPDATE, **MUON, "length": 32},
         INFERENCE,
         GENERATE,
     ],
@@ -135,6 +137,7 @@ RUNS = {
     ("auto", "dp", 2): [
         {**UPDATE, "length": 64},
         {**UPDATE, "length": 64, "micro_batches": 2},
+        {**UPDATE, **MUON, "length": 16},
         {**INFERENCE, "backend": "fsdp", "length": 192},
         {**GENERATE, "backend": "fsdp", "length": 32},
     ],
@@ -304,6 +307,15 @@ def test_sharding_divides_weights_and_optimizer_but_gathers_to_generate():
     assert weights - 2 * linear == pytest.approx(halved, rel=0.001)  # less norms and biases
     inference = qwen(backend="inference", dp=8).resident()
     assert (inference.weights, inference.optimizer) == (weights, 0)
+
+
+def test_muon_keeps_one_moment_of_the_matrices_of_blocks_and_needs_room_for_the_largest():
+    resident = qwen(optimizer="muon").resident()
+    outside = 151936 * 896 + 24 * 2 * 896 + 896  # embedding and norms
+    assert resident.optimizer == 4 * (494032768 + outside)
+    assert resident.weights == qwen().resident().weights
+    sharded = qwen(dp=8, optimizer="muon", dtype="float32")
+    assert sharded.in_iterations() == 896 * 4864 * 24
 
 
 def test_memory_grows_with_tokens_and_slots_and_shrinks_with_checkpointing():

@@ -28,7 +28,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.generation import GenerationEngine
 from rlcli.api.key_meaning import SEQUENCES
-from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
+from rlcli.api.loss_stats import Stats, on_host, read_loss, reduce_stats
 from rlcli.api.micro_batches import Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
 from rlcli.api.operations import OperationCount
 from rlcli.api.weight_blocks import WeightBlock
@@ -410,8 +410,8 @@ def _total_weight(
     micro_batches: Sequence[MicroBatch], loss_weight_fn: LossWeightFn
 ) -> torch.Tensor:
     weights = [
-        as_scalar(loss_weight_fn(micro_batch.sample))
+        loss_weight_fn(micro_batch.sample)
         for micro_batch in micro_batches
         if not micro_batch.is_idle
     ]
-    return torch.stack(weights).sum() if weights else torch.zeros((), dtype=torch.float64)
+    return on_host(weights).sum()

@@ -37,12 +37,15 @@ def reduce_stats(
     slots = {name: slot for slot, name in enumerate(own_count)}
     table = torch.zeros((len(slots) + 1, 2), dtype=torch.float64)
     table[-1, 0] = weight
-    for sums in collected:
-        for name, value in sums.items():
-            total, count = value if isinstance(value, tuple) else (value, None)
-            table[slots[name], 0] += as_scalar(total)
-            if count is not None:
-                table[slots[name], 1] += as_scalar(count)
+    entries = [
+        (slots[name], column, number)
+        for sums in collected
+        for name, value in sums.items()
+        for column, number in enumerate(value if isinstance(value, tuple) else (value,))
+    ]
+    numbers = on_host([number for _, _, number in entries])
+    for (slot, column, _), number in zip(entries, numbers, strict=True):
+        table[slot, column] += number
     table = reduce(table, "sum").cpu()
     counts = {
         name: table[slot, 1] if own_count[name] else table[-1, 0] for name, slot in slots.items()
@@ -76,6 +79,11 @@ def _agree_on_names(collected: Sequence[Stats], reduce: Reduce) -> dict[str, boo
     return {bytes(byte for byte in row[1:] if byte).decode(): row[0] == 2 for row in rows if row[0]}
 
 
-def as_scalar(value: torch.Tensor | float) -> torch.Tensor:
-    """A number on the host, in float64, without its gradient."""
-    return torch.as_tensor(value).detach().to("cpu", torch.float64)
+def on_host(values: Sequence[torch.Tensor | float]) -> torch.Tensor:
+    """[n] numbers on the host, in float64, without their gradients. Those on a device are moved all
+    at once: the host waits for it only once."""
+    numbers = [torch.as_tensor(value).detach().reshape(()).to(torch.float64) for value in values]
+    on_device = [number for number in numbers if number.device.type != "cpu"]
+    moved = iter(torch.stack(on_device).cpu() if on_device else ())
+    here = [number if number.device.type == "cpu" else next(moved) for number in numbers]
+    return torch.stack(here) if here else torch.zeros(0, dtype=torch.float64)

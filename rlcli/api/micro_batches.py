@@ -71,7 +71,8 @@ def _units(
     """None: every sample, or sequence, is a unit of its own, and counts its tokens."""
     if spec.n_mbs == 1 and _fits(sum(batch.flat_seqlens(SEQUENCES)), spec):
         return None  # all are in one micro-batch
-    groups = batch.select([SEQUENCES]).unpack()
+    # prefixes are searched on the host: one copy, not one for each group
+    groups = batch.select([SEQUENCES]).to("cpu").unpack()
     if cut == "sample":
         return [((place,), tokens_of(group)) for place, group in enumerate(groups)]
     units, begin = [], 0

@@ -37,15 +37,7 @@ def reduce_stats(
     slots = {name: slot for slot, name in enumerate(own_count)}
     table = torch.zeros((len(slots) + 1, 2), dtype=torch.float64)
     table[-1, 0] = weight
-    entries = [
-        (slots[name], column, number)
-        for sums in collected
-        for name, value in sums.items()
-        for column, number in enumerate(value if isinstance(value, tuple) else (value,))
-    ]
-    numbers = on_host([number for _, _, number in entries])
-    for (slot, column, _), number in zip(entries, numbers, strict=True):
-        table[slot, column] += number
+    _add_up(collected, slots, table)
     table = reduce(table, "sum").cpu()
     counts = {
         name: table[slot, 1] if own_count[name] else table[-1, 0] for name, slot in slots.items()
@@ -54,6 +46,19 @@ def reduce_stats(
         name: float(table[slot, 0] / counts[name]) if counts[name] else 0.0
         for name, slot in slots.items()
     }
+
+
+def _add_up(collected: Sequence[Stats], slots: Mapping[str, int], table: torch.Tensor) -> None:
+    """Add each stat to its slot of `table` [slots, 2]: totals, and counts if they have some."""
+    cells: list[tuple[int, int]] = []
+    numbers: list[torch.Tensor | float] = []
+    for sums in collected:
+        for name, value in sums.items():
+            parts = value if isinstance(value, tuple) else (value,)
+            cells += [(slots[name], column) for column in range(len(parts))]
+            numbers += parts
+    for cell, number in zip(cells, on_host(numbers), strict=True):
+        table[cell] += number
 
 
 def _agree_on_names(collected: Sequence[Stats], reduce: Reduce) -> dict[str, bool]:
@@ -84,6 +89,7 @@ def on_host(values: Sequence[torch.Tensor | float]) -> torch.Tensor:
     at once: the host waits for it only once."""
     numbers = [torch.as_tensor(value).detach().reshape(()).to(torch.float64) for value in values]
     on_device = [number for number in numbers if number.device.type != "cpu"]
-    moved = iter(torch.stack(on_device).cpu() if on_device else ())
-    here = [number if number.device.type == "cpu" else next(moved) for number in numbers]
-    return torch.stack(here) if here else torch.zeros(0, dtype=torch.float64)
+    if on_device:
+        moved = iter(torch.stack(on_device).cpu())
+        numbers = [next(moved) if n.device.type != "cpu" else n for n in numbers]
+    return torch.stack(numbers) if numbers else torch.zeros(0, dtype=torch.float64)

@@ -22,16 +22,18 @@ def small(changes, steps):
     ]
 
 
+def last_two(run, name):
+    return [record[name] for record in numbers(run.folder)[-2:]]
+
+
 def test_a_resumed_run_equals_the_uninterrupted_run(train, warm_command, tiny_ppo):
     uninterrupted = train("ppo_math", *small(tiny_ppo, 3), name="uninterrupted")
     run = train("ppo_math", *small(tiny_ppo, 1))
     assert uninterrupted.code == run.code == 0, uninterrupted.err + run.err
     resumed = warm_command("resume", "run", "train.steps=3", cwd=run.folder.parent)
     assert resumed.returncode == 0, resumed.stderr
-    ours, theirs = numbers(run.folder)[-2:], numbers(uninterrupted.folder)[-2:]
-    assert [(n["step"], n["actor/loss"], n["actor/grad_norm"]) for n in ours] == [
-        (n["step"], n["actor/loss"], n["actor/grad_norm"]) for n in theirs
-    ]
+    for name in ("step", "actor/loss", "actor/grad_norm"):
+        assert last_two(run, name) == last_two(uninterrupted, name)
     model = "models/actor/model.safetensors"
     assert (run.folder / model).read_bytes() == (uninterrupted.folder / model).read_bytes()
 

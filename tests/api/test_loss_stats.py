@@ -48,8 +48,10 @@ def test_numbers_on_the_host_keep_their_order_and_lose_nothing():
 @pytest.mark.parametrize("micro_batches", [1, 5])
 def test_the_stats_of_an_update_wait_for_the_device_once(micro_batches):
     with pretend_cuda() as device:
-        one = torch.ones((), device=device)
-        collected = [{"loss": one, "kl": (one * 3, one), "entropy": one}] * micro_batches
+        number = torch.ones((), device=device)
+        collected = [
+            {"loss": number, "kl": (number * 3, number), "entropy": number}
+        ] * micro_batches
         with Transfers() as transfers:
             stats = reduce_stats(collected, torch.tensor(float(micro_batches)), alone)
     assert transfers.count == 1

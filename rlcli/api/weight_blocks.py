@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Region = tuple[slice, ...]
 
 
-@dataclass(frozen=True)
-class WeightBlock:
-    """A block of a parameter, or all of it."""
+class WeightBlock(NamedTuple):
+    """A block of a parameter, or all of it. A tuple, because a plan makes very many."""
 
     name: str
     """The parameter's name in transformers."""
@@ -53,6 +52,10 @@ class WeightBlock:
                 return None
             region.append(slice(start, stop))
         return WeightBlock.of_region(self.name, self.shape, tuple(region))
+
+    def of(self, name: str) -> WeightBlock:
+        """The same block of another parameter, of the same shape."""
+        return WeightBlock(name, self.shape, self.offsets, self.sizes)
 
     def along(self, axis: int, start: int, end: int) -> WeightBlock:
         """The part of it between two of its own positions along an axis."""

@@ -10,12 +10,11 @@ message that it sends, and what it receives of a bucket.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -32,7 +31,14 @@ from rlcli.runtime.pausing import PausingEngine
 from rlcli.runtime.roles import wait_for_device
 from rlcli.runtime.weight_wire import DeltaWire, Moved, Neighbours, ReadsBase, WholeWire, Wire
 from rlcli.topology import RolePlacement, Topology
-from rlcli.topology.weight_plan import Bucket, Slice, plan_slices
+from rlcli.topology.weight_plan import (
+    Bucket,
+    RankLayout,
+    Slice,
+    decode_layouts,
+    encode_layouts,
+    plan_slices,
+)
 
 BUCKET = 2**26
 """Elements of the parameters that move together: 256 MB of float32."""
@@ -125,30 +131,26 @@ class WeightTransfer(GivesParameters):
 
     def _make_plan(self, of_source: Sequence[WeightBlock]) -> list[Bucket]:
         of_target = list(_readers(self._target)) if self._target is not None else []
-        layouts = {
-            rank: self._layouts_of(rank, [of_source, of_target]) for rank in self._channel.members
-        }
-        sources, targets = (
-            {rank: layout[side] for rank, layout in layouts.items()} for side in (0, 1)
-        )
+        mine = (RankLayout.of(blocks) for blocks in (of_source, of_target))
+        parameters, cuts = (self._gathered(text) for text in encode_layouts(mine))
+        sources, targets = decode_layouts(self._channel.members, parameters, cuts)
         return plan_slices(sources, targets, self._bucket, self._rank)
 
-    def _layouts_of(
-        self, rank: int, layouts: Sequence[Sequence[WeightBlock]]
-    ) -> list[list[WeightBlock]]:
-        """The layouts of a rank as source and target, broadcast to the others; `layouts`:
-        those of this rank."""
-        text = json.dumps([[astuple(block) for block in blocks] for blocks in layouts]).encode()
-        if self._channel.group is not None:
-            length = torch.tensor([len(text)], device=self._device)
-            dist.broadcast(length, rank, group=self._channel.group)
-            text = text if rank == self._rank else bytes(int(length))
-            raw = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._device)
-            dist.broadcast(raw, rank, group=self._channel.group)
-            text = raw.cpu().numpy().tobytes()
+    def _gathered(self, text: bytes) -> list[bytes]:
+        """The texts of all members."""
+        group, members = self._channel.group, self._channel.members
+        if group is None:
+            return [text]
+        length = torch.tensor([len(text)], device=self._device)
+        lengths = [torch.empty_like(length) for _ in members]
+        dist.all_gather(lengths, length, group=group)
+        sizes = [int(size) for size in lengths]
+        padded = torch.frombuffer(bytearray(text.ljust(max(sizes))), dtype=torch.uint8)
+        texts = [torch.empty_like(padded, device=self._device) for _ in members]
+        dist.all_gather(texts, padded.to(self._device), group=group)
         return [
-            [WeightBlock(name, *map(tuple, rest)) for name, *rest in blocks]
-            for blocks in json.loads(text)
+            gathered[:size].cpu().numpy().tobytes()
+            for gathered, size in zip(texts, sizes, strict=True)
         ]
 
     # -- a bucket ----------------------------------------------------------------------------------
@@ -159,15 +161,15 @@ class WeightTransfer(GivesParameters):
         In round k a rank sends to the rank k places after it and receives from the one k places
         before it, so it holds one message at a time, however many ranks want the same slices.
         """
-        arrived = self._read(bucket.pairs[self._rank, self._rank], tensors)
+        arrived = self._read(bucket.between(self._rank, self._rank), tensors)
         members, wire = self._channel.members, self._channel.wire
         read_base = self._base_reader(bucket)
         version = self._source.version if self._source is not None else None
         position = members.index(self._rank)
         for shift in range(1, len(members)):
             target, source = members[(position + shift) % len(members)], members[position - shift]
-            leaving = self._read(bucket.pairs[self._rank, target], tensors)
-            coming = bucket.pairs[source, self._rank]
+            leaving = self._read(bucket.between(self._rank, target), tensors)
+            coming = bucket.between(source, self._rank)
             neighbours = Neighbours(self._channel.group, self._device, target, source)
             arrived += wire.swap(leaving, version, coming, neighbours, read_base)
         wire.end_bucket()
@@ -258,7 +260,7 @@ class WeightCopies:
 
 
 def _read_bucket(readers: Readers, bucket: Bucket) -> dict[WeightBlock, torch.Tensor]:
-    return {block: read() for block, read in readers.items() if block.name in bucket.names}
+    return {block: read() for block, read in readers.items() if block.name in bucket.routes}
 
 
 def _readers(engine: HoldsWeights) -> Readers:

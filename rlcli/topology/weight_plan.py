@@ -1,26 +1,102 @@
 """Which rank sends which slices of which parameters when one role's weights are copied to another.
 
-A plan is made from the blocks that each rank of both roles holds, whatever their layouts.
+A plan is made from the blocks that each rank of both roles holds, whatever their layouts. Models
+have thousands of parameters and jobs thousands of ranks, but few ways in which all ranks cut a
+parameter: slices are planned once for each way, and parameters get their names when they move.
 """
 
 from __future__ import annotations
 
 import bisect
+import json
+import math
+import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
+from typing import Any, NamedTuple
 
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
 
-Blocks = Mapping[int, Sequence[WeightBlock]]
-"""Rank → the blocks that it holds, in the order in which it reads them."""
+Cut = tuple[WeightBlock, ...]
+"""What a rank holds of a parameter: blocks without the parameter's name."""
 
 
-@dataclass(frozen=True)
-class Slice:
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """The parameters that a rank holds. Ranks that have the same share one object, which is equal
+    to no other, because a large model has more names than it takes time to compare."""
+
+    cut_of: Mapping[str, int]
+    """Parameter → the number of its cut; in the order in which the rank reads them."""
+
+
+class RankLayout(NamedTuple):
+    """The blocks that a rank holds. A model has many parameters, and few ways to cut them."""
+
+    parameters: Parameters
+    cuts: tuple[Cut, ...]
+
+    @classmethod
+    def of(cls, blocks: Iterable[WeightBlock]) -> RankLayout:
+        """`blocks`: in the order in which the rank reads them."""
+        by_name: defaultdict[str, list[WeightBlock]] = defaultdict(list)
+        for block in blocks:
+            by_name[block.name].append(block.of(""))
+        indices: dict[Cut, int] = {}
+        cut_of = {
+            name: indices.setdefault(tuple(cut), len(indices)) for name, cut in by_name.items()
+        }
+        return cls(Parameters(cut_of), tuple(indices))
+
+
+Layouts = Mapping[int, RankLayout]
+"""Rank → what it holds of a role."""
+
+
+def encode_layouts(layouts: Iterable[RankLayout]) -> tuple[bytes, bytes]:
+    """What a rank holds of several roles, for other ranks: parameters, and their cuts."""
+    layouts = tuple(layouts)
+    parameters = [layout.parameters.cut_of for layout in layouts]
+    cuts = [layout.cuts for layout in layouts]
+    return _encoded(parameters), _encoded(cuts)
+
+
+def decode_layouts(
+    ranks: Sequence[int], parameters: Sequence[bytes], cuts: Sequence[bytes]
+) -> list[Layouts]:
+    """For each role what the ranks hold, from what each of them has encoded. Texts that many ranks
+    have sent are read once."""
+    parameters_of = {text: list(map(Parameters, _decoded(text))) for text in {*parameters}}
+    cuts_of = {text: list(map(_cuts, _decoded(text))) for text in {*cuts}}
+    of_ranks = [
+        list(map(RankLayout, parameters_of[names], cuts_of[blocks]))
+        for names, blocks in zip(parameters, cuts, strict=True)
+    ]
+    return [dict(zip(ranks, of_role, strict=True)) for of_role in zip(*of_ranks, strict=True)]
+
+
+def _encoded(value: object) -> bytes:
+    return zlib.compress(json.dumps(value).encode(), level=1)
+
+
+def _decoded(text: bytes) -> Any:
+    return json.loads(zlib.decompress(text))
+
+
+def _cuts(cuts: Any) -> tuple[Cut, ...]:
+    return tuple(tuple(map(_block, cut)) for cut in cuts)
+
+
+def _block(fields: Any) -> WeightBlock:
+    name, *numbers = fields
+    return WeightBlock(name, *map(tuple, numbers))
+
+
+class Slice(NamedTuple):
     """Elements that move from one rank to another, or stay on it."""
 
     source: int
@@ -32,32 +108,55 @@ class Slice:
     target_block: WeightBlock
     """The block of the target that contains them."""
 
+    def of(self, name: str) -> Slice:
+        """The same elements of a parameter of this name."""
+        source, target, *blocks = self
+        return Slice(source, target, *(block.of(name) for block in blocks))
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The slices of a parameter that a rank sends, receives or keeps; without the parameter's name,
+    because all parameters that every rank cuts in the same way share them."""
+
+    slices: tuple[Slice, ...]
+
+    @cached_property
+    def pairs(self) -> Mapping[tuple[int, int], list[Slice]]:
+        """(source, target) → what moves between them, in an order known to both; includes what
+        stays on a rank."""
+        by_pair: dict[tuple[int, int], list[Slice]] = {}
+        for moving in self.slices:
+            by_pair.setdefault((moving.source, moving.target), []).append(moving)
+        return by_pair
+
 
 @dataclass(frozen=True)
 class Bucket:
     """Parameters that move together."""
 
-    names: frozenset[str]
-    slices: tuple[Slice, ...]
-    """Slices that a rank sends, receives or keeps."""
+    routes: Mapping[str, Routes]
+    """By the name of a parameter."""
+
+    def between(self, source: int, target: int) -> list[Slice]:
+        """What moves from one rank to another, in an order known to both."""
+        pair = source, target
+        return [
+            moving.of(name)
+            for name, routes in self.routes.items()
+            for moving in routes.pairs.get(pair, ())
+        ]
 
     def blocks_of_target(self, rank: int) -> list[WeightBlock]:
         """The blocks that the target has on a rank, in the order in which they are taken."""
-        return list(
-            dict.fromkeys(moving.target_block for moving in self.slices if moving.target == rank)
-        )
-
-    @cached_property
-    def pairs(self) -> defaultdict[tuple[int, int], list[Slice]]:
-        """(source, target) → what moves between them, in an order known to both; includes what
-        stays on a rank."""
-        by_pair: defaultdict[tuple[int, int], list[Slice]] = defaultdict(list)
-        for moving in self.slices:
-            by_pair[moving.source, moving.target].append(moving)
-        return by_pair
+        blocks: list[WeightBlock] = []
+        for name, routes in self.routes.items():
+            arriving = (moving for moving in routes.slices if moving.target == rank)
+            blocks += (block.of(name) for block in dict.fromkeys(m.target_block for m in arriving))
+        return blocks
 
 
-def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[Bucket]:
+def plan_slices(sources: Layouts, targets: Layouts, size: int, rank: int) -> list[Bucket]:
     """The buckets of a rank, each of at most `size` elements, or of one parameter that has more. A
     slice comes from the target's rank if that holds it too; otherwise the holders share the
     sending, and none sends more than a twentieth above its fair share of a block. Pure: every rank
@@ -66,29 +165,26 @@ def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[
     Raises WorkerError if the sources do not have every element of a parameter that is followed, on
     the ranks that follow it; or if they lack a parameter.
     """
-    shapes = {block.name: block.shape for blocks in sources.values() for block in blocks}
-    _check_known({block.name for blocks in targets.values() for block in blocks}, shapes)
-    holders, followers = _layouts(sources), _layouts(targets)
-    leaving, arriving = (_by_name(blocks.get(rank, ())) for blocks in (sources, targets))
-    buckets = []
-    for names in _in_buckets(shapes, size):
-        slices: list[Slice] = []
-        for name in names:
-            of_parameter = {
-                *_arriving(rank, arriving.get(name, ()), holders[name], followers.get(name)),
-                *_leaving(rank, leaving.get(name, ()), holders[name], followers.get(name)),
-            }
-            slices += sorted(of_parameter, key=_order)
-        buckets.append(Bucket(frozenset(names), tuple(slices)))
-    return buckets
+    kinds = _kinds([*sources.values(), *targets.values()])
+    holders, followers = (_layouts_by_kind(layouts, kinds) for layouts in (sources, targets))
+    _check_known(kinds, holders)
+    routes: dict[int, Routes] = {}
+    for name, kind in kinds.items():
+        if kind not in routes:
+            routes[kind] = _routes(rank, name, holders[kind], followers.get(kind))
+    numbers = {name: holders[kind].numbers for name, kind in kinds.items()}
+    in_buckets = _in_buckets(numbers, size)
+    return [Bucket({name: routes[kinds[name]] for name in names}) for names in in_buckets]
 
 
-def _check_known(followed: Set[str], shapes: Mapping[str, Sequence[int]]) -> None:
-    if unknown := followed - shapes.keys():
-        message = (
-            f"a role follows the parameter {min(unknown)}, but the source has no such parameter"
-        )
-        raise WorkerError(message, code="F18")
+def _kinds(layouts: Iterable[RankLayout]) -> dict[str, int]:
+    """Parameter → a number that it shares with all parameters which every rank cuts as it does."""
+    cuts_of: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for group, parameters in enumerate(dict.fromkeys(layout.parameters for layout in layouts)):
+        for name, cut in parameters.cut_of.items():
+            cuts_of[name].append((group, cut))
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    return {name: numbers.setdefault(tuple(cuts), len(numbers)) for name, cuts in cuts_of.items()}
 
 
 class _Layout:
@@ -102,6 +198,11 @@ class _Layout:
         self._blocks = sorted(ranks, key=self._start)
         self._starts = [self._start(block) for block in self._blocks]
         self._longest = max(map(self._size, ranks))
+        self.numbers = math.prod(next(iter(ranks)).shape)
+        """Elements of the whole parameter."""
+
+    def blocks_of(self, rank: int) -> list[WeightBlock]:
+        return [block for block, ranks in self.ranks.items() if rank in ranks]
 
     def overlaps(self, block: WeightBlock) -> Iterator[tuple[WeightBlock, WeightBlock]]:
         """The blocks that have elements in common with this one, and their common regions."""
@@ -121,30 +222,42 @@ class _Layout:
         return block.sizes[self._axis] if self._axis is not None else 1
 
 
-def _layouts(blocks: Blocks) -> dict[str, _Layout]:
-    """Parameter → its layout."""
-    ranks_of: dict[str, dict[WeightBlock, list[int]]] = {}
-    for rank in sorted(blocks):
-        for block in blocks[rank]:
-            ranks_of.setdefault(block.name, {}).setdefault(block, []).append(rank)
-    return {name: _Layout(ranks) for name, ranks in ranks_of.items()}
+def _layouts_by_kind(layouts: Layouts, kinds: Mapping[str, int]) -> dict[int, _Layout]:
+    """Kind → the layout of a parameter of this kind."""
+    cuts_by_kind: dict[Parameters, dict[int, int]] = {}
+    for parameters in {layout.parameters for layout in layouts.values()}:
+        cuts_by_kind[parameters] = {kinds[name]: cut for name, cut in parameters.cut_of.items()}
+    ranks_of: dict[int, dict[WeightBlock, list[int]]] = {}
+    for rank in sorted(layouts):
+        parameters, cuts = layouts[rank]
+        for kind, cut in cuts_by_kind[parameters].items():
+            ranks_of_blocks = ranks_of.setdefault(kind, {})
+            for block in cuts[cut]:
+                ranks_of_blocks.setdefault(block, []).append(rank)
+    return {kind: _Layout(ranks) for kind, ranks in ranks_of.items()}
 
 
-def _by_name(blocks: Sequence[WeightBlock]) -> dict[str, list[WeightBlock]]:
-    by_name: dict[str, list[WeightBlock]] = {}
-    for block in blocks:
-        by_name.setdefault(block.name, []).append(block)
-    return by_name
+def _check_known(kinds: Mapping[str, int], holders: Mapping[int, _Layout]) -> None:
+    if unknown := [name for name, kind in kinds.items() if kind not in holders]:
+        message = (
+            f"a role follows the parameter {min(unknown)}, but the source has no such parameter"
+        )
+        raise WorkerError(message, code="F18")
 
 
-def _arriving(
-    rank: int, blocks: Sequence[WeightBlock], holders: _Layout, followers: _Layout | None
-) -> Iterator[Slice]:
+def _routes(rank: int, name: str, holders: _Layout, followers: _Layout | None) -> Routes:
+    """`name`: of one of the parameters of this kind."""
+    if followers is None:
+        return Routes(())
+    slices = {*_arriving(rank, name, holders, followers), *_leaving(rank, holders, followers)}
+    return Routes(tuple(sorted(slices, key=_order)))
+
+
+def _arriving(rank: int, name: str, holders: _Layout, followers: _Layout) -> Iterator[Slice]:
     """What a rank gets of a parameter, for its blocks of the target."""
-    for target_block in blocks:
-        assert followers is not None
+    for target_block in followers.blocks_of(rank):
         overlaps = list(holders.overlaps(target_block))
-        _check_complete(target_block, overlaps)
+        _check_complete(name, target_block, overlaps)
         for source_block, common in overlaps:
             sources = holders.ranks[source_block]
             if rank in sources:
@@ -155,13 +268,9 @@ def _arriving(
                 yield Slice(source, rank, region, source_block, target_block)
 
 
-def _leaving(
-    rank: int, blocks: Sequence[WeightBlock], holders: _Layout, followers: _Layout | None
-) -> Iterator[Slice]:
+def _leaving(rank: int, holders: _Layout, followers: _Layout) -> Iterator[Slice]:
     """What a rank sends of a parameter, from its blocks of the source."""
-    if followers is None:
-        return
-    for source_block in blocks:
+    for source_block in holders.blocks_of(rank):
         for target_block, common in followers.overlaps(source_block):
             sharing = _Sharing.between(holders.ranks[source_block], followers.ranks[target_block])
             for target, region in sharing.receivers_from(rank, common):
@@ -177,32 +286,29 @@ class _Sharing:
     """
 
     holders: tuple[int, ...]
+    """Ascending."""
     targets: tuple[int, ...]
-    """The ranks that do not hold the block themselves."""
+    """The ranks that do not hold the block themselves, ascending."""
     pieces: int
-    positions: Mapping[int, int]
-    """Rank → its position among the holders, or among the targets."""
 
     @classmethod
     @lru_cache(maxsize=2**14)
     def between(cls, holders: tuple[int, ...], followers: tuple[int, ...]) -> _Sharing:
         holding = {*holders}
         targets = tuple(rank for rank in followers if rank not in holding)
-        positions = {
-            rank: position for group in (holders, targets) for position, rank in enumerate(group)
-        }
-        return cls(holders, targets, _piece_count(len(targets), len(holders)), positions)
+        return cls(holders, targets, _piece_count(len(targets), len(holders)))
 
     def senders_to(self, target: int, region: WeightBlock) -> Iterator[tuple[int, WeightBlock]]:
         pieces = _Pieces.of(region, self.pieces)
+        first = bisect.bisect_left(self.targets, target) * pieces.number
         for piece in range(pieces.number):
-            message = self.positions[target] * pieces.number + piece
-            yield self.holders[message % len(self.holders)], pieces[piece]
+            yield self.holders[(first + piece) % len(self.holders)], pieces[piece]
 
     def receivers_from(self, holder: int, region: WeightBlock) -> Iterator[tuple[int, WeightBlock]]:
         pieces = _Pieces.of(region, self.pieces)
         messages = len(self.targets) * pieces.number
-        for message in range(self.positions[holder], messages, len(self.holders)):
+        position = bisect.bisect_left(self.holders, holder)
+        for message in range(position, messages, len(self.holders)):
             target, piece = divmod(message, pieces.number)
             yield self.targets[target], pieces[piece]
 
@@ -247,12 +353,12 @@ class _Pieces:
 
 
 def _check_complete(
-    target_block: WeightBlock, overlaps: Sequence[tuple[WeightBlock, WeightBlock]]
+    name: str, target_block: WeightBlock, overlaps: Sequence[tuple[WeightBlock, WeightBlock]]
 ) -> None:
     """Raise WorkerError if the sources do not hold every element of a block once."""
     is_whole = sum(common.numbers for _, common in overlaps) == target_block.numbers
     if not is_whole or any(block.shape != target_block.shape for block, _ in overlaps):
-        name, shape = target_block.name, list(target_block.shape)
+        shape = list(target_block.shape)
         raise WorkerError(
             f"the source does not hold every number of {name}, of shape {shape}, once", code="F18"
         )
@@ -264,15 +370,15 @@ def _order(moving: Slice) -> tuple[object, ...]:
     return moving.block.offsets, target.offsets, target.sizes, moving.source, moving.target
 
 
-def _in_buckets(shapes: Mapping[str, Sequence[int]], size: int) -> Iterator[list[str]]:
+def _in_buckets(numbers: Mapping[str, int], size: int) -> Iterator[list[str]]:
+    """`numbers`: parameter → its elements."""
     names: list[str] = []
-    numbers = 0
-    for name, shape in shapes.items():
-        count = WeightBlock.whole(name, shape).numbers
-        if names and numbers + count > size:
+    total = 0
+    for name, number in numbers.items():
+        if names and total + number > size:
             yield names
-            names, numbers = [], 0
+            names, total = [], 0
         names.append(name)
-        numbers += count
+        total += number
     if names:
         yield names

@@ -254,6 +254,17 @@ def test_weight_bytes_fails_above_its_limit(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("| yes |") == 2
 
 
+@pytest.mark.parametrize(("limits", "code"), [({}, 0), ({"SECONDS": 0.0}, 1), ({"SHARE": 0.9}, 1)])
+def test_transfer_plan_fails_above_each_of_its_limits(monkeypatch, limits, code):
+    bench = runpy.run_path(str(BENCHES / "transfer_plan.py"))
+    scope = bench["main"].__globals__
+    cases = scope["cases"]
+    monkeypatch.setitem(scope, "cases", lambda ranks: cases(ranks)[:2])
+    for name, limit in limits.items():
+        monkeypatch.setitem(scope, name, limit)
+    assert bench["main"](["--ranks", "16", "--senders", "2"]) == code
+
+
 @pytest.mark.exhaustive
 def test_the_first_hour_notices_a_command_that_ends_otherwise_than_expected(tmp_path, capsys):
     record = runpy.run_path(str(BENCHES / "first_hour.py"))["record"]

@@ -28,7 +28,7 @@ from torch import nn
 HOME = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(HOME / "tests" / "servers")]
 from cpu_servers import OPTIONS, backend_arguments  # noqa: E402 - scripts of other folders
-from real_servers import own_servers  # noqa: E402
+from real_servers import HEAD_SIZE, own_servers  # noqa: E402
 
 from rlcli.api.config import GenerationHyperparameters  # noqa: E402
 from rlcli.api.data import SequenceSample  # noqa: E402
@@ -43,8 +43,7 @@ LIMIT_OF_TINY, LIMIT_OF_ANY = 1e-5, 5e-5
 """In nats: for the tiny model, and for any other."""
 PROMPTS = (3, 9, 17, 31)
 RESPONSES, NEW_TOKENS, TEMPERATURE = 2, 64, 0.8
-TINY_MODEL = {"head_dim": 32, "tie_word_embeddings": True}
-"""vLLM's CPU build has no attention for smaller heads."""
+TINY_MODEL = {"head_dim": HEAD_SIZE, "tie_word_embeddings": True}
 
 
 class AnyTokenizer:

@@ -2,13 +2,14 @@
 arrive there.
 
     python tests/bench/pause.py [--copies 3] [--json]
-    python tests/bench/pause.py --server sglang [--model FOLDER]
+    python tests/bench/pause.py --server sglang [--model FOLDER] [--arriving 2]
 
 Without `--server` the server is a fake, and each parameter takes a while to arrive, as it does from
 other machines: then the pause must be at most a tenth, else the exit code is 1. With `--server` it
-is a real one on the CPU (`make test-servers` makes its environment), and nothing is slowed down:
-source and server are on one machine, and the server's loading is all that differs from the pause.
-Responses are under way during all copies.
+is a real one on the CPU (`make test-servers` makes its environment). Source and server are then on
+one machine, and a copy is the server's loading and little else; `--arriving` are the seconds in
+which the weights would arrive from other machines. Responses are under way during all copies; one
+that comes first is not counted, because a server compiles its first steps then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ sys.path[:0] = [str(HOME / "tests" / name) for name in ("servers", "fakes", "bac
 from cpu_servers import OPTIONS, backend_arguments  # noqa: E402 - scripts of other folders
 from fake_server import HashModel  # noqa: E402
 from fake_sglang import FakeSGLang  # noqa: E402
-from real_servers import own_servers  # noqa: E402
+from real_servers import HEAD_SIZE, own_servers  # noqa: E402
 
 from rlcli.api.config import GenerationHyperparameters, ModelInterfaceAbstraction  # noqa: E402
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook  # noqa: E402
@@ -52,8 +53,6 @@ LIMIT = 0.1
 """Largest share that the pause may have of a copy to the fake."""
 ARRIVING_S, TOKEN_S = 2.0, 0.005
 """Seconds in which all weights arrive at the fake's client, and for a token of the fake."""
-HEAD_SIZE = 32
-"""vLLM's CPU build has no attention for smaller heads."""
 CPU = torch.device("cpu")
 COPY = MFCDef(
     name="actor_train",
@@ -146,15 +145,15 @@ def responding(pausing: PausingEngine, tokens: int) -> Iterator[None]:
 
 
 def copies(engine: Any, source: SlowSource, count: int, tokens: int) -> list[Figures]:
-    """The figures of some copies to an engine with servers."""
+    """The figures of some copies to an engine with servers, after a first one."""
     pauses, figures = Pauses(engine), []
     actor = Model("actor", source, TinyTokenizer(), CPU)
     rollout = Model("rollout", engine, TinyTokenizer(), CPU)
-    pausing = PausingEngine(rollout, max_segments=count + 2, most_prompts=8)
+    pausing = PausingEngine(rollout, max_segments=count + 3, most_prompts=8)
     topology: Any = SimpleNamespace(placement=lambda role: SimpleNamespace(ranks=(0,)))
     weights = WeightCopies([COPY], topology, 0, CPU)
     with responding(pausing, tokens):
-        for _ in range(count):
+        for _ in range(count + 1):
             while pausing._stream is None:
                 time.sleep(0.01)
             seconds, _ = weights.take_part(
@@ -163,7 +162,7 @@ def copies(engine: Any, source: SlowSource, count: int, tokens: int) -> list[Fig
             actor.version.global_step += 1
             if len(pauses.seconds) == len(figures) + 1:
                 figures.append(Figures(seconds, pauses.seconds[-1]))
-    return figures
+    return figures[1:]
 
 
 def with_fake(count: int) -> list[Figures]:
@@ -182,26 +181,31 @@ def with_fake(count: int) -> list[Figures]:
             engine.close()
 
 
-def with_server(backend: str, model: Path | None, count: int) -> list[Figures]:
+def with_server(backend: str, model: Path | None, arriving: float, count: int) -> list[Figures]:
     lm = loaded(model) if model else tiny_model("llama", head_dim=HEAD_SIZE)
     with (
         tempfile.TemporaryDirectory() as folder,
         own_servers(Path(folder), 1, backend, lm=lm, **backend_arguments(backend)) as engine,
     ):
-        return copies(engine, SlowSource(lm, 0.0), count, tokens=100)
+        return copies(engine, SlowSource(lm, arriving), count, tokens=100)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--server", choices=list(OPTIONS))
     parser.add_argument("--model", type=Path, help="of a real server; without one, a tiny one")
+    parser.add_argument("--arriving", type=float, default=0.0, help="seconds, with --server")
     parser.add_argument("--copies", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parsed(arguments)
     if options.server:
-        figures = with_server(options.server, options.model, options.copies)
+        figures = with_server(options.server, options.model, options.arriving, options.copies)
     else:
         figures = with_fake(options.copies)
     if not figures:

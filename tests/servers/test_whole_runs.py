@@ -70,11 +70,12 @@ def test_responses_go_on_with_new_weights_and_no_row_is_lost(backend, tmp_path):
     assert check_accounting(folder)
     check_staleness(folder)
     assert 1 < check_segments(folder) <= MAX_STALENESS + 1
-    require_reported_load(folder / "metrics.jsonl")
+    require_reported_load(folder)
 
 
-def require_reported_load(metrics):
+def require_reported_load(folder):
     """What servers report about their load is among a run's metrics."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = list(map(json.loads, lines))
     for name in ("running", "queued", "cache_hits", "preemptions"):
         assert any(f"actor_rollout/servers/{name}" in record for record in records), name

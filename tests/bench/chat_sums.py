@@ -109,7 +109,12 @@ def reward(text: str, answer: str) -> float:
 
 
 def role(
-    task: Task, weights: nn.Module, seed: int = 0, backend: str = "fsdp", max_norm: float = MAX_NORM
+    task: Task,
+    weights: nn.Module,
+    seed: int = 0,
+    backend: str = "fsdp",
+    max_norm: float = MAX_NORM,
+    **settings: Any,
 ) -> Model:
     """One rank of a real backend over a copy of the weights."""
     model = Model(
@@ -123,7 +128,7 @@ def role(
         "eps": EPS,
         "max_grad_norm": max_norm,
     }
-    args = {"dtype": "float32", **(of_training if backend == "fsdp" else {})}
+    args = {"dtype": "float32", **(of_training if backend == "fsdp" else {}), **settings}
     spec = FinetuneSpec(
         total_train_steps=1000, dataset_size=len(task.train), train_batch_size=PROMPTS
     )

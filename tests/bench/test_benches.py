@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from chat_model import write_chat_model
+from transformers import AutoModelForCausalLM
 
 from rlcli.runtime.calls import Calls
 from rlcli.testing.tiny_models import tiny_model
@@ -280,3 +282,58 @@ def test_responses_pause_for_a_small_part_of_a_copy(capsys):
     bench = runpy.run_path(str(BENCHES / "pause.py"))
     bench["main"].__globals__["LIMIT"] = 0.13  # the bench allows a tenth
     assert bench["main"](["--copies", "1"]) == 0, capsys.readouterr().out
+
+
+@pytest.fixture
+def next_to_peers(tmp_path, monkeypatch):
+    """main() of the bench with a tiny model and a page of its own, and the page."""
+    pytest.importorskip("trl")
+    bench = runpy.run_path(str(BENCHES / "next_to_peers.py"))
+    page = tmp_path / "speed.md"
+    page.write_text(f"Text before.\n\n{bench['BEGINNING']}\n{bench['END']}\nText after.\n")
+    scope = bench["main"].__globals__
+    monkeypatch.setitem(scope, "PAGE", page)
+    folder = write_chat_model(tmp_path / "model")
+
+    def run(*options: str, theirs: Path = folder) -> int:
+        models = {"ours": folder, "theirs": theirs}
+        command = bench["command"]
+        monkeypatch.setitem(
+            scope,
+            "command",
+            lambda job, side, model, dtype: command(job, side, str(models[side]), dtype),
+        )
+        return bench["main"](["--model", str(folder), "--rounds", "1", *options])
+
+    return run, page
+
+
+def test_next_to_peers_finds_updates_that_differ(next_to_peers, tmp_path):
+    run, page = next_to_peers
+    assert run("--only", "sft", "--write") == 0
+    other = write_chat_model(tmp_path / "other")
+    damaged = AutoModelForCausalLM.from_pretrained(other)
+    with torch.no_grad():
+        damaged.get_output_embeddings().weight.mul_(1.1)
+    damaged.save_pretrained(other)
+    assert run("--only", "sft", "--write", theirs=other) == 1
+    assert re.search(r"\| sft, float32 \| TRL \|.*\| no \|", page.read_text())
+
+
+def test_next_to_peers_replaces_only_the_rows_that_it_has_measured(next_to_peers):
+    run, page = next_to_peers
+    assert run("--only", "branching", "--write") == 0
+    assert run("--only", "decode_1", "--write") == 0
+    assert run("--only", "decode_1", "--write") == 0
+    text = page.read_text()
+    assert text.startswith("Text before.\n")
+    assert text.endswith("\nText after.\n")
+    jobs = re.findall(r"^\| (\w+), float32 \|.*\| yes \|$", text, re.MULTILINE)
+    assert jobs == ["branching", "decode_1"]
+    assert text.count("shared machine") == 1
+
+
+def test_next_to_peers_shows_why_a_side_has_failed(next_to_peers, tmp_path):
+    run, _ = next_to_peers
+    with pytest.raises(SystemExit, match="peer_sides.py(?s:.)*Traceback"):
+        run("--only", "decode_1", theirs=tmp_path / "missing")

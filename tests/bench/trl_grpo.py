@@ -27,27 +27,9 @@ from chat_sums import (
 from torch import nn
 
 
-def trainer_of_trl(
-    task: Task,
-    rows: list[Row],
-    steps: int,
-    folder: str,
-    callbacks: Sequence[Any] = (),
-    **settings: Any,
-) -> Any:
-    import copy
-
-    import trl
-    from datasets import Dataset
-    from transformers import PrinterCallback
-
-    def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        return [
-            reward(one[0]["content"], wanted)
-            for one, wanted in zip(completions, answer, strict=True)
-        ]
-
-    arguments = {
+def trl_arguments(folder: str) -> Row:
+    """Of any trainer of TRL: the optimizer of `chat_sums`, and nothing that is written."""
+    return {
         "output_dir": folder,
         "use_cpu": True,
         "bf16": False,
@@ -56,7 +38,6 @@ def trainer_of_trl(
         "logging_strategy": "no",
         "disable_tqdm": True,
         "gradient_checkpointing": False,
-        "shuffle_dataset": False,
         "learning_rate": LR,
         "lr_scheduler_type": "constant",
         "weight_decay": 0.0,
@@ -64,6 +45,32 @@ def trainer_of_trl(
         "adam_beta2": BETAS[1],
         "adam_epsilon": EPS,
         "max_grad_norm": MAX_NORM,
+    }
+
+
+def _answer_rewards(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    return [
+        reward(one[0]["content"], wanted) for one, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+def trainer_of_trl(
+    task: Task,
+    rows: list[Row],
+    steps: int,
+    folder: str,
+    callbacks: Sequence[Any] = (),
+    score: Callable[..., list[float]] = _answer_rewards,
+    **settings: Any,
+) -> Any:
+    import copy
+
+    import trl
+    from datasets import Dataset
+    from transformers import PrinterCallback
+
+    arguments = trl_arguments(folder) | {
+        "shuffle_dataset": False,
         "max_steps": steps,
         "per_device_train_batch_size": PROMPTS * GROUP,
         "num_generations": GROUP,

@@ -1,0 +1,219 @@
+"""Steps of ours next to those of TRL and of transformers' `generate`: time, memory, and whether
+both compute the same. Needs `trl`.
+
+    python tests/bench/next_to_peers.py --model FOLDER [--only JOB] [--rounds 5]
+                                        [--dtype float32|bfloat16] [--write] [--json]
+
+Jobs: `grpo` (4 prompts × 8 responses of 18 to 32 tokens, with a reference) and `grpo_long` (the
+same with prompts of more than twice their length), `branching` (16 trajectories of six turns that
+have most of them in common, next to our own step that computes each as a whole), `sft`, `dpo`,
+`decode` (1, 32 and 128 responses, 8 to a prompt).
+
+Each side is a process with one thread, and both take steps in turn. Times are processor seconds,
+which other work on the machine changes little; for `decode`, of a token of a response. The first
+step is not timed; its loss must agree (1e-3 of the larger one, 2e-2 in bfloat16), or, for `decode`,
+its greedy tokens in float32. Memory is the peak of the process. Exit code 1 if the two differ.
+
+`--write` puts the rows into the table of `docs/speed.md`, and leaves its other rows as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+BENCHES = Path(__file__).parent
+PAGE = BENCHES.parents[1] / "docs/speed.md"
+BEGINNING, END = "<!-- written by tests/bench/next_to_peers.py -->", "<!-- up to here -->"
+JOBS = {
+    "grpo_long": "TRL",
+    "grpo": "TRL",
+    "branching": "each as a whole",
+    "sft": "TRL",
+    "dpo": "TRL",
+    "decode_1": "HF generate",
+    "decode_32": "HF generate",
+    "decode_128": "HF generate",
+}
+"""Job → what ours is compared with."""
+WITHIN = {"float32": 1e-3, "bfloat16": 2e-2}
+
+
+def command(job: str, side: str, model: str, dtype: str) -> list[str]:
+    script = str(BENCHES / "peer_sides.py")
+    return [sys.executable, script, job, side, "--model", model, "--dtype", dtype]
+
+
+class Process:
+    """One side of a job, which takes a step when asked."""
+
+    def __init__(self, arguments: Sequence[str]):
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed by end()
+        self._process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def step(self) -> dict[str, Any]:
+        """Its figures. Raises SystemExit if the process has failed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write("step\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it printed says more
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise SystemExit(f"{self._process.args}\n{self._errors.read()[-3000:]}")
+        figures: dict[str, Any] = json.loads(line)
+        return figures
+
+    def end(self) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    job: str
+    dtype: str
+    peer: str
+    ours: float
+    """Processor seconds of a step, or of a token: the median over the rounds."""
+    theirs: float
+    ratio: float
+    least: float
+    most: float
+    our_mib: float
+    their_mib: float
+    agrees: bool
+
+    def cells(self) -> list[str]:
+        digits = ".4f" if self.job.startswith("decode") else ".2f"
+        return [
+            f"{self.job}, {self.dtype}",
+            self.peer,
+            f"{self.ours:{digits}}",
+            f"{self.theirs:{digits}}",
+            f"{self.ratio:.2f} ({self.least:.2f} to {self.most:.2f})",
+            f"{self.our_mib:,.0f} and {self.their_mib:,.0f}",
+            "yes" if self.agrees else "no",
+        ]
+
+
+def compare(job: str, model: str, dtype: str, rounds: int) -> Comparison:
+    sides = [Process(command(job, side, model, dtype)) for side in ("ours", "theirs")]
+    try:
+        first = [side.step() for side in sides]
+        timed = [[side.step() for side in sides] for _ in range(rounds)]
+    finally:
+        for side in sides:
+            side.end()
+    ours, theirs = (
+        [figures["seconds"] for figures in column] for column in zip(*timed, strict=True)
+    )
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    return Comparison(
+        job,
+        dtype,
+        JOBS[job],
+        statistics.median(ours),
+        statistics.median(theirs),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        *(figures["mib"] for figures in timed[-1]),
+        agrees=agree(*(figures["computed"] for figures in first), dtype),
+    )
+
+
+def agree(ours: Any, theirs: Any, dtype: str) -> bool:
+    """Losses, or tokens: in bfloat16 the first of each response, where near ties are rare."""
+    if isinstance(ours, list):
+        count = 1 if dtype == "bfloat16" else None
+        return [row[:count] for row in ours] == [row[:count] for row in theirs]
+    return abs(ours - theirs) <= WITHIN[dtype] * max(abs(ours), abs(theirs))
+
+
+HEADINGS = [
+    "job",
+    "next to",
+    "ours, s",
+    "theirs, s",
+    "times as fast",
+    "MiB at the peak",
+    "computes the same",
+]
+
+
+def write(rows: Sequence[Comparison], rounds: int, page: Path) -> None:
+    """Replace these rows of the table, or add them to it. Raises ValueError without its marks."""
+    before, _, rest = page.read_text().partition(BEGINNING)
+    table, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"{page} has no place for the table: {BEGINNING} … {END}")
+    lines = {_first_cell(line): line for line in table.splitlines() if line.startswith("|")}
+    for heading in (HEADINGS, ["---"] * len(HEADINGS), *(row.cells() for row in rows)):
+        lines[heading[0]] = f"| {' | '.join(heading)} |"
+    machine = f"{_processor()}, shared machine, {rounds} rounds at the last writing."
+    page.write_text("\n".join([before + BEGINNING, *lines.values(), "", machine, END]) + after)
+
+
+def _first_cell(line: str) -> str:
+    return line.split("|")[1].strip()
+
+
+def _processor() -> str:
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def chosen(only: str | None) -> Iterator[str]:
+    return (job for job in JOBS if only in (None, job, job.partition("_")[0]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="folder of a chat model")
+    parser.add_argument("--only", choices=[*JOBS, "decode"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", choices=WITHIN, default="float32")
+    parser.add_argument("--write", action="store_true", help="into docs/speed.md")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    rows = []
+    for job in chosen(options.only):
+        rows.append(compare(job, options.model, options.dtype, options.rounds))
+        print(
+            json.dumps(asdict(rows[-1])) if options.json else " | ".join(rows[-1].cells()),
+            flush=True,
+        )
+    if options.write:
+        write(rows, options.rounds, PAGE)
+    return 0 if all(row.agrees for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

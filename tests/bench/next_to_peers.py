@@ -12,7 +12,8 @@ have most of them in common, next to our own step that computes each as a whole)
 Each side is a process with one thread, and both take steps in turn. Times are processor seconds,
 which other work on the machine changes little; for `decode`, of a token of a response. The first
 step is not timed; its loss must agree (1e-3 of the larger one, 2e-2 in bfloat16), or, for `decode`,
-its greedy tokens in float32. Memory is the peak of the process. Exit code 1 if the two differ.
+its greedy tokens in float32. Memory is the peak of the process, in which both sides also hold the
+weights as they were at the start. Exit code 1 if the two differ.
 
 `--write` puts the rows into the table of `docs/speed.md`, and leaves its other rows as they are.
 """
@@ -168,11 +169,15 @@ def write(rows: Sequence[Comparison], rounds: int, page: Path) -> None:
     table, mark, after = rest.partition(END)
     if not mark:
         raise ValueError(f"{page} has no place for the table: {BEGINNING} … {END}")
-    lines = {_first_cell(line): line for line in table.splitlines() if line.startswith("|")}
-    for heading in (HEADINGS, ["---"] * len(HEADINGS), *(row.cells() for row in rows)):
-        lines[heading[0]] = f"| {' | '.join(heading)} |"
+    lines = {cells[0]: _line(cells) for cells in (HEADINGS, ["---"] * len(HEADINGS))}
+    lines |= {_first_cell(line): line for line in table.splitlines() if line.startswith("|")}
+    lines |= {row.cells()[0]: _line(row.cells()) for row in rows}
     machine = f"{_processor()}, shared machine, {rounds} rounds at the last writing."
     page.write_text("\n".join([before + BEGINNING, *lines.values(), "", machine, END]) + after)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _first_cell(line: str) -> str:

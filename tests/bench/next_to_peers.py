@@ -121,15 +121,14 @@ class Comparison:
 def compare(job: str, model: str, dtype: str, rounds: int) -> Comparison:
     sides = [Process(command(job, side, model, dtype)) for side in ("ours", "theirs")]
     try:
-        first = [side.step() for side in sides]
-        timed = [[side.step() for side in sides] for _ in range(rounds)]
+        rounds_of_both = [[side.step() for side in sides] for _ in range(1 + rounds)]
     finally:
         for side in sides:
             side.end()
-    ours, theirs = (
-        [figures["seconds"] for figures in column] for column in zip(*timed, strict=True)
-    )
+    first, *timed = rounds_of_both
+    ours, theirs = _seconds(timed, side=0), _seconds(timed, side=1)
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    ours_computed, theirs_computed = (figures["computed"] for figures in first)
     return Comparison(
         job,
         dtype,
@@ -140,8 +139,12 @@ def compare(job: str, model: str, dtype: str, rounds: int) -> Comparison:
         min(ratios),
         max(ratios),
         *(figures["mib"] for figures in timed[-1]),
-        agrees=agree(*(figures["computed"] for figures in first), dtype),
+        agrees=agree(ours_computed, theirs_computed, dtype),
     )
+
+
+def _seconds(rounds: Sequence[Sequence[dict[str, Any]]], side: int) -> list[float]:
+    return [figures[side]["seconds"] for figures in rounds]
 
 
 def agree(ours: Any, theirs: Any, dtype: str) -> bool:

@@ -171,11 +171,9 @@ def sample_of(groups: Sequence[Sequence[tuple[list[int], list[int]]]]) -> Sequen
     sequences = [sequence for group in groups for sequence in group]
     lengths = [[len(prompt) + len(answer) for prompt, answer in group] for group in groups]
     tokens = [token for prompt, answer in sequences for token in prompt + answer]
-    masks = [
-        is_prompt
-        for prompt, answer in sequences
-        for is_prompt in [True] * len(prompt) + [False] * len(answer)
-    ]
+    masks: list[bool] = []
+    for prompt, answer in sequences:
+        masks += [True] * len(prompt) + [False] * len(answer)
     return SequenceSample.from_default(
         ids=[str(number) for number in range(len(groups))],
         seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},
@@ -184,10 +182,11 @@ def sample_of(groups: Sequence[Sequence[tuple[list[int], list[int]]]]) -> Sequen
 
 
 def prompts_of(prompts: Sequence[Sequence[int]]) -> SequenceSample:
+    tokens = [token for prompt in prompts for token in prompt]
     return SequenceSample.from_default(
-        ids=[str(number) for number in range(len(prompts))],
-        seqlens=[len(prompt) for prompt in prompts],
-        data={"packed_prompts": torch.tensor([token for prompt in prompts for token in prompt])},
+        ids=list(map(str, range(len(prompts)))),
+        seqlens=list(map(len, prompts)),
+        data={"packed_prompts": torch.tensor(tokens)},
     )
 
 
@@ -420,13 +419,10 @@ def their_decoding(setting: Setting, folder: str, prompts: int, group: int) -> N
     asked, end = decoded_prompts(task, prompts), task.tokenizer.eos_token_id
 
     def generate(copies: int, **options: Any) -> list[list[int]]:
-        rows = [prompt for prompt in asked for _ in range(copies)]
-        longest = max(map(len, rows))
-        ids = torch.tensor([[end] * (longest - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        ids, mask = _padded_on_the_left([row for row in asked for _ in range(copies)], end)
         with torch.no_grad():
             out = lm.generate(input_ids=ids, attention_mask=mask, pad_token_id=end, **options)
-        return [_until(row[longest:].tolist(), end) for row in out]
+        return [_until(row, end) for row in out[:, ids.shape[1] :].tolist()]
 
     def sampled(number: int) -> list[list[int]]:
         torch.manual_seed(number)
@@ -434,6 +430,14 @@ def their_decoding(setting: Setting, folder: str, prompts: int, group: int) -> N
         return generate(group, max_new_tokens=NEW_TOKENS, **how)
 
     _decode(setting, generate(1, do_sample=False, max_new_tokens=CHECKED_TOKENS), sampled)
+
+
+def _padded_on_the_left(rows: list[list[int]], end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids, and 1 for those that are not padding."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[end] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
 
 
 def _until(tokens: list[int], end: int) -> list[int]:

@@ -1,5 +1,5 @@
 """How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--of
-NAME] [--json]`.
+NAME] [--set unseen] [--json]`.
 
 Each mutant is a small change of a good component, listed in a YAML file next to this one. It is
 made in a copy of the repository, of whose tests only those of single components come along, as
@@ -39,6 +39,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("rlcli", "interfaces", "backends", "datasets", "recipes", "pyproject.toml")
 KINDS = ("interfaces", "backends", "datasets", "families", "recipes")
+SUITES = {"interfaces": "interface", "backends": "backend", "datasets": "dataset",
+          "families": "family", "recipes": "recipe"}  # fmt: skip
+HOMES = {"families": "rlcli/checkpoint/families"}
+"""Where components are that are not in a folder of the name of their kind."""
 OWN_TESTS = tuple(f"tests/{kind}" for kind in KINDS)
 LOADED_ONCE = ("torch", "torch.distributed", "transformers",
                "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto",
@@ -75,6 +79,8 @@ class Mutant:
     new: str
     survives: str = ""
     """Why no test can see it."""
+    source: str = ""
+    """Where such a bug was reported, or the class of bugs that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,11 @@ class Outcome:
     seconds: float
 
 
-def mutants(kind: str | None = None) -> list[Mutant]:
+def mutants(kind: str | None = None, folder: Path = HERE) -> list[Mutant]:
     """Those of the YAML files: `interfaces.yaml` and `interfaces_training.yaml` are both of the
     kind interfaces."""
     listed = []
-    for path in sorted(HERE.glob("*.yaml")):
+    for path in sorted(folder.glob("*.yaml")):
         of = path.stem.partition("_")[0]
         if kind is None or of == kind:
             listed += [
@@ -101,6 +107,22 @@ def mutants(kind: str | None = None) -> list[Mutant]:
                 for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ()
             ]
     return listed
+
+
+def unusual(kind: str | None = None) -> list[Mutant]:
+    """The correct components of `unusual/`, as mutants that add a file: a kill is a false alarm."""
+    return [
+        Mutant(
+            kind=path.parent.name,
+            bug=path.stem.replace("_", " "),
+            test=f"{SUITES[path.parent.name]} {path.stem}",
+            file=f"{HOMES.get(path.parent.name, path.parent.name)}/{path.name}",
+            old="",
+            new=path.read_text(encoding="utf-8"),
+        )
+        for path in sorted((HERE / "unusual").glob("*/*.*"))
+        if path.suffix in (".py", ".yaml") and kind in (None, path.parent.name)
+    ]
 
 
 def copy_repository(folder: Path, bare: bool = False) -> Path:
@@ -117,8 +139,13 @@ def copy_repository(folder: Path, bare: bool = False) -> Path:
 
 
 def plant(mutant: Mutant, copy: Path) -> None:
-    """Make the change. Raises ValueError unless the old text stands there exactly once."""
+    """Make the change. Raises ValueError unless the old text stands there exactly once; one without
+    an old text is a new file."""
     file = copy / mutant.file
+    if not mutant.old:
+        with file.open("x", encoding="utf-8") as added:
+            added.write(mutant.new)
+        return
     text = file.read_text(encoding="utf-8")
     if text.count(mutant.old) != 1:
         raise ValueError(
@@ -411,9 +438,22 @@ def _rates(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
+def _listed(name: str, kind: str | None) -> list[Mutant]:
+    if name == "unusual":
+        return unusual(kind)
+    return mutants(kind, HERE if name == "own" else HERE / name)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument(
+        "--set",
+        choices=("own", "unseen", "unusual"),
+        default="own",
+        help="unseen: bugs as issue trackers report them, written before the checks; unusual: "
+        "correct components, where each kill is a false alarm",
+    )
     parser.add_argument(
         "--of", action="append", metavar="NAME", help="of these components only, such as sft"
     )
@@ -440,7 +480,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = [
-        one for one in mutants(options.kind) if not options.of or one.test.split()[1] in options.of
+        one
+        for one in _listed(options.set, options.kind)
+        if not options.of or one.test.split()[1] in options.of
     ]
     if options.only:
         chosen = [chosen[number - 1] for number in options.only]
@@ -449,9 +491,8 @@ def main() -> int:
     if options.first:
         chosen = [replace(one, test=f"{one.test} --exit-first") for one in chosen]
     alarms, outcomes = [], []
-    for outcome in hunt(
-        [] if options.no_baseline else unchanged(chosen), options.at_once, options.bare
-    ):
+    baseline = [] if options.no_baseline or options.set == "unusual" else unchanged(chosen)
+    for outcome in hunt(baseline, options.at_once, options.bare):
         if outcome.verdict != "survived":
             alarms.append(outcome)
         print(
@@ -470,7 +511,8 @@ def main() -> int:
         print(json.dumps([_as_json(one) for one in outcomes], indent=2))
     else:
         print("\n" + "\n".join(_rates(outcomes)))
-    missed = [one for one in outcomes if one.verdict != "killed" and not one.mutant.survives]
+    expected = "survived" if options.set == "unusual" else "killed"
+    missed = [one for one in outcomes if one.verdict != expected and not one.mutant.survives]
     return 1 if alarms or missed else 0
 
 

@@ -1,0 +1,33 @@
+"""Prompts that a generator makes: only iteration is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
+
+
+@register_dataset("from_a_generator")
+@dataclass(kw_only=True)
+class FromAGenerator:
+    """Prompts that a generator makes: only iteration is possible."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
+
+    util: DatasetUtility
+
+    rows: int = 7
+    """Rows of a pass."""
+
+    def __iter__(self) -> Iterator[SequenceSample]:
+        for number in range(self.rows):
+            tokens = self.util.tokenizer(f"{number} + {number} =").input_ids
+            yield SequenceSample.from_default(
+                ids=[f"row {number}"],
+                seqlens=[len(tokens)],
+                data={"packed_prompts": torch.tensor(tokens)},
+            )

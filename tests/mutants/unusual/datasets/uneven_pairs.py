@@ -1,0 +1,42 @@
+"""Preferences with one to three pairs for a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
+
+
+@register_dataset("uneven_pairs")
+@dataclass(kw_only=True)
+class UnevenPairs:
+    """Preferences with one to three pairs for a prompt."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask", "prompt_lens")
+
+    util: DatasetUtility
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> SequenceSample:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        tokenizer, pairs = self.util.tokenizer, index % 3 + 1
+        prompt = tokenizer(f"{index} + 1 =").input_ids
+        answers = [str(index + 1), str(index + 2)] * pairs
+        encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in answers]
+        rows = [[*prompt, *answer, tokenizer.eos_token_id] for answer in encoded]
+        lengths = [len(row) for row in rows]
+        return SequenceSample.from_default(
+            ids=[index],
+            seqlens={"packed_input_ids": [lengths], "prompt_mask": [lengths], "prompt_lens": [[1]]},
+            data={
+                "packed_input_ids": torch.tensor([token for row in rows for token in row]),
+                "prompt_mask": torch.cat([torch.arange(n) < len(prompt) for n in lengths]),
+                "prompt_lens": torch.tensor([len(prompt)]),
+            },
+        )

@@ -1,0 +1,42 @@
+"""The length of a response, up to a bound that may be absent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.model import Model
+
+
+@dataclass(kw_only=True)
+class BoundedByArgument(ModelInterface):
+    """The length of a response, up to a bound that may be absent."""
+
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+
+    most: float | None = None
+    """The largest reward; null: none."""
+
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """One reward per sequence."""
+        lengths = data.flat_seqlens("packed_input_ids")
+        masks = data.data["prompt_mask"].split(lengths)
+        sizes = torch.tensor([float((~mask).sum()) for mask in masks])
+        rewards = sizes if self.most is None else sizes.clamp(max=self.most)
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens=data.seqlens["packed_input_ids"],
+            data={"rewards": rewards.to(torch.float32)},
+        )
+
+
+register_interface("bounded_by_argument", BoundedByArgument)

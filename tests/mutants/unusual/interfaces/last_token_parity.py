@@ -1,0 +1,38 @@
+"""1 if the id of the last token is even."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.model import Model
+
+
+@dataclass(kw_only=True)
+class LastTokenParity(ModelInterface):
+    """1 if the id of the last token is even."""
+
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """One reward per sequence."""
+        lengths = data.flat_seqlens("packed_input_ids")
+        tokens = data.data["packed_input_ids"].cpu().split(lengths)
+        rewards = torch.tensor([float(ids[-1] % 2 == 0) for ids in tokens])
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens=data.seqlens["packed_input_ids"],
+            data={"rewards": rewards.to(torch.float32)},
+        )
+
+
+register_interface("last_token_parity", LastTokenParity)

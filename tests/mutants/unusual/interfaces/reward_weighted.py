@@ -1,0 +1,51 @@
+"""Likelihood of responses, weighted by the exponential of their reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
+from rlcli.ops.rewards import action_mask
+
+
+@dataclass(kw_only=True)
+class RewardWeighted(ModelInterface):
+    """Likelihood of responses, weighted by the exponential of their reward."""
+
+    READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "rewards")}
+    HEAD: ClassVar[Declaration] = {"train_step": ("lm",)}
+
+    heat: float = 1.0
+    """Rewards are divided by this."""
+
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
+        """One optimizer step."""
+        stats: dict[str, float] = model.module.train_batch(
+            data, self._loss, _weight, mb_spec=mb_spec
+        )
+        return stats
+
+    def _loss(self, output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
+        output.actions = _mask(batch)
+        lengths = torch.tensor([n - 1 for n in batch.flat_seqlens("packed_input_ids")])
+        weights = (batch.data["rewards"] / self.heat).clamp(-5, 5).exp()
+        owner = torch.repeat_interleave(weights, lengths.to(weights.device))
+        return -(output.logprobs * owner)[output.actions].sum()
+
+
+def _mask(batch: SequenceSample) -> torch.Tensor:
+    return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+
+def _weight(batch: SequenceSample) -> torch.Tensor:
+    return _mask(batch).count_nonzero()
+
+
+register_interface("reward_weighted", RewardWeighted)

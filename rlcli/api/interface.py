@@ -128,6 +128,10 @@ class ModelInterface:
     """Argument → the key, one that its calls read if given, without which the argument has no
     effect. A recipe that sets it where no call makes the key is refused."""
 
+    NO_EFFECT_ON_NUMBERS: ClassVar[tuple[str, ...]] = ()
+    """Arguments that change no number, but how fast, how patiently or where it is computed. `rlcli
+    test` demands that every other argument changes some result."""
+
     METRICS: ClassVar[Metrics] = {}
     """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`,
     and the numbers in the metadata of its outputs. Those of engines and of runs are in

@@ -12,6 +12,7 @@ plus tests of what no general check can know: for example, that the loss is the 
 from __future__ import annotations
 
 from rlcli.testing.interface.advantages import AdvantageChecks
+from rlcli.testing.interface.arguments import ArgumentChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.general import GeneralChecks
 from rlcli.testing.interface.generation import GenerationChecks
@@ -35,6 +36,7 @@ class InterfaceContract(
     HeadChecks,
     InferenceChecks,
     AdvantageChecks,
+    ArgumentChecks,
     EdgeChecks,
     LawChecks,
     LearningChecks,

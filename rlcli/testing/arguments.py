@@ -1,0 +1,191 @@
+"""The law that every argument matters: some value of it changes a result, or it is declared to have
+no effect on numbers, and then it has none.
+
+A setting that is read and then ignored is the commonest bug of training libraries, and no check of
+one particular algorithm can know it. What is compared here are results alone: whatever a component
+returns, learns, keeps as state or refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rlcli.api.limits import Needs
+
+Changes = dict[str, Any]
+"""Argument → its value, where it is not the default."""
+
+FACTORS = (3, 1 / 3)
+NUMBERS = (2, 0.5, 1, 0, 0.1, 5, 30, -1, 1000)
+"""Tried after the default times FACTORS: small ones cross thresholds on short sequences, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A field of a component that a recipe may set, with what else may stand in its place."""
+
+    name: str
+    default: Any
+    others: tuple[Any, ...]
+    """Other values, the first the likeliest to show a difference; empty for texts, lists and
+    mappings, whose meaning is unknown here."""
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether all of its values are known, so that any two of them must differ."""
+        return all(isinstance(value, str | bool) for value in (self.default, *self.others))
+
+
+def arguments_of(component: Any) -> list[Argument]:
+    """The arguments of a component, a dataclass, with the values that it has as defaults."""
+    if not dataclasses.is_dataclass(component):
+        return []
+    hints = get_type_hints(type(component))
+    fields = [field for field in dataclasses.fields(component) if field.init]
+    values = {field.name: getattr(component, field.name) for field in fields}
+    return [Argument(name, value, _others(hints[name], value)) for name, value in values.items()]
+
+
+def _others(hint: Any, value: Any) -> tuple[Any, ...]:
+    union = get_origin(hint) in (Union, types.UnionType)
+    kinds = get_args(hint) if union else (hint,)
+    found = [other for kind in kinds for other in _values(kind, value)]
+    return tuple(other for other in dict.fromkeys(found) if other != value)
+
+
+def _values(kind: Any, value: Any) -> list[Any]:
+    if kind is bool:
+        return [True, False]
+    if kind is type(None):
+        return [None]
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if kind not in (int, float) or isinstance(value, bool):
+        return []
+    scaled = [value * factor for factor in FACTORS] if isinstance(value, int | float) else []
+    return [
+        kind(number) for number in (*scaled, *NUMBERS) if kind is float or number == int(number)
+    ]
+
+
+class Effects:
+    """Results of a component with other arguments, each computed once."""
+
+    def __init__(
+        self,
+        arguments: Sequence[Argument],
+        needs: Needs,
+        accepts: Callable[[Changes], bool],
+        result: Callable[[Changes], Any],
+        differ: Callable[[Any, Any], bool],
+    ):
+        """`accepts`: whether the component can be made with these changes; `result`: what it then
+        does; `differ`: whether two results differ by more than rounding."""
+        self._arguments = {argument.name: argument for argument in arguments}
+        self._needs = needs
+        self._accepts = accepts
+        self._result = result
+        self._differ = differ
+        self._results: dict[str, Any] = {}
+
+    def without(self, silent: Sequence[str]) -> Iterator[tuple[Argument, Sequence[Any]]]:
+        """The arguments without an effect, and the values that give equal results; `silent`: those
+        that are not tried."""
+        for argument in self._arguments.values():
+            if argument.name not in silent and argument.others:
+                for values in self._unlike(argument):
+                    if not self.matters(argument, values):
+                        yield argument, values
+
+    def with_effect(self, silent: Sequence[str]) -> Iterator[tuple[Argument, Sequence[Any]]]:
+        """Those of the arguments `silent` that change results, and two values that show it."""
+        for argument in (self._arguments[name] for name in silent):
+            values = (argument.default, *argument.others[:1])
+            for first, second in self._pairs({}, argument, values):
+                if self._differ(self._of(first), self._of(second)):
+                    yield argument, values
+
+    def _unlike(self, argument: Argument) -> list[tuple[Any, ...]]:
+        """Values among which some result must differ: of choices any two, of numbers all."""
+        values = (argument.default, *argument.others)
+        return list(combinations(values, 2)) if argument.is_choice else [values]
+
+    def matters(self, argument: Argument, values: Sequence[Any]) -> bool:
+        """Whether two of these values give different results: with the defaults of other arguments,
+        or with another value of one of them. True if no two of them are accepted."""
+        compared = False
+        for context in self._contexts(argument.name):
+            for first, second in self._pairs(context, argument, values):
+                compared = True
+                if self._differ(self._of(first), self._of(second)):
+                    return True
+        return not compared
+
+    def _contexts(self, name: str) -> Iterator[Changes]:
+        yield {}
+        for place in (0, 1):
+            for other in self._arguments.values():
+                if other.name != name:
+                    for value in other.others[place : place + 1]:
+                        yield self._with_needs({}, other.name, value)
+
+    def _pairs(
+        self, context: Changes, argument: Argument, values: Sequence[Any]
+    ) -> Iterator[tuple[Changes, Changes]]:
+        """Changes with the first value that is accepted and with each further one, which differ in
+        nothing else unless what one value needs is refused with the other."""
+        first = None
+        for value in values:
+            changes = self._with_needs(context, argument.name, value)
+            if not self._accepts(changes):
+                continue
+            if first is None:
+                first = changes
+                continue
+            shared = {**first, **changes}
+            alike = {**shared, argument.name: first[argument.name]}
+            yield (alike, shared) if self._accepts(alike) else (first, changes)
+
+    def _of(self, changes: Changes) -> Any:
+        key = repr(sorted(changes.items()))
+        if key not in self._results:
+            self._results[key] = self._result(changes)
+        return self._results[key]
+
+    def _with_needs(self, changes: Changes, name: str, value: Any) -> Changes:
+        """These changes, with the argument at a value and what it needs there."""
+        merged = {**changes, name: value}
+        for condition, need in self._needs.items():
+            argument, _, values = condition.partition("=")
+            if argument == name and (not values or str(value) in values.split("|")):
+                needed, _, allowed = need.partition("=")
+                if needed not in merged and needed in self._arguments:
+                    fitting = self._fitting(self._arguments[needed], allowed)
+                    merged |= self._with_needs(merged, needed, fitting)
+        return merged
+
+    def _fitting(self, argument: Argument, allowed: str) -> Any:
+        """A value that a need names, or else one that counts as set."""
+        values = (argument.default, *argument.others)
+        names = allowed.split("|")
+        return next((v for v in values if (str(v) in names if allowed else v)), argument.default)
+
+
+def declared_needs(cls: type) -> dict[str, str]:
+    """NEEDS of a class and its bases."""
+    needs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        declared: Mapping[str, str] = vars(base).get("NEEDS", {})
+        needs |= declared
+    return needs
+
+
+def silent_arguments(cls: type) -> tuple[str, ...]:
+    """NO_EFFECT_ON_NUMBERS of a class and its bases."""
+    return tuple(
+        name for base in cls.__mro__ for name in vars(base).get("NO_EFFECT_ON_NUMBERS", ())
+    )

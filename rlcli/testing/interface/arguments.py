@@ -1,0 +1,175 @@
+"""Every argument of an interface matters (`rlcli.testing.arguments`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import DeclaredKeys
+from rlcli.api.interface import ModelInterface
+from rlcli.api.key_meaning import REWARDS
+from rlcli.errors import RlcliError
+from rlcli.testing.arguments import (
+    Changes,
+    Effects,
+    arguments_of,
+    declared_needs,
+    silent_arguments,
+)
+from rlcli.testing.batches import KEYS, PAIRS
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, batches_with
+from rlcli.testing.interface.outputs import gap
+from rlcli.testing.interface.training_trial import (
+    Batches,
+    Make,
+    Rehearsal,
+    TrainingOutcome,
+    difference,
+    in_groups,
+    overrides,
+    state_through_json,
+    usual_batches,
+)
+
+Outcome = Sequence[Any] | str
+"""The results of a call and the state after it; a text: what it refused."""
+UNEVEN = [*PAIRS[:3], *([*group, *group] for group in PAIRS[3:6])]
+"""Groups of different sizes, which count differently where groups count."""
+
+
+class ArgumentChecks(CallSubject):
+    def test_every_argument_matters(self, make: Make, batches: Batches, tokenizer: Any) -> None:
+        """every argument changes a result, unless it is declared to change no number"""
+        interface = make()
+        written = interface.writes("inference")
+        if (
+            written is not None
+            and REWARDS in written.all
+            and not overrides(interface, "train_step")
+        ):
+            pytest.skip("not tried: only its author knows which texts show what an argument does")
+        known = {*KEYS, *batches().keys}
+        results = [
+            trial
+            for call, trial in (
+                ("train_step", lambda changes: _training(make, batches, changes)),
+                ("inference", lambda changes: _inference(make, batches, changes, tokenizer)),
+            )
+            if overrides(interface, call)
+        ]
+        silent = silent_arguments(type(interface))
+        arguments = arguments_of(interface)
+        if not results or not any(argument.others for argument in arguments):
+            pytest.skip("has no argument whose other values are known")
+        effects = Effects(
+            arguments,
+            declared_needs(type(interface)),
+            lambda changes: _is_accepted(make, changes, known),
+            lambda changes: [_outcome(trial, changes) for trial in results],
+            lambda first, second: any(map(_differ, first, second)),
+        )
+        for argument, values in effects.without(silent):
+            tried = " and ".join(map(repr, values)) if argument.is_choice else "whatever it is"
+            raise Violation(
+                f"{argument.name} has no effect: results are the same with {tried}",
+                "use it; or name it in NO_EFFECT_ON_NUMBERS, if it is about speed or patience",
+                place_of(type(interface)),
+            )
+        for argument, values in effects.with_effect(silent):
+            raise Violation(
+                f"results differ between {argument.name} {values[0]!r} and {values[1]!r}, though "
+                "NO_EFFECT_ON_NUMBERS names it",
+                "take it out of there, or leave numbers alone",
+                place_of(type(interface)),
+            )
+
+
+def strained(batch: SequenceSample) -> SequenceSample:
+    """The batch with numbers as they rarely are, so that limits and clips take effect."""
+    copy = batch.select(batch.keys)
+    copy.data = {
+        key: _strained(key, rows) if rows.is_floating_point() else rows
+        for key, rows in copy.data.items()
+    }
+    return copy
+
+
+def _strained(key: str, rows: torch.Tensor) -> torch.Tensor:
+    """Log-probs stay below 0."""
+    factors = torch.tensor([3.0, 0.1] if key.endswith("logprobs") else [30.0, -1.0])
+    return rows * factors.repeat(len(rows) // 2 + 1)[: len(rows)].to(rows)
+
+
+def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOutcome]:
+    """A step on a usual and one on a strained batch; and one on two ranks, whose shares differ."""
+
+    def changed(**more: Any) -> ModelInterface:
+        return make(**changes, **more)
+
+    rehearsal = Rehearsal(changed, _made_for(changed(), batches))
+    usual = rehearsal.fit(rehearsal.batches(UNEVEN))
+    count = usual.bs
+    shares = [range(1), range(1, count)]
+    return [
+        rehearsal.train(usual, strained(usual)),
+        *rehearsal.train_on_ranks(usual, shares)[:1],
+    ]
+
+
+def _made_for(interface: ModelInterface, batches: Batches) -> Batches:
+    """Batches with the keys that an interface reads with its arguments; the author's, if only these
+    are known."""
+    own = usual_batches(interface)
+    try:
+        own()
+    except ValueError:
+        return batches
+    return own
+
+
+def _inference(make: Make, batches: Batches, changes: Changes, tokenizer: Any) -> list[Any]:
+    """The results of two calls, and the state after them."""
+    interface = make(**changes)
+    declared = interface.reads("inference") or DeclaredKeys(("packed_input_ids",), ())
+    batches = batches_with(declared, batches, len(tokenizer))
+    usual = batches(in_groups(interface, "inference", UNEVEN))
+    trial = CallTrial(make, "inference", usual, tokenizer)
+    outputs = [trial.run(batch, interface=interface) for batch in (usual, strained(usual))]
+    return [*outputs, state_through_json(interface)]
+
+
+def _is_accepted(make: Make, changes: Changes, known: Collection[str]) -> bool:
+    """Whether it can be made so, and reads only keys that are known then."""
+    try:
+        interface = make(**changes)
+    except (RlcliError, ValueError):
+        return False
+    declared = [interface.reads(call) for call in ("train_step", "inference")]
+    return all(keys is None or known >= set(keys.needed) for keys in declared)
+
+
+def _outcome(trial: Callable[[Changes], Any], changes: Changes) -> Outcome:
+    try:
+        outcome: Outcome = trial(changes)
+    except RlcliError as refusal:
+        return refusal.what
+    return outcome
+
+
+def _differ(first: Outcome, second: Outcome) -> bool:
+    if isinstance(first, str) or isinstance(second, str):
+        return first != second
+    return any(map(_differs, first, second))
+
+
+def _differs(one: Any, other: Any) -> bool:
+    if isinstance(one, TrainingOutcome):
+        return difference(one, other, tolerance=1e-9) is not None
+    if isinstance(one, SequenceSample):
+        return gap(one, other) is not None or one.metadata != other.metadata
+    return bool(one != other)

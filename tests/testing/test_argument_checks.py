@@ -1,0 +1,118 @@
+"""Interfaces with an argument that changes nothing, or one that changes what it should not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import pytest
+
+from rlcli.api.model import ModelInterface
+from rlcli.ops.rewards import action_mask
+from rlcli.testing.arguments import arguments_of
+from rlcli.testing.batches import DigitTokenizer
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.arguments import ArgumentChecks
+from rlcli.testing.interface.training_trial import usual_batches
+
+
+@dataclass(kw_only=True)
+class Settings(ModelInterface):
+    READS: ClassVar = {"train_step": ("packed_input_ids", "prompt_mask", "rewards")}
+
+    def train_step(self, model, data, mb_spec):
+        return model.module.train_batch(data, self.loss, tokens, mb_spec=mb_spec)
+
+    def loss(self, output, batch):
+        return -output.logprobs[mask(batch)].sum()
+
+
+def mask(batch):
+    return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+
+def tokens(batch):
+    return mask(batch).sum()
+
+
+@dataclass(kw_only=True)
+class EveryArgumentUsed(Settings):
+    """Also one that only matters beside another, and one that needs another."""
+
+    NEEDS: ClassVar = {"bonus": "kind=second"}
+    NO_EFFECT_ON_NUMBERS: ClassVar = ("workers",)
+
+    scale: float = 1.0
+    kind: Literal["first", "second"] = "first"
+    bonus: float | None = None
+    most: float = 1e9
+    workers: int = 2
+
+    def loss(self, output, batch):
+        factor = 2.0 if self.kind == "second" else 1.0
+        rewards = (batch.data["rewards"].sum() + (self.bonus or 0.0)).clamp(max=self.most)
+        return self.scale * (factor + rewards) * super().loss(output, batch)
+
+
+@dataclass(kw_only=True)
+class IgnoresANumber(Settings):
+    discount: float = 1.0
+
+
+@dataclass(kw_only=True)
+class IgnoresAFlag(Settings):
+    normalized: bool = False
+
+
+@dataclass(kw_only=True)
+class TakesOneChoiceForAnother(Settings):
+    scale: Literal["group", "batch", "none"] = "group"
+
+    def loss(self, output, batch):
+        return super().loss(output, batch) * (1.0 if self.scale == "none" else 2.0)
+
+
+@dataclass(kw_only=True)
+class SaysThatItHasNone(Settings):
+    NO_EFFECT_ON_NUMBERS: ClassVar = ("scale",)
+
+    scale: float = 1.0
+
+    def loss(self, output, batch):
+        return self.scale * super().loss(output, batch)
+
+
+def examine(cls):
+    batches = usual_batches(cls())
+    check = ArgumentChecks.test_every_argument_matters
+    check(ArgumentChecks(), lambda **changes: cls(**changes), batches, DigitTokenizer())
+
+
+def test_arguments_that_change_a_result_pass():
+    examine(EveryArgumentUsed)
+
+
+@pytest.mark.parametrize(
+    ("cls", "argument"),
+    [
+        (IgnoresANumber, "discount has no effect: results are the same with whatever it is"),
+        (IgnoresAFlag, "normalized has no effect: results are the same with False and True"),
+        (TakesOneChoiceForAnother, "scale has no effect: .* with 'group' and 'batch'"),
+        (SaysThatItHasNone, "results differ between scale 1.0 and 3.0"),
+    ],
+)
+def test_an_argument_that_breaks_the_law_is_named(cls, argument):
+    with pytest.raises(Violation, match=argument):
+        examine(cls)
+
+
+def test_an_interface_without_arguments_is_skipped():
+    with pytest.raises(pytest.skip.Exception):
+        examine(Settings)
+
+
+def test_other_values_are_of_the_declared_type():
+    others = {argument.name: argument.others for argument in arguments_of(EveryArgumentUsed())}
+    assert others["kind"] == ("second",)
+    assert None in others["bonus"] or 2.0 in others["bonus"]
+    assert all(type(value) is int for value in others["workers"])

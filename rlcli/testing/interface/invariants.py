@@ -15,6 +15,9 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import largest_number
+from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.model import Model
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.actions import per_action, trained_actions
@@ -22,6 +25,8 @@ from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
 
 SIGNALS = ("rewards", "advantages", "returns")
 """Keys that say how good a response is."""
+REFERENCE = "packed_ref_logprobs"
+ROUNDING = 1e-9
 
 
 class LawChecks(InterfaceSubject):
@@ -53,13 +58,34 @@ class LawChecks(InterfaceSubject):
                 ),
             )
 
+    def test_a_step_moves_a_pair_apart(self, rehearsal: Rehearsal) -> None:
+        """a step on a pair raises the lead of the chosen sequence, and more where the reference
+        prefers it more"""
+        batch = _pairs(rehearsal)
+        references = (0.0, -1.0, 1.0) if REFERENCE in batch.keys else (0.0,)
+        growth = [_growths(rehearsal, _preferring(batch, by)) for by in references]
+        if float(growth[0].min()) < -ROUNDING or float(growth[0].sum()) <= 0:
+            raise Violation(
+                f"after a small step a pair's lead has grown by {float(growth[0].min()):.3g}",
+                "a sign, or chosen and rejected exchanged: sequences alternate, chosen first",
+                place_of(rehearsal.train_step),
+            )
+        less, more = growth[1:] or (growth[0], growth[0] + 1)
+        if float((more - less).sum()) <= 0:
+            raise Violation(
+                f"leads grow by {float(more.sum()):.3g} in all where the reference prefers the "
+                f"chosen sequence, by {float(less.sum()):.3g} where it does not",
+                "the sign of the reference: what counts is policy minus reference",
+                place_of(rehearsal.train_step),
+            )
+
     def test_a_reference_pulls_towards_itself(self, rehearsal: Rehearsal) -> None:
         """a response like the reference beats one that strayed"""
-        batch = _batch(rehearsal, "packed_ref_logprobs")
+        batch = _batch(rehearsal, REFERENCE)
         if "packed_logprobs" not in batch.keys:
             pytest.skip("does not compare with the policy's log-probs")
         logprobs = batch.data["packed_logprobs"]
-        strayed = _with(batch, "packed_ref_logprobs", logprobs - 1.0)
+        strayed = _with(batch, REFERENCE, logprobs - 1.0)
         back = [
             per_action(batch, one_hot)
             for one_hot in torch.eye(len(batch.flat_seqlens("packed_input_ids")))
@@ -67,13 +93,50 @@ class LawChecks(InterfaceSubject):
         _holds(
             rehearsal,
             strayed,
-            [_with(batch, "packed_ref_logprobs", logprobs - 1.0 + near) for near in back],
+            [_with(batch, REFERENCE, logprobs - 1.0 + near) for near in back],
             "a reference that is equal rather than less likely",
             (
                 "check the sign of the KL: a penalty is subtracted from rewards, added to a loss, "
                 "and is policy minus reference"
             ),
         )
+
+
+def _pairs(rehearsal: Rehearsal) -> SequenceSample:
+    """Pairs of equally long sequences, whose means are ordered like their sums; skips the check for
+    what does not learn from pairs alone."""
+    interface, batch = rehearsal.make(), rehearsal.batch
+    size = largest_number(interface.group_sizes("train_step"), default=1)
+    if size != 2 or any(key in batch.keys for key in SIGNALS):
+        pytest.skip("does not learn from pairs alone")
+    if len(rehearsal.result.engine.heads) != 1:
+        pytest.skip("not tried: uses several heads")
+    lengths = [[(2, 3 + number), (2, 3 + number)] for number in range(4)]
+    return rehearsal.fit(rehearsal.batches(lengths, seed=2))
+
+
+def _preferring(batch: SequenceSample, by: float) -> SequenceSample:
+    """The batch with a reference that is the policy, but prefers chosen sequences by as much."""
+    if REFERENCE not in batch.keys:
+        return batch
+    leads = torch.tensor([by, 0.0]).repeat(len(batch.flat_seqlens(SEQUENCES)) // 2)
+    counts = torch.tensor([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
+    own = batch.data.get("packed_logprobs", torch.zeros(int(counts.sum())))
+    shifts = torch.repeat_interleave(leads / counts, counts)
+    return _with(batch, REFERENCE, own + shifts)
+
+
+def _growths(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
+    """[pairs] by how much a small step on each pair alone raises the lead of its chosen one."""
+    growths = []
+    for index in range(batch.bs):
+        pair = batch.select_indices([index])
+        model = rehearsal.model(lr=1e-3)
+        before = _scores(rehearsal, model, pair)
+        rehearsal.train(pair, model=model)
+        rise = _scores(rehearsal, model, pair) - before
+        growths.append(rise[0] - rise[1])
+    return torch.stack(growths)
 
 
 def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
@@ -127,13 +190,22 @@ def _after_a_step(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
     """[N]: the likelihood, or value, of each response after a training step so small that its
     effects add up."""
     model = rehearsal.model(lr=1e-3)
-    heads = rehearsal.train(batch, model=model).engine.heads
-    lengths = batch.flat_seqlens("packed_input_ids")
-    shift = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
+    rehearsal.train(batch, model=model)
+    return _scores(rehearsal, model, batch)
+
+
+def _scores(rehearsal: Rehearsal, model: Model, batch: SequenceSample) -> torch.Tensor:
+    """[N]: the likelihood, or value, of each response; of sequences without a mask, the value at
+    their end."""
+    heads = rehearsal.result.engine.heads
+    lengths = batch.flat_seqlens(SEQUENCES)
+    trained = trained_actions(batch)
+    if trained is None:
+        values = model.module.forward(batch, post_hook=lambda output, _: output.values)
+        return torch.stack([row[-1] for row in values.split(lengths)])
+    shift = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
     score: Callable[..., torch.Tensor] = _logprobs if heads == {"lm"} else _values
     rows = model.module.forward(batch, post_hook=score, output_seqlens=shift)
-    trained = trained_actions(batch)
-    assert trained is not None
     return torch.stack(
         [row.sum() for row in (rows * trained).split([length - 1 for length in lengths])]
     )

@@ -16,8 +16,10 @@ import torch
 from rlcli.launch.orphans import name_of
 from rlcli.processes import isolated
 
-NOT_COMPARED = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that pytest changes all the time, and that torch sets when its compiler is imported."""
+NOT_COMPARED = (
+    "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK",
+)  # fmt: skip
+"""Variables that pytest changes all the time, and that torch sets when parts of it are imported."""
 END_WITHIN = 2.0
 """Seconds for processes and threads to end by themselves after the last check."""
 

@@ -239,6 +239,8 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
     )
     kind = scaling.pop("type", None)  # its name before rope_type
     scaling = {"rope_type": kind or "default", **scaling}
+    if scaling.get("partial_rotary_factor") == 1:
+        del scaling["partial_rotary_factor"]  # the whole of each head, as without it
     if scaling["rope_type"] in ("llama3", "yarn", "longrope"):
         length = settings.get(
             "original_max_position_embeddings", settings["max_position_embeddings"]

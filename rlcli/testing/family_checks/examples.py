@@ -148,9 +148,11 @@ def _made(
 ) -> Example | None:
     """None if there are no such models, or the family declares that it does not support them."""
     kind = cls.config_class
+    torch.manual_seed(0)
     try:
         config = kind(**{**_known(kind, SIZES), **settings})
-    except Exception:  # a configuration that validates its input may raise anything
+        model = cls(config).eval()
+    except Exception:  # what validates its input, or cannot compute with it, may raise anything
         if not settings:
             raise
         return None
@@ -162,8 +164,6 @@ def _made(
         family.config_from_hf(hf)
     except ModelError:
         return None
-    torch.manual_seed(0)
-    model = cls(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)

@@ -150,7 +150,7 @@ def _is_accepted(make: Make, changes: Changes, known: Collection[str]) -> bool:
     except (RlcliError, ValueError):
         return False
     declared = [interface.reads(call) for call in ("train_step", "inference")]
-    return all(keys is None or known >= set(keys.needed) for keys in declared)
+    return all(keys is None or set(known) >= set(keys.needed) for keys in declared)
 
 
 def _outcome(trial: Callable[[Changes], Any], changes: Changes) -> Outcome:

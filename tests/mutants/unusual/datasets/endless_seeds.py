@@ -11,6 +11,8 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("endless_seeds")
 @dataclass(kw_only=True)
@@ -27,7 +29,9 @@ class EndlessSeeds:
     def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
         for number in range(start, self.rows):
             rng = Random(f"{self.util.seed}/{epoch}/{number}")
-            tokens = self.util.tokenizer(f"{rng.randint(2, 9)} + {rng.randint(2, 9)} =").input_ids
+            tokens = encode_prompts(
+                self.util.tokenizer, [f"{rng.randint(2, 9)} + {rng.randint(2, 9)} ="], chat=False
+            )[0]
             yield SequenceSample.from_default(
                 ids=[f"{epoch}:{number}"],
                 seqlens=[len(tokens)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlcli.api.data import SequenceSample, register_dataset
+from rlcli.api.data import Preview, register_dataset
 
 from .arithmetic import Arithmetic
 
@@ -23,7 +23,7 @@ class EverySecondRow(Arithmetic):
     def __len__(self) -> int:
         return self.problems // 2
 
-    def __getitem__(self, index: int) -> SequenceSample:
+    def preview(self, index: int) -> Preview:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return super().__getitem__(2 * index)
+        return super().preview(2 * index)

@@ -10,6 +10,8 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("from_a_generator")
 @dataclass(kw_only=True)
@@ -25,7 +27,8 @@ class FromAGenerator:
 
     def __iter__(self) -> Iterator[SequenceSample]:
         for number in range(self.rows):
-            tokens = self.util.tokenizer(f"{number} + {number} =").input_ids
+            text = f"{number} + {number} ="
+            (tokens,) = encode_prompts(self.util.tokenizer, [text], chat=False)
             yield SequenceSample.from_default(
                 ids=[f"row {number}"],
                 seqlens=[len(tokens)],

@@ -9,6 +9,8 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("long_and_short")
 @dataclass(kw_only=True)
@@ -31,7 +33,10 @@ class LongAndShort:
             raise IndexError(index)
         count = 1 if index % 2 else self.longest - index
         text = " ".join(["7"] * count)
-        tokens = [*self.util.tokenizer(text).input_ids, self.util.tokenizer.eos_token_id]
+        tokens = [
+            *encode_prompts(self.util.tokenizer, [text], chat=False)[0],
+            self.util.tokenizer.eos_token_id,
+        ]
         return SequenceSample.from_default(
             ids=[index],
             seqlens=[len(tokens)],

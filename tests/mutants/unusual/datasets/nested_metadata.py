@@ -9,6 +9,8 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("nested_metadata")
 @dataclass(kw_only=True)
@@ -25,7 +27,7 @@ class NestedMetadata:
     def __getitem__(self, index: int) -> SequenceSample:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        tokens = self.util.tokenizer(f"{index} * 2 =").input_ids
+        tokens = encode_prompts(self.util.tokenizer, [f"{index} * 2 ="], chat=False)[0]
         return SequenceSample.from_default(
             ids=[index],
             seqlens=[len(tokens)],

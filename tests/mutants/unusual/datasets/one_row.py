@@ -9,6 +9,8 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("one_row")
 @dataclass(kw_only=True)
@@ -25,7 +27,7 @@ class OneRow:
     def __getitem__(self, index: int) -> SequenceSample:
         if index:
             raise IndexError(index)
-        tokens = self.util.tokenizer("1 + 1 =").input_ids
+        tokens = encode_prompts(self.util.tokenizer, ["1 + 1 ="], chat=False)[0]
         return SequenceSample.from_default(
             ids=["the only one"],
             seqlens=[len(tokens)],

@@ -1,4 +1,4 @@
-"""Prompts of a single token."""
+"""Prompts of a single character."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("one_token_prompts")
 @dataclass(kw_only=True)
 class OneTokenPrompts:
-    """Prompts of a single token."""
+    """Prompts of a single character."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
 
@@ -25,7 +27,7 @@ class OneTokenPrompts:
     def __getitem__(self, index: int) -> SequenceSample:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        tokens = self.util.tokenizer(str(index), add_special_tokens=False).input_ids[:1]
+        (tokens,) = encode_prompts(self.util.tokenizer, [str(index)], chat=False)
         return SequenceSample.from_default(
-            ids=[index], seqlens=[1], data={"packed_prompts": torch.tensor(tokens)}
+            ids=[index], seqlens=[len(tokens)], data={"packed_prompts": torch.tensor(tokens)}
         )

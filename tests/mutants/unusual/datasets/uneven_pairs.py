@@ -9,6 +9,8 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("uneven_pairs")
 @dataclass(kw_only=True)
@@ -26,7 +28,7 @@ class UnevenPairs:
         if not 0 <= index < len(self):
             raise IndexError(index)
         tokenizer, pairs = self.util.tokenizer, index % 3 + 1
-        prompt = tokenizer(f"{index} + 1 =").input_ids
+        prompt = encode_prompts(self.util.tokenizer, [f"{index} + 1 ="], chat=False)[0]
         answers = [str(index + 1), str(index + 2)] * pairs
         encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in answers]
         rows = [[*prompt, *answer, tokenizer.eos_token_id] for answer in encoded]

@@ -9,6 +9,8 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
+from ._rendering import encode_prompts
+
 
 @register_dataset("with_two_dimensions")
 @dataclass(kw_only=True)
@@ -25,7 +27,7 @@ class WithTwoDimensions:
     def __getitem__(self, index: int) -> SequenceSample:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        prompt = self.util.tokenizer(f"{index} + 1 =").input_ids
+        prompt = encode_prompts(self.util.tokenizer, [f"{index} + 1 ="], chat=False)[0]
         tokens = [*prompt, self.util.tokenizer.eos_token_id]
         features = torch.arange(3 * len(tokens), dtype=torch.float32).view(-1, 3) + index
         return SequenceSample.from_default(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rlcli.api.family import register_hf_family
+from rlcli.api.family import ModelConfig, register_hf_family
 
 from ._decoder import Decoder
 
@@ -22,3 +22,6 @@ class SeedOss(Decoder):
 
     def output_bias(self, settings: Mapping[str, Any]) -> bool:
         return bool(settings.get("attention_out_bias", False))
+
+    def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
+        return super().config_to_hf(config) | {"attention_out_bias": config.output_bias}

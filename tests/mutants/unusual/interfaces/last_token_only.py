@@ -29,12 +29,16 @@ class LastTokenOnly(ModelInterface):
         return stats
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
-        ends = torch.tensor([n - 1 for n in batch.flat_seqlens("packed_input_ids")]).cumsum(0) - 1
+        ends = (_actions(batch).cumsum(0) - 1)[_actions(batch) > 0]
         return -output.logprobs[ends.to(output.logprobs.device)].sum()
 
 
+def _actions(batch: SequenceSample) -> torch.Tensor:
+    return torch.tensor(batch.flat_seqlens("packed_input_ids"), dtype=torch.int64) - 1
+
+
 def _weight(batch: SequenceSample) -> torch.Tensor:
-    return torch.tensor(len(batch.flat_seqlens("packed_input_ids")))
+    return (_actions(batch) > 0).sum()
 
 
 register_interface("last_token_only", LastTokenOnly)

@@ -36,18 +36,27 @@ class OddsRatio(ModelInterface):
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
         lengths = [length - 1 for length in batch.flat_seqlens("packed_input_ids")]
         pairs = zip(output.logprobs.split(lengths), _mask(batch).split(lengths), strict=True)
-        means = torch.stack([scores[mask].mean() for scores, mask in pairs]).clamp(max=-1e-4)
+        sums = [scores[mask].sum() / mask.sum().clamp(min=1) for scores, mask in pairs]
+        means = torch.stack(sums or [output.zero]).clamp(max=-1e-4)
         odds = means - torch.log1p(-means.exp())
+        counted = _counted(batch)
         ratio = -torch.nn.functional.logsigmoid(odds[0::2] - odds[1::2])
-        return (self.weight * ratio - means[0::2]).sum()
+        return ((self.weight * ratio - means[0::2]) * counted).sum()
 
 
 def _mask(batch: SequenceSample) -> torch.Tensor:
     return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
 
 
+def _counted(batch: SequenceSample) -> torch.Tensor:
+    """[P] 1 for each pair of which both answers have tokens, else 0."""
+    lengths = [length - 1 for length in batch.flat_seqlens("packed_input_ids")]
+    answered = torch.tensor([bool(mask.any()) for mask in _mask(batch).split(lengths)])
+    return (answered[0::2] & answered[1::2]).float()
+
+
 def _weight(batch: SequenceSample) -> torch.Tensor:
-    return torch.tensor(len(batch.flat_seqlens("packed_input_ids")) // 2)
+    return _counted(batch).sum()
 
 
 register_interface("odds_ratio", OddsRatio)

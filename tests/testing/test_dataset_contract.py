@@ -469,6 +469,50 @@ def test_texts_that_differ_from_the_tokens_are_reported(make_trial, old, new, fi
     )
 
 
+@pytest.mark.parametrize(
+    "changed",
+    ['"\\n".join(row["prompt"].splitlines())', 'row["prompt"].replace("%", "")'],
+    ids=["lines", "signs"],
+)
+def test_a_text_that_is_changed_on_its_way_to_tokens_is_reported(make_trial, changed):
+    trial = make_trial(('texts = row["prompt"]', f"texts = {changed}"))
+    assert re.search(
+        "of a row is not in its tokens",
+        violation(trial, "test_texts_are_kept_as_written", False).finding,
+    )
+
+
+def test_a_dataset_of_a_user_may_strip_its_texts(make_trial):
+    trial = make_trial(('texts = row["prompt"]', 'texts = row["prompt"].strip()'))
+    DatasetContract().test_texts_are_kept_as_written(trial, False)
+
+
+def test_a_system_prompt_that_is_ignored_is_reported(make_trial):
+    argument = '    system: str | None = None\n    """System prompt."""\n'
+    trial = make_trial(("    max_length: int = 100\n", f"{argument}    max_length: int = 100\n"))
+    assert (
+        "in the tokens of no row"
+        in violation(trial, "test_the_system_prompt_is_used", True).finding
+    )
+
+
+def test_streaming_that_has_other_rows_than_the_file_is_reported(make_trial):
+    argument = '    streaming: bool = False\n    """Read rows as they are needed."""\n'
+    trial = make_trial(
+        ("    max_length: int = 100\n", f"{argument}    max_length: int = 100\n"),
+        (
+            "    def __len__(self):\n",
+            "    @property\n"
+            "    def is_stream(self):\n"
+            "        return self.streaming\n\n"
+            "    def rows_from(self, epoch, start):\n"
+            "        return iter([self[0] for _ in self.rows[start:]])\n\n"
+            "    def __len__(self):\n",
+        ),
+    )
+    assert violation(trial, "test_continues").finding.startswith("with streaming, row 1")
+
+
 def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial):
     trial = make_trial(("    def preview", "    def glance"))
     assert type(trial.make().util.tokenizer).__module__.startswith("transformers")

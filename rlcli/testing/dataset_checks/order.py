@@ -131,12 +131,20 @@ class OrderChecks(Contract):
                 )
 
     def test_continues(self, trial: Trial) -> None:
-        """a stream continues from any place"""
-        dataset = trial.demand()
+        """a stream continues from any place; with `streaming`, it has the same rows"""
+        streaming = {"streaming": True} if trial.takes("streaming") else {}
+        dataset = trial.demand(**streaming)
         if not isinstance(dataset, FirstRows):
             pytest.skip("not a stream")
+        if streaming and (mismatch := first_difference(read(trial.demand()), read(dataset))):
+            raise Violation(
+                f"with streaming, {mismatch}",
+                "a stream has the rows of the file, in its order",
+                place_of(reader(dataset)),
+            )
         for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
-            again = list(islice(trial.demand().rows_from(0, start), LOOKED_AT - start))
+            stream = trial.demand(**streaming)
+            again = list(islice(stream.rows_from(0, start), LOOKED_AT - start))
             mismatch = first_difference(dataset.rows[start:], again)
             if mismatch or len(again) != len(dataset) - start:
                 finding = mismatch or f"there are {len(again)} rows"

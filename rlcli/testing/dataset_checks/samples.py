@@ -4,12 +4,14 @@ and how the dataset describes them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.preview import Preview, preview_of
+from rlcli.project import is_built_in
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.dataset_checks.first_rows import reader
 from rlcli.testing.dataset_checks.trial import Trial, first_difference, needs_template, read
@@ -17,6 +19,8 @@ from rlcli.testing.tokenizer import byte_tokenizer
 
 TOKENS = ("packed_input_ids", "packed_prompts")
 """Keys that hold token ids."""
+
+SYSTEM = "Answer in one word."
 
 HABITS: dict[str, dict[str, Any]] = {
     "a tokenizer that begins texts with BOS": {"around": "<bos> $A"},
@@ -141,6 +145,41 @@ class SampleChecks(Contract):
                         place_of(reader(dataset)),
                     )
 
+    @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+    def test_texts_are_kept_as_written(self, trial: Trial, chat: bool) -> None:
+        """a row's texts are in its tokens as they are written: blanks, braces, line ends"""
+        if not trial.rows or (needs_template(trial.cls) and not chat):
+            pytest.skip("has no rows of texts" if not trial.rows else "needs a chat template")
+        tokenizer = byte_tokenizer(chat=chat)
+        texts = [text for row in trial.rows for value in row.values() for text in _texts(value)]
+        usual = _decoded(trial.demand(tokenizer=tokenizer), tokenizer)
+        shown = [text for text in dict.fromkeys(texts) if text in usual]
+        rows = [{name: _written(value, shown) for name, value in row.items()} for row in trial.rows]
+        content = _decoded(trial.demand(rows, tokenizer=tokenizer), tokenizer)
+        for text in shown:
+            written = _unusual(text)
+            expected = written if is_built_in(trial.signature.path) else written.strip()
+            if expected not in content:
+                raise Violation(
+                    f"{written!r} of a row is not in its tokens",
+                    "leave the row's texts as they are: no strip, splitlines, format or replace",
+                    place_of(reader(trial.demand())),
+                )
+
+    @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+    def test_the_system_prompt_is_used(self, trial: Trial, chat: bool) -> None:
+        """the argument `system` is in the tokens of rows without a system prompt"""
+        if not trial.takes("system") or (needs_template(trial.cls) and not chat):
+            pytest.skip("takes no system prompt")
+        tokenizer = byte_tokenizer(chat=chat)
+        content = _decoded(trial.demand(tokenizer=tokenizer, system=SYSTEM), tokenizer)
+        if SYSTEM not in content:
+            raise Violation(
+                f"system {SYSTEM!r} is in the tokens of no row",
+                "pass it on to whatever renders the prompt",
+                place_of(reader(trial.demand())),
+            )
+
     def test_preview(self, trial: Trial) -> None:
         """the preview says what the sample holds"""
         dataset = trial.demand()
@@ -209,6 +248,30 @@ class SampleChecks(Contract):
                     "give (where, prompt) of every row, as the preview does",
                     location,
                 )
+
+
+def _texts(value: Any) -> list[str]:
+    """A text, or the texts of a list."""
+    entries = value if isinstance(value, list) else [value]
+    return [entry for entry in entries if isinstance(entry, str) and entry]
+
+
+def _unusual(text: str) -> str:
+    """The text among what careless code changes; each text stays different from the others."""
+    return f"  \t{text} {{x}} {{}} %s 100% \\boxed{{1}}\u2028\u0085\r\n\x0bend of {text} \n"
+
+
+def _written(value: Any, shown: Sequence[str]) -> Any:
+    """A field of a row with its texts, as far as they are shown, made unusual."""
+    if isinstance(value, list):
+        return [_written(entry, shown) for entry in value]
+    return _unusual(value) if isinstance(value, str) and value in shown else value
+
+
+def _decoded(dataset: Any, tokenizer: Any) -> str:
+    """The text of all tokens of its first rows."""
+    sequences = [tokens for sample in read(dataset) for tokens, _ in _sequences(sample)]
+    return "\n".join(tokenizer.decode(tokens) for tokens in sequences)
 
 
 def _wrong_sample(sample: Any, declared: set[str], vocabulary: int) -> str:

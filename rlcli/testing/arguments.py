@@ -23,6 +23,9 @@ FACTORS = (3, 1 / 3)
 NUMBERS = (2, 0.5, 1, 0, 0.1, 5, 30, -1, 1000)
 """Tried after the default times FACTORS: small ones cross thresholds on short sequences, too."""
 
+MOST_VALUES = 5
+"""Of an argument, tried beside each change of another one."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
@@ -119,16 +122,21 @@ class Effects:
         or with another value of one of them. True if no two of them are accepted."""
         compared = False
         for context in self._contexts(argument.name):
-            for first, second in self._pairs(context, argument, values):
+            tried = values[:MOST_VALUES] if context else values
+            for first, second in self._pairs(context, argument, tried):
                 compared = True
                 if self._differ(self._of(first), self._of(second)):
                     return True
         return not compared
 
     def _contexts(self, name: str) -> Iterator[Changes]:
+        """No other change, then one of another argument; those with a similar name come first, on
+        which it most often depends."""
         yield {}
+        family = name.partition("_")[0]
+        others = sorted(self._arguments.values(), key=lambda a: not a.name.startswith(family))
         for place in (0, 1):
-            for other in self._arguments.values():
+            for other in others:
                 if other.name != name:
                     for value in other.others[place : place + 1]:
                         yield self._with_needs({}, other.name, value)

@@ -132,7 +132,7 @@ class OrderChecks(Contract):
 
     def test_continues(self, trial: Trial) -> None:
         """a stream continues from any place; with `streaming`, it has the same rows"""
-        streaming = {"streaming": True} if trial.takes("streaming") else {}
+        streaming: dict[str, Any] = {"streaming": True} if trial.takes("streaming") else {}
         dataset = trial.demand(**streaming)
         if not isinstance(dataset, FirstRows):
             pytest.skip("not a stream")

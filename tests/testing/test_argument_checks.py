@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import pytest
 
 from rlcli.api.model import ModelInterface
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 from rlcli.testing.arguments import arguments_of
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation

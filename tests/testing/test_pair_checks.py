@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlcli.api.model import ModelInterface
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.training_trial import Rehearsal, usual_batches

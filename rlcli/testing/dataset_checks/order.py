@@ -136,12 +136,8 @@ class OrderChecks(Contract):
         dataset = trial.demand(**streaming)
         if not isinstance(dataset, FirstRows):
             pytest.skip("not a stream")
-        if streaming and (mismatch := first_difference(read(trial.demand()), read(dataset))):
-            raise Violation(
-                f"with streaming, {mismatch}",
-                "a stream has the rows of the file, in its order",
-                place_of(reader(dataset)),
-            )
+        if streaming:
+            _demand_rows_of_file(trial, dataset)
         for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
             stream = trial.demand(**streaming)
             again = list(islice(stream.rows_from(0, start), LOOKED_AT - start))
@@ -266,6 +262,15 @@ class OrderChecks(Contract):
                     "let it cover every row's id, texts and tokens: a resumed run trusts it",
                     location,
                 )
+
+
+def _demand_rows_of_file(trial: Trial, stream: FirstRows) -> None:
+    if mismatch := first_difference(read(trial.demand()), read(stream)):
+        raise Violation(
+            f"with streaming, {mismatch}",
+            "a stream has the rows of the file, in its order",
+            place_of(reader(stream)),
+        )
 
 
 def _two_or_more(trial: Trial) -> list[dict[str, Any]]:

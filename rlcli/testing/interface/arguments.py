@@ -54,25 +54,11 @@ class ArgumentChecks(CallSubject):
         ):
             pytest.skip("not tried: only its author knows which texts show what an argument does")
         known = {*KEYS, *batches().keys}
-        results = [
-            trial
-            for call, trial in (
-                ("train_step", lambda changes: _training(make, batches, changes)),
-                ("inference", lambda changes: _inference(make, batches, changes, tokenizer)),
-            )
-            if overrides(interface, call)
-        ]
         silent = silent_arguments(type(interface))
         arguments = arguments_of(interface)
-        if not results or not any(argument.others for argument in arguments):
+        if not any(argument.others for argument in arguments):
             pytest.skip("has no argument whose other values are known")
-        effects = Effects(
-            arguments,
-            declared_needs(type(interface)),
-            lambda changes: _is_accepted(make, changes, known),
-            lambda changes: [_outcome(trial, changes) for trial in results],
-            lambda first, second: any(map(_differ, first, second)),
-        )
+        effects = _effects(make, batches, tokenizer, known)
         for argument, values in effects.without(silent):
             tried = " and ".join(map(repr, values)) if argument.is_choice else "whatever it is"
             raise Violation(
@@ -80,13 +66,38 @@ class ArgumentChecks(CallSubject):
                 "use it; or name it in NO_EFFECT_ON_NUMBERS, if it is about speed or patience",
                 place_of(type(interface)),
             )
-        for argument, values in effects.with_effect(silent):
-            raise Violation(
-                f"results differ between {argument.name} {values[0]!r} and {values[1]!r}, though "
-                "NO_EFFECT_ON_NUMBERS names it",
-                "take it out of there, or leave numbers alone",
-                place_of(type(interface)),
-            )
+        _demand_silence(effects, silent, interface)
+
+
+def _effects(make: Make, batches: Batches, tokenizer: Any, known: Collection[str]) -> Effects:
+    """The results of all calls that the interface has."""
+    interface = make()
+    arguments = arguments_of(interface)
+    results = [
+        trial
+        for call, trial in (
+            ("train_step", lambda changes: _training(make, batches, changes)),
+            ("inference", lambda changes: _inference(make, batches, changes, tokenizer)),
+        )
+        if overrides(interface, call)
+    ]
+    return Effects(
+        arguments,
+        declared_needs(type(interface)),
+        lambda changes: _is_accepted(make, changes, known),
+        lambda changes: [_outcome(trial, changes) for trial in results],
+        lambda first, second: any(map(_differ, first, second)),
+    )
+
+
+def _demand_silence(effects: Effects, silent: Sequence[str], interface: ModelInterface) -> None:
+    for argument, values in effects.with_effect(silent):
+        raise Violation(
+            f"results differ between {argument.name} {values[0]!r} and {values[1]!r}, though "
+            "NO_EFFECT_ON_NUMBERS names it",
+            "take it out of there, or leave numbers alone",
+            place_of(type(interface)),
+        )
 
 
 def strained(batch: SequenceSample) -> SequenceSample:

@@ -25,7 +25,7 @@ class UnevenPairs:
         return 6
 
     def __getitem__(self, index: int) -> SequenceSample:
-        if not 0 <= index < len(self):
+        if index not in range(len(self)):
             raise IndexError(index)
         tokenizer, pairs = self.util.tokenizer, index % 3 + 1
         prompt = encode_prompts(self.util.tokenizer, [f"{index} + 1 ="], chat=False)[0]
@@ -33,12 +33,14 @@ class UnevenPairs:
         encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in answers]
         rows = [[*prompt, *answer, tokenizer.eos_token_id] for answer in encoded]
         lengths = [len(row) for row in rows]
+        tokens = [token for row in rows for token in row]
+        masks = [torch.arange(length) < len(prompt) for length in lengths]
         return SequenceSample.from_default(
             ids=[index],
             seqlens={"packed_input_ids": [lengths], "prompt_mask": [lengths], "prompt_lens": [[1]]},
             data={
-                "packed_input_ids": torch.tensor([token for row in rows for token in row]),
-                "prompt_mask": torch.cat([torch.arange(n) < len(prompt) for n in lengths]),
+                "packed_input_ids": torch.tensor(tokens),
+                "prompt_mask": torch.cat(masks),
                 "prompt_lens": torch.tensor([len(prompt)]),
             },
         )

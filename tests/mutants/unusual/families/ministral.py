@@ -31,9 +31,6 @@ class Ministral(Decoder):
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
         windows = config.windows or (None,) * config.layers
-        return super().config_to_hf(config) | {
-            "sliding_window": next((window for window in windows if window), None),
-            "layer_types": [
-                "sliding_attention" if window else "full_attention" for window in windows
-            ],
-        }
+        size = next((window for window in windows if window), None)
+        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+        return super().config_to_hf(config) | {"sliding_window": size, "layer_types": kinds}

@@ -25,11 +25,9 @@ class Phi3(Decoder):
         theirs, ours = f"model.layers.{index}", f"layers.{index}"
         heads = (config.heads, config.kv_heads, config.kv_heads)
         yield Link(f"{theirs}.input_layernorm.weight", (f"{ours}.attention.norm.weight",))
-        yield Link(
-            f"{theirs}.self_attn.qkv_proj.weight",
-            tuple(f"{ours}.attention.{letter}.weight" for letter in "qkv"),
-            rows=tuple(count * config.head_dim for count in heads),
-        )
+        matrices = tuple(f"{ours}.attention.{letter}.weight" for letter in "qkv")
+        rows = tuple(count * config.head_dim for count in heads)
+        yield Link(f"{theirs}.self_attn.qkv_proj.weight", matrices, rows=rows)
         yield Link(f"{theirs}.self_attn.o_proj.weight", (f"{ours}.attention.output.weight",))
         yield Link(f"{theirs}.post_attention_layernorm.weight", (f"{ours}.mlp.norm.weight",))
         yield Link(

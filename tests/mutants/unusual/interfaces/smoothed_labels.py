@@ -10,7 +10,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
-from rlcli.ops.rewards import action_mask
+from rlcli.ops.packing import action_mask
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ import torch
 
 from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
 
-from ._rendering import encode_prompts
+from ._rendering import encode_answers, encode_prompts
 
 
 @register_dataset("uneven_pairs")
@@ -28,10 +28,9 @@ class UnevenPairs:
         if index not in range(len(self)):
             raise IndexError(index)
         tokenizer, pairs = self.util.tokenizer, index % 3 + 1
-        prompt = encode_prompts(self.util.tokenizer, [f"{index} + 1 ="], chat=False)[0]
-        answers = [str(index + 1), str(index + 2)] * pairs
-        encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in answers]
-        rows = [[*prompt, *answer, tokenizer.eos_token_id] for answer in encoded]
+        (prompt,) = encode_prompts(tokenizer, [f"{index} + 1 ="], chat=False)
+        answers = encode_answers(tokenizer, [str(index + 1), str(index + 2)] * pairs)
+        rows = [[*prompt, *answer] for answer in answers]
         lengths = [len(row) for row in rows]
         tokens = [token for row in rows for token in row]
         masks = [torch.arange(length) < len(prompt) for length in lengths]

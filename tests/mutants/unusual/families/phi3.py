@@ -23,10 +23,9 @@ class Phi3(Decoder):
 
     def block_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
         theirs, ours = f"model.layers.{index}", f"layers.{index}"
-        heads = (config.heads, config.kv_heads, config.kv_heads)
         yield Link(f"{theirs}.input_layernorm.weight", (f"{ours}.attention.norm.weight",))
         matrices = tuple(f"{ours}.attention.{letter}.weight" for letter in "qkv")
-        rows = tuple(count * config.head_dim for count in heads)
+        rows = _rows_of_heads(config)
         yield Link(f"{theirs}.self_attn.qkv_proj.weight", matrices, rows=rows)
         yield Link(f"{theirs}.self_attn.o_proj.weight", (f"{ours}.attention.output.weight",))
         yield Link(f"{theirs}.post_attention_layernorm.weight", (f"{ours}.mlp.norm.weight",))
@@ -36,3 +35,8 @@ class Phi3(Decoder):
             rows=(config.mlp, config.mlp),
         )
         yield Link(f"{theirs}.mlp.down_proj.weight", (f"{ours}.mlp.down.weight",))
+
+
+def _rows_of_heads(config: ModelConfig) -> tuple[int, ...]:
+    heads = (config.heads, config.kv_heads, config.kv_heads)
+    return tuple(count * config.head_dim for count in heads)

@@ -59,6 +59,8 @@ T = TypeVar("T")
 class MegatronEngine(TrainEngine):
     """A rank's part of a model: one tensor-parallel part of one pipeline stage."""
 
+    operations: OperationCount
+
     def __init__(self, model: Model, settings: Megatron):
         self.role = model.name
         self.settings = settings

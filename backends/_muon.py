@@ -63,15 +63,17 @@ class Muon(Optimizer):
                     self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.make_state()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    self._update(parameter, parameter.grad, group)
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        buffer, gradient = self.state[parameter]["momentum_buffer"], parameter.grad
+    def _update(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
+    ) -> None:
+        buffer = self.state[parameter]["momentum_buffer"]
         buffer.lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(buffer, group["momentum"])  # Nesterov's
         rate, (rows, columns) = group["lr"], parameter.shape[-2:]

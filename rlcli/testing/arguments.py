@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from rlcli.api.limits import Needs
 
 Changes = dict[str, Any]
-"""Argument → its value, where it is not the default."""
+"""VariedArgument → its value, where it is not the default."""
 
 FACTORS = (3, 1 / 3)
 NUMBERS = (2, 0.5, 1, 0, 0.1, 5, 30, -1, 1000)
@@ -28,7 +28,7 @@ MOST_VALUES = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Argument:
+class VariedArgument:
     """A field of a component that a recipe may set, with what else may stand in its place."""
 
     name: str
@@ -43,21 +43,23 @@ class Argument:
         return all(isinstance(value, str | bool) for value in (self.default, *self.others))
 
 
-def arguments_of(component: Any) -> list[Argument]:
+def arguments_of(component: Any) -> list[VariedArgument]:
     """The arguments of a component, a dataclass, with the values that it has as defaults."""
     if not dataclasses.is_dataclass(component):
         return []
     hints = get_type_hints(type(component))
     fields = [field for field in dataclasses.fields(component) if field.init]
     values = {field.name: getattr(component, field.name) for field in fields}
-    return [Argument(name, value, _others(hints[name], value)) for name, value in values.items()]
+    return [
+        VariedArgument(name, value, _others(hints[name], value)) for name, value in values.items()
+    ]
 
 
 def _others(hint: Any, value: Any) -> tuple[Any, ...]:
     union = get_origin(hint) in (Union, types.UnionType)
     kinds = get_args(hint) if union else (hint,)
-    found = [other for kind in kinds for other in _values(kind, value)]
-    return tuple(other for other in dict.fromkeys(found) if other != value)
+    candidates = [entry for kind in kinds for entry in _values(kind, value)]
+    return tuple(entry for entry in dict.fromkeys(candidates) if entry != value)
 
 
 def _values(kind: Any, value: Any) -> list[Any]:
@@ -80,7 +82,7 @@ class Effects:
 
     def __init__(
         self,
-        arguments: Sequence[Argument],
+        arguments: Sequence[VariedArgument],
         needs: Needs,
         accepts: Callable[[Changes], bool],
         result: Callable[[Changes], Any],
@@ -95,7 +97,7 @@ class Effects:
         self._differ = differ
         self._results: dict[str, Any] = {}
 
-    def without(self, silent: Sequence[str]) -> Iterator[tuple[Argument, Sequence[Any]]]:
+    def without(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Sequence[Any]]]:
         """The arguments without an effect, and the values that give equal results; `silent`: those
         that are not tried."""
         for argument in self._arguments.values():
@@ -104,7 +106,7 @@ class Effects:
                     if not self.matters(argument, values):
                         yield argument, values
 
-    def with_effect(self, silent: Sequence[str]) -> Iterator[tuple[Argument, Sequence[Any]]]:
+    def with_effect(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Sequence[Any]]]:
         """Those of the arguments `silent` that change results, and two values that show it."""
         for argument in (self._arguments[name] for name in silent):
             values = (argument.default, *argument.others[:1])
@@ -112,12 +114,12 @@ class Effects:
                 if self._differ(self._of(first), self._of(second)):
                     yield argument, values
 
-    def _unlike(self, argument: Argument) -> list[tuple[Any, ...]]:
+    def _unlike(self, argument: VariedArgument) -> list[tuple[Any, ...]]:
         """Values among which some result must differ: of choices any two, of numbers all."""
         values = (argument.default, *argument.others)
         return list(combinations(values, 2)) if argument.is_choice else [values]
 
-    def matters(self, argument: Argument, values: Sequence[Any]) -> bool:
+    def matters(self, argument: VariedArgument, values: Sequence[Any]) -> bool:
         """Whether two of these values give different results: with the defaults of other arguments,
         or with another value of one of them. True if no two of them are accepted."""
         compared = False
@@ -134,15 +136,15 @@ class Effects:
         which it most often depends."""
         yield {}
         family = name.partition("_")[0]
-        others = sorted(self._arguments.values(), key=lambda a: not a.name.startswith(family))
-        for place in (0, 1):
-            for other in others:
-                if other.name != name:
-                    for value in other.others[place : place + 1]:
-                        yield self._with_needs({}, other.name, value)
+        rest = [argument for argument in self._arguments.values() if argument.name != name]
+        neighbours = sorted(rest, key=lambda argument: not argument.name.startswith(family))
+        for index in (0, 1):
+            for argument in neighbours:
+                for value in argument.others[index : index + 1]:
+                    yield self._with_needs({}, argument.name, value)
 
     def _pairs(
-        self, context: Changes, argument: Argument, values: Sequence[Any]
+        self, context: Changes, argument: VariedArgument, values: Sequence[Any]
     ) -> Iterator[tuple[Changes, Changes]]:
         """Changes with the first value that is accepted and with each further one, which differ in
         nothing else unless what one value needs is refused with the other."""
@@ -176,7 +178,7 @@ class Effects:
                     merged |= self._with_needs(merged, needed, fitting)
         return merged
 
-    def _fitting(self, argument: Argument, allowed: str) -> Any:
+    def _fitting(self, argument: VariedArgument, allowed: str) -> Any:
         """A value that a need names, or else one that counts as set."""
         values = (argument.default, *argument.others)
         names = allowed.split("|")

@@ -53,12 +53,12 @@ class ArgumentChecks(CallSubject):
             and not overrides(interface, "train_step")
         ):
             pytest.skip("not tried: only its author knows which texts show what an argument does")
-        known = {*KEYS, *batches().keys}
+        available = {*KEYS, *batches().keys}
         silent = silent_arguments(type(interface))
         arguments = arguments_of(interface)
         if not any(argument.others for argument in arguments):
             pytest.skip("has no argument whose other values are known")
-        effects = _effects(make, batches, tokenizer, known)
+        effects = _effects(make, batches, tokenizer, available)
         for argument, values in effects.without(silent):
             tried = " and ".join(map(repr, values)) if argument.is_choice else "whatever it is"
             raise Violation(
@@ -69,7 +69,7 @@ class ArgumentChecks(CallSubject):
         _demand_silence(effects, silent, interface)
 
 
-def _effects(make: Make, batches: Batches, tokenizer: Any, known: Collection[str]) -> Effects:
+def _effects(make: Make, batches: Batches, tokenizer: Any, available: Collection[str]) -> Effects:
     """The results of all calls that the interface has."""
     interface = make()
     arguments = arguments_of(interface)
@@ -84,7 +84,7 @@ def _effects(make: Make, batches: Batches, tokenizer: Any, known: Collection[str
     return Effects(
         arguments,
         declared_needs(type(interface)),
-        lambda changes: _is_accepted(make, changes, known),
+        lambda changes: _is_accepted(make, changes, available),
         lambda changes: [_outcome(trial, changes) for trial in results],
         lambda first, second: any(map(_differ, first, second)),
     )
@@ -119,8 +119,8 @@ def _strained(key: str, rows: torch.Tensor) -> torch.Tensor:
 def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOutcome]:
     """A step on a usual and one on a strained batch; and one on two ranks, whose shares differ."""
 
-    def changed(**more: Any) -> ModelInterface:
-        return make(**changes, **more)
+    def changed(**further: Any) -> ModelInterface:
+        return make(**changes, **further)
 
     rehearsal = Rehearsal(changed, _made_for(changed(), batches))
     usual = rehearsal.fit(rehearsal.batches(UNEVEN))
@@ -135,12 +135,12 @@ def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOu
 def _made_for(interface: ModelInterface, batches: Batches) -> Batches:
     """Batches with the keys that an interface reads with its arguments; the author's, if only these
     are known."""
-    own = usual_batches(interface)
+    usual = usual_batches(interface)
     try:
-        own()
+        usual()
     except ValueError:
         return batches
-    return own
+    return usual
 
 
 def _inference(make: Make, batches: Batches, changes: Changes, tokenizer: Any) -> list[Any]:
@@ -154,14 +154,14 @@ def _inference(make: Make, batches: Batches, changes: Changes, tokenizer: Any) -
     return [*outputs, state_through_json(interface)]
 
 
-def _is_accepted(make: Make, changes: Changes, known: Collection[str]) -> bool:
+def _is_accepted(make: Make, changes: Changes, available: Collection[str]) -> bool:
     """Whether it can be made so, and reads only keys that are known then."""
     try:
         interface = make(**changes)
     except (RlcliError, ValueError):
         return False
     declared = [interface.reads(call) for call in ("train_step", "inference")]
-    return all(keys is None or set(known) >= set(keys.needed) for keys in declared)
+    return all(keys is None or set(available) >= set(keys.needed) for keys in declared)
 
 
 def _outcome(trial: Callable[[Changes], Any], changes: Changes) -> Outcome:
@@ -178,9 +178,9 @@ def _differ(first: Outcome, second: Outcome) -> bool:
     return any(map(_differs, first, second))
 
 
-def _differs(one: Any, other: Any) -> bool:
-    if isinstance(one, TrainingOutcome):
-        return difference(one, other, tolerance=1e-9) is not None
-    if isinstance(one, SequenceSample):
-        return gap(one, other) is not None or one.metadata != other.metadata
-    return bool(one != other)
+def _differs(first: Any, second: Any) -> bool:
+    if isinstance(first, TrainingOutcome):
+        return difference(first, second, tolerance=1e-9) is not None
+    if isinstance(first, SequenceSample):
+        return gap(first, second) is not None or first.metadata != second.metadata
+    return bool(first != second)

@@ -71,8 +71,8 @@ class LawChecks(InterfaceSubject):
                 "a sign, or chosen and rejected exchanged: sequences alternate, chosen first",
                 place_of(rehearsal.train_step),
             )
-        less, more = growth[1:] or (growth[0], growth[0] + 1)
-        if float((more - less).sum()) <= 0:
+        opposed, preferred = growth[1:] or (growth[0], growth[0] + 1)
+        if float((preferred - opposed).sum()) <= 0:
             raise Violation(
                 "leads grow no more where the reference prefers the chosen sequence",
                 "the sign of the reference: what counts is policy minus reference",
@@ -121,9 +121,9 @@ def _preferring(batch: SequenceSample, by: float) -> SequenceSample:
         return batch
     leads = torch.tensor([by, 0.0]).repeat(len(batch.flat_seqlens(SEQUENCES)) // 2)
     counts = torch.tensor([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
-    own = batch.data.get("packed_logprobs", torch.zeros(int(counts.sum())))
+    policy = batch.data.get("packed_logprobs", torch.zeros(int(counts.sum())))
     shifts = torch.repeat_interleave(leads / counts, counts)
-    return _with(batch, REFERENCE, own + shifts)
+    return _with(batch, REFERENCE, policy + shifts)
 
 
 def _growths(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:

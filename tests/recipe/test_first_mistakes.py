@@ -281,3 +281,11 @@ def test_a_folder_that_is_no_model_is_not_blamed_on_the_runs_in_it(tmp_path, mon
 def test_a_misspelt_argument_is_not_answered_with_a_key_of_another_section():
     (problem,) = problems_of("sft_math", "datasets.train.args.pth=3")
     assert problem.hint == "valid here: problems, levels, held_out, seed, hasty"
+
+
+@pytest.mark.parametrize("backend", ["megatron", "deepspeed"])
+def test_a_backend_without_muon_names_the_one_that_has_it(backend):
+    role = "models.actor.backend"
+    [problem] = problems_of("sft_math", f"{role}.type={backend}", f"{role}.args.optimizer=muon")
+    assert problem.what == f"unknown key {role}.args.optimizer"
+    assert problem.hint == f"this backend trains with AdamW alone; {role}.type=fsdp has Muon"

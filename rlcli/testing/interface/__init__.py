@@ -14,6 +14,7 @@ from __future__ import annotations
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import ArgumentChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
+from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.general import GeneralChecks
 from rlcli.testing.interface.generation import GenerationChecks
 from rlcli.testing.interface.heads import HeadChecks
@@ -38,6 +39,7 @@ class InterfaceContract(
     AdvantageChecks,
     ArgumentChecks,
     EdgeChecks,
+    EqualWeightChecks,
     LawChecks,
     LearningChecks,
     InvarianceChecks,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import largest_number
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
@@ -45,6 +46,29 @@ class AdvantageChecks(CallSubject):
                     "look for a baseline that is subtracted twice, or for rows of another "
                     "response: they are paired by position"
                 ),
+                inferring.where,
+            )
+
+    def test_shifting_the_rewards_of_a_group_changes_no_advantage(
+        self, inferring: CallTrial
+    ) -> None:
+        """where responses to a prompt are compared, a constant added to their rewards changes
+        nothing"""
+        batch = inferring.batch
+        if "rewards" not in batch.keys or "advantages" not in inferring.result.keys:
+            pytest.skip("makes no advantages from rewards")
+        if largest_number(inferring.interface.group_sizes(inferring.call), default=1) < 2:
+            pytest.skip("does not declare that it compares responses to a prompt (NEEDS_GROUP)")
+        counts = torch.tensor([len(group) for group in batch.seqlens["rewards"]])
+        shifts = torch.repeat_interleave(torch.arange(batch.bs) % 3 - 1.0, counts)
+        shifted = batch.select(batch.keys)
+        shifted.data = {**shifted.data, "rewards": batch.data["rewards"] + shifts}
+        gap = _means(inferring, shifted) - _means(inferring, batch)
+        largest = float(gap.abs().nan_to_num().max())
+        if largest > TOLERANCE:
+            raise Violation(
+                f"rewards of a group that are all higher by 1 change an advantage by {largest:.3g}",
+                "compare within the group: the baseline is of its responses alone",
                 inferring.where,
             )
 

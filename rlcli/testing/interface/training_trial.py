@@ -160,8 +160,14 @@ class Rehearsal:
     def train_step(self) -> Callable[..., Any]:
         return type(self.make()).train_step
 
-    def model(self, ranks: TinyRanks | None = None, rank: int = 0, lr: float = 0.01) -> Model:
-        engine = WatchedEngine(TinyLM(), lr, ranks, rank)
+    def model(
+        self,
+        ranks: TinyRanks | None = None,
+        rank: int = 0,
+        lr: float = 0.01,
+        module: TinyLM | None = None,
+    ) -> Model:
+        engine = WatchedEngine(module or TinyLM(), lr, ranks, rank)
         return Model("tested", engine, DigitTokenizer(), torch.device("cpu"))
 
     def fit(
@@ -175,11 +181,14 @@ class Rehearsal:
         return as_sampled(interface or self.make(), model or self.model(), batch)
 
     def train(
-        self, *batches: SequenceSample, spec: MicroBatchSpec = WHOLE, model: Model | None = None
+        self,
+        *batches: SequenceSample,
+        spec: MicroBatchSpec = WHOLE,
+        model: Model | None = None,
+        interface: ModelInterface | None = None,
     ) -> TrainingOutcome:
         """One step on each batch."""
-        model = model or self.model()
-        return _trained(self.make(), model, batches, spec)
+        return _trained(interface or self.make(), model or self.model(), batches, spec)
 
     def train_on_ranks(
         self, batch: SequenceSample, shares: Sequence[Sequence[int]], spec: MicroBatchSpec = WHOLE

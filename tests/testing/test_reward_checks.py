@@ -54,6 +54,24 @@ class Forgets(Compares):
         return super().score_texts(sorted(set(responses)), answers[: len(set(responses))])
 
 
+class FindsAnyLine(Compares):
+    def score(self, response, answer):
+        return float(answer in response.splitlines())
+
+
+class ReadsTheEndAlone(Compares):
+    def score(self, response, answer):
+        return float(answer in response[-50:].splitlines())
+
+
+class ReadsTheLastLineButPunishesLength(Compares):
+    """Correct, though its rewards depend on more than the answer."""
+
+    def score(self, response, answer):
+        lines = [line for line in response.splitlines() if "settled" not in line]
+        return float(lines[-1:] == [answer]) - len(response) / 1000
+
+
 def same(answer):
     return answer
 
@@ -65,6 +83,12 @@ def test_a_correct_reward_passes():
     checks.test_nonsense_earns_nothing_and_breaks_nothing(scorer, ANSWERS, same, notes.__setitem__)
     checks.test_a_text_is_worth_the_same_anywhere(scorer, ANSWERS, same)
     checks.test_rewards_are_the_same_elsewhere(scorer, Compares, ANSWERS, same)
+
+
+@pytest.mark.parametrize("cls", [Compares, ReadsTheLastLineButPunishesLength])
+def test_answers_may_be_read_in_any_definite_way(cls):
+    RewardChecks().test_one_of_two_answers_counts(cls(), ANSWERS, same)
+    RewardChecks().test_the_distance_of_an_answer_from_the_end_does_not_matter(cls(), ANSWERS, same)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +112,18 @@ def test_a_correct_reward_passes():
             "test_nonsense_earns_nothing_and_breaks_nothing",
             ZeroDivisionError,
             "division by zero",
+        ),
+        (
+            FindsAnyLine,
+            "test_one_of_two_answers_counts",
+            Violation,
+            "both earn as much as '7'",
+        ),
+        (
+            ReadsTheEndAlone,
+            "test_the_distance_of_an_answer_from_the_end_does_not_matter",
+            Violation,
+            "but not before 200 × that",
         ),
         (Remembers, "test_a_text_is_worth_the_same_anywhere", Violation, "'7' for '7' earns 1.0"),
         (Forgets, "test_a_text_is_worth_the_same_anywhere", Violation, "4 rewards for 9 responses"),

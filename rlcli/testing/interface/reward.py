@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
@@ -58,6 +59,9 @@ NONSENSE = (
 
 HARD = "x + 1"
 """An answer that cannot be rejected at a glance."""
+
+REMARK = "So that is settled. "
+MANY_REMARKS = 200
 
 ONE_FOR_EACH = "one reward for each response, in their order"
 
@@ -171,6 +175,40 @@ class RewardChecks(CallSubject):
                     where,
                 )
         record_property("note", f"{len(NONSENSE)}/{len(NONSENSE)}")
+
+    def test_one_of_two_answers_counts(
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+    ) -> None:
+        """a right and a wrong answer are not right in both orders"""
+        where = place_of(type(scorer).score_texts)
+        for right, wrong in pairwise((*answers, answers[0])):
+            texts = [gold(right), *map("\n".join, permutations((gold(right), gold(wrong))))]
+            alone, *together = _scores(scorer, texts, [right] * len(texts))
+            if not any(_above(alone, score) for score in together):
+                raise Violation(
+                    f"{texts[1]!r} and {texts[2]!r} both earn as much as {texts[0]!r}",
+                    "read one of the answers, such as the last: otherwise listing many pays",
+                    where,
+                )
+
+    def test_the_distance_of_an_answer_from_the_end_does_not_matter(
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+    ) -> None:
+        """an answer counts, or does not, whether little or much follows it"""
+        where = place_of(type(scorer).score_texts)
+        for answer in answers:
+            remarks = [REMARK, REMARK * MANY_REMARKS]
+            answered = [f"{gold(answer)}\n{remark}" for remark in remarks]
+            scores = _scores(scorer, [*answered, *remarks], [answer] * 4)
+            pays_before_one, pays_before_many = map(_above, scores[:2], scores[2:])
+            if pays_before_one != pays_before_many:
+                pays, does_not = (1, MANY_REMARKS) if pays_before_one else (MANY_REMARKS, 1)
+                raise Violation(
+                    f"{gold(answer)!r} pays before {pays} × {REMARK!r}, "
+                    f"but not before {does_not} × that",
+                    "look for the answer in the whole response",
+                    where,
+                )
 
     def test_a_text_is_worth_the_same_anywhere(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold

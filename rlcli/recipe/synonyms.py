@@ -213,7 +213,7 @@ _ABSENT_WORDS: Mapping[str, str] = {
     "models.<role>.backend.args.gradient_checkpointing=true saves memory",
     (
         "args.optimizer args.momentum"
-    ): "this backend trains with AdamW alone; models.<role>.backend.type=fsdp has Muon",
+    ): "this backend trains with AdamW alone; models.<role>.backend=fsdp has Muon",
 }
 ABSENT: Mapping[str, str] = {
     word: advice for words, advice in _ABSENT_WORDS.items() for word in words.split()

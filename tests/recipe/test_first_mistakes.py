@@ -288,4 +288,4 @@ def test_a_backend_without_muon_names_the_one_that_has_it(backend):
     role = "models.actor.backend"
     [problem] = problems_of("sft_math", f"{role}.type={backend}", f"{role}.args.optimizer=muon")
     assert problem.what == f"unknown key {role}.args.optimizer"
-    assert problem.hint == f"this backend trains with AdamW alone; {role}.type=fsdp has Muon"
+    assert problem.hint == f"this backend trains with AdamW alone; {role}=fsdp has Muon"

@@ -114,6 +114,14 @@ class Effects:
                 if self._differ(self._of(first), self._of(second)):
                     yield argument, values
 
+    def variants(self) -> Iterator[Changes]:
+        """Each other value of a flag or choice that is accepted, with what it needs."""
+        for argument in self._arguments.values():
+            for value in argument.others if argument.is_choice else ():
+                changes = self._with_needs({}, argument.name, value)
+                if self._accepts(changes):
+                    yield changes
+
     def _unlike(self, argument: VariedArgument) -> list[tuple[Any, ...]]:
         """Values among which some result must differ: of choices any two, of numbers all."""
         values = (argument.default, *argument.others)

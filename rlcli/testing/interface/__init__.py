@@ -27,10 +27,12 @@ from rlcli.testing.interface.real_model import RealModelChecks
 from rlcli.testing.interface.reward import RewardChecks
 from rlcli.testing.interface.training import TrainingChecks
 from rlcli.testing.interface.twin import TwinChecks
+from rlcli.testing.interface.variants import VariantChecks
 
 
 class InterfaceContract(
     RealModelChecks,
+    VariantChecks,
     TwinChecks,
     RewardChecks,
     GenerationChecks,

@@ -53,12 +53,11 @@ class ArgumentChecks(CallSubject):
             and not overrides(interface, "train_step")
         ):
             pytest.skip("not tried: only its author knows which texts show what an argument does")
-        available = {*KEYS, *batches().keys}
         silent = silent_arguments(type(interface))
         arguments = arguments_of(interface)
         if not any(argument.others for argument in arguments):
             pytest.skip("has no argument whose other values are known")
-        effects = _effects(make, batches, tokenizer, available)
+        effects = effects_of(make, batches, tokenizer)
         for argument, values in effects.without(silent):
             tried = " and ".join(map(repr, values)) if argument.is_choice else "whatever it is"
             raise Violation(
@@ -69,9 +68,10 @@ class ArgumentChecks(CallSubject):
         _demand_silence(effects, silent, interface)
 
 
-def _effects(make: Make, batches: Batches, tokenizer: Any, available: Collection[str]) -> Effects:
+def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
     """The results of all calls that the interface has."""
     interface = make()
+    available = {*KEYS, *batches().keys}
     arguments = arguments_of(interface)
     results = [
         trial
@@ -122,7 +122,7 @@ def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOu
     def changed(**further: Any) -> ModelInterface:
         return make(**changes, **further)
 
-    rehearsal = Rehearsal(changed, _made_for(changed(), batches))
+    rehearsal = Rehearsal(changed, batches_for(changed(), batches))
     usual = rehearsal.fit(rehearsal.batches(UNEVEN))
     count = usual.bs
     shares = [range(1), range(1, count)]
@@ -132,7 +132,7 @@ def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOu
     ]
 
 
-def _made_for(interface: ModelInterface, batches: Batches) -> Batches:
+def batches_for(interface: ModelInterface, batches: Batches) -> Batches:
     """Batches with the keys that an interface reads with its arguments; the author's, if only these
     are known."""
     usual = usual_batches(interface)

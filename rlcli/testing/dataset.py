@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from rlcli.testing.dataset_checks.building import BuildingChecks
 from rlcli.testing.dataset_checks.files import FileChecks
+from rlcli.testing.dataset_checks.formats import FormatChecks
 from rlcli.testing.dataset_checks.order import OrderChecks
 from rlcli.testing.dataset_checks.samples import SampleChecks
 
 __all__ = ["DatasetContract"]
 
 
-class DatasetContract(FileChecks, OrderChecks, SampleChecks, BuildingChecks):
+class DatasetContract(FormatChecks, FileChecks, OrderChecks, SampleChecks, BuildingChecks):
     """What every dataset must do."""
 
     kind = "dataset"

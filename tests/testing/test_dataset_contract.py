@@ -319,6 +319,26 @@ def test_a_faulty_dataset_is_reported_with_cause_and_line(make_trial, fault):
     assert 1 <= int(line) <= CORRECT_SOURCE.count("\n")
 
 
+LINES = "enumerate(file, start=1)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "finding"),
+    [
+        ("[json.dumps(row) for row in json.load(file)[1:]]", "2 rows and not 3"),
+        ("[json.dumps(row).lower() for row in json.load(file)]", "packed_input_ids .* of row 0"),
+    ],
+)
+def test_rows_that_mean_something_else_in_another_format_are_reported(make_trial, lines, finding):
+    by_suffix = f"enumerate({lines} if self.path.endswith('.json') else file, start=1)"
+    caught = violation(make_trial((LINES, by_suffix)), "test_formats_mean_the_same")
+    assert re.search(f"{finding}.* if its rows are in a .json file", caught.finding)
+
+
+def test_formats_that_a_dataset_does_not_read_are_no_fault(make_trial):
+    DatasetContract().test_formats_mean_the_same(make_trial())
+
+
 CHAT, CLOSING, PLAIN = sorted(HABITS)
 
 

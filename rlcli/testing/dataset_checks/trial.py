@@ -136,20 +136,22 @@ class Trial:
         rows: Sequence[Mapping[str, Any]] | None = None,
         *,
         lines: Sequence[Line] | None = None,
+        file: Path | None = None,
         seed: int = 1,
         rank: int = 0,
         ranks: int = 1,
         tokenizer: Any = None,
         **args: Any,
     ) -> Any:
-        """Build the dataset, from other rows or another file's lines if given.
+        """Build the dataset, from other rows, another file's lines or another file if given.
         Raises whatever it raises."""
         util = DatasetUtility(
             seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls), self.datasets
         )
         return by_number(
             make_dataset(
-                DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util
+                DatasetAbstraction(self.name, self.args_for(rows, lines=lines, file=file, **args)),
+                util,
             )
         )
 
@@ -164,6 +166,7 @@ class Trial:
         rows: Sequence[Mapping[str, Any]] | None = None,
         *,
         lines: Sequence[Line] | None = None,
+        file: Path | None = None,
         **args: Any,
     ) -> dict[str, Any]:
         """The arguments a recipe would give for such a dataset."""
@@ -171,7 +174,7 @@ class Trial:
         merged |= self._unlimited() | args
         if self.rows:
             assert self.file_argument is not None
-            file = self.write(lines or [as_line(row) for row in rows or self.rows])
+            file = file or self.write(lines or [as_line(row) for row in rows or self.rows])
             merged[self.file_argument] = str(file)
         return merged
 

@@ -1,0 +1,96 @@
+"""The check that rows mean the same in every file format that a dataset reads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.trial import Trial, content_of, read
+
+Rows = Sequence[dict[str, Any]]
+
+
+class FormatChecks(Contract):
+    def test_formats_mean_the_same(self, trial: Trial) -> None:
+        """the same rows as a JSON list, a table of texts or Parquet give the same samples"""
+        if not trial.rows:
+            pytest.skip("has no rows that could be written in another format")
+        expected = [content_of(sample) for sample in read(trial.demand())]
+        for suffix, write in WRITERS.items():
+            file = trial.folder / f"rows{suffix}"
+            if not write(file, trial.rows):
+                continue
+            try:
+                contents = [content_of(sample) for sample in read(trial.make(file=file))]
+            except Exception:  # it does not read this format
+                continue
+            if contents and contents != expected:
+                raise Violation(
+                    f"{_first_difference(expected, contents)} if its rows are in a {suffix} file",
+                    "read all formats into the same rows, with the same types",
+                    trial.location,
+                )
+
+
+def _first_difference(expected: list[dict[str, Any]], contents: list[dict[str, Any]]) -> str:
+    if len(contents) != len(expected):
+        return f"it has {len(contents)} rows and not {len(expected)}"
+    unequal = (
+        f"{name} of row {index} is {str(content.get(name))[:40]} and not {str(value)[:40]}"
+        for index, (row, content) in enumerate(zip(expected, contents, strict=True))
+        for name, value in row.items()
+        if content.get(name) != value
+    )
+    return next(unequal, "a row has more")
+
+
+def _write_list(file: Path, rows: Rows) -> bool:
+    file.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return True
+
+
+def _table_writer(delimiter: str) -> Callable[[Path, Rows], bool]:
+    def write(file: Path, rows: Rows) -> bool:
+        """Returns False for rows that are not made of the same texts alone."""
+        names = list(rows[0])
+        cells = [cell for row in rows for cell in row.values()]
+        are_texts = all(isinstance(cell, str) for cell in cells)
+        is_table = are_texts and all(list(row) == names for row in rows)
+        if is_table:
+            with file.open("w", encoding="utf-8", newline="") as opened:
+                writer = csv.DictWriter(opened, names, delimiter=delimiter)
+                writer.writeheader()
+                writer.writerows(rows)
+        return is_table
+
+    return write
+
+
+def _write_parquet(file: Path, rows: Rows) -> bool:
+    """Returns False for rows whose columns have several types."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = pyarrow.Table.from_pylist(list(rows))
+    except pyarrow.ArrowException:
+        return False
+    if table.to_pylist() != list(rows):
+        return False
+    parquet.write_table(table, file)
+    return True
+
+
+WRITERS: dict[str, Callable[[Path, Rows], bool]] = {
+    ".json": _write_list,
+    ".csv": _table_writer(","),
+    ".tsv": _table_writer("\t"),
+    ".parquet": _write_parquet,
+}
+"""Suffix → writes the rows, and says whether the format can hold them."""

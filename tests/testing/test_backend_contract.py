@@ -25,13 +25,13 @@ ENGINE = sys.modules[FSDP.__module__].FSDPEngine
 class Undecayed(ENGINE):
     def __init__(self, model, settings):
         super().__init__(model, settings)
-        self.optimizer.param_groups[0]["weight_decay"] = 0.0
+        self.optimizers[0].param_groups[0]["weight_decay"] = 0.0
 
 
 class Greedy(ENGINE):
     def __init__(self, model, settings):
         super().__init__(model, settings)
-        self.optimizer.param_groups[1]["weight_decay"] = settings.weight_decay
+        self.optimizers[0].param_groups[1]["weight_decay"] = settings.weight_decay
 
 
 class Unclipped(ENGINE):
@@ -39,7 +39,7 @@ class Unclipped(ENGINE):
         norm = float(
             nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         )
-        self.optimizer.step()
+        self.optimizers[0].step()
         self.optimizer_zero_grad()
         return norm
 

@@ -459,7 +459,9 @@ def test_a_stream_is_tested_on_its_first_rows(make_trial):
     assert [
         (check.words, check.failure.finding) for check in checks if check.failure is not None
     ] == []
-    (continues,) = [check for check in checks if check.words == "a stream continues from any place"]
+    (continues,) = [
+        check for check in checks if check.words.startswith("a stream continues from any place")
+    ]
     assert continues.reason is None or "no stream" not in continues.reason
 
 

@@ -22,7 +22,12 @@ from rlcli.testing.arguments import (
 )
 from rlcli.testing.batches import KEYS, PAIRS
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, batches_with
+from rlcli.testing.interface.inference_trial import (
+    CallSubject,
+    CallTrial,
+    batches_with,
+    usual_batch,
+)
 from rlcli.testing.interface.outputs import gap
 from rlcli.testing.interface.training_trial import (
     Batches,
@@ -71,7 +76,7 @@ class ArgumentChecks(CallSubject):
 def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
     """The results of all calls that the interface has."""
     interface = make()
-    available = {*KEYS, *batches().keys}
+    available = {*KEYS, *usual_batch(batches).keys}
     arguments = arguments_of(interface)
     results = [
         trial

@@ -337,6 +337,9 @@ ENGINES = {
     "training, experts": functools.partial(engine_trains, **EXPERTS),
     "training, experts replayed": engine_replays_experts,
     "training, dtype of the device": functools.partial(engine_trains, dtype="auto"),
+    "training, another optimizer for matrices": functools.partial(
+        engine_trains, optimizer="muon", lr=1e-3
+    ),
     "value head": engine_trains_a_value_head,
     "updates refused": engine_refuses_updates,
     "scores": engine_scores,

@@ -147,6 +147,7 @@ def sft_runs(device, folder):
         "train.steps=2",
         "train.prompts_per_step=4",
         "datasets.train.args.problems=32",
+        "log.profile=2",
         f"cluster.device={device.type}",
         *INLINE,
     ]

@@ -16,10 +16,9 @@ import torch
 from rlcli.launch.orphans import name_of
 from rlcli.processes import isolated
 
-NOT_COMPARED = (
-    "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK",
-)  # fmt: skip
-"""Variables that pytest changes all the time, and that torch sets when parts of it are imported."""
+NOT_COMPARED = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_", "KINETO_", "NVTE_", "DS_", "GLOO_")
+"""Beginnings of the names of variables that pytest changes all the time, and libraries when they
+are imported or first used."""
 END_WITHIN = 2.0
 """Seconds for processes and threads to end by themselves after the last check."""
 
@@ -44,7 +43,7 @@ class ProcessState:
         return cls(
             _working_directory(),
             umask,
-            {name: os.environ[name] for name in os.environ if name not in NOT_COMPARED},
+            {name: os.environ[name] for name in os.environ if not name.startswith(NOT_COMPARED)},
             torch.get_default_dtype(),
             torch.is_grad_enabled(),
         )
@@ -54,9 +53,9 @@ class ProcessState:
         with contextlib.suppress(OSError):  # the directory may be gone
             os.chdir(self.working_directory)
         os.umask(self.umask)
-        if ProcessState.now().environment != self.environment:
-            os.environ.clear()
-            os.environ.update(self.environment)
+        for name in ProcessState.now().environment.keys() - self.environment.keys():
+            del os.environ[name]
+        os.environ.update(self.environment)
         torch.set_default_dtype(self.default_dtype)
         torch.set_grad_enabled(self.gradients)
 

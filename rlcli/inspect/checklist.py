@@ -13,15 +13,14 @@ from rlcli.inspect.constructors import component_faults
 from rlcli.inspect.devices import list_gpus
 from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.inspect.findings import Finding, count, failure, grouped, without_torch
+from rlcli.inspect.length_checks import check_answers, check_lengths
 from rlcli.inspect.model_files import check_model_files, faults_beyond_roles
 from rlcli.inspect.packing import check_packing
 from rlcli.inspect.reward_checks import check_reward, scores_responses, scores_texts, try_reward
 from rlcli.inspect.row_checks import (
     RowLimits,
-    check_answers,
     check_ends,
     check_leak,
-    check_lengths,
     check_mask,
     check_pairs,
     check_repeats,
@@ -109,7 +108,7 @@ def _findings(subject: _Subject, rows: int) -> Iterator[Finding]:
     yield from _check_doubtful(resolved)
 
 
-def row_checks(resolved: Resolved, names: Collection[str], rows: int = 200) -> Iterator[Finding]:
+def inspect_rows(resolved: Resolved, names: Collection[str], rows: int = 200) -> Iterator[Finding]:
     """What up to `rows` rows of these datasets show, and whether held-out rows are trained on.
     Raises RlcliError for one that cannot be opened."""
     subject = _Subject(resolved)

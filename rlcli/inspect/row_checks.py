@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
@@ -14,8 +14,6 @@ from rlcli.inspect.text import shortened
 
 EXAMPLES = 3
 """Number of rows that a finding names."""
-CUT_ANSWERS = 0.05
-"""Share of answers that may be longer than a response."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
         level="warn",
         about=opened.name,
         says=f"{says}; {count(len(bad), 'bad row')} skipped",
-        details=[*_some(bad), *opened.notes],
+        details=[*some_of(bad), *opened.notes],
         fix="correct them, or keep bad_rows: skip",
         code="F31",
     )
@@ -238,103 +236,6 @@ def _ends_with_trained(row: Preview, stops: frozenset[int]) -> bool:
     )
 
 
-def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: RowLimits) -> list[Finding]:
-    """The distribution of lengths, and what becomes of rows that do not fit."""
-    survey = opened.survey
-    lengths = sorted(survey.lengths if survey else [max(map(len, row.sequences)) for row in rows])
-    about = f"{opened.name} lengths"
-    says = (
-        f"min {lengths[0]}, median {_quantile(lengths, 0.5)}, p99 {_quantile(lengths, 0.99)}, "
-        f"max {lengths[-1]} tokens"
-    )
-    if survey:
-        says += f"; max_length {survey.max_length}"
-    findings = [Finding(level="ok", about=about, says=says)]
-    if survey and survey.too_long:
-        fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
-        over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(lengths))})"
-        long_rows = (
-            f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
-        )
-        fix = f"raise datasets.{opened.name}.args.max_length to keep them"
-        findings = [
-            Finding(level="warn", about=about, says=long_rows, details=[says], fix=fix, code="F30")
-        ]
-    lengths_read = [min(length, survey.max_length) if survey else length for length in lengths]
-    return [*findings, *_check_room(about, lengths_read, limits)]
-
-
-def _check_room(about: str, lengths: Sequence[int], limits: RowLimits) -> Iterable[Finding]:
-    """Whether the rows with their responses fit into the model's positions and a micro-batch."""
-    follows = f" with {limits.new_tokens} new tokens" if limits.new_tokens else ""
-    full_lengths = [length + limits.new_tokens for length in lengths]
-    if limits.positions is not None and full_lengths[-1] > limits.positions:
-        over = sum(length > limits.positions for length in full_lengths)
-        yield Finding(
-            level="FAIL",
-            about=about,
-            code="F30",
-            exit_code=4,
-            says=(
-                f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the "
-                f"model's {grouped(limits.positions)} positions (max_position_embeddings)"
-            ),
-            fix="lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else ""),
-        )
-    if limits.new_tokens and limits.cache is not None and full_lengths[-1] > limits.cache:
-        yield Finding(
-            level="FAIL",
-            about=about,
-            code="F30",
-            exit_code=4,
-            says=(
-                f"the longest row{follows} takes up to {grouped(full_lengths[-1])} tokens; the KV "
-                f"cache has room for {grouped(limits.cache)}"
-            ),
-            fix="raise the backend's kv_cache_tokens, or lower generation.max_new_tokens",
-        )
-    sample = full_lengths[-1] * limits.responses
-    if sample > limits.microbatch:
-        group = f", {limits.responses} responses together," if limits.responses > 1 else ""
-        yield Finding(
-            level="FAIL",
-            about=about,
-            code="F30",
-            exit_code=4,
-            says=(
-                f"the longest row{follows}{group} takes up to {grouped(sample)} tokens; a "
-                f"micro-batch holds {grouped(limits.microbatch)}"
-            ),
-            fix="raise train.max_tokens_per_microbatch, or shorten prompts and responses",
-        )
-
-
-def check_answers(
-    name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits
-) -> Finding | None:
-    """Whether a response has room for the answer that a row names, and the token that ends it. None
-    if no response follows, or nearly all answers fit."""
-    answers = {location(row): str(row.metadata.get("answer") or "") for row in rows}
-    if not limits.new_tokens or not any(answers.values()):
-        return None
-    encoded = tokenizer(list(answers.values()), add_special_tokens=False).input_ids
-    lengths = dict(zip(answers, map(len, encoded), strict=True))
-    cut = [where for where, length in lengths.items() if length + 1 > limits.new_tokens]
-    if len(cut) <= CUT_ANSWERS * len(lengths):
-        return None
-    return Finding(
-        level="warn",
-        about=f"{name} answers",
-        says=(
-            f"{count(len(cut), 'answer')} ({share(len(cut), len(lengths))}) take more than the "
-            f"{limits.new_tokens} tokens of a response, its end included"
-        ),
-        details=_some(cut),
-        fix="raise generation.max_new_tokens",
-        code="F30",
-    )
-
-
 def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | None:
     """Prompts that occur more than once."""
     prompts = known_prompts(opened, rows)
@@ -354,7 +255,7 @@ def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | Non
         level="warn",
         about=f"{opened.name} repeats",
         says=says,
-        details=_some(repeated),
+        details=some_of(repeated),
         fix=fix,
         code="F79",
     )
@@ -381,7 +282,9 @@ def check_leak(
         f"are in {train.name} too"
     )
     fix = f"take them out of {train.name}; evaluating on them overstates accuracy"
-    return Finding(level="warn", about=about, says=says, details=_some(leaked), fix=fix, code="F79")
+    return Finding(
+        level="warn", about=about, says=says, details=some_of(leaked), fix=fix, code="F79"
+    )
 
 
 def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[str, str]]:
@@ -400,19 +303,15 @@ def _plain(prompt: str) -> str:
     return " ".join(prompt.split())
 
 
-def _quantile(ordered: Sequence[int], fraction: float) -> int:
-    return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]
-
-
 def _token(tokenizer: Any, id_: int | None) -> str:
     return "nothing" if id_ is None else shortened(tokenizer.decode([id_]) or str(id_), 30)
 
 
 def _places(rows: Sequence[Preview]) -> list[str]:
-    return _some([location(row) for row in rows])
+    return some_of([location(row) for row in rows])
 
 
-def _some(examples: Sequence[str]) -> list[str]:
+def some_of(examples: Sequence[str]) -> list[str]:
     """The first few, and how many more there are."""
     shown = [shortened(example, 200) for example in examples[:EXAMPLES]]
     rest = len(examples) - len(shown)

@@ -14,7 +14,7 @@ import pytest
 
 from rlcli import registry
 from rlcli.errors import ModelError, RecipeError
-from rlcli.inspect.checklist import row_checks
+from rlcli.inspect.checklist import inspect_rows
 from rlcli.observe.metrics import read_metrics
 from rlcli.project import is_built_in
 from rlcli.recipe.introspection.minimal import superfluous
@@ -112,7 +112,7 @@ class RecipeContract(Contract):
         if not names:
             pytest.skip("its rows come from the user or the Hub")
         try:
-            findings = list(row_checks(resolved, names))
+            findings = list(inspect_rows(resolved, names))
         except ModelError as error:
             pytest.skip(f"its tokenizer cannot be read here: {error.what}")
         for finding in findings:

@@ -1,0 +1,115 @@
+"""Whether the rows of a dataset and their responses fit where they must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlcli.api.data import Preview
+from rlcli.inspect.findings import Finding, count, grouped, share
+from rlcli.inspect.row_checks import RowLimits, location, some_of
+from rlcli.inspect.rows import OpenDataset
+
+CUT_ANSWERS = 0.05
+"""Share of answers that may be longer than a response."""
+
+
+def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: RowLimits) -> list[Finding]:
+    """The distribution of lengths, and what becomes of rows that do not fit."""
+    survey = opened.survey
+    lengths = sorted(survey.lengths if survey else [max(map(len, row.sequences)) for row in rows])
+    about = f"{opened.name} lengths"
+    says = (
+        f"min {lengths[0]}, median {_quantile(lengths, 0.5)}, p99 {_quantile(lengths, 0.99)}, "
+        f"max {lengths[-1]} tokens"
+    )
+    if survey:
+        says += f"; max_length {survey.max_length}"
+    findings = [Finding(level="ok", about=about, says=says)]
+    if survey and survey.too_long:
+        fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
+        over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(lengths))})"
+        long_rows = (
+            f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
+        )
+        fix = f"raise datasets.{opened.name}.args.max_length to keep them"
+        findings = [
+            Finding(level="warn", about=about, says=long_rows, details=[says], fix=fix, code="F30")
+        ]
+    lengths_read = [min(length, survey.max_length) if survey else length for length in lengths]
+    return [*findings, *_check_room(about, lengths_read, limits)]
+
+
+def _check_room(about: str, lengths: Sequence[int], limits: RowLimits) -> Iterable[Finding]:
+    """Whether the rows with their responses fit into the model's positions and a micro-batch."""
+    follows = f" with {limits.new_tokens} new tokens" if limits.new_tokens else ""
+    full_lengths = [length + limits.new_tokens for length in lengths]
+    if limits.positions is not None and full_lengths[-1] > limits.positions:
+        over = sum(length > limits.positions for length in full_lengths)
+        yield Finding(
+            level="FAIL",
+            about=about,
+            code="F30",
+            exit_code=4,
+            says=(
+                f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the "
+                f"model's {grouped(limits.positions)} positions (max_position_embeddings)"
+            ),
+            fix="lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else ""),
+        )
+    if limits.new_tokens and limits.cache is not None and full_lengths[-1] > limits.cache:
+        yield Finding(
+            level="FAIL",
+            about=about,
+            code="F30",
+            exit_code=4,
+            says=(
+                f"the longest row{follows} takes up to {grouped(full_lengths[-1])} tokens; the KV "
+                f"cache has room for {grouped(limits.cache)}"
+            ),
+            fix="raise the backend's kv_cache_tokens, or lower generation.max_new_tokens",
+        )
+    sample = full_lengths[-1] * limits.responses
+    if sample > limits.microbatch:
+        group = f", {limits.responses} responses together," if limits.responses > 1 else ""
+        yield Finding(
+            level="FAIL",
+            about=about,
+            code="F30",
+            exit_code=4,
+            says=(
+                f"the longest row{follows}{group} takes up to {grouped(sample)} tokens; a "
+                f"micro-batch holds {grouped(limits.microbatch)}"
+            ),
+            fix="raise train.max_tokens_per_microbatch, or shorten prompts and responses",
+        )
+
+
+def check_answers(
+    name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits
+) -> Finding | None:
+    """Whether a response has room for the answer that a row names, and the token that ends it. None
+    if no response follows, or nearly all answers fit."""
+    answers = {location(row): str(row.metadata.get("answer") or "") for row in rows}
+    if not limits.new_tokens or not any(answers.values()):
+        return None
+    encoded = tokenizer(list(answers.values()), add_special_tokens=False).input_ids
+    lengths = dict(zip(answers, map(len, encoded), strict=True))
+    cut = [where for where, length in lengths.items() if length + 1 > limits.new_tokens]
+    if len(cut) <= CUT_ANSWERS * len(lengths):
+        return None
+    return Finding(
+        level="warn",
+        about=f"{name} answers",
+        says=(
+            f"{count(len(cut), 'answer')} ({share(len(cut), len(lengths))}) take more than the "
+            f"{limits.new_tokens} tokens of a response, its end included"
+        ),
+        details=some_of(cut),
+        fix="raise generation.max_new_tokens",
+        code="F30",
+    )
+
+
+def _quantile(ordered: Sequence[int], fraction: float) -> int:
+    return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlcli.api.data import Preview
+from rlcli.api.data import Preview, Survey
 from rlcli.inspect.findings import Finding, count, grouped, share
 from rlcli.inspect.row_checks import RowLimits, location, some_of
 from rlcli.inspect.rows import OpenDataset
@@ -18,71 +18,91 @@ def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: RowLimit
     """The distribution of lengths, and what becomes of rows that do not fit."""
     survey = opened.survey
     lengths = sorted(survey.lengths if survey else [max(map(len, row.sequences)) for row in rows])
-    about = f"{opened.name} lengths"
     says = (
         f"min {lengths[0]}, median {_quantile(lengths, 0.5)}, p99 {_quantile(lengths, 0.99)}, "
         f"max {lengths[-1]} tokens"
     )
-    if survey:
-        says += f"; max_length {survey.max_length}"
-    findings = [Finding(level="ok", about=about, says=says)]
-    if survey and survey.too_long:
-        fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
-        over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(lengths))})"
-        long_rows = (
-            f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
-        )
-        fix = f"raise datasets.{opened.name}.args.max_length to keep them"
-        findings = [
-            Finding(level="warn", about=about, says=long_rows, details=[says], fix=fix, code="F30")
-        ]
-    lengths_read = [min(length, survey.max_length) if survey else length for length in lengths]
-    return [*findings, *_check_room(about, lengths_read, limits)]
+    about = f"{opened.name} lengths"
+    if survey is None:
+        return [Finding(level="ok", about=about, says=says), *_check_room(about, lengths, limits)]
+    says += f"; max_length {survey.max_length}"
+    finding = _overlong(opened.name, survey, about, says)
+    lengths_read = [min(length, survey.max_length) for length in lengths]
+    return [
+        finding or Finding(level="ok", about=about, says=says),
+        *_check_room(about, lengths_read, limits),
+    ]
+
+
+def _overlong(name: str, survey: Survey, about: str, distribution: str) -> Finding | None:
+    """What happens to rows beyond `max_length`; None if there are none."""
+    if not survey.too_long:
+        return None
+    fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
+    over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(survey.lengths))})"
+    return Finding(
+        level="warn",
+        about=about,
+        says=f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})",
+        details=[distribution],
+        fix=f"raise datasets.{name}.args.max_length to keep them",
+        code="F30",
+    )
 
 
 def _check_room(about: str, lengths: Sequence[int], limits: RowLimits) -> Iterable[Finding]:
-    """Whether the rows with their responses fit into the model's positions and a micro-batch."""
+    """Whether the rows with their responses fit into the model's positions, its cache and a
+    micro-batch."""
     follows = f" with {limits.new_tokens} new tokens" if limits.new_tokens else ""
     full_lengths = [length + limits.new_tokens for length in lengths]
-    if limits.positions is not None and full_lengths[-1] > limits.positions:
-        over = sum(length > limits.positions for length in full_lengths)
-        yield Finding(
-            level="FAIL",
-            about=about,
-            code="F30",
-            exit_code=4,
-            says=(
-                f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the "
-                f"model's {grouped(limits.positions)} positions (max_position_embeddings)"
-            ),
-            fix="lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else ""),
-        )
-    if limits.new_tokens and limits.cache is not None and full_lengths[-1] > limits.cache:
-        yield Finding(
-            level="FAIL",
-            about=about,
-            code="F30",
-            exit_code=4,
-            says=(
-                f"the longest row{follows} takes up to {grouped(full_lengths[-1])} tokens; the KV "
-                f"cache has room for {grouped(limits.cache)}"
-            ),
-            fix="raise the backend's kv_cache_tokens, or lower generation.max_new_tokens",
-        )
-    sample = full_lengths[-1] * limits.responses
-    if sample > limits.microbatch:
-        group = f", {limits.responses} responses together," if limits.responses > 1 else ""
-        yield Finding(
-            level="FAIL",
-            about=about,
-            code="F30",
-            exit_code=4,
-            says=(
-                f"the longest row{follows}{group} takes up to {grouped(sample)} tokens; a "
-                f"micro-batch holds {grouped(limits.microbatch)}"
-            ),
-            fix="raise train.max_tokens_per_microbatch, or shorten prompts and responses",
-        )
+    for problem, fix in (
+        _beyond_positions(full_lengths, follows, limits),
+        _beyond_cache(full_lengths[-1], follows, limits),
+        _beyond_microbatch(full_lengths[-1], follows, limits),
+    ):
+        if problem:
+            yield Finding(level="FAIL", about=about, says=problem, fix=fix, code="F30", exit_code=4)
+
+
+def _beyond_positions(
+    full_lengths: Sequence[int], follows: str, limits: RowLimits
+) -> tuple[str, str]:
+    """(problem, what to do about it); the problem is empty if there is none."""
+    fix = "lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else "")
+    if limits.positions is None or full_lengths[-1] <= limits.positions:
+        return "", fix
+    over = sum(length > limits.positions for length in full_lengths)
+    problem = (
+        f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the "
+        f"model's {grouped(limits.positions)} positions (max_position_embeddings)"
+    )
+    return problem, fix
+
+
+def _beyond_cache(longest: int, follows: str, limits: RowLimits) -> tuple[str, str]:
+    """Likewise."""
+    fix = "raise the backend's kv_cache_tokens, or lower generation.max_new_tokens"
+    if not limits.new_tokens or limits.cache is None or longest <= limits.cache:
+        return "", fix
+    problem = (
+        f"the longest row{follows} takes up to {grouped(longest)} tokens; the KV "
+        f"cache has room for {grouped(limits.cache)}"
+    )
+    return problem, fix
+
+
+def _beyond_microbatch(longest: int, follows: str, limits: RowLimits) -> tuple[str, str]:
+    """Likewise."""
+    fix = "raise train.max_tokens_per_microbatch, or shorten prompts and responses"
+    sample = longest * limits.responses
+    if sample <= limits.microbatch:
+        return "", fix
+    group = f", {limits.responses} responses together," if limits.responses > 1 else ""
+    problem = (
+        f"the longest row{follows}{group} takes up to {grouped(sample)} tokens; a "
+        f"micro-batch holds {grouped(limits.microbatch)}"
+    )
+    return problem, fix
 
 
 def check_answers(

@@ -35,7 +35,7 @@ sys.path[:0] = [str(HOME / "tests" / name) for name in ("servers", "fakes", "bac
 from cpu_servers import OPTIONS, backend_arguments  # noqa: E402 - scripts of other folders
 from fake_server import HashModel  # noqa: E402
 from fake_sglang import FakeSGLang  # noqa: E402
-from real_servers import HEAD_SIZE, own_servers  # noqa: E402
+from real_servers import HEAD_SIZE, AnyTokenizer, own_servers  # noqa: E402
 
 from rlcli.api.config import GenerationHyperparameters, ModelInterfaceAbstraction  # noqa: E402
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook  # noqa: E402
@@ -144,11 +144,13 @@ def responding(pausing: PausingEngine, tokens: int) -> Iterator[None]:
         thread.join()
 
 
-def copies(engine: Any, source: SlowSource, count: int, tokens: int) -> list[Figures]:
+def copies(
+    engine: Any, source: SlowSource, tokenizer: Any, count: int, tokens: int
+) -> list[Figures]:
     """The figures of some copies to an engine with servers, after a first one."""
     pauses, figures = Pauses(engine), []
-    actor = Model("actor", source, TinyTokenizer(), CPU)
-    rollout = Model("rollout", engine, TinyTokenizer(), CPU)
+    actor = Model("actor", source, tokenizer, CPU)
+    rollout = Model("rollout", engine, tokenizer, CPU)
     pausing = PausingEngine(rollout, max_segments=count + 3, most_prompts=8)
     topology: Any = SimpleNamespace(placement=lambda role: SimpleNamespace(ranks=(0,)))
     weights = WeightCopies([COPY], topology, 0, CPU)
@@ -176,18 +178,21 @@ def with_fake(count: int) -> list[Figures]:
         checks.args = {"urls": [server.url], "update": "disk", "weights_folder": folder}
         engine = checks.engine("llama")
         try:
-            return copies(engine, SlowSource(lm, ARRIVING_S), count, tokens=100)
+            return copies(engine, SlowSource(lm, ARRIVING_S), TinyTokenizer(), count, tokens=100)
         finally:
             engine.close()
 
 
 def with_server(backend: str, model: Path | None, arriving: float, count: int) -> list[Figures]:
     lm = loaded(model) if model else tiny_model("llama", head_dim=HEAD_SIZE)
+    tokenizer, arguments = AnyTokenizer(lm), backend_arguments(backend)
     with (
         tempfile.TemporaryDirectory() as folder,
-        own_servers(Path(folder), 1, backend, lm=lm, **backend_arguments(backend)) as engine,
+        own_servers(
+            Path(folder), 1, backend, lm=lm, engine_tokenizer=tokenizer, **arguments
+        ) as engine,
     ):
-        return copies(engine, SlowSource(lm, arriving), count, tokens=100)
+        return copies(engine, SlowSource(lm, arriving), tokenizer, count, tokens=100)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:

@@ -23,6 +23,18 @@ TOKENIZER = {"sglang": "tokenizer_path", "vllm": "tokenizer"}
 """Backend → the option of its server that names a tokenizer's folder."""
 
 
+class AnyTokenizer:
+    """A tokenizer of as many tokens as the model has."""
+
+    eos_token_id = pad_token_id = 0
+
+    def __init__(self, lm):
+        self.size = int(lm.config.vocab_size)
+
+    def __len__(self):
+        return self.size
+
+
 def save_tokenizer(folder):
     """The tokenizer of the tiny model's 97 tokens, which is also saved into a folder."""
     words = {f"w{id_}": id_ for id_ in range(VOCABULARY)}
@@ -36,8 +48,9 @@ def save_tokenizer(folder):
 
 
 @contextmanager
-def own_servers(run_dir, count, backend, family="llama", lm=None, **args):
-    """An engine of a backend that starts `count` servers, with these further arguments."""
+def own_servers(run_dir, count, backend, family="llama", lm=None, engine_tokenizer=None, **args):
+    """An engine of a backend that starts `count` servers, with these further arguments. Without a
+    tokenizer it gets that of a tiny model."""
     group = Group("server", "server", (0,) * count)
     members = Members(run_dir, run_environment(1))
     members.start([group], node=0)
@@ -47,7 +60,7 @@ def own_servers(run_dir, count, backend, family="llama", lm=None, **args):
     checks.server_folders = tuple(
         process_folder(run_dir, "server", group.name, index) for index in range(count)
     )
-    engine = checks.engine(family, lm=lm)
+    engine = checks.engine(family, lm=lm, tokenizer=engine_tokenizer)
     try:
         yield engine
     finally:

@@ -13,7 +13,7 @@ import pytest
 from cpu_servers import HOME, backend_arguments
 from run_results import check_accounting, check_segments, check_staleness
 
-STEPS, MAX_STALENESS, LONGEST = 8, 2, 256
+STEPS, MAX_STALENESS, LONGEST = 5, 2, 1024
 MODEL = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -23,11 +23,17 @@ MODEL = {
     "max_position_embeddings": LONGEST,
     "tie_word_embeddings": True,
 }
+AT_ONCE = 3
 OPTIONS = {
-    "sglang": {"context_length": LONGEST, "max_total_tokens": 32 * LONGEST},
-    "vllm": {"max_model_len": LONGEST},
+    "sglang": {
+        "context_length": LONGEST,
+        "max_total_tokens": 8 * LONGEST,
+        "max_running_requests": AT_ONCE,
+    },
+    "vllm": {"max_model_len": LONGEST, "max_num_seqs": AT_ONCE},
 }
-"""Room for responses that take longer than a training step."""
+"""Responses of hundreds of tokens come in waves: new weights meet some that are under way, however
+long a training step takes."""
 SETTINGS = (
     "models.actor.path=null",
     f"models.actor.scratch={json.dumps(MODEL)}",
@@ -35,7 +41,7 @@ SETTINGS = (
     "models.actor.backend.args.lr=1e-3",
     "datasets.train.args.problems=40",
     "train.eval.dataset=null",
-    "generation.max_new_tokens=200",
+    f"generation.max_new_tokens={LONGEST - 64}",
     "generation.responses_per_prompt=2",
     "checkpoint.every_steps=2",
     "launch=local",
@@ -69,8 +75,7 @@ def test_responses_go_on_with_new_weights_and_no_row_is_lost(backend, tmp_path):
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert check_accounting(folder)
     check_staleness(folder)
-    # whether a response is longer than a training step depends on the machine
-    assert 1 <= check_segments(folder) <= MAX_STALENESS + 1
+    assert 1 < check_segments(folder) <= MAX_STALENESS + 1
     require_reported_load(folder)
 
 
@@ -78,5 +83,5 @@ def require_reported_load(folder):
     """What servers report about their load is among a run's metrics."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     records = list(map(json.loads, lines))
-    for name in ("running", "queued"):  # the others only where anything of the kind has happened
+    for name in ("running", "queued", "cache_hits", "preemptions"):
         assert any(f"actor_rollout/servers/{name}" in record for record in records), name

@@ -5,9 +5,10 @@ both compute the same. Needs `trl`.
                                         [--dtype float32|bfloat16] [--write] [--json]
 
 Jobs: `grpo` (4 prompts × 8 responses of 18 to 32 tokens, with a reference) and `grpo_long` (the
-same with prompts of more than twice their length), `branching` (16 trajectories of six turns that
-have most of them in common, next to our own step that computes each as a whole), `sft`, `dpo`,
-`decode` (1, 32 and 128 responses, 8 to a prompt).
+same with prompts of more than twice their length), `ppo` (as `grpo`, with a critic and responses of
+32 tokens), `branching` (16 trajectories of six turns that have most of them in common, next to our
+own step that computes each as a whole), `sft`, `dpo`, `decode` (1, 32 and 128 responses, 8 to a
+prompt).
 
 Each side is a process with one thread, and both take steps in turn. Times are processor seconds,
 which other work on the machine changes little; for `decode`, of a token of a response. The first
@@ -39,6 +40,7 @@ BEGINNING, END = "<!-- written by tests/bench/next_to_peers.py -->", "<!-- up to
 JOBS = {
     "grpo_long": "TRL",
     "grpo": "TRL",
+    "ppo": "TRL",
     "branching": "each as a whole",
     "sft": "TRL",
     "dpo": "TRL",

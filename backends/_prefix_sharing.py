@@ -9,7 +9,7 @@ import torch
 
 from rlcli.api.operations import Products
 from rlcli.ops.prefix_attention import PrefixAttention
-from rlcli.ops.shared_prefixes import SharedPrefixes, Work, shared_prefixes
+from rlcli.ops.shared_prefixes import Work, counted_tokens, shared_prefixes
 
 if TYPE_CHECKING:
     from rlcli.ops.flash_attention import FlashAttention
@@ -31,15 +31,11 @@ class PrefixSharing:
         return cls(work, device, flash)
 
     def layout(self, tokens: torch.Tensor, lengths: tuple[int, ...]) -> PrefixAttention | None:
-        prefixes = self._prefixes(tokens, lengths)
+        if len(lengths) == 1:
+            return None
+        prefixes = shared_prefixes(tokens.cpu(), lengths, self.work.pays)
         return PrefixAttention(prefixes, self.device, self.flash) if prefixes is not None else None
 
     def counted(self, tokens: torch.Tensor, lengths: tuple[int, ...]) -> int:
         """Tokens of a group that need memory."""
-        prefixes = self._prefixes(tokens, lengths)
-        return prefixes.counted if prefixes is not None else sum(lengths)
-
-    def _prefixes(self, tokens: torch.Tensor, lengths: tuple[int, ...]) -> SharedPrefixes | None:
-        if len(lengths) == 1:
-            return None
-        return shared_prefixes(tokens.cpu(), lengths, self.work.pays)
+        return counted_tokens(tokens.cpu(), lengths, self.work.pays)

@@ -63,19 +63,27 @@ class SharedPrefixes:
     """[T - N] int64: where the score of each action is among those of the U rows, each with its
     successor in the pack, followed by those of the B branches."""
 
-    @property
-    def counted(self) -> int:
-        """Tokens for which there must be memory. Of a token that is not computed again, a layer
-        keeps a copy of keys and values, at most an eighth of what it keeps of one that is."""
-        computed = len(self.computed)
-        return computed + -(-(len(self.rows) - computed) // 8)
-
 
 def shared_prefixes(
     tokens: torch.Tensor, lengths: Sequence[int], pays: Pays
 ) -> SharedPrefixes | None:
     """What the sequences of `lengths` [N] share, by their `tokens` [T] on the CPU; None if they
     share nothing that pays."""
+    order, shared = _trie(tokens, lengths, pays)
+    return _computed_once(tuple(lengths), order, tuple(shared)) if any(shared) else None
+
+
+def counted_tokens(tokens: torch.Tensor, lengths: Sequence[int], pays: Pays) -> int:
+    """Tokens for which there must be memory when these sequences are computed together. Of a token
+    that is not computed again, a layer keeps a copy of keys and values, at most an eighth of what
+    it keeps of one that is."""
+    _, shared = _trie(tokens, lengths, pays)
+    return sum(lengths) - sum(shared) + -(-sum(shared) // 8)
+
+
+def _trie(tokens: torch.Tensor, lengths: Sequence[int], pays: Pays) -> tuple[list[int], list[int]]:
+    """The sequences in lexicographic order, and [N] how many of a sequence's first tokens are
+    computed with the one before it."""
     sequences = tokens.split(list(lengths))
     order = _in_order(sequences)
     shared = [0] * len(lengths)
@@ -83,7 +91,7 @@ def shared_prefixes(
         common = _common(sequences[before], sequences[number])
         if common and pays(lengths[number], common):
             shared[number] = common
-    return _computed_once(tuple(lengths), order, tuple(shared)) if any(shared) else None
+    return order, shared
 
 
 def _computed_once(

@@ -95,6 +95,8 @@ def their_ppo(setting: Setting, folder: str) -> None:
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     task, count = setting.task, PROMPTS * GROUP
+    # TRL's PPO ignores every token that is the one for padding, also within prompts
+    task.tokenizer.pad_token = task.tokenizer.convert_ids_to_tokens(0)
     rows = Dataset.from_list([{"input_ids": [0]}] * count)
     arguments = trl_arguments(folder) | {"bf16": setting.dtype == "bfloat16"}
     trainer = PPOTrainer(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.ops.shared_prefixes import Work, shared_prefixes
+from rlcli.ops.shared_prefixes import Work, counted_tokens, shared_prefixes
 
 sequence_lists = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=9
@@ -78,8 +78,9 @@ def test_nothing_is_shared_if_it_does_not_pay():
 
 
 def test_copies_of_keys_and_values_count_an_eighth_of_a_token():
-    prefixes = shared_prefixes(torch.tensor([7] * 20 + [8, 9] + [7] * 20), [22, 20], always)
-    assert (len(prefixes.computed), prefixes.counted) == (22, 22 + 3)
+    sequences = torch.tensor([7] * 20 + [8, 9] + [7] * 20), [22, 20], always
+    assert len(shared_prefixes(*sequences).computed) == 22
+    assert counted_tokens(*sequences) == 22 + 3
 
 
 SMOLLM2 = {"of_token": 3_540_000, "of_key": 1152}

@@ -1,5 +1,5 @@
-"""Every command of the README works as written there (training commands on a toy model,
-for two steps)."""
+"""Every command of the README, and of the pages by task that it leads to, works as written there
+(training commands on a toy model, for two steps)."""
 
 import json
 import re
@@ -11,17 +11,30 @@ import pytest
 from rlcli.project import is_project
 
 HOME = Path(__file__).parents[2]
-README = (HOME / "README.md").read_text()
+TASKS = (
+    "commands", "data", "recipes", "algorithms", "rewards", "components", "engines", "runs",
+    "evaluation",
+)  # fmt: skip
+PAGES = [HOME / "README.md", *(HOME / "docs" / f"{task}.md" for task in TASKS)]
+DOCUMENTS = sorted({*PAGES, *(HOME / "docs").glob("*.md")})
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def block_with(language, text):
+    """The only block that contains it, on however many pages."""
+    [block] = {block for block in blocks(language) if text in block}
+    return block
 
 
 def commands():
+    """Each once, in the order of the pages."""
     text = "\n".join(blocks("bash")).replace("\\\n", " ")
     lines = [shlex.split(line, comments=True) for line in text.splitlines()]
-    return [words for words in lines if words]
+    return [list(words) for words in dict.fromkeys(map(tuple, lines)) if words]
 
 
 RLCLI = [words[1:] for words in commands() if words[0] == "rlcli"]
@@ -37,6 +50,20 @@ LOOKING = [
     for words in RLCLI
     if words not in ABOUT_A_RUN and words not in TRAINING and words not in COMPONENTS
 ]
+
+
+def test_the_readme_leads_to_every_page_by_task():
+    readme = PAGES[0].read_text()
+    assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in readme] == []
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(HOME / "docs").glob("*.md")], ids=lambda page: page.name
+)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)", page.read_text())
+    files = [link for link in links if "://" not in link]
+    assert [link for link in files if not (page.parent / link).exists()] == []
 
 
 def test_make_targets_of_the_readme_exist():
@@ -57,8 +84,8 @@ def test_commands_that_do_not_train_work(words, command, warm_command, project_w
 
 @pytest.mark.exhaustive
 def test_new_components_pass_their_tests(warm_command, tmp_path):
-    """In the order of the README: a project, and components in it that pass their tests."""
-    project, *inside = COMPONENTS
+    """A project, and components in it that pass their tests."""
+    project, *inside = sorted(COMPONENTS, key=lambda words: words[0] == "test")
     assert warm_command(*project, cwd=tmp_path).returncode == 0
     for words in inside:
         done = warm_command(*words, cwd=tmp_path / project[-1])
@@ -67,7 +94,7 @@ def test_new_components_pass_their_tests(warm_command, tmp_path):
 
 
 def test_commands_about_a_run_work(command, warm_command, tmp_path, tiny_ppo):
-    """In the order of the README: resumed, prolonged, listed, verified, converted."""
+    """In the order of the pages: resumed, converted, watched, prolonged, verified."""
     trained = command("train", "ppo_math", *tiny_ppo, "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     for words in ABOUT_A_RUN:
@@ -87,7 +114,7 @@ def test_the_example_layer_equals_the_output_of_cp(command, project_with_data):
     done = command(*words, cwd=project_with_data)
     assert done.returncode == 0, done.stderr
     written = (project_with_data / words[2]).read_text()
-    shown = next(block for block in blocks("yaml") if block.startswith(f"# {words[2]}"))
+    shown = block_with("yaml", f"# {words[2]}")
     assert _without_comments(written) == _without_comments(shown)
 
 
@@ -148,8 +175,8 @@ def test_training_commands_work(words, warm_command, model_and_data, tiny_ppo):
 
 
 def test_the_example_layer_and_component_work(warm_command, model_and_data):
-    layer, reward = blocks("yaml")
-    component = blocks("python")[1]
+    layer, reward = block_with("yaml", "# my_ppo.yaml"), block_with("yaml", "brevity_inf")
+    component = block_with("python", "class Brevity")
     assert is_project(model_and_data)
     for folder in ("interfaces", "recipes"):
         (model_and_data / folder).mkdir()
@@ -172,7 +199,7 @@ def test_the_example_layer_and_component_work(warm_command, model_and_data):
 
 
 def test_the_python_example_works(model_and_data, capsys):
-    [example] = [block for block in blocks("python") if "AutoModelForCausalLM" in block]
+    example = block_with("python", "AutoModelForCausalLM")
     code = example.replace(
         "runs/ppo_math/<time>/models/actor", str(model_and_data / "my-chat-model")
     )

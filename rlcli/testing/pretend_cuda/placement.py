@@ -48,6 +48,8 @@ def place_result(
     arguments, in order. Raises RuntimeError, as CUDA would, if the tensors are on devices that the
     operation cannot combine.
     """
+    if isinstance(asked, str) and len({device for _, device in placed}) == 1:
+        return placed[0][1]
     if operation in _COPIES:
         return placed[0][1] if isinstance(asked, str) else asked
     if operation in _INDEXING:

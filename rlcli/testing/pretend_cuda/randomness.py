@@ -58,15 +58,8 @@ def check_generator(generator: torch.Generator, device: Device) -> None:
 
 
 @contextlib.contextmanager
-def random_stream_of(device: Device, operation: Any, generator: Any) -> Iterator[None]:
-    """Random operations on a device draw from its stream, unless given another generator."""
-    if (
-        device is None
-        or generator is not None
-        or torch.Tag.nondeterministic_seeded not in operation.tags
-    ):
-        yield
-        return
+def random_stream_of(device: int) -> Iterator[None]:
+    """Random operations draw from the stream of a device."""
     stream, host = active().generators[device], torch.default_generator
     host_state = host.get_state()
     host.set_state(stream.get_state())

@@ -9,9 +9,10 @@ uses it to keep host and device apart.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -155,41 +156,63 @@ class Operations(TorchDispatchMode):
     """Intercepts calls without any device tensor yet: factories, and copies from the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        if types and any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls again with its local tensors
         return execute(func, args, kwargs or {})
 
 
 def execute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation below autograd on the host copies, following the device's rules."""
-    leaves = list(_leaves((*args, *kwargs.values())))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    generator = next((leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)), None)
+    tensors: list[torch.Tensor] = []
+    generators: list[torch.Generator] = []
+    host_args = [_on_host(value, tensors, generators) for value in args]
+    host_kwargs = {name: _on_host(value, tensors, generators) for name, value in kwargs.items()}
     asked, pins = _asked_device(kwargs.get("device")), bool(kwargs.get("pin_memory"))
-    of_host = not isinstance(asked, int) and not any(
-        isinstance(tensor, DeviceTensor) for tensor in tensors
-    )
-    if of_host and generator is None and not pins:
+    same = {id(tensor.host): tensor for tensor in tensors if type(tensor) is DeviceTensor}
+    of_host = not (same or isinstance(asked, int))
+    if of_host and not generators and not pins:
         return operation(*args, **kwargs)
-    if torch.Tag.inplace_view in operation.tags and not of_host:
+    rules = _rules_of(operation)
+    if rules.changes_shape and not of_host:
         raise NotImplementedError(
             f"{operation} changes a tensor's shape in place; the pretend device does not do that"
         )
     device = place_result(
         operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors]
     )
+    generator = generators[0] if generators else None
     if generator is not None:
         check_generator(generator, device)
-    host_args = [_changed(value, _on_host) for value in args]
-    host_kwargs = {name: _changed(value, _on_host) for name, value in kwargs.items()}
     if host_kwargs.get("device") is not None:
         host_kwargs["device"] = torch.device("cpu")
     host_kwargs.pop("pin_memory", None)
-    with random_stream_of(device, operation, generator):
-        result = KERNELS.get(operation, operation)(*host_args, **host_kwargs)
-    same = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
-    returned = _changed(result, lambda output: _returned(output, device, same))
+    if rules.draws and device is not None and generator is None:
+        with random_stream_of(device):
+            result = rules.kernel(*host_args, **host_kwargs)
+    else:
+        result = rules.kernel(*host_args, **host_kwargs)
+    returned = _returned(result, device, same)
     return pinned(returned) if pins else returned
+
+
+class _Rules(NamedTuple):
+    """What torch says of an operation; looked up once, as that takes as long as most operations."""
+
+    kernel: Callable[..., Any]
+    changes_shape: bool
+    """Whether it changes the shape of its argument in place."""
+    draws: bool
+    """Whether its result is random."""
+
+
+@functools.cache
+def _rules_of(operation: Any) -> _Rules:
+    tags = operation.tags
+    return _Rules(
+        KERNELS.get(operation, operation),
+        torch.Tag.inplace_view in tags,
+        torch.Tag.nondeterministic_seeded in tags,
+    )
 
 
 def replace_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
@@ -282,29 +305,39 @@ def _device_of(tensor: torch.Tensor) -> Device:
     return tensor.get_device() if isinstance(tensor, DeviceTensor) else None
 
 
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """The items of lists and tuples. Below autograd there is nothing else;
-    torch's pytree takes ten times as long."""
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _leaves(value)
-        else:
-            yield value
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout}
+)
+"""Types of most arguments; to find out that they are no tensors takes torch longer."""
 
 
-def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value, or each item of a list or tuple, after `change`."""
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_changed(item, change) for item in value])
-    return change(value)
+def _on_host(value: Any, tensors: list[torch.Tensor], generators: list[torch.Generator]) -> Any:
+    """An argument with the host's numbers in place of device tensors; collects all tensors and
+    generators in it.
 
-
-def _on_host(leaf: Any) -> Any:
-    return leaf.host if isinstance(leaf, DeviceTensor) else leaf
+    Below autograd arguments are nested in lists and tuples only; torch's pytree takes ten times as
+    long.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is DeviceTensor:
+        tensors.append(value)
+        return value.host
+    if isinstance(value, list | tuple):
+        return kind([_on_host(item, tensors, generators) for item in value])
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, torch._C.Generator):
+        generators.append(value)
+    return value
 
 
 def _returned(output: Any, device: Device, same: Mapping[int, DeviceTensor]) -> Any:
+    """A result on the device, or each item of a list or tuple."""
     if not isinstance(output, torch.Tensor):
+        if isinstance(output, list | tuple) and not isinstance(output, torch.Size):
+            return type(output)([_returned(item, device, same) for item in output])
         return output
     if isinstance(output, AsyncCollectiveTensor):
         output = output.wait()  # gloo has no streams to wait on later

@@ -352,13 +352,15 @@ def test_hostile_answers_are_scored_without_a_comparison(monkeypatch):
     """None starts a process and none ends the run, however much work it asks for and whatever the
     gold answer is."""
     monkeypatch.setattr(MathPool, "_start", lambda _: pytest.fail("a comparison was started"))
-    for answer in ("5", "\\frac{\\sqrt{3}}{2}", "x+1", "Monday", "(0, 1)"):
-        for form in ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>"):
-            responses = [form.format(body) for body in HOSTILE]
-            begun = time.process_time()
-            scores = MathRewardInterface().score_texts(responses, [answer] * len(responses))
-            assert scores == [0.0] * len(responses)
-            assert time.process_time() - begun < 5.0, "about 0.2 seconds, or endless"
+    answers = ("5", "\\frac{\\sqrt{3}}{2}", "x+1", "Monday", "(0, 1)")
+    forms = ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>")
+    # how a text is searched does not depend on the gold answer
+    for form, answer in [(form, "x+1") for form in forms] + [(forms[0], gold) for gold in answers]:
+        responses = [form.format(body) for body in HOSTILE]
+        begun = time.process_time()
+        scores = MathRewardInterface().score_texts(responses, [answer] * len(responses))
+        assert scores == [0.0] * len(responses)
+        assert time.process_time() - begun < 5.0, "about 0.2 seconds, or endless"
 
 
 def test_a_batch_of_hostile_answers_does_not_end_the_run():

@@ -21,8 +21,8 @@ SHARES = ("value_clip_fraction", "clip_fraction", "dual_clip_fraction")
 """Each is a number of tokens over `loss_weight`."""
 WHOLE = MicroBatchSpec()
 CUTS = [
-    *(MicroBatchSpec(n_mbs=n) for n in (2, 3, 5, 8, 16)),
-    *(MicroBatchSpec(max_tokens_per_mb=cap) for cap in (20, 30, 45)),
+    *(MicroBatchSpec(n_mbs=n) for n in (2, 5, 16)),
+    *(MicroBatchSpec(max_tokens_per_mb=cap) for cap in (20, 45)),
 ]
 
 

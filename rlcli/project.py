@@ -116,8 +116,8 @@ def module_place(module: str) -> Path | None:
 
 T = TypeVar("T")
 
-_KNOWN: ContextVar[dict[tuple[object, str], Any] | None] = ContextVar("_KNOWN", default=None)
-"""Search and kind → its result, while no component is added or removed."""
+_KNOWN: ContextVar[dict[object, Any] | None] = ContextVar("_KNOWN", default=None)
+"""Search and its arguments → its result, while no component is added, changed or removed."""
 
 
 def cached_search(search: Callable[[str], T]) -> Callable[[str], T]:
@@ -167,13 +167,14 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def search_paths_kept() -> Iterator[None]:
-    """Cache where components are within this context. Reading one component's source asks for it
-    hundreds of times."""
+def search_paths_kept() -> Iterator[dict[object, Any]]:
+    """Cache where components are, and what their source says, within this context; the value is the
+    cache. Reading one component's source asks for it hundreds of times."""
     cached = _KNOWN.get()
-    token = _KNOWN.set({} if cached is None else cached)
+    known = {} if cached is None else cached
+    token = _KNOWN.set(known)
     try:
-        yield
+        yield known
     finally:
         _KNOWN.reset(token)
 

@@ -92,21 +92,28 @@ def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def cached(*args: P.args, **kwargs: P.kwargs) -> T:
-        with search_paths_kept():
-            folders = tuple(folder for kind in FOLDERS for folder in component_folders(kind))
-            key = (folders, args, *kwargs.items())
-            if key in results:
-                states, result = results[key]
-                if all(_state(path) == state for path, state in states.items()):
-                    return result
-            read = {folder: _state(folder) for folder in folders}
-            token = _READ.set(read)
-            try:
-                result = function(*args, **kwargs)
-            finally:
-                _READ.reset(token)
-            results[key] = read, result
+        with search_paths_kept() as known:
+            call = (function, args, *kwargs.items())
+            if call not in known:
+                known[call] = looked_up(*args, **kwargs)
+            result: T = known[call]
             return result
+
+    def looked_up(*args: P.args, **kwargs: P.kwargs) -> T:
+        folders = tuple(folder for kind in FOLDERS for folder in component_folders(kind))
+        key = (folders, args, *kwargs.items())
+        if key in results:
+            states, result = results[key]
+            if all(_state(path) == state for path, state in states.items()):
+                return result
+        read = {folder: _state(folder) for folder in folders}
+        token = _READ.set(read)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            _READ.reset(token)
+        results[key] = read, result
+        return result
 
     return cached
 

@@ -13,8 +13,12 @@ and `rlcli test` runs the same class without that file.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
+
+import pytest
+
+from rlcli.project import search_paths_kept
 
 Note = Callable[[str, object], None]
 """pytest's `record_property`."""
@@ -58,6 +62,13 @@ class Contract:
     """The component, as a recipe names it."""
     args: ClassVar[Mapping[str, Any]] = {}
     """Arguments as a recipe would set them under `args:`."""
+
+    @pytest.fixture(autouse=True)
+    def _components_stay(self) -> Iterator[None]:
+        """Components are searched for once in a check, which builds some of them hundreds of
+        times."""
+        with search_paths_kept():
+            yield
 
 
 def place_of(code: type | Callable[..., Any]) -> str:

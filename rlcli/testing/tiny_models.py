@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rlcli.api.value_model import value_model_class
+from rlcli.testing.on_host import on_host
 
 VOCABULARY = 97
 END = 2
@@ -70,6 +71,7 @@ def tiny_config(family: str = "llama", **changes: Any) -> Any:
     return AutoConfig.for_model(model_type, vocab_size=VOCABULARY, **settings)
 
 
+@on_host()
 def tiny_model(
     family: str = "llama", *, head: str = "lm", seed: int = 0, **changes: Any
 ) -> nn.Module:

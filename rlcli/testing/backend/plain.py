@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rlcli.api.data import SequenceSample
+from rlcli.testing.on_host import on_host
 from rlcli.testing.tiny_models import VOCABULARY
 
 TEMPERATURE = 0.8
@@ -72,6 +73,7 @@ class PlainTraining:
         self.settings = settings
         self.optimizer = settings.optimizer(self.lm)
 
+    @on_host()
     def step(self, shares: Sequence[SequenceSample], loss: Loss, rate: float) -> dict[str, float]:
         """One step at `rate` times the learning rate, on the mean over `shares` of each one's mean
         over its tokens."""
@@ -110,11 +112,13 @@ def value_targets(sample: SequenceSample) -> torch.Tensor:
     return torch.cat(sequences(sample)) / VOCABULARY
 
 
+@on_host()
 def logits_of(lm: nn.Module, sample: SequenceSample) -> list[torch.Tensor]:
     """For each sequence [T_i, vocab], or [T_i, 1] for a value head."""
     return [lm(input_ids=tokens[None], use_cache=False).logits[0] for tokens in sequences(sample)]
 
 
+@on_host()
 def scores_of(
     lm: nn.Module, sample: SequenceSample, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,6 +142,7 @@ def plain_value_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tenso
     return (values - value_targets(sample)).square().sum(), float(len(values))
 
 
+@on_host()
 def greedy_answers(lm: nn.Module, sample: SequenceSample, new_tokens: int) -> list[list[int]]:
     """The answers of transformers' own `generate` to each prompt."""
     decode: Any = lm.generate

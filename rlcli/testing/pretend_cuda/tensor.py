@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcli.testing.on_host import DeviceMode
 from rlcli.testing.pretend_cuda.kernels import KERNELS
 from rlcli.testing.pretend_cuda.memory import DeviceAllocation
 from rlcli.testing.pretend_cuda.placement import Device, place_result
@@ -152,7 +152,7 @@ class DeviceTensor(torch.Tensor):
         )
 
 
-class Operations(TorchDispatchMode):
+class Operations(DeviceMode):
     """Intercepts calls without any device tensor yet: factories, and copies from the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

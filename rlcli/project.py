@@ -170,11 +170,12 @@ def _subfolders(folder: Path) -> list[Path]:
 def search_paths_kept() -> Iterator[dict[object, Any]]:
     """Cache where components are, and what their source says, within this context; the value is the
     cache. Reading one component's source asks for it hundreds of times."""
-    cached = _KNOWN.get()
-    known = {} if cached is None else cached
-    token = _KNOWN.set(known)
+    cache = _KNOWN.get()
+    if cache is None:
+        cache = {}
+    token = _KNOWN.set(cache)
     try:
-        yield known
+        yield cache
     finally:
         _KNOWN.reset(token)
 

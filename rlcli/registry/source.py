@@ -34,6 +34,9 @@ State = tuple[int, int] | None
 _READ: ContextVar[dict[Path, State]] = ContextVar("_READ")
 """The files read so far by a cached function, with their state at that time."""
 
+Results = dict[object, tuple[dict[Path, State], T]]
+"""Folders and a call → what it has read, and its result."""
+
 
 @dataclass(frozen=True, eq=False)
 class Module:
@@ -88,34 +91,35 @@ def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
     """Cache a function of names that reads source: a result is kept as long as neither a file that
     was read nor a folder of components has changed. Contracts build the same component hundreds of
     times."""
-    results: dict[object, tuple[dict[Path, State], T]] = {}
+    results: Results[T] = {}
 
     @functools.wraps(function)
     def cached(*args: P.args, **kwargs: P.kwargs) -> T:
-        with search_paths_kept() as known:
+        with search_paths_kept() as cache:
             call = (function, args, *kwargs.items())
-            if call not in known:
-                known[call] = looked_up(*args, **kwargs)
-            result: T = known[call]
+            if call not in cache:
+                cache[call] = _up_to_date(results, call, lambda: function(*args, **kwargs))
+            result: T = cache[call]
             return result
 
-    def looked_up(*args: P.args, **kwargs: P.kwargs) -> T:
-        folders = tuple(folder for kind in FOLDERS for folder in component_folders(kind))
-        key = (folders, args, *kwargs.items())
-        if key in results:
-            states, result = results[key]
-            if all(_state(path) == state for path, state in states.items()):
-                return result
-        read = {folder: _state(folder) for folder in folders}
-        token = _READ.set(read)
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            _READ.reset(token)
-        results[key] = read, result
-        return result
-
     return cached
+
+
+def _up_to_date(results: Results[T], call: object, compute: Callable[[], T]) -> T:
+    """The result of a call; computed again if any source that it has read has changed."""
+    folders = tuple(folder for kind in FOLDERS for folder in component_folders(kind))
+    if (folders, call) in results:
+        states, result = results[folders, call]
+        if all(_state(path) == state for path, state in states.items()):
+            return result
+    read = {folder: _state(folder) for folder in folders}
+    token = _READ.set(read)
+    try:
+        result = compute()
+    finally:
+        _READ.reset(token)
+    results[folders, call] = read, result
+    return result
 
 
 def _state(path: Path) -> State:

@@ -130,22 +130,26 @@ def largest(differences: torch.Tensor) -> float:
     return float(differences.abs().max())
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--server", action="append", choices=list(OPTIONS))
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parsed()
     lm = loaded(options.model) if options.model else tiny_model("llama", **TINY_MODEL)
     limit = LIMIT_OF_ANY if options.model else LIMIT_OF_TINY
     rows = []
     for row in gaps(options.server or list(OPTIONS), lm.float()):
+        if not (rows or options.json):
+            print(*row, sep="  ")
         rows.append(row)
         if not options.json:
-            if len(rows) == 1:
-                print(*row, sep="  ")
             print(*row.values(), f"(limit {limit:g})", sep="  ", flush=True)
     if options.json:
         print(json.dumps(rows, indent=2))

@@ -28,7 +28,7 @@ from torch import nn
 from trl_grpo import callback, trl_arguments
 
 from rlcli.api.config import GenerationHyperparameters
-from rlcli.api.model import call_interface
+from rlcli.api.model import ModelInterface, call_interface
 from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
@@ -55,11 +55,8 @@ def rollout_of(task: Task, number: int) -> tuple[list[list[int]], list[list[int]
     return prompts, recorded_responses(task, number, shortest=NEW_TOKENS)
 
 
-def our_ppo(setting: Setting) -> None:
-    task = setting.task
-    actor = role(task, task.weights, dtype=setting.dtype)
-    critic = role(task, value_model(task), dtype=setting.dtype)
-    frozen = role(task, task.weights, backend="inference", dtype=setting.dtype)
+def our_interfaces() -> tuple[ModelInterface, ModelInterface, ModelInterface, ModelInterface]:
+    """Policy, critic, advantages and reference."""
     policy = PPOActorInterface(
         generation=GenerationHyperparameters(responses_per_prompt=GROUP, max_new_tokens=NEW_TOKENS),
         minibatches=1,
@@ -69,7 +66,15 @@ def our_ppo(setting: Setting) -> None:
     advantages = GAEInterface(
         kl_ctl=KL_CTL, gae_lambda=LAMBDA, bootstrap_no_eos=False, adv_norm=True
     )
-    reference = ReferenceInterface()
+    return policy, values, advantages, ReferenceInterface()
+
+
+def our_ppo(setting: Setting) -> None:
+    task = setting.task
+    actor = role(task, task.weights, dtype=setting.dtype)
+    critic = role(task, value_model(task), dtype=setting.dtype)
+    frozen = role(task, task.weights, backend="inference", dtype=setting.dtype)
+    policy, values, advantages, reference = our_interfaces()
 
     def step_of(number: int) -> Callable[[], float]:
         prompts, responses = rollout_of(task, number)
@@ -91,15 +96,32 @@ def our_ppo(setting: Setting) -> None:
 
 
 def their_ppo(setting: Setting, folder: str) -> None:
-    from datasets import Dataset
-    from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+    from trl.experimental.ppo import ppo_trainer
 
-    task, count = setting.task, PROMPTS * GROUP
+    task = setting.task
+    trainer = trainer_of_ppo(task, setting.dtype, folder)
+    rollouts = Rollouts(task, ppo_trainer, trainer)
+    logged: dict[str, Any] = {}
+    trainer.log = logged.update
+    trainer.dataloader = rollouts.queries(setting)
+    ppo_trainer.batch_generation = rollouts.generate
+    ppo_trainer.get_reward = rollouts.score
+    trainer.add_callback(
+        callback("on_step_end", lambda step, module: setting.pace.end(logged["loss/value_avg"]))
+    )
+    trainer.train()
+
+
+def trainer_of_ppo(task: Task, dtype: str, folder: str) -> Any:
+    from datasets import Dataset
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    count = PROMPTS * GROUP
     # TRL's PPO ignores every token that is the one for padding, also within prompts
     task.tokenizer.pad_token = task.tokenizer.convert_ids_to_tokens(0)
     rows = Dataset.from_list([{"input_ids": [0]}] * count)
-    arguments = trl_arguments(folder) | {"bf16": setting.dtype == "bfloat16"}
-    trainer = PPOTrainer(
+    arguments = trl_arguments(folder) | {"bf16": dtype == "bfloat16"}
+    return PPOTrainer(
         args=PPOConfig(
             **arguments,
             per_device_train_batch_size=count,
@@ -122,16 +144,6 @@ def their_ppo(setting: Setting, folder: str) -> None:
         eval_dataset=rows,
         value_model=value_model(task),
     )
-    rollouts = Rollouts(task, ppo_trainer, trainer)
-    logged: dict[str, Any] = {}
-    trainer.log = logged.update
-    trainer.dataloader = rollouts.queries(setting)
-    ppo_trainer.batch_generation = rollouts.generate
-    ppo_trainer.get_reward = rollouts.score
-    trainer.add_callback(
-        callback("on_step_end", lambda step, module: setting.pace.end(logged["loss/value_avg"]))
-    )
-    trainer.train()
 
 
 class Rollouts:

@@ -47,6 +47,20 @@ class Chat(FileRows):
                 {"role": "user", "content": "Thank you."},
             ]
         },
+        {
+            "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
+            "messages": [
+                {"role": "user", "content": "What is 17+25?"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"function": {"name": "add", "arguments": '{"a": 17, "b": 25}'}}
+                    ],
+                },
+                {"role": "tool", "content": "42"},
+                {"role": "assistant", "content": "It is 42."},
+            ],
+        },
     )
 
     messages_key: str = "messages"

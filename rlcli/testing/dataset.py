@@ -11,15 +11,25 @@ Each byte of a text is one token.
 from __future__ import annotations
 
 from rlcli.testing.dataset_checks.building import BuildingChecks
+from rlcli.testing.dataset_checks.fields import FieldChecks
 from rlcli.testing.dataset_checks.files import FileChecks
 from rlcli.testing.dataset_checks.formats import FormatChecks
 from rlcli.testing.dataset_checks.order import OrderChecks
+from rlcli.testing.dataset_checks.rendering import RenderingChecks
 from rlcli.testing.dataset_checks.samples import SampleChecks
 
 __all__ = ["DatasetContract"]
 
 
-class DatasetContract(FormatChecks, FileChecks, OrderChecks, SampleChecks, BuildingChecks):
+class DatasetContract(
+    FormatChecks,
+    FieldChecks,
+    FileChecks,
+    OrderChecks,
+    RenderingChecks,
+    SampleChecks,
+    BuildingChecks,
+):
     """What every dataset must do."""
 
     kind = "dataset"

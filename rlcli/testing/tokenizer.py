@@ -11,7 +11,9 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos
 ROLES = ("<system>", "<user>", "<assistant>")
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}"
+    "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections.abc import Callable, Sequence
@@ -26,16 +27,33 @@ class FormatChecks(Contract):
             file = trial.folder / f"rows{suffix}"
             if not write(file, trial.rows):
                 continue
-            try:
-                contents = [content_of(sample) for sample in read(trial.make(file=file))]
-            except Exception:  # it does not read this format
+            contents = _contents(trial, file)
+            if not contents:  # it does not read this format
                 continue
-            if contents and contents != expected:
-                raise Violation(
-                    f"{_first_difference(expected, contents)} if its rows are in a {suffix} file",
-                    "read all formats into the same rows, with the same types",
-                    trial.location,
-                )
+            _compare(trial, expected, contents, f"a {suffix} file")
+            if suffix != ".parquet":  # some spreadsheets begin their files so
+                file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+                marked = f"a {suffix} file that begins with a byte order mark"
+                _compare(trial, expected, _contents(trial, file), marked)
+
+
+def _contents(trial: Trial, file: Path) -> list[dict[str, Any]]:
+    """Those of the samples; none if the dataset does not take the file."""
+    try:
+        return [content_of(sample) for sample in read(trial.make(file=file))]
+    except Exception:  # whatever a reader of another format raises
+        return []
+
+
+def _compare(
+    trial: Trial, expected: list[dict[str, Any]], contents: list[dict[str, Any]], file: str
+) -> None:
+    if contents != expected:
+        raise Violation(
+            f"{_first_difference(expected, contents)} if its rows are in {file}",
+            "read all formats into the same rows, with the same types",
+            trial.location,
+        )
 
 
 def _first_difference(expected: list[dict[str, Any]], contents: list[dict[str, Any]]) -> str:

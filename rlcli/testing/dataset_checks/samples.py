@@ -115,7 +115,7 @@ class SampleChecks(Contract):
         )
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
-            for tokens, trained in _sequences(sample):
+            for tokens, trained in sequences_of(sample):
                 fault, cause = _wrong_special_tokens(
                     tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id
                 )
@@ -133,7 +133,7 @@ class SampleChecks(Contract):
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             preview = dataset.preview(index) if hasattr(dataset, "preview") else None
-            for number, (tokens, trained) in enumerate(_sequences(sample)):
+            for number, (tokens, trained) in enumerate(sequences_of(sample)):
                 fault = _unreadable(tokens, trained, preview, number, tokenizer)
                 if fault:
                     raise Violation(
@@ -270,7 +270,7 @@ def _written(value: Any, shown: Sequence[str]) -> Any:
 
 def _decoded(dataset: Any, tokenizer: Any) -> str:
     """The text of all tokens of its first rows."""
-    sequences = [tokens for sample in read(dataset) for tokens, _ in _sequences(sample)]
+    sequences = [tokens for sample in read(dataset) for tokens, _ in sequences_of(sample)]
     return "\n".join(tokenizer.decode(tokens) for tokens in sequences)
 
 
@@ -325,7 +325,7 @@ def _is_answered(sample: SequenceSample) -> bool:
     return "packed_input_ids" in sample.keys and bool({"prompt_mask", "prompt_lens"} & sample.keys)
 
 
-def _sequences(sample: SequenceSample) -> list[tuple[list[int], list[bool] | None]]:
+def sequences_of(sample: SequenceSample) -> list[tuple[list[int], list[bool] | None]]:
     """(tokens, whether each is trained on) of every sequence;
     None for a prompt without a response."""
     if not set(TOKENS) & sample.keys:

@@ -1,0 +1,217 @@
+"""The checks that conversations have the tokens which `transformers` gives them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.dataset_checks.first_rows import reader
+from rlcli.testing.dataset_checks.samples import SYSTEM, sequences_of
+from rlcli.testing.dataset_checks.trial import Trial, needs_template, read
+from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a row holds, as transformers takes it."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+
+    @property
+    def responses(self) -> list[int]:
+        """The places of the assistant's messages."""
+        places = enumerate(self.messages)
+        return [place for place, message in places if message["role"] == "assistant"]
+
+
+ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant"}
+"""Names of roles in rows → those of chat templates."""
+
+
+class RenderingChecks(Contract):
+    """Compares tokens with `apply_chat_template` of transformers, which datasets do not call."""
+
+    @pytest.mark.parametrize("system", [None, SYSTEM], ids=["as it is", "with a system prompt"])
+    def test_prompts_are_rendered_as_by_transformers(
+        self, trial: Trial, system: str | None
+    ) -> None:
+        """with a chat template, a prompt has the tokens that transformers gives its text"""
+        if needs_template(trial.cls) or (system and not trial.takes("system")):
+            pytest.skip("its rows are conversations" if not system else "takes no system prompt")
+        settings = {"system": system} if system else {}
+        plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
+        texts = [_prompts(sample) for sample in read(trial.demand(tokenizer=plain))]
+        rendered = read(trial.demand(tokenizer=chat, **settings))
+        for index, (of_row, sample) in enumerate(zip(texts, rendered, strict=True)):
+            for tokens, prompt in zip(of_row, _prompts(sample), strict=True):
+                text = plain.decode(tokens, skip_special_tokens=True)
+                if not text or prompt == tokens:
+                    continue  # a document, or a dataset that uses no chat template
+                messages = [{"role": "user", "content": text}]
+                if system:
+                    messages.insert(0, {"role": "system", "content": system})
+                expected = rendered_by_transformers(chat, messages, add_generation_prompt=True)
+                if prompt != expected:
+                    raise Violation(
+                        f"row {index}: the prompt is {_shown(chat, prompt)}, and "
+                        f"{_shown(chat, expected)} by transformers' apply_chat_template",
+                        "the text is the content of a user message, as it is; the template adds "
+                        "everything else, including what begins a response",
+                        place_of(reader(trial.demand())),
+                    )
+
+    def test_conversations_are_rendered_as_by_transformers(self, trial: Trial) -> None:
+        """a conversation has the tokens that transformers gives its messages"""
+        chat = byte_tokenizer(chat=True)
+        conversations = [_conversation_of(row) for row in trial.rows]
+        if not any(conversations):
+            pytest.skip("its rows are no conversations")
+        dataset = trial.demand(tokenizer=chat)
+        if len(dataset) != len(trial.rows):
+            pytest.skip("has no sample for each row")
+        for index, (conversation, sample) in enumerate(
+            zip(conversations, read(dataset), strict=False)
+        ):
+            if conversation is None:
+                continue
+            expected = [chat.decode(tokens) for tokens in _renderings(chat, conversation)]
+            texts = [chat.decode(tokens) for tokens, _ in sequences_of(sample)]
+            if texts and not set(texts) & set(expected):
+                raise Violation(
+                    f"row {index} is {texts[0]!r:.90}, and {expected[0]!r:.90} by transformers' "
+                    "apply_chat_template",
+                    "give the template all messages of the row, as they are",
+                    place_of(reader(dataset)),
+                )
+
+    def test_only_responses_are_trained_on(self, trial: Trial) -> None:
+        """of a conversation, whole messages of the assistant are trained on, and nothing else"""
+        chat = byte_tokenizer(chat=True)
+        conversations = [_conversation_of(row) for row in trial.rows]
+        if not any(conversations):
+            pytest.skip("its rows are no conversations")
+        dataset = trial.demand(tokenizer=chat)
+        for index, (conversation, sample) in enumerate(
+            zip(conversations, read(dataset), strict=False)
+        ):
+            responses = _texts_of_responses(chat, conversation) if conversation else []
+            for tokens, trained in sequences_of(sample):
+                texts = [
+                    chat.decode(run, skip_special_tokens=True) for run in _runs(tokens, trained)
+                ]
+                foreign = [text for text in texts if responses and text not in responses]
+                if foreign:
+                    raise Violation(
+                        f"row {index}: {foreign[0]!r:.60} is trained on, which is no message of "
+                        "the assistant",
+                        "train on the content of the assistant's messages and their EOS alone",
+                        place_of(reader(dataset)),
+                    )
+
+
+def rendered_by_transformers(
+    tokenizer: Any, messages: Sequence[Message], tools: Any = None, *, add_generation_prompt: bool
+) -> list[int]:
+    """The tokens of a conversation, by transformers alone."""
+    text = as_transformers(tokenizer).apply_chat_template(
+        list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    return list(tokenizer.backend.encode(text, add_special_tokens=False).ids)
+
+
+def _renderings(tokenizer: Any, conversation: Conversation) -> list[list[int]]:
+    """The tokens that a sample of a conversation may have: those up to the last response, and those
+    before a response that follows."""
+    messages, tools = conversation.messages, conversation.tools
+    last = conversation.responses[-1] if conversation.responses else len(messages)
+    answered = rendered_by_transformers(
+        tokenizer, messages[: last + 1], tools, add_generation_prompt=False
+    )
+    prompts = [
+        rendered_by_transformers(tokenizer, prompt, tools, add_generation_prompt=True)
+        for prompt in (messages, messages[:last])
+    ]
+    return [answered, [*answered, tokenizer.eos_token_id], *prompts]
+
+
+def _texts_of_responses(tokenizer: Any, conversation: Conversation) -> list[str]:
+    responses = [
+        rendered_by_transformers(
+            tokenizer, [conversation.messages[place]], add_generation_prompt=False
+        )
+        for place in conversation.responses
+    ]
+    return [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in responses]
+
+
+def _conversation_of(row: Mapping[str, Any]) -> Conversation | None:
+    """The messages in a row, if that is what it holds and nothing else changes them."""
+    conversations = [value for value in row.values() if _is_conversation(value)]
+    if len(conversations) != 1 or row.get("system"):
+        return None
+    tools = row.get("tools")
+    messages = [_message_of(entry) for entry in conversations[0]]
+    return Conversation(messages, json.loads(tools) if isinstance(tools, str) else tools)
+
+
+def _is_conversation(value: Any) -> bool:
+    entries = value if isinstance(value, list) else []
+    return bool(entries) and all(
+        isinstance(entry, dict) and _is_message(entry) for entry in entries
+    )
+
+
+def _is_message(entry: Mapping[str, Any]) -> bool:
+    has_content = isinstance(entry.get("content", entry.get("value")), str)
+    has_role = isinstance(entry.get("role", entry.get("from")), str)
+    return has_role and (has_content or bool(entry.get("tool_calls")))
+
+
+def _message_of(entry: Mapping[str, Any]) -> Message:
+    """A message in the form that templates expect: the arguments of a tool call are no text."""
+    role = entry.get("role", entry.get("from"))
+    message = {
+        "role": ROLES.get(role, role),
+        "content": entry.get("content", entry.get("value")),
+        "tool_calls": [_call_of(call) for call in entry.get("tool_calls") or []],
+    }
+    return {name: value for name, value in message.items() if value not in (None, [])}
+
+
+def _call_of(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    is_text = isinstance(arguments, str)
+    return {
+        **call,
+        "function": {**function, "arguments": json.loads(arguments) if is_text else arguments},
+    }
+
+
+def _prompts(sample: Any) -> list[list[int]]:
+    """The tokens of each sequence that are not trained on."""
+    prompts = []
+    for tokens, trained in sequences_of(sample):
+        flags = trained or [False] * len(tokens)
+        prompts.append([token for token, flag in zip(tokens, flags, strict=True) if not flag])
+    return prompts
+
+
+def _runs(tokens: Sequence[int], trained: Sequence[bool] | None) -> list[list[int]]:
+    """Neighbouring tokens that are trained on."""
+    flagged = zip(tokens, trained or [False] * len(tokens), strict=True)
+    groups = groupby(flagged, key=lambda pair: pair[1])
+    return [[token for token, _ in group] for is_trained, group in groups if is_trained]
+
+
+def _shown(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return f"{tokenizer.decode(tokens)!r:.90}"

@@ -14,6 +14,7 @@ test the family on:
 from __future__ import annotations
 
 from rlcli.testing.family_checks.configuration import ConfigurationChecks
+from rlcli.testing.family_checks.drawn import DrawnConfigurationChecks
 from rlcli.testing.family_checks.examples import Example
 from rlcli.testing.family_checks.models import ModelChecks
 from rlcli.testing.family_checks.weights import WeightChecks
@@ -21,7 +22,7 @@ from rlcli.testing.family_checks.weights import WeightChecks
 __all__ = ["Example", "FamilyContract"]
 
 
-class FamilyContract(WeightChecks, ConfigurationChecks, ModelChecks):
+class FamilyContract(WeightChecks, DrawnConfigurationChecks, ConfigurationChecks, ModelChecks):
     """What every family must do. Its `name` is the `model_type` of a config.json."""
 
     kind = "family"

@@ -54,7 +54,7 @@ FAULTS = {
         "usual = super().preview(index); "
         "return replace(usual, trained=[[True] * len(usual.trained[0])])",
         "test_only_responses_are_trained_on",
-        "is trained on, which is no message of the assistant",
+        "is trained on, which is not a message of the assistant",
     ),
     "prompts lack what begins a response": (
         PROMPT_ANSWER,

@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Conversation:
+class RenderedConversation:
     """What a row holds, as transformers takes it."""
 
     messages: list[Message]
@@ -47,26 +47,20 @@ class RenderingChecks(Contract):
         """with a chat template, a prompt has the tokens that transformers gives its text"""
         if needs_template(trial.cls) or (system and not trial.takes("system")):
             pytest.skip("its rows are conversations" if not system else "takes no system prompt")
-        settings = {"system": system} if system else {}
+        settings: dict[str, Any] = {"system": system} if system else {}
         plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
         texts = [_prompts(sample) for sample in read(trial.demand(tokenizer=plain))]
         rendered = read(trial.demand(tokenizer=chat, **settings))
         for index, (of_row, sample) in enumerate(zip(texts, rendered, strict=True)):
             for tokens, prompt in zip(of_row, _prompts(sample), strict=True):
                 text = plain.decode(tokens, skip_special_tokens=True)
-                if not text or prompt == tokens:
-                    continue  # a document, or a dataset that uses no chat template
-                messages = [{"role": "user", "content": text}]
-                if system:
-                    messages.insert(0, {"role": "system", "content": system})
-                expected = rendered_by_transformers(chat, messages, add_generation_prompt=True)
-                if prompt != expected:
-                    raise Violation(
-                        f"row {index}: the prompt is {_shown(chat, prompt)}, and "
-                        f"{_shown(chat, expected)} by transformers' apply_chat_template",
-                        "the text is the content of a user message, as it is; the template adds "
-                        "everything else, including what begins a response",
-                        place_of(reader(trial.demand())),
+                expected = _prompt_by_transformers(chat, text, system)
+                # documents have no prompt, and some datasets use no chat template
+                if text and prompt not in (tokens, expected):
+                    raise _unlike_transformers(
+                        f"row {index}: the prompt is {_shown(chat, prompt)}",
+                        _shown(chat, expected),
+                        trial.demand(),
                     )
 
     def test_conversations_are_rendered_as_by_transformers(self, trial: Trial) -> None:
@@ -86,11 +80,8 @@ class RenderingChecks(Contract):
             expected = [chat.decode(tokens) for tokens in _renderings(chat, conversation)]
             texts = [chat.decode(tokens) for tokens, _ in sequences_of(sample)]
             if texts and not set(texts) & set(expected):
-                raise Violation(
-                    f"row {index} is {texts[0]!r:.90}, and {expected[0]!r:.90} by transformers' "
-                    "apply_chat_template",
-                    "give the template all messages of the row, as they are",
-                    place_of(reader(dataset)),
+                raise _unlike_transformers(
+                    f"row {index} is {texts[0]!r:.90}", f"{expected[0]!r:.90}", dataset
                 )
 
     def test_only_responses_are_trained_on(self, trial: Trial) -> None:
@@ -111,11 +102,20 @@ class RenderingChecks(Contract):
                 foreign = [text for text in texts if responses and text not in responses]
                 if foreign:
                     raise Violation(
-                        f"row {index}: {foreign[0]!r:.60} is trained on, which is no message of "
+                        f"row {index}: {foreign[0]!r:.60} is trained on, which is not a message of "
                         "the assistant",
                         "train on the content of the assistant's messages and their EOS alone",
                         place_of(reader(dataset)),
                     )
+
+
+def _unlike_transformers(fault: str, expected: str, dataset: Any) -> Violation:
+    return Violation(
+        f"{fault}, and {expected} by transformers' apply_chat_template",
+        "give the template the texts and messages of the row as they are; it adds everything else, "
+        "including what begins a response",
+        place_of(reader(dataset)),
+    )
 
 
 def rendered_by_transformers(
@@ -128,7 +128,14 @@ def rendered_by_transformers(
     return list(tokenizer.backend.encode(text, add_special_tokens=False).ids)
 
 
-def _renderings(tokenizer: Any, conversation: Conversation) -> list[list[int]]:
+def _prompt_by_transformers(tokenizer: Any, text: str, system: str | None) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    return rendered_by_transformers(tokenizer, messages, add_generation_prompt=True)
+
+
+def _renderings(tokenizer: Any, conversation: RenderedConversation) -> list[list[int]]:
     """The tokens that a sample of a conversation may have: those up to the last response, and those
     before a response that follows."""
     messages, tools = conversation.messages, conversation.tools
@@ -143,7 +150,7 @@ def _renderings(tokenizer: Any, conversation: Conversation) -> list[list[int]]:
     return [answered, [*answered, tokenizer.eos_token_id], *prompts]
 
 
-def _texts_of_responses(tokenizer: Any, conversation: Conversation) -> list[str]:
+def _texts_of_responses(tokenizer: Any, conversation: RenderedConversation) -> list[str]:
     responses = [
         rendered_by_transformers(
             tokenizer, [conversation.messages[place]], add_generation_prompt=False
@@ -153,14 +160,14 @@ def _texts_of_responses(tokenizer: Any, conversation: Conversation) -> list[str]
     return [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in responses]
 
 
-def _conversation_of(row: Mapping[str, Any]) -> Conversation | None:
+def _conversation_of(row: Mapping[str, Any]) -> RenderedConversation | None:
     """The messages in a row, if that is what it holds and nothing else changes them."""
     conversations = [value for value in row.values() if _is_conversation(value)]
     if len(conversations) != 1 or row.get("system"):
         return None
     tools = row.get("tools")
     messages = [_message_of(entry) for entry in conversations[0]]
-    return Conversation(messages, json.loads(tools) if isinstance(tools, str) else tools)
+    return RenderedConversation(messages, json.loads(tools) if isinstance(tools, str) else tools)
 
 
 def _is_conversation(value: Any) -> bool:

@@ -127,7 +127,7 @@ def _with_value_head(architecture: str) -> str:
 def _variants(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """(what is special, settings): plain, then each switch flipped and each knob at its other
     values."""
-    usual = kind(**_known(kind, SIZES)).to_dict()
+    usual = kind(**known_settings(kind, SIZES)).to_dict()
     yield "nothing special", {}
     for key, value in usual.items():
         if isinstance(value, bool) and not key.startswith(WITHOUT_EFFECT):
@@ -137,7 +137,7 @@ def _variants(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{key}: {json.dumps(value_to_try)}", {key: value_to_try}
 
 
-def _known(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def known_settings(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that such a configuration has a key for, under any name."""
     keys = {*kind().to_dict(), *kind.attribute_map}
     return {key: value for key, value in settings.items() if key in keys}
@@ -150,7 +150,7 @@ def _made(
     kind = cls.config_class
     torch.manual_seed(0)
     try:
-        config = kind(**{**_known(kind, SIZES), **settings})
+        config = kind(**{**known_settings(kind, SIZES), **settings})
         model = cls(config).eval()
     except Exception:  # what validates its input, or cannot compute with it, may raise anything
         if not settings:

@@ -28,7 +28,7 @@ SHAREGPT = {
 
 
 @dataclass(frozen=True)
-class Conversation:
+class StoredConversation:
     """Messages up to the assistant's last one; nothing after it can be learned."""
 
     messages: list[Message]
@@ -58,7 +58,7 @@ class Conversation:
 
 def read_conversation(
     fields: dict[str, Any], messages_key: str, tools_key: str, system: str | None
-) -> Conversation:
+) -> StoredConversation:
     """The conversation in a row. `system`: the system prompt of conversations without one.
     Raises BadRow."""
     messages = _messages(fields, messages_key)
@@ -68,7 +68,7 @@ def read_conversation(
         raise BadRow("no message is the assistant's, so there is nothing to train on")
     if system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    return Conversation(messages, _tools(fields.get(tools_key), tools_key))
+    return StoredConversation(messages, _tools(fields.get(tools_key), tools_key))
 
 
 def is_conversation(value: Any) -> bool:

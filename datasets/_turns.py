@@ -19,13 +19,14 @@ from rlcli.api.chat_template import (
     marks_generation,
     name_of,
     render_marked,
+    shared_length,
     template_of,
 )
 from rlcli.api.special_tokens import as_content, tokens_with_offsets, unmarked
 from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
-from ._messages import Conversation, Message
+from ._messages import Message, StoredConversation
 from ._rendering import Overlong, OverlongRow, Tokens
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ Span = tuple[int, int]
 class Spoken:
     """A conversation as rendered by the template."""
 
-    conversation: Conversation
+    conversation: StoredConversation
     text: str
     """With marks in special tokens that a message names."""
     spans: Sequence[Span]
@@ -89,7 +90,7 @@ class Speaker:
         )
         return f"{turns} of the assistant, by {how}"
 
-    def speak(self, conversation: Conversation) -> Spoken:
+    def speak(self, conversation: StoredConversation) -> Spoken:
         """The text of a conversation, and the spans to train on. Raises BadRow; ModelError for a
         template that exceeds a limit."""
         text, spans = (self._marked if self._by_markers else self._between_prefixes)(conversation)
@@ -108,7 +109,7 @@ class Speaker:
         )
         return Spoken(conversation, text, spans)
 
-    def _demand_answers(self, conversation: Conversation, trained: str) -> None:
+    def _demand_answers(self, conversation: StoredConversation, trained: str) -> None:
         """A template may trim an answer or move its reasoning,
         but its last word has to be there."""
         for turn in self._trained_turns(conversation):
@@ -119,10 +120,10 @@ class Speaker:
                     f"{self._of_template} leaves out the answer in message {turn + 1}", "F32", hint
                 )
 
-    def _trained_turns(self, conversation: Conversation) -> list[int]:
+    def _trained_turns(self, conversation: StoredConversation) -> list[int]:
         return conversation.turns if self._turns == "all" else conversation.turns[-1:]
 
-    def _marked(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
+    def _marked(self, conversation: StoredConversation) -> tuple[str, Sequence[Span]]:
         """A marker may enclose a turn without the text that ends it; the end of the whole text
         shows what that is."""
         rendered = self._render(conversation)
@@ -134,7 +135,7 @@ class Speaker:
             (start, end + len(ending) * text.startswith(ending, end)) for start, end in spans
         ]
 
-    def _between_prefixes(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
+    def _between_prefixes(self, conversation: StoredConversation) -> tuple[str, Sequence[Span]]:
         text = self._render(conversation).text
         turns = self._trained_turns(conversation)
         if not turns[0]:
@@ -159,9 +160,7 @@ class Speaker:
     def _demand_prefix(self, beginning: str, conversation: str, subject: str) -> None:
         if conversation.startswith(beginning):
             return
-        differs = next(
-            i for i, character in enumerate(beginning) if conversation[i : i + 1] != character
-        )
+        differs = shared_length(beginning, conversation)
         around = slice(max(differs - 10, 0), differs + 30)
         raise BadRow(
             f"{self._of_template} is not prefix-preserving: {subject} reads {beginning[around]!r} "
@@ -172,7 +171,9 @@ class Speaker:
             else "use a template with {% generation %} markers",
         )
 
-    def _render(self, conversation: Conversation, messages: int | None = None, **how: Any) -> Any:
+    def _render(
+        self, conversation: StoredConversation, messages: int | None = None, **how: Any
+    ) -> Any:
         """Render the first `messages` messages, by default all."""
         special = self._tokenizer.special_tokens_map
         some: list[Message] = as_content(self._tokenizer, conversation.messages[:messages])

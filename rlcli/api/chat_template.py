@@ -138,6 +138,13 @@ def conversation_tokens(
     return tokens_of(tokenizer, [conversation_text(tokenizer, messages, **how)])[0]
 
 
+def shared_length(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Items at the start of two texts, or lists of tokens, that are the same."""
+    pairs = enumerate(zip(left, right, strict=False))
+    shortest = min(len(left), len(right))
+    return next((place for place, (a, b) in pairs if a != b), shortest)
+
+
 def check_template(tokenizer: Any, source: str) -> None:
     """Try a tokenizer's template on one message. Raises ModelError F32 if it exceeds a limit; other
     errors are ignored, as they depend on the conversation."""

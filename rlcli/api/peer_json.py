@@ -30,11 +30,12 @@ def parsed(content: bytes, most: Size) -> Any:
         value = json.loads(content)
     except (ValueError, RecursionError):
         raise ValueError("that is not JSON") from None
-    _check_depth(value)
+    check_depth(value)
     return value
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
+    """Raises ValueError for a value that is nested more deeply than allowed."""
     level, depth = [value], 0
     while level := [child for parent in level for child in _children(parent)]:
         depth += 1

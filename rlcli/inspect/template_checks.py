@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlcli.api.chat_template import conversation_text
+from rlcli.api.chat_template import conversation_text, shared_length
 from rlcli.api.data import Preview
 from rlcli.api.special_tokens import unmarked
 from rlcli.inspect.findings import Finding
@@ -70,10 +70,7 @@ def _both_ways(tokenizer: Any, row: Preview) -> tuple[str, str, str]:
 def _not_a_prefix(
     about: str, row: Preview, prompt: str, answered: str, broken: int, looked_at: int
 ) -> Finding:
-    pairs = zip(prompt, answered, strict=False)
-    shared = next(
-        (number for number, (left, right) in enumerate(pairs) if left != right), len(answered)
-    )
+    shared = shared_length(prompt, answered)
     return Finding(
         level="warn",
         about=about,

@@ -15,7 +15,7 @@ rewrite nearly all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -73,7 +73,7 @@ class Conversation:
         self._tools = as_content(tokenizer, tools)
         self._on_rewrite = on_rewrite
         self._messages: list[Message] = list(messages)
-        self._readings: list[Message] = []
+        self._turn: str | None = None  # sampled, and followed by nothing yet
         self._text = self._rendered(self._messages)
         self.rows = [TokenRow(tokens_of(tokenizer, [self._text])[0])]
         """The rows so far; the last one is in progress."""
@@ -88,34 +88,35 @@ class Conversation:
         """How many times the template rewrote earlier turns."""
         return len(self.rows) - 1
 
-    def append_sampled(self, ids: Sequence[int], message: Message | None = None) -> str:
+    def append_sampled(self, ids: Sequence[int]) -> str:
         """A turn as it was sampled, with the token that ended it if one did. Returns its text
-        without that token.
-
-        `message`: the turn as templates expect it, with `tool_calls` instead of their text
-        (`Parsed.message`). Where the template cannot write it as it was sampled, and otherwise, the
-        turn is a message with this text.
-        """
-        if self._readings:
+        without that token, with the names of other special tokens."""
+        if self._turn is not None:
             raise ValueError("two turns without a message between them")
         row = self.rows[-1]
         row.turns.append((len(row.ids), len(row.ids) + len(ids)))
         row.ids.extend(ids)
-        text = self._decoded(ids[:-1] if self._ends(ids) else ids)
-        self._text += text + (self._name_of(ids[-1]) if self._ends(ids) else "")
-        verbatim = {"role": "assistant", "content": text}
-        self._readings = [verbatim] if message is None else [message, verbatim]
-        return text
+        ends = self._ends(ids)
+        self._turn = self._decoded(ids[:-1] if ends else ids)
+        self._text += self._turn + (self._name_of(ids[-1]) if ends else "")
+        return self._turn
 
-    def append_messages(self, messages: Sequence[Message]) -> Extension:
+    def append_messages(
+        self, messages: Sequence[Message], turn: Message | None = None
+    ) -> Extension:
         """Messages that follow a sampled turn: results of tools, or the user's. After them the
-        model's next turn begins."""
-        if not self._readings or not messages:
+        model's next turn begins.
+
+        `turn`: the sampled turn as templates expect it, with `content` and `tool_calls`
+        (`Parsed.message`). Where the template writes it differently than it was sampled, and
+        without it, the turn is a message with its text.
+        """
+        if self._turn is None or not messages:
             raise ValueError("messages follow a sampled turn; pass all of them at once")
         refused: ModelError | None = None
         rewritten: list[tuple[list[Message], str]] = []
-        for turn in self._readings:
-            history = [*self._messages, turn, *messages]
+        for reading in _readings(self._turn, turn):
+            history = [*self._messages, reading, *messages]
             try:
                 text = self._rendered(history)
             except ModelError as error:
@@ -128,7 +129,7 @@ class Conversation:
         if not rewritten:
             assert refused is not None
             raise refused
-        return self._forked(*rewritten[0])
+        return self._forked(*max(rewritten, key=lambda other: self._shared(other[1])))
 
     def _continued(self, history: list[Message], rest: str) -> Extension:
         extension = Extension(self._tokens_after(self.ids, rest))
@@ -146,7 +147,7 @@ class Conversation:
         return extension
 
     def _advance(self, history: list[Message], text: str) -> None:
-        self._messages, self._text, self._readings = history, text, []
+        self._messages, self._text, self._turn = history, text, None
 
     def _tokens_after(self, before: Sequence[int], text: str) -> list[int]:
         """The tokens of a text that follows these. If the last of them is a special one, both are
@@ -178,8 +179,12 @@ class Conversation:
             self._tokenizer, messages, tools=self._tools, add_generation_prompt=True, day=DAY
         )
 
+    def _shared(self, text: str) -> int:
+        """Visible characters at the start of a text that are those of the row."""
+        return shared_length(_visible(self._text), _visible(text))
+
     def _refusal(self, text: str) -> ModelError:
-        same = shared_length(_visible(self._text), _visible(text))
+        same = self._shared(text)
         before, after = (
             unmarked(each)[max(_behind(unmarked(each), same) - 10, 0) :][:40]
             for each in (self._text, text)
@@ -190,6 +195,18 @@ class Conversation:
             hint="set on_rewrite: fork, which begins another row there",
             code="F32",
         )
+
+
+def _readings(text: str, turn: Message | None) -> Iterator[Message]:
+    """The messages as which a template may write a turn as it was sampled: with its reasoning in a
+    field, which some templates demand because the prompt opens it, and without."""
+    verbatim = {"role": "assistant", "content": text}
+    for message in [verbatim] if turn is None else [turn, verbatim]:
+        thought, end, answer = message["content"].partition("</think>")
+        if end:
+            thought = thought.strip().removeprefix("<think>").strip()
+            yield {**message, "reasoning_content": thought, "content": answer.strip()}
+        yield message
 
 
 def continuation(beginning: str, text: str) -> str | None:

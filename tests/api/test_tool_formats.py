@@ -3,7 +3,15 @@
 import json
 
 import pytest
-from chat_templates import MISTRAL, byte_level, closing, public_templates, written_turn
+from chat_templates import (
+    MISTRAL,
+    byte_level,
+    closing,
+    end_of_turn,
+    public_templates,
+    sampled,
+    written_turn,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +27,7 @@ from rlcli.api.tool_formats import (
     tool_format,
 )
 from rlcli.api.tool_schema import tool_schema
+from rlcli.api.turns import Conversation
 from rlcli.errors import ModelError, UsageError
 from rlcli.testing.tokenizer import byte_tokenizer
 
@@ -71,6 +80,7 @@ OF_TEMPLATE = {
     "qwen3_8": "xml",
     "qwen3_8_training": "xml",
 }
+DROPS_EMPTY_THOUGHTS = {"qwen3_5_nothink", "qwen3_5_nothink_training"}
 UNSUPPORTED = ("deepseekv3", "gemma4", "diffusion_gemma", "gptoss", "lfm2_2_5", "muse_glimmer")
 
 
@@ -101,6 +111,20 @@ def test_what_a_template_writes_is_read_again(name):
     assert parsed.calls == (CALL, OTHER)
     assert "I look." in parsed.text
     assert parsed.problems == ()
+
+
+@pytest.mark.parametrize("name", sorted(OF_TEMPLATE.keys() - DROPS_EMPTY_THOUGHTS))
+def test_a_call_that_was_read_is_followed_by_its_result(name):
+    tokenizer = byte_level(public_templates()[name])
+    conversation = Conversation(tokenizer, QUESTION, TOOLS)
+    ids = sampled(tokenizer, written_calls(tokenizer, (CALL,), "<think>\nI look.\n</think>\n\n"))
+    text = conversation.append_sampled([*ids, *end_of_turn(tokenizer)])
+    turn = tool_format(tokenizer, tools=TOOLS).parse(text).message
+    result = {"role": "tool", "name": "find", "content": "46", "tool_call_id": call_id(0)}
+    extension = conversation.append_messages([result], turn)
+    assert not extension.forked
+    assert "46" in tokenizer.decode(extension.ids)
+    assert "find" not in tokenizer.decode(extension.ids)
 
 
 def test_mistrals_format_is_found_and_read():

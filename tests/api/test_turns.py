@@ -11,6 +11,7 @@ from chat_templates import (
     end_of_turn,
     public_templates,
     sampled,
+    sentencepiece_like,
     written_turn,
 )
 from hypothesis import HealthCheck, given, settings
@@ -65,11 +66,11 @@ def user(text):
 
 
 def played(tokenizer, turns, tools=None):
-    """A conversation of (sampled ids, message, new messages), and its extensions."""
+    """A conversation of (sampled ids, new messages), and its extensions."""
     conversation = Conversation(tokenizer, QUESTION, tools)
     extensions = []
-    for ids, message, messages in turns:
-        conversation.append_sampled(ids, message)
+    for ids, messages in turns:
+        conversation.append_sampled(ids)
         extensions.append(conversation.append_messages(messages))
     return conversation, extensions
 
@@ -85,11 +86,11 @@ def test_what_is_trained_on_is_what_was_sampled(name, kind):
     ending = end_of_turn(tokenizer)
     endings = [ending, ending, [], ending, ending, ending]
     turns = [
-        ([*sampled(tokenizer, text), *end], None, user(f"more {text}"))
+        ([*sampled(tokenizer, text), *end], user(f"more {text}"))
         for text, end in zip(ANSWERS, endings, strict=True)
     ]
     conversation, extensions = played(tokenizer, turns)
-    assert sampled_turns(conversation) == [ids for ids, _, _ in turns]
+    assert sampled_turns(conversation) == [ids for ids, _ in turns]
     assert conversation.forks == sum(extension.forked for extension in extensions)
     assert_rows_are_concatenations(tokenizer, conversation, turns, extensions)
 
@@ -97,7 +98,7 @@ def test_what_is_trained_on_is_what_was_sampled(name, kind):
 def assert_rows_are_concatenations(tokenizer, conversation, turns, extensions):
     prompt = conversation_text(tokenizer, QUESTION, add_generation_prompt=True, day=DAY)
     rows = [list(tokens_of(tokenizer, [prompt])[0])]
-    for (ids, _, _), extension in zip(turns, extensions, strict=True):
+    for (ids, _), extension in zip(turns, extensions, strict=True):
         rows[-1] += ids
         if extension.forked:
             previous = rows[-1]
@@ -115,7 +116,7 @@ def test_a_row_is_the_conversation_as_the_template_writes_it(name, kind):
     tokenizer = TOKENIZERS[kind](TEMPLATES[name])
     text = "The sum is 46."
     turn = [*sampled(tokenizer, text), *end_of_turn(tokenizer)]
-    conversation, (extension,) = played(tokenizer, [(turn, None, user("and 5 to it?"))])
+    conversation, (extension,) = played(tokenizer, [(turn, user("and 5 to it?"))])
     history = [*QUESTION, {"role": "assistant", "content": text}, *user("and 5 to it?")]
     rendered = conversation_text(tokenizer, history, add_generation_prompt=True, day=DAY)
     if extension.forked or turn[-1:] == end_of_turn(tokenizer) != []:
@@ -176,8 +177,8 @@ def is_rewritten(tokenizer, turn, messages):
         ids = [*sampled(tokenizer, text), *end_of_turn(tokenizer)]
     else:
         ids = sampled(tokenizer, text)
-    conversation.append_sampled(ids, turn)
-    return conversation.append_messages(messages).forked
+    conversation.append_sampled(ids)
+    return conversation.append_messages(messages, turn).forked
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -211,6 +212,13 @@ def test_the_end_of_a_turn_is_written_once():
         conversation.append_sampled([*sampled(tokenizer, "46"), *ending])
         extension = conversation.append_messages(user("more"))
         assert tokenizer.decode(extension.ids) == added
+
+
+def test_the_end_of_a_turn_is_recognised_although_its_name_is_decoded_differently():
+    tokenizer = sentencepiece_like(CHATML.replace("<|im_end|>", "<|im▁end|>"))
+    conversation = Conversation(tokenizer, QUESTION)
+    conversation.append_sampled([*sampled(tokenizer, "46"), *end_of_turn(tokenizer)])
+    assert not conversation.append_messages(user("more")).forked
 
 
 def test_a_turn_that_ends_with_another_token_than_the_template_writes_is_rewritten():
@@ -259,10 +267,10 @@ def test_a_template_that_moves_the_tools_forks_the_conversation():
 
 def test_results_of_tools_do_not_move_the_tools():
     tokenizer = byte_level(MISTRAL)
-    ids = [*sampled(tokenizer, written_turn(tokenizer, QUESTION, CALLED)[: -len("<eos>")])]
+    ids = sampled(tokenizer, written_turn(tokenizer, QUESTION, CALLED).removesuffix("<eos>"))
     conversation = Conversation(tokenizer, QUESTION)
-    conversation.append_sampled([*ids, tokenizer.eos_token_id], CALLED)
-    assert not conversation.append_messages(RESULT).forked
+    conversation.append_sampled([*ids, tokenizer.eos_token_id])
+    assert not conversation.append_messages(RESULT, CALLED).forked
 
 
 def test_a_conversation_that_would_fork_is_refused_if_the_key_says_so():
@@ -278,8 +286,8 @@ def test_a_call_that_the_template_cannot_write_as_it_was_sampled_remains_a_text(
     two = Parsed("", (ToolCall("add", {"a": 1}), ToolCall("add", {"a": 2}))).message
     text = '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 2}}'
     conversation = Conversation(tokenizer, QUESTION, [TOOL])
-    conversation.append_sampled([*sampled(tokenizer, text), *end_of_turn(tokenizer)], two)
-    assert not conversation.append_messages(RESULT).forked
+    conversation.append_sampled([*sampled(tokenizer, text), *end_of_turn(tokenizer)])
+    assert not conversation.append_messages(RESULT, two).forked
     assert text in tokenizer.decode(conversation.ids)
 
 
@@ -349,7 +357,7 @@ def test_any_conversation_is_trained_on_as_it_was_sampled(name, turns, kind):
     for text, by_character, ends, reply in turns:
         pieces = list(text) if by_character else [text]
         ids = [id_ for piece in pieces for id_ in sampled(tokenizer, piece)]
-        played_turns.append(([*ids, *(ending if ends else [])], None, user(f"more {reply}")))
+        played_turns.append(([*ids, *(ending if ends else [])], user(f"more {reply}")))
     conversation, extensions = played(tokenizer, played_turns)
-    assert sampled_turns(conversation) == [ids for ids, _, _ in played_turns]
+    assert sampled_turns(conversation) == [ids for ids, _ in played_turns]
     assert_rows_are_concatenations(tokenizer, conversation, played_turns, extensions)

@@ -129,7 +129,7 @@ class Conversation:
         if not rewritten:
             assert refused is not None
             raise refused
-        return self._forked(*max(rewritten, key=lambda other: self._shared(other[1])))
+        return self._forked(*max(rewritten, key=lambda each: self._shared(each[1])))
 
     def _continued(self, history: list[Message], rest: str) -> Extension:
         extension = Extension(self._tokens_after(self.ids, rest))

@@ -119,8 +119,16 @@ def old_policy(settings: AdvantageInterface, responses: Responses) -> OldPolicy:
     proximal = responses.data.data[RECOMPUTED]
     if not settings.use_decoupled_loss:
         return OldPolicy(proximal, proximal, ones, trained)
-    cap, mode = settings.behav_imp_weight_cap, settings.behav_imp_weight_mode
-    weights, remaining = behaviour_weights(proximal, behaviour, trained, cap, mode)
+    weights, remaining = behaviour_weights(
+        proximal,
+        behaviour,
+        trained,
+        responses.lengths,
+        floor=settings.behav_imp_weight_floor,
+        cap=settings.behav_imp_weight_cap,
+        mode=settings.behav_imp_weight_mode,
+        level=settings.behav_imp_weight_level,
+    )
     return OldPolicy(behaviour, proximal, weights, remaining)
 
 

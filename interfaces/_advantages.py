@@ -24,7 +24,7 @@ from rlcli.api.synonyms import Synonyms
 from rlcli.ops.advantages import Trajectories
 from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator
 from rlcli.ops.normalization import masked_normalize
-from rlcli.ops.policy_losses import BehaviourWeightMode
+from rlcli.ops.policy_losses import BehaviourWeightLevel, BehaviourWeightMode
 from rlcli.ops.reduce import AllReduce
 
 from ._advantage_steps import (
@@ -84,6 +84,7 @@ class AdvantageInterface(ModelInterface):
         "overlong_limit": {"ge": 1},
         "train_on_best": {"ge": 1},
         "behav_imp_weight_cap": {"gt": 1},
+        "behav_imp_weight_floor": {"gt": 0, "lt": 1},
         "kl_ctl": {"ge": 0},
         "adaptive_kl_target": {"gt": 0},
         "adaptive_kl_horizon": {"gt": 0},
@@ -92,6 +93,8 @@ class AdvantageInterface(ModelInterface):
         "overlong_buffer": "overlong_limit",
         "adaptive_kl_ctl": "kl_ctl",
         "behav_imp_weight_cap": "use_decoupled_loss",
+        "behav_imp_weight_floor": "use_decoupled_loss",
+        "behav_imp_weight_level=sequence|geometric": "use_decoupled_loss",
         "behav_imp_weight_mode=truncate": "behav_imp_weight_cap",
     }
     SYNONYMS: ClassVar[Synonyms] = {
@@ -119,9 +122,11 @@ class AdvantageInterface(ModelInterface):
         "adaptive_kl_horizon": "kl_horizon kl_ctrl.horizon horizon",
         "behav_imp_weight_cap": (
             "behave_imp_weight_cap rollout_is_threshold vllm_importance_sampling_cap "
-            "vllm_importance_sampling_clip_max tis_imp_ratio_cap"
+            "vllm_importance_sampling_clip_max tis_imp_ratio_cap tis_clip tis_upper_bound"
         ),
-        "behav_imp_weight_mode": "behave_imp_weight_mode rollout_is vllm_importance_sampling_mode",
+        "behav_imp_weight_floor": "vllm_importance_sampling_clip_min tis_clip_low tis_lower_bound",
+        "behav_imp_weight_mode": "behave_imp_weight_mode vllm_importance_sampling_mode tis_mode",
+        "behav_imp_weight_level": "rollout_is rollout_rs tis_level tis_ratio_type",
         "adv_norm": "whiten_advantages whiten_rewards normalize_advantages advantage_normalization",
     }
     CHANGED: ClassVar[Mapping[str, str]] = {
@@ -223,10 +228,18 @@ class AdvantageInterface(ModelInterface):
     behav_imp_weight_cap: float | None = None
     """With `use_decoupled_loss`: maximum weight of a token; above 1."""
 
+    behav_imp_weight_floor: float | None = None
+    """With `use_decoupled_loss`: minimum weight of a token; below 1."""
+
     behav_imp_weight_mode: BehaviourWeightMode = "mask"
-    """How to treat a token weighted above the cap. mask: it is left out of the loss and of the
-    count that the loss is divided by. truncate: it is weighted by the cap (truncated importance
-    sampling, TIS)."""
+    """How to treat a token weighted above the cap or below the floor. mask: it is left out of the
+    loss and of the count that the loss is divided by (with both bounds: IcePop). truncate: it is
+    weighted by the bound (with a cap: truncated importance sampling, TIS)."""
+
+    behav_imp_weight_level: BehaviourWeightLevel = "token"
+    """With `use_decoupled_loss`: whose weight a token has. token: its own. sequence: that of its
+    response, the product of the weights of all trained tokens (masked: MIS). geometric: their
+    geometric mean."""
 
     adv_norm: bool = True
     """Normalise advantages to mean 0 and standard deviation 1 over the batch's tokens."""

@@ -26,7 +26,7 @@ def check_group_relative(settings: Any) -> None:
 
 def compares_groups(settings: Any) -> bool:
     """Whether advantages of `group_relative` depend on other responses to the same prompt."""
-    return settings.baseline in ("group", "leave_one_out") or settings.scale == "group"
+    return settings.baseline in ("group", "leave_one_out") or settings.scale in ("group", "mean")
 
 
 def check_reference(settings: Any) -> None:

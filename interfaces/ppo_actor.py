@@ -93,15 +93,21 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         "c_clip": {"gt": 1},
         "entropy_coef": {"ge": 0},
         "loss_constant": {"gt": 0},
+        "tau_pos": {"gt": 0},
+        "tau_neg": {"gt": 0},
     }
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
     NEEDS: ClassVar[Needs] = {
         "c_clip": "policy_loss=ppo",
+        "tau_pos": "policy_loss=sapo",
+        "tau_neg": "policy_loss=sapo",
         "loss_constant": "loss_aggregation=constant",
         "loss_aggregation=constant": "loss_constant",
     }
     SYNONYMS: ClassVar[Synonyms] = {
-        "policy_loss": "policy_loss_type loss_mode policy_loss_fn importance_sampling_level",
+        "policy_loss": (
+            "policy_loss_type loss_mode policy_loss_fn importance_sampling_level divergence_type"
+        ),
         "loss_aggregation": "loss_agg_mode loss_type",
         "eps_clip": (
             "clip_range cliprange clip_ratio epsilon epsilon_low clip_ratio_low clip_eps "
@@ -111,6 +117,8 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
             "epsilon_high clip_ratio_high clip_eps_high eps_clip_higher ratio_clip_max"
         ),
         "c_clip": "clip_ratio_c dual_clip ratio_clip_c delta",
+        "tau_pos": "sapo_temperature_pos sapo_tau_pos",
+        "tau_neg": "sapo_temperature_neg sapo_tau_neg",
         "entropy_coef": "entropy_coeff ent_coef entropy_loss_coef entropy_bonus",
     }
     METRICS: ClassVar[Metrics] = {
@@ -140,7 +148,10 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
             "nats per token",
             "KL of the old policy from the policy (k1), mean over the trained tokens",
         ),
-        "clip_fraction": ("share", "share of trained tokens whose ratio is clipped"),
+        "clip_fraction": (
+            "share",
+            "share of trained tokens whose ratio is clipped; for dppo, that are left out",
+        ),
         "dual_clip_fraction": ("share", "share of trained tokens whose loss c_clip bounds"),
         "entropy": ("nats per token", "entropy of the policy, mean over the trained tokens"),
         "kl_penalty": (
@@ -157,7 +168,9 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     tokens' ratios (try `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios
     only weight the log-probs, so no token loses its gradient. sequence: a response is a single
     action, with the product of its tokens' ratios (RLOO: with `loss_aggregation: constant` and
-    `loss_constant: 1`)."""
+    `loss_constant: 1`). sapo: no clip, but a sigmoid that flattens the objective away from a ratio
+    of 1 (`tau_pos`, `tau_neg`). dppo_tv, dppo_kl: a token is left out once its probability has
+    moved too far from that of the old policy, in total variation or KL (`eps_clip`)."""
 
     loss_aggregation: LossAggregationName = "token"
     """token: every token has the same weight, so long responses have more influence. sequence:
@@ -169,16 +182,25 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     such as `${generation.max_new_tokens}`."""
 
     eps_clip: float = 0.2
-    """Clip the policy's ratio at 1 minus this and, unless `eps_clip_high` is set,
-    at 1 plus this."""
+    """Clip the policy's ratio at 1 minus this and, unless `eps_clip_high` is set, at 1 plus this.
+    With dppo_tv and dppo_kl: the largest divergence of a token that becomes less likely."""
 
     eps_clip_high: float | None = None
-    """Clip the policy's ratio at 1 plus this ("clip-higher" if it is above `eps_clip`); null:
-    same as `eps_clip`."""
+    """Clip the policy's ratio at 1 plus this ("clip-higher" if it is above `eps_clip`); null: same
+    as `eps_clip`. With dppo_tv and dppo_kl: the largest divergence of a token that becomes
+    likelier."""
 
     c_clip: float | None = None
     """Dual clip: the loss of a token with negative advantage is at most this times |advantage|;
     above 1."""
+
+    tau_pos: float | None = None
+    """With `policy_loss: sapo`: how fast the gradient of a token with positive advantage fades as
+    its ratio leaves 1; null: 1.0."""
+
+    tau_neg: float | None = None
+    """With `policy_loss: sapo`: the same of a token with negative advantage, whose gradient is less
+    stable; null: 1.05."""
 
     entropy_coef: float = 0.0
     """Weight of the entropy bonus per token."""

@@ -35,14 +35,20 @@ WARN_EVERY = 10
 class GroupRelativeInterface(AdvantageInterface):
     """Compares each response with the other responses to its prompt, or in its batch.
 
-    The defaults are GRPO as published (arXiv:2402.03300). The profiles dr_grpo, rloo and dapo set
-    others.
+    The defaults are GRPO as published (arXiv:2402.03300). The profiles dr_grpo, rloo, dapo and
+    maxrl set others.
     """
 
-    ELSEWHERE: ClassVar[str] = "grpo rloo reinforce reinforce_plus_plus"
+    ELSEWHERE: ClassVar[str] = "grpo rloo reinforce reinforce_plus_plus maxrl gdpo"
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_group_relative"
     NEEDS_GROUP: ClassVar[Declaration] = {
-        "inference": (..., "2 if baseline=group", "2 if baseline=leave_one_out", "2 if scale=group")
+        "inference": (
+            ...,
+            "2 if baseline=group",
+            "2 if baseline=leave_one_out",
+            "2 if scale=group",
+            "2 if scale=mean",
+        )
     }
     SYNONYMS: ClassVar[Synonyms] = {
         "baseline": "mean_level mean_leave1out",
@@ -61,7 +67,8 @@ class GroupRelativeInterface(AdvantageInterface):
 
     scale: ScaleName = "group"
     """What it is divided by: the standard deviation of the rewards of the responses to the same
-    prompt (group), of all responses in the batch (batch), or nothing (none)."""
+    prompt (group), of all responses in the batch (batch), the mean of the rewards of the responses
+    to the same prompt (mean: MaxRL, for rewards that are not negative), or nothing (none)."""
 
     credit: CreditName = "response"
     """response: each token is credited with all rewards of its response. to_go: only with those

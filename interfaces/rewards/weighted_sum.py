@@ -11,9 +11,12 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.synonyms import Synonyms
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from rlcli.api.model import Model
 
 
@@ -25,9 +28,19 @@ class WeightedSumInterface(ModelInterface):
 
     READS: ClassVar[Declaration] = {"inference": ("each of weights",)}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+    NEEDS_GROUP: ClassVar[Declaration] = {"inference": ("2 if group_norm",)}
+    SYNONYMS: ClassVar[Synonyms] = {
+        "weights": "reward_weights",
+        "group_norm": "multi_objective_aggregation",
+    }
 
     weights: dict[str, float]
     """Key of the batch → weight of its values, one number per response."""
+
+    group_norm: bool = False
+    """First normalise each reward to mean 0 and standard deviation 1 over the responses to one
+    prompt, so that none is drowned by another with a larger spread (GDPO, arXiv:2601.05242: with
+    `baseline: batch` and `scale: batch` of `group_relative`)."""
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -47,7 +60,7 @@ class WeightedSumInterface(ModelInterface):
         import torch
 
         lengths = self._lengths(data)
-        parts = {key: data.data[key].double() for key in self.weights}
+        parts = {key: self._part(data, key) for key in self.weights}
         total = sum(parts[key] * weight for key, weight in self.weights.items())
         return SequenceSample.from_default(
             ids=data.ids,
@@ -60,6 +73,19 @@ class WeightedSumInterface(ModelInterface):
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         return self.inference(model, data, MicroBatchSpec())
+
+    def _part(self, data: SequenceSample, key: str) -> torch.Tensor:
+        """[N] float64: one reward as it is added."""
+        numbers: torch.Tensor = data.data[key].double()
+        if not self.group_norm:
+            return numbers
+        import torch
+
+        from rlcli.ops.advantages import standardized
+
+        sizes = torch.tensor([len(lengths) for lengths in data.seqlens[key]])
+        group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        return standardized(numbers, group.to(numbers.device))
 
     def _lengths(self, data: SequenceSample) -> list[list[int]]:
         """One number per response. Raises UsageError where a key holds anything else."""

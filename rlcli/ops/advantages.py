@@ -21,7 +21,7 @@ from rlcli.ops.reduce import AllReduce, identity, masked_moments
 
 __all__ = [
     "BASELINES", "SCALES", "BaselineName", "CreditName", "Outcomes", "ScaleName", "Trajectories",
-    "generalized", "relative",
+    "generalized", "relative", "standardized",
 ]  # fmt: skip
 
 SCALE_EPS = 1e-6
@@ -31,7 +31,7 @@ ROUNDING = 2.0**-23
 are equal."""
 
 BaselineName = Literal["group", "leave_one_out", "batch", "none"]
-ScaleName = Literal["group", "batch", "none"]
+ScaleName = Literal["group", "batch", "mean", "none"]
 CreditName = Literal["response", "to_go"]
 
 
@@ -82,9 +82,9 @@ def relative(
     GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3)
     group over none, RLOO (arXiv:2402.14740, eq. 8) leave_one_out over none. REINFORCE++
     (arXiv:2501.03262) credits "to_go" without a baseline, and normalises the advantages of all
-    tokens afterwards. Standard deviations are unbiased; outcomes without a spread, such as those of
-    a group of one response, carry no information: divided by it, advantages are 0. A sequence
-    without an action is ignored.
+    tokens afterwards. MaxRL (arXiv:2602.02710) is group over mean. Standard deviations are
+    unbiased; outcomes without a spread, such as those of a group of one response, carry no
+    information: divided by it, advantages are 0. A sequence without an action is ignored.
     """
     t = trajectories
     owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
@@ -170,6 +170,15 @@ def batch_std(outcomes: Outcomes) -> torch.Tensor:
     )
 
 
+def group_mean_scale(outcomes: Outcomes) -> torch.Tensor:
+    """[N] the mean of the responses to the same prompt: with rewards of 0 and 1, the share of right
+    ones, so that rare successes have more weight. Infinite where they earned the same,
+    or no more than 0 on average."""
+    mean = group_mean(outcomes)
+    has_signal = group_std(outcomes).isfinite() & (mean > 0)
+    return torch.where(has_signal, mean + SCALE_EPS, math.inf)
+
+
 def no_scale(outcomes: Outcomes) -> torch.Tensor:
     return torch.ones_like(outcomes.total)
 
@@ -182,4 +191,18 @@ BASELINES: Mapping[BaselineName, OfOutcomes] = {
     "batch": batch_mean,
     "none": no_baseline,
 }
-SCALES: Mapping[ScaleName, OfOutcomes] = {"group": group_std, "batch": batch_std, "none": no_scale}
+SCALES: Mapping[ScaleName, OfOutcomes] = {
+    "group": group_std,
+    "batch": batch_std,
+    "mean": group_mean_scale,
+    "none": no_scale,
+}
+
+
+def standardized(numbers: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """[N] float64: how many standard deviations each response is above the mean of those to its
+    prompt; 0 where they are equal. numbers, group (int64, from 0) are [N]."""
+    total = numbers.to(torch.float64)
+    everything = torch.ones_like(group, dtype=torch.bool)
+    outcomes = Outcomes(total, total.abs(), group, everything, identity)
+    return (total - group_mean(outcomes)) / group_std(outcomes)

@@ -11,6 +11,7 @@ and they receive no gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +23,9 @@ from rlcli.ops.packing import action_owner
 __all__ = [
     "LOSS_AGGREGATIONS",
     "POLICY_LOSSES",
+    "RATIO_LEVELS",
     "Actions",
+    "BehaviourWeightLevel",
     "BehaviourWeightMode",
     "LossAggregationName",
     "LossesAndSums",
@@ -34,9 +37,13 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before `exp`, so that a single outlier token cannot make the
 loss infinite."""
 
-PolicyLossName = Literal["ppo", "gspo", "cispo", "sequence"]
+TAU_POS, TAU_NEG = 1.0, 1.05
+"""How fast SAPO's gradients fade by default: faster for actions with negative advantages."""
+
+PolicyLossName = Literal["ppo", "gspo", "cispo", "sequence", "sapo", "dppo_tv", "dppo_kl"]
 LossAggregationName = Literal["token", "sequence", "constant"]
 BehaviourWeightMode = Literal["mask", "truncate"]
+BehaviourWeightLevel = Literal["token", "sequence", "geometric"]
 
 LossesAndSums = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """The loss of each of the M trained actions, and numbers, each summed over them."""
@@ -108,8 +115,8 @@ def mean_clipped(
     With equal advantages in a sequence and the aggregation "sequence", this is the paper's
     objective, whose clips are 3e-4 and 4e-4.
     """
-    total, owner, counts = _by_sequence(actions)
-    return _clipped_as_one(actions, (total / counts.clamp(min=1))[owner], eps_clip, eps_clip_high)
+    log_ratio = sequence_mean_ratio(actions.log_ratio, actions.mask, actions.seqlens)
+    return _clipped_as_one(actions, log_ratio, eps_clip, eps_clip_high)
 
 
 def product_clipped(
@@ -124,8 +131,9 @@ def product_clipped(
     Its loss is spread evenly over its actions, which therefore add up to that of the sequence: with
     the aggregation "constant" and a constant of 1, the loss is the mean over the responses.
     """
-    total, owner, counts = _by_sequence(actions)
-    loss, stats = _clipped_as_one(actions, total[owner], eps_clip, eps_clip_high)
+    log_ratio = sequence_product_ratio(actions.log_ratio, actions.mask, actions.seqlens)
+    loss, stats = _clipped_as_one(actions, log_ratio, eps_clip, eps_clip_high)
+    owner, counts = _trained(actions.mask, actions.seqlens)
     return loss / counts.clamp(min=1)[owner], stats
 
 
@@ -149,13 +157,76 @@ def clipped_weights(
     return loss, _stats(ratio, log_ratio, clip_fraction=weight != ratio)
 
 
-def _by_sequence(actions: Actions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(sum of the log-ratios of each sequence [N], sequence of each trained action [M],
-    their counts [N])."""
-    owner, counts = _trained(actions.mask, actions.seqlens)
-    log_ratio = actions.log_ratio
-    zeros = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
-    return zeros.index_add(0, owner, log_ratio), owner, counts
+def soft_gated(
+    actions: Actions, *, tau_pos: float | None = None, tau_neg: float | None = None
+) -> LossesAndSums:
+    """SAPO (arXiv:2511.20347): instead of a clip, a sigmoid that flattens the objective the further
+    a token's ratio is from 1.
+
+        loss = -A * 4 / tau * σ(tau * (ratio - 1)), tau = tau_pos where A > 0, else tau_neg
+
+    Its gradient is that of the ratio itself where this is 1, and fades on both sides. None:
+    the values of the paper, 1 and 1.05.
+    """
+    advantages = actions.advantages[actions.mask]
+    log_ratio = _bounded(actions.log_ratio)
+    ratio = log_ratio.exp()
+    positive = TAU_POS if tau_pos is None else tau_pos
+    negative = TAU_NEG if tau_neg is None else tau_neg
+    tau = torch.where(advantages > 0, positive, negative).to(ratio.dtype)
+    loss = -advantages * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+    return loss, _stats(ratio, log_ratio)
+
+
+def within_total_variation(
+    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
+) -> LossesAndSums:
+    """DPPO with the binary approximation of the total variation (arXiv:2602.04879): a token is
+    left out where the policy has moved by more than a bound in the direction of its advantage.
+
+        divergence = |p - q|, p = exp(logprobs), q = exp(old_logprobs)
+        loss       = -A * ratio, or 0 where the divergence is above eps_clip_high and p > q (A > 0),
+                     or above eps_clip and p < q (A < 0)
+
+    Unlike a clip of the ratio, it bounds likely tokens more tightly than unlikely ones.
+    """
+    new, old = actions.logprobs[actions.mask], actions.old_logprobs[actions.mask]
+    divergence = (new.exp() - old.exp()).abs()
+    return _unless_diverged(actions, divergence, eps_clip, eps_clip_high)
+
+
+def within_binary_kl(
+    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
+) -> LossesAndSums:
+    """`within_total_variation` with the KL of the new from the old policy, of whether the token is
+    chosen (the paper's binary KL).
+
+    divergence = q * log(q / p) + (1 - q) * log((1 - q) / (1 - p))
+    """
+    new, old = actions.logprobs[actions.mask], actions.old_logprobs[actions.mask]
+    rest, old_rest = _of_others(new), _of_others(old)
+    divergence = old.exp() * (old - new) + old_rest * (old_rest.log() - rest.log())
+    return _unless_diverged(actions, divergence, eps_clip, eps_clip_high)
+
+
+def _of_others(logprobs: torch.Tensor) -> torch.Tensor:
+    """The probability of all other tokens, which is never 0."""
+    return (-torch.expm1(logprobs)).clamp(min=torch.finfo(logprobs.dtype).tiny)
+
+
+def _unless_diverged(
+    actions: Actions, divergence: torch.Tensor, low: float, high: float | None
+) -> LossesAndSums:
+    """The unclipped loss of the actions whose divergence [M] is within the bounds, or which lead
+    back; 0 for the others."""
+    advantages = actions.advantages[actions.mask]
+    log_ratio = _bounded(actions.log_ratio)
+    ratio = log_ratio.exp()
+    too_likely = (divergence > (low if high is None else high)) & (log_ratio > 0)
+    too_unlikely = (divergence > low) & (log_ratio < 0)
+    beyond = torch.where(advantages > 0, too_likely, too_unlikely)
+    loss = torch.where(beyond, 0.0, -advantages * ratio)
+    return loss, _stats(ratio, log_ratio, clip_fraction=beyond)
 
 
 def _clipped_as_one(
@@ -200,6 +271,45 @@ POLICY_LOSSES: Mapping[PolicyLossName, PolicyLoss] = {
     "gspo": mean_clipped,
     "cispo": clipped_weights,
     "sequence": product_clipped,
+    "sapo": soft_gated,
+    "dppo_tv": within_total_variation,
+    "dppo_kl": within_binary_kl,
+}
+
+
+RatioLevel = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
+"""(log-ratios of the trained actions [M], mask [A], N lengths in tokens) → the log-ratio that each
+of these actions counts with, [M]."""
+
+
+def token_ratio(
+    log_ratio: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[int]
+) -> torch.Tensor:
+    """Each action's own."""
+    return log_ratio
+
+
+def sequence_product_ratio(
+    log_ratio: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[int]
+) -> torch.Tensor:
+    """The product of the ratios of a sequence."""
+    owner, counts = _trained(mask, seqlens)
+    zeros = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
+    return zeros.index_add(0, owner, log_ratio)[owner]
+
+
+def sequence_mean_ratio(
+    log_ratio: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[int]
+) -> torch.Tensor:
+    """The geometric mean of the ratios of a sequence."""
+    owner, counts = _trained(mask, seqlens)
+    return sequence_product_ratio(log_ratio, mask, seqlens) / counts[owner]
+
+
+RATIO_LEVELS: Mapping[BehaviourWeightLevel, RatioLevel] = {
+    "token": token_ratio,
+    "sequence": sequence_product_ratio,
+    "geometric": sequence_mean_ratio,
 }
 
 
@@ -247,22 +357,30 @@ def behaviour_weights(
     proximal_logprobs: torch.Tensor,
     behaviour_logprobs: torch.Tensor,
     mask: torch.Tensor,
+    seqlens: Sequence[int],
+    *,
+    floor: float | None = None,
     cap: float | None = None,
     mode: BehaviourWeightMode = "mask",
+    level: BehaviourWeightLevel = "token",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the decoupled PPO loss (arXiv:2110.00641): exp(proximal - behaviour);
-    all tensors [n].
+    """Weights of the decoupled PPO loss (arXiv:2110.00641): exp(proximal - behaviour), of each
+    action, or one for all that are trained on in a sequence; all tensors [A], of N sequences.
 
-    Returns (weights, kept mask). A `cap` applies to weights above it: with the mode "mask", their
-    tokens leave the mask, and so both the sum and the count that it is divided by, so that dropping
-    them does not shrink the update of the others. With "truncate", they become the cap itself,
-    which is truncated importance sampling. Weights outside the mask are 0.
+    Returns (weights, kept mask). Weights outside the bounds are treated by `mode`: with "mask",
+    their tokens leave the mask, and so both the sum and the count that it is divided by, so that
+    dropping them does not shrink the update of the others. With "truncate", they become the bound
+    itself. Weights outside the mask are 0.
+
+    "truncate" with a cap is truncated importance sampling (TIS), "mask" with both bounds IcePop
+    (arXiv:2510.18855), and "mask" with a level of sequences masked importance sampling (MIS).
     """
-    log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0)
-    weights = _bounded(log_weights).exp().detach()
-    remaining = mask
-    if cap is not None and mode == "mask":
-        remaining = mask & (weights <= cap)
-    elif cap is not None:
-        weights = weights.clamp(max=cap)
+    log_ratio = proximal_logprobs[mask] - behaviour_logprobs[mask]
+    bounded = _bounded(RATIO_LEVELS[level](log_ratio, mask, seqlens)).exp().detach()
+    low, high = floor or 0.0, math.inf if cap is None else cap
+    remaining = mask.clone()
+    if mode == "mask":
+        remaining[mask] = (bounded >= low) & (bounded <= high)
+    weights = torch.zeros_like(proximal_logprobs)
+    weights[mask] = bounded.clamp(low, high)
     return torch.where(remaining, weights, 0.0), remaining

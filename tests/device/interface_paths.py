@@ -195,6 +195,9 @@ INTERFACES = {
         loss_constant=8.0,
         kl_gradient="naive",
     ),
+    "actor, soft gate": trains_by("ppo_actor", policy_loss="sapo"),
+    "actor, total variation": trains_by("ppo_actor", policy_loss="dppo_tv"),
+    "actor, binary KL": trains_by("ppo_actor", policy_loss="dppo_kl", eps_clip=0.05),
     "actor, whole responses": trains_by("ppo_actor", policy_loss="sequence"),
     "actor, dual clip": trains_by("ppo_actor", c_clip=3.0),
     "advantages": infers_by("gae"),
@@ -206,11 +209,19 @@ INTERFACES = {
     "advantages, decoupled": infers_by(
         "gae", use_decoupled_loss=True, behav_imp_weight_cap=2.0, kl_estimator="k3"
     ),
+    "advantages, one weight per response": infers_by(
+        "gae",
+        use_decoupled_loss=True,
+        behav_imp_weight_cap=2.0,
+        behav_imp_weight_floor=0.5,
+        behav_imp_weight_level="geometric",
+    ),
     "advantages, recomputed": infers_by(
         "gae", recompute_logprob=True, adaptive_kl_ctl=True, bootstrap_no_eos=False
     ),
     "advantages, best of two": infers_by("gae", train_on_best=1),
     "relative advantages": infers_by("group_relative"),
+    "relative advantages, over the mean": infers_by("group_relative", scale="mean"),
     "relative advantages, over the batch": infers_by(
         "group_relative", baseline="leave_one_out", scale="batch", kl_in="reward"
     ),
@@ -235,6 +246,9 @@ INTERFACES = {
     "distill": distils,
     "distill, whole distributions": distils_whole_distributions,
     "weighted sum": reads_scores("weighted_sum", weights={"rewards": 1.0, "solved": 0.5}),
+    "weighted sum, normalised": reads_scores(
+        "weighted_sum", weights={"rewards": 1.0, "solved": 0.5}, group_norm=True
+    ),
     "group filter": reads_scores("group_filter", by="solved"),
     "programs": programs_are_judged,
     "judge": a_role_judges,

@@ -121,6 +121,7 @@ def _compared(args, sequences):
         scale = {
             "group": statistics.stdev(in_group) + 1e-6,
             "batch": statistics.stdev(in_batch) + 1e-6,
+            "mean": statistics.fmean(in_group) + 1e-6,
             "none": 1.0,
         }[args.scale]
         earned, response = sequence["earned"], sequence["response"]
@@ -159,14 +160,15 @@ def _sequence(args, length, per_token, per_action, reward, ended):
     behaviour, proximal = per_action["packed_logprobs"], per_action["proximal_logprobs"]
     reference = per_action["packed_ref_logprobs"]
     old = proximal if args.use_decoupled_loss or args.recompute_logprob else behaviour
-    weights = [
-        math.exp(proximal[t] - behaviour[t]) if args.use_decoupled_loss else 1.0 for t in actions
-    ]
     trained = [response[t] and (ended or not args.mask_too_long) for t in actions]
+    weights = [1.0 for _ in actions]
+    if args.use_decoupled_loss:
+        weights = _behaviour_weights(args, [proximal[t] - behaviour[t] for t in actions], trained)
+    low, high = args.behav_imp_weight_floor or 0.0, args.behav_imp_weight_cap or math.inf
     if args.behav_imp_weight_mode == "truncate":
-        weights = [min(weight, args.behav_imp_weight_cap) for weight in weights]
-    elif args.behav_imp_weight_cap is not None:
-        trained = [trained[t] and weights[t] <= args.behav_imp_weight_cap for t in actions]
+        weights = [min(max(weight, low), high) for weight in weights]
+    else:
+        trained = [trained[t] and low <= weights[t] <= high for t in actions]
     sampler = proximal if args.recompute_logprob and not args.use_decoupled_loss else behaviour
     kl = [_kl(args.kl_estimator, sampler[t] - reference[t]) * response[t] for t in actions]
     trained_kl = [
@@ -202,6 +204,17 @@ def _sequence(args, length, per_token, per_action, reward, ended):
         "reference": reference,
         "kl_weight": args.kl_ctl if args.kl_in == "loss" else 0.0,
     }
+
+
+def _behaviour_weights(args, differences, trained):
+    """Each token's own, or the product or geometric mean over the trained tokens of a response."""
+    if args.behav_imp_weight_level == "token":
+        return [math.exp(difference) for difference in differences]
+    total = sum(
+        difference for difference, counts in zip(differences, trained, strict=True) if counts
+    )
+    count = sum(trained) if args.behav_imp_weight_level == "geometric" else 1
+    return [math.exp(total / max(count, 1))] * len(differences)
 
 
 def _kl(estimator, difference):
@@ -253,7 +266,13 @@ def policy_loss_by_hand(policy, sequences, model):
         log_ratios = _log_ratios(policy, {t: logprobs[t] - sequence["old"][t] for t in trained})
         terms = [
             sequence["weights"][t]
-            * _surrogate(policy, sequence["advantages"][t], log_ratios[t].exp(), logprobs[t])
+            * _surrogate(
+                policy,
+                sequence["advantages"][t],
+                log_ratios[t].exp(),
+                logprobs[t],
+                sequence["old"][t],
+            )
             / (len(trained) if policy.policy_loss == "sequence" else 1)
             - policy.entropy_coef * -(scores[t].exp() * scores[t]).sum()
             + sequence["kl_weight"]
@@ -272,7 +291,7 @@ def policy_loss_by_hand(policy, sequences, model):
 
 def _log_ratios(policy, by_token):
     """Each token's own, or that of its response."""
-    if not by_token or policy.policy_loss in ("ppo", "cispo"):
+    if not by_token or policy.policy_loss not in ("gspo", "sequence"):
         return by_token
     together = torch.stack(list(by_token.values()))
     return dict.fromkeys(
@@ -280,7 +299,11 @@ def _log_ratios(policy, by_token):
     )
 
 
-def _surrogate(policy, advantage, ratio, logprob):
+def _surrogate(policy, advantage, ratio, logprob, old):
+    if policy.policy_loss == "sapo":
+        return -advantage * _gate(policy, advantage, ratio)
+    if policy.policy_loss in ("dppo_tv", "dppo_kl"):
+        return -advantage * ratio * _within(policy, advantage, float(logprob.detach()), old)
     high = policy.eps_clip if policy.eps_clip_high is None else policy.eps_clip_high
     inside = ratio.clamp(1 - policy.eps_clip, 1 + high)
     if policy.policy_loss == "cispo":
@@ -291,6 +314,24 @@ def _surrogate(policy, advantage, ratio, logprob):
             objective, torch.tensor(policy.c_clip * advantage, dtype=torch.float64)
         )
     return -objective
+
+
+def _gate(policy, advantage, ratio):
+    """What SAPO trains on instead of the ratio."""
+    tau = (policy.tau_pos or 1.0) if advantage > 0 else (policy.tau_neg or 1.05)
+    return 4 / tau / (1 + (-tau * (ratio - 1)).exp())
+
+
+def _within(policy, advantage, logprob, old):
+    """Whether DPPO trains on a token, by the probabilities of choosing it."""
+    p, q = math.exp(logprob), math.exp(old)
+    distance = abs(p - q)
+    if policy.policy_loss == "dppo_kl":
+        distance = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+    if advantage > 0:
+        high = policy.eps_clip if policy.eps_clip_high is None else policy.eps_clip_high
+        return p < q or distance <= high
+    return p > q or distance <= policy.eps_clip
 
 
 def _kl_in_loss(policy, logprob, old, reference):

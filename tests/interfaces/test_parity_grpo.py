@@ -19,6 +19,7 @@ from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.interfaces.reference import ReferenceInterface
+from rlcli.interfaces.rewards.weighted_sum import WeightedSumInterface
 from rlcli.interfaces.sft import SFTInterface
 from rlcli.ops import advantages
 from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
@@ -238,6 +239,10 @@ GRPO_CASES = {
         },
         {"loss_type": "cispo", "epsilon_high": 1.1},
     ),
+    "sapo": (
+        {"policy_loss": "sapo", "tau_pos": 0.7, "tau_neg": 1.4, "kl_ctl": 0.0},
+        {"loss_type": "sapo", "sapo_temperature_pos": 0.7, "sapo_temperature_neg": 1.4},
+    ),
     "dual clip": (
         {"eps_clip": 0.05, "c_clip": 1.1, "loss_aggregation": "token", "kl_ctl": 0.0},
         {"loss_type": "bnpo", "epsilon": 0.05, "delta": 1.1},
@@ -254,7 +259,7 @@ def test_grpo_equals_trl(theirs, sampler, reference, trained, case):
     settings, of_trl = GRPO_CASES[case]
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler, packed_ref_logprobs=reference)
     mine = our_grpo(settings, trained, batch)
-    if case not in ("entropy", "dr_grpo", "grpo by batch"):
+    if case not in ("entropy", "dr_grpo", "grpo by batch", "sapo"):
         assert mine[0]["clip_fraction"] > 0, "or the clip is not compared"
     check_equal(mine, theirs(**of_trl))
 
@@ -278,31 +283,71 @@ def test_truncated_responses_are_masked_as_in_trl(theirs, trl, sampler, trained,
     check_equal(mine, other, factor=12 / (12 - cut) if loss_type == "grpo" else 1.0)
 
 
-def test_truncated_importance_sampling_equals_trl(theirs, sampler, trained):
-    """Between what an inference engine says that it sampled with and what the trainer finds."""
-    batch = with_logprobs(
-        Rollout().batch(), packed_logprobs=near(sampler, 4, 0.02), proximal_logprobs=sampler
-    )
-    rows = batch.data["packed_logprobs"].split(batch.flat_seqlens("packed_logprobs"))
-    rollout = Rollout()
-    sampled = [row[-length:].tolist() for row, length in zip(rows, rollout.lengths, strict=True)]
+BETWEEN_ENGINES = {
+    "token": ("token_truncate", None, 1.02, {"behav_imp_weight_mode": "truncate"}),
+    "icepop": ("token_mask", 0.98, 1.02, {}),
+    "mis": ("sequence_mask", 0.8, 1.25, {"behav_imp_weight_level": "sequence"}),
+    "sequence": (
+        "sequence_truncate",
+        0.95,
+        1.02,
+        {"behav_imp_weight_level": "sequence", "behav_imp_weight_mode": "truncate"},
+    ),
+}
 
-    def as_with_vllm(trainer):
+
+def as_with_vllm(rollout, logprobs, mode, floor, cap):
+    """What makes a trainer of TRL take these log-probs [A] for those of an inference engine."""
+    ends = zip(logprobs, rollout.lengths, strict=True)
+    answers = (rollout.responses, [row[-length:].tolist() for row, length in ends])
+
+    def change(trainer):
         trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-        trainer.vllm_importance_sampling_mode = "token_truncate"
-        trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = (
-            None,
-            1.02,
-        )
-        trainer._generate_single_turn = lambda *_: (rollout.responses, sampled)
+        trainer.vllm_importance_sampling_mode = mode
+        trainer.vllm_importance_sampling_clip_min = floor
+        trainer.vllm_importance_sampling_clip_max = cap
+        trainer._generate_single_turn = lambda *_: answers
 
-    tis = {
-        "use_decoupled_loss": True,
-        "behav_imp_weight_cap": 1.02,
-        "behav_imp_weight_mode": "truncate",
-    }
-    mine = our_grpo({"kl_ctl": 0.0, "loss_aggregation": "token", **tis}, trained, batch)
-    check_equal(mine, theirs(loss_type="dapo", change=as_with_vllm))
+    return change
+
+
+@pytest.mark.parametrize("case", BETWEEN_ENGINES)
+def test_weights_between_engines_equal_those_of_trl(theirs, sampler, trained, case):
+    """Between what an inference engine says that it sampled with and what the trainer finds. TRL
+    divides by the number of all tokens, and ours by those that are left."""
+    mode, floor, cap, settings = BETWEEN_ENGINES[case]
+    bounds = {"behav_imp_weight_cap": cap, "behav_imp_weight_floor": floor}
+    settings = {"use_decoupled_loss": True, "kl_ctl": 0.0, **bounds, **settings}
+    rollout, engine = Rollout(), near(sampler, 4, 0.02)
+    batch = with_logprobs(rollout.batch(), packed_logprobs=engine, proximal_logprobs=sampler)
+    rated, _ = rate(GroupRelativeInterface(**settings), role(sampler, "inference"), batch)
+    left, every = int(rated.data["loss_mask"].sum()), sum(rollout.lengths)
+    assert (0 < left < every) == mode.endswith("mask")
+    mine = our_grpo({**settings, "loss_aggregation": "token"}, trained, batch)
+    logprobs = batch.data["packed_logprobs"].split(batch.flat_seqlens("packed_logprobs"))
+    change = as_with_vllm(rollout, logprobs, mode, floor, cap)
+    check_equal(mine, theirs(loss_type="dapo", change=change), factor=every / left)
+
+
+def test_gdpo_equals_trl(theirs, sampler, trained):
+    """Each of two rewards is normalised in its group, before they are added up."""
+    brevity = [-float(length) for group in RESPONSES for length in group]
+    batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler)
+    rewards = batch.select(["rewards"])
+    rewards.data["rewards"] = torch.tensor(brevity)
+    rewards.remap_keys_({"rewards": "brevity"})
+    batch.remap_keys_({"rewards": "correct"})
+    batch.update_(rewards)
+    both = WeightedSumInterface(weights={"correct": 1.0, "brevity": 0.5}, group_norm=True)
+    batch.update_(call_interface(both, "inference", role(sampler, "inference"), batch))
+    mine = our_grpo({"baseline": "batch", "scale": "batch", "kl_ctl": 0.0}, trained, batch)
+    gdpo = theirs(
+        loss_type="grpo",
+        multi_objective_aggregation="normalize_then_sum",
+        reward_weights=[1.0, 0.5],
+        more_rewards=[lambda prompts, completions, **_: brevity],
+    )
+    check_equal(mine, gdpo)
 
 
 @pytest.mark.parametrize(("beta", "epsilon"), [(0.0, 0.2), (0.2, 0.02)])

@@ -58,6 +58,15 @@ def test_a_weighted_sum_equals_that_worked_by_hand():
     assert out.metadata == {}, "each reward is reported by its own call"
 
 
+def test_each_reward_can_be_normalised_in_its_group_first():
+    """Of 1, 0 and -3, 5: ± 1/√2 each, whatever their spreads. One response alone has nothing to be
+    compared with."""
+    interface = WeightedSumInterface(weights={"correct": 2.0, "brevity": 0.5}, group_norm=True)
+    out = interface.inference(ROLE, batch(correct=[1, 0, 1], brevity=[-3, 5, 4]), SPEC)
+    a = 1.5 / 2**0.5
+    assert out.data["rewards"].tolist() == pytest.approx([a, -a, 0.0], abs=1e-5)
+
+
 def test_boolean_rewards_are_added_as_numbers():
     data = batch(solved=[0, 1, 1])
     data.data["solved"] = data.data["solved"].bool()
@@ -150,3 +159,12 @@ def test_two_calls_that_write_rewards_are_refused(tmp_path, monkeypatch):
     )
     with pytest.raises(RecipeError, match="rewards"):
         load_recipe("sum.yaml")
+
+
+def test_gdpo_is_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gdpo = LAYER.replace("ppo_math", "grpo_math").replace("0.25}}", "0.25}, group_norm: true}")
+    (tmp_path / "gdpo.yaml").write_text(gdpo + "grpo: {baseline: batch, scale: batch}\n")
+    graph = load_recipe("gdpo.yaml").recipe.graph
+    assert graph["sum_inf"].interface.args["group_norm"]
+    assert graph["advantages"].interface.args["scale"] == "batch"

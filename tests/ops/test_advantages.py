@@ -14,6 +14,7 @@ from rlcli.ops.advantages import (
     Trajectories,
     generalized,
     relative,
+    standardized,
 )
 from rlcli.ops.gae import gae
 from rlcli.testing.tiny_engine import TinyRanks
@@ -77,6 +78,33 @@ def test_the_batch_scale_equals_that_worked_by_hand():
     estimates = advantages(baseline="group", scale="batch")
     assert estimates[1] == pytest.approx(-1 / (11 / 12) ** 0.5, rel=1e-5)
     assert estimates[5] == pytest.approx(0.5 / (11 / 12) ** 0.5, rel=1e-5)
+
+
+def test_the_mean_scale_weights_right_responses_by_their_rarity():
+    """One of four is right, which counts 3 and the others -1; two of three: 1/2, 1/2 and -1."""
+    inputs = outcomes_of([1, 0, 0, 0], [1, 1, 0])
+    expected = [3, -1, -1, -1, 0.5, 0.5, -1]
+    assert advantages(inputs, scale="mean") == pytest.approx(expected, rel=1e-5)
+
+
+def test_groups_whose_mean_is_not_above_zero_teach_nothing_at_the_mean_scale():
+    assert advantages(outcomes_of([-1, 1, 0], [-2, -1, -1]), scale="mean") == [0.0] * 6
+
+
+def outcomes_of(*groups):
+    """Responses of one token to prompts of one token."""
+    rewards = torch.tensor([float(reward) for group in groups for reward in group])
+    group = torch.tensor([number for number, group in enumerate(groups) for _ in group])
+    count = len(rewards)
+    empty = torch.zeros(count, dtype=torch.bool)
+    return Trajectories(rewards, torch.zeros(2 * count), ~empty, [2] * count, group, empty)
+
+
+def test_rewards_are_standardized_in_their_group():
+    """Of 1 and 3: mean 2, standard deviation √2; equal ones carry nothing."""
+    numbers, group = torch.tensor([1.0, 3.0, 5.0, 5.0, 7.0]), torch.tensor([0, 0, 1, 1, 2])
+    a = 1 / 2**0.5
+    assert standardized(numbers, group).tolist() == pytest.approx([-a, a, 0, 0, 0], abs=1e-5)
 
 
 def test_leave_one_out_differs_from_the_group_mean_by_a_factor():

@@ -4,13 +4,15 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlcli.ops.policy_losses import (
     LOSS_AGGREGATIONS,
     POLICY_LOSSES,
+    RATIO_LEVELS,
     Actions,
+    BehaviourWeightLevel,
     LossAggregationName,
     PolicyLossName,
     behaviour_weights,
@@ -20,7 +22,10 @@ from rlcli.ops.policy_losses import (
     mean_clipped,
     product_clipped,
     sequence_mean,
+    soft_gated,
     token_mean,
+    within_binary_kl,
+    within_total_variation,
 )
 
 
@@ -31,8 +36,9 @@ def actions(new, old, advantages, mask=None, seqlens=None):
     return Actions(*columns, mask, seqlens or [len(new) + 1])
 
 
-def test_every_loss_and_aggregation_has_a_function():
+def test_every_loss_aggregation_and_level_has_a_function():
     assert set(POLICY_LOSSES) == set(get_args(PolicyLossName))
+    assert set(RATIO_LEVELS) == set(get_args(BehaviourWeightLevel))
     assert set(LOSS_AGGREGATIONS) == set(get_args(LossAggregationName))
 
 
@@ -180,12 +186,83 @@ def test_clipped_weights_keep_the_gradient_of_every_token():
     assert float(free.detach()[1]) == pytest.approx(-0.1 * math.log(0.1)), "without a lower bound"
 
 
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def test_the_soft_gate_equals_that_worked_by_hand():
+    """The slope of 4/τ σ(τ(ratio - 1)) is 4 σ(1 - σ)."""
+    new = torch.tensor([3.0, 3.0, 1.0], dtype=torch.float64).log().requires_grad_()
+    inputs = actions_from(new, [1.0, -2.0, -1.0])
+    losses, _ = soft_gated(inputs, tau_pos=0.5, tau_neg=1.0)
+    assert losses.tolist() == pytest.approx([-8 * sigmoid(1), 8 * sigmoid(2), 2.0])
+    losses.sum().backward()
+    slopes = [-12 * sigmoid(1) * sigmoid(-1), 24 * sigmoid(2) * sigmoid(-2), 1.0]
+    assert new.grad.tolist() == pytest.approx(slopes)
+
+
+def actions_from(new, advantages):
+    """Of one sequence, with log-probs that have a gradient, and old ones of 0."""
+    mask = torch.ones(len(new), dtype=torch.bool)
+    return Actions(new, torch.zeros(len(new)), torch.tensor(advantages), mask, [len(new) + 1])
+
+
+def test_tokens_beyond_a_total_variation_are_left_out_in_the_direction_of_their_advantage():
+    """Probabilities that move by 0.15, each in both directions: allowed is 0.1 down and 0.2 up."""
+    rows = [
+        (0.45, 0.3, 1.0, False),  # up, within 0.2
+        (0.55, 0.3, 1.0, True),  # up, beyond
+        (0.55, 0.3, -1.0, False),  # up, but to be pushed back
+        (0.3, 0.45, -1.0, True),  # down, beyond 0.1
+        (0.3, 0.45, 1.0, False),
+        (0.02, 0.001, 1.0, False),  # twenty times as likely, and still rare
+    ]
+    new, old, advantages, left_out = zip(*rows, strict=True)
+    logs = [[math.log(p) for p in column] for column in (new, old)]
+    losses, stats = within_total_variation(
+        actions(*logs, advantages), eps_clip=0.1, eps_clip_high=0.2
+    )
+    expected = [0.0 if out else -a * n / o for n, o, a, out in rows]
+    assert losses.tolist() == pytest.approx(expected)
+    assert float(stats["clip_fraction"]) == sum(left_out)
+
+
+probabilities = st.floats(1e-6, 1 - 1e-6)
+
+
+def total_variation_of_coins(p, q):
+    return (abs(p - q) + abs((1 - p) - (1 - q))) / 2
+
+
+def kl_of_coins(p, q):
+    return q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+
+
+DIVERGENCES = [
+    (within_total_variation, total_variation_of_coins),
+    (within_binary_kl, kl_of_coins),
+]
+
+
+@pytest.mark.parametrize(("loss", "divergence"), DIVERGENCES, ids=["tv", "kl"])
+@given(probabilities, probabilities, numbers, st.floats(0.01, 0.5), st.floats(0.01, 0.5))
+def test_divergences_are_those_of_whether_the_token_is_chosen(loss, divergence, p, q, a, low, high):
+    """As of two coins, over heads and tails."""
+    bound, leads_away = (high, p > q) if a > 0 else (low, p < q)
+    distance = divergence(p, q)
+    assume(abs(distance - bound) > 1e-9)
+    inputs = actions([math.log(p)], [math.log(q)], [a])
+    losses, _ = loss(inputs, eps_clip=low, eps_clip_high=high)
+    expected = 0.0 if distance > bound and leads_away else -a * p / q
+    assert losses.tolist() == pytest.approx([expected], rel=1e-6)
+
+
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 class TestEveryLoss:
     """What holds for every loss: a new one is tested as soon as it is in the table."""
 
     def loss(self, name, inputs):
-        settings = {"eps_clip": 0.2}
+        settings = {"eps_clip": 0.2, "tau_pos": 1.0, "tau_neg": 1.05}
         parameters = inspect.signature(POLICY_LOSSES[name]).parameters
         return POLICY_LOSSES[name](
             inputs, **{key: value for key, value in settings.items() if key in parameters}
@@ -263,14 +340,43 @@ def test_aggregating_no_tokens_gives_no_shares(name):
     assert (len(shares), int(total)) == (0, 2 if name == "constant" else 0)
 
 
-def test_capped_tokens_are_left_out_of_sum_and_count():
-    proximal, behaviour = torch.tensor([0.0, 2.0, 0.5, 9.0]), torch.tensor([0.0, 0.0, 0.0, 0.0])
-    mask = torch.tensor([True, True, True, False])
-    weights, remaining = behaviour_weights(proximal, behaviour, mask, cap=5.0)
-    assert remaining.tolist() == [True, False, True, False]
-    torch.testing.assert_close(weights, torch.tensor([1.0, 0.0, math.exp(0.5), 0.0]))
-    truncated, all_of_them = behaviour_weights(proximal, behaviour, mask, cap=5.0, mode="truncate")
-    assert all_of_them.tolist() == mask.tolist()
-    torch.testing.assert_close(truncated, torch.tensor([1.0, 5.0, math.exp(0.5), 0.0]))
-    _, uncapped = behaviour_weights(proximal, behaviour, mask)
-    assert uncapped.tolist() == mask.tolist()
+def weights_of(ratios, mask=None, seqlens=None, **settings):
+    """(weights, remaining mask) of behaviour log-probs of 0."""
+    mask = [True] * len(ratios) if mask is None else mask
+    proximal = torch.tensor(ratios, dtype=torch.float64).log()
+    columns = (proximal, torch.zeros_like(proximal), torch.tensor(mask))
+    weights, remaining = behaviour_weights(*columns, seqlens or [len(ratios) + 1], **settings)
+    return weights.tolist(), remaining.tolist()
+
+
+def test_tokens_outside_the_bounds_are_left_out_of_sum_and_count_or_get_the_bound():
+    ratios, mask = [1.0, 6.0, 0.1, 1.5, 9.0], [True, True, True, True, False]
+    weights, remaining = weights_of(ratios, mask, cap=5.0)
+    assert (weights, remaining) == ([1.0, 0.0, pytest.approx(0.1), 1.5, 0.0], [1, 0, 1, 1, 0])
+    weights, remaining = weights_of(ratios, mask, cap=5.0, floor=0.5)
+    assert (weights, remaining) == ([1.0, 0.0, 0.0, 1.5, 0.0], [1, 0, 0, 1, 0])
+    weights, remaining = weights_of(ratios, mask, cap=5.0, floor=0.5, mode="truncate")
+    assert (weights, remaining) == ([1.0, 5.0, 0.5, 1.5, 0.0], mask)
+    assert weights_of(ratios, mask)[1] == mask, "without bounds"
+
+
+def test_a_sequence_has_one_weight_of_the_tokens_that_are_trained_on():
+    """Products 4 · 0.5 = 2 and 0.1 · 0.4 = 0.04; geometric means √2 and 0.2."""
+    ratios, mask = [9.0, 4.0, 0.5, 0.1, 0.4], [False, True, True, True, True]
+    arguments = {"mask": mask, "seqlens": [4, 3]}
+    weights, _ = weights_of(ratios, **arguments, level="sequence")
+    assert weights == pytest.approx([0, 2, 2, 0.04, 0.04])
+    weights, _ = weights_of(ratios, **arguments, level="geometric")
+    assert weights == pytest.approx([0, 2**0.5, 2**0.5, 0.2, 0.2])
+    _, remaining = weights_of(ratios, **arguments, level="sequence", cap=1.9)
+    assert remaining == [False, False, False, True, True], "a response is left out as a whole"
+    weights, remaining = weights_of(
+        ratios, **arguments, level="sequence", cap=1.9, floor=0.5, mode="truncate"
+    )
+    assert (weights, remaining) == ([0, 1.9, 1.9, 0.5, 0.5], mask)
+
+
+def test_weights_do_not_read_masked_tokens():
+    nan = float("nan")
+    weights, remaining = weights_of([nan, 2.0], [False, True], level="sequence", cap=3.0)
+    assert (weights, remaining) == ([0.0, pytest.approx(2.0)], [False, True])

@@ -19,7 +19,9 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (RECIPES / "profiles").glob("*.yaml"))
 EVERY_FILE = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
-ALGORITHMS = dict.fromkeys(("dapo", "dr_grpo", "gspo", "rloo"), "grpo")
+ALGORITHMS = dict.fromkeys(
+    ("dapo", "dppo", "dr_grpo", "gspo", "icepop", "maxrl", "mis", "rloo", "sapo"), "grpo"
+)
 """Profiles that are settings of one algorithm, for the recipes whose names begin with it."""
 OF_SOME = {**ALGORITHMS, "async": "ppo", "async_grpo": "grpo", "judge": "grpo"} | dict.fromkeys(
     ("sglang", "vllm"), "ppo"

@@ -36,11 +36,13 @@ from rlcli.api.operations import OperationCount, Products
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 from rlcli.ops.attention import packed_attention
+from rlcli.ops.packed_product import can_pack
 
 from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._layouts import whole_sequences
+from ._memory import packing_pays
 from ._prefix_sharing import PrefixSharing
 from ._saving import SavingRanks, describe, save_model
 from ._settings import ContextParallelism, TransformersSettings
@@ -87,9 +89,13 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._choices: dict[nn.Module, RouterChoices] = {}
         """The recorded or prescribed choices of a model's routers, for models that were asked for
         them."""
+        self._must_copy = self.is_sharded or dtype is not torch.float32
+        """Whether every call generates with a copy of the model; others do if they pack weights."""
         self._copy: GenerationCopy | None = None
-        if self.is_sharded or self.packed.compute_dtype is not torch.float32:
-            self._copy = GenerationCopy(self._skeleton(model.source), self.packed.compute_dtype)
+        # tensor-parallel ranks compute with parts of matrices, which are not packed
+        may_pack = dimension(self._mesh, "tp") is None and can_pack(model.device, dtype)
+        if self._must_copy or may_pack:
+            self._copy = GenerationCopy(self._skeleton(model.source), dtype, may_pack)
         self._lay_out(model)
         materialize(self.packed, model.device)
         fill(self.lm, model.source)
@@ -231,7 +237,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         seeds: Sequence[int],
     ) -> GeneratedResponses:
         prompts = self._prompts(input_, gconfig)
-        with self.generator() as lm:
+        with self.generator(packing_pays(len(seeds), gconfig.max_new_tokens)) as lm:
             run = self._decoder(lm, tokenizer, gconfig).run
             if self._context_group is None:
                 return run(prompts, seeds)
@@ -249,7 +255,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         seeds: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
         prompts = self._prompts(input_, gconfig)
-        with self.generator() as lm:
+        with self.generator(packing_pays(len(seeds), gconfig.max_new_tokens)) as lm:
             yield from self._decoder(lm, tokenizer, gconfig).stream(prompts, seeds)
 
     @property
@@ -261,8 +267,9 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     ) -> ResponseStream:
         longest = longest_prompt + gconfig.max_new_tokens
         self._check_length(longest)
+        packs = packing_pays(gconfig.max_concurrent_responses, gconfig.max_new_tokens)
         return DecodingStream(
-            self.generator,
+            partial(self.generator, packs),
             lambda lm: self._decoder(lm, tokenizer, gconfig),
             lambda: self._weights_number,
             longest,
@@ -311,16 +318,16 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             )
 
     @contextmanager
-    def generator(self) -> Iterator[nn.Module]:
-        """The model that a call generates with; if parameters must be gathered or cast, that is
-        done once, here."""
+    def generator(self, packs: bool = False) -> Iterator[nn.Module]:
+        """The model that a call generates with; if parameters must be gathered or cast, or, with
+        `packs`, can be packed, that is done once, here."""
         self._onload()
-        if self._copy is None:
+        if self._copy is None or not (self._must_copy or packs):
             if self.lm in self._choices:
                 self._choices[self.lm].prescribe(None)
             yield self.lm
             return
-        with self._copy.of(self._gathered_parameters(), self.lm.named_buffers()) as lm:
+        with self._copy.of(self._gathered_parameters(), self.lm.named_buffers(), packs) as lm:
             yield lm
 
     def _gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:

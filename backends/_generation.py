@@ -31,16 +31,20 @@ if TYPE_CHECKING:
     from ._routing_replay import RouterChoices
 
 
+BLOCK = 256
+"""Tokens of the vocabulary whose probabilities are added up before one of them is drawn."""
+
+
 class SlotCache(Cache):
-    """Keys and values of up to S sequences of up to L tokens, [S, H_kv, L, D] per layer."""
+    """Keys and values of up to S sequences of up to L tokens, [S, L, H_kv, D] per layer."""
 
     def __init__(self, slots: int, length: int):
         super().__init__(layers=[])
         self.slots, self.length = slots, length
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self.rows = torch.zeros(0, dtype=torch.int64)
-        self.columns = torch.zeros(0, dtype=torch.int64)
+        self.places = torch.zeros(0, dtype=torch.int64)
+        """Where tokens of the next pass go: slot · L + column."""
         self.source: torch.Tensor | None = None
         self.window: tuple[int, int] | None = None
 
@@ -48,13 +52,13 @@ class SlotCache(Cache):
         self, source: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
     ) -> None:
         """Next pass: token `source[i]` of the pack goes to slot `rows[i]`, column `columns[i]`."""
-        self.source, self.rows, self.columns, self.window = source, rows, columns, None
+        self.source, self.places, self.window = source, rows * self.length + columns, None
 
     def write_next(self, columns: torch.Tensor, longest: int) -> None:
         """Next pass: one token per active row, at `columns`;
         attention reads the first `longest` columns."""
-        self.source = None
-        self.rows, self.columns = torch.arange(len(columns), device=columns.device), columns
+        rows = torch.arange(len(columns), device=columns.device)
+        self.source, self.places = None, rows * self.length + columns
         self.window = len(columns), longest
 
     def update(
@@ -66,19 +70,24 @@ class SlotCache(Cache):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx == len(self.keys):
-            shape = (self.slots, key_states.shape[1], self.length, key_states.shape[3])
-            self.keys.append(key_states.new_zeros(shape))
-            self.values.append(value_states.new_zeros(shape))
+            shape = (self.slots, self.length, key_states.shape[1])
+            self.keys.append(key_states.new_zeros(*shape, key_states.shape[3]))
+            self.values.append(value_states.new_zeros(*shape, value_states.shape[3]))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         if self.source is not None:
-            keys[self.rows, :, self.columns] = key_states[0][:, self.source].transpose(0, 1)
-            values[self.rows, :, self.columns] = value_states[0][:, self.source].transpose(0, 1)
+            self._write(keys, key_states[0].transpose(0, 1)[self.source])
+            self._write(values, value_states[0].transpose(0, 1)[self.source])
             return key_states, value_states
         assert self.window is not None
         active, longest = self.window
-        keys[self.rows, :, self.columns] = key_states[:, :, 0]
-        values[self.rows, :, self.columns] = value_states[:, :, 0]
-        return keys[:active, :, :longest], values[:active, :, :longest]
+        self._write(keys, key_states[:, :, 0])
+        self._write(values, value_states[:, :, 0])
+        seen = (keys[:active, :longest], values[:active, :longest])
+        return seen[0].transpose(1, 2), seen[1].transpose(1, 2)
+
+    def _write(self, cached: torch.Tensor, states: torch.Tensor) -> None:
+        """Store `states` [n, H_kv, D] at the places of this pass."""
+        cached.flatten(0, 1).index_copy_(0, self.places, states.to(cached.dtype))
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots `source` over slots `target`."""
@@ -144,13 +153,22 @@ class Sampler:
     @staticmethod
     def _draw(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         """The first token whose cumulative probability exceeds the row's uniform number."""
-        cumulative = logits.softmax(-1).double().cumsum(-1)
-        target = uniform * cumulative[:, -1]
-        # the first place where the total is reached: the last token with any probability
-        last = cumulative.argmax(-1)
-        return torch.minimum(
-            torch.searchsorted(cumulative, target[:, None], right=True)[:, 0], last
-        )
+        blocks = nn.functional.pad(logits.softmax(-1), (0, -logits.shape[1] % BLOCK))
+        blocks = blocks.unflatten(1, (-1, BLOCK))
+        sums = blocks.sum(-1, dtype=torch.float64)
+        number, below = _reached(sums, uniform * sums.sum(-1))
+        block = blocks[torch.arange(len(blocks), device=blocks.device), number]
+        return number * BLOCK + _reached(block.double(), below)[0]
+
+
+def _reached(parts: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first of `parts` [B, n] with which their running sum exceeds `target` [B], or else the
+    last that is not 0; and by how much the sum of those before it is below the target."""
+    sums = parts.cumsum(-1)
+    first = torch.searchsorted(sums, target[:, None], right=True)
+    first = torch.minimum(first, sums.argmax(-1, keepdim=True))
+    before = sums.gather(1, first) - parts.gather(1, first)
+    return first[:, 0], target - before[:, 0]
 
 
 def _cache_argument(backbone: nn.Module) -> str:
@@ -182,8 +200,7 @@ class BatchDecoder:
         self.choices = choices
         """The choices of the model's routers, which are then recorded."""
         self.device = next(lm.parameters()).device
-        head = head_of(lm, gconfig.temperature)
-        self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not once per token
+        self.head = head_of(lm, gconfig.temperature)
         self._cache_argument = _cache_argument(lm.base_model)
         self._pack = pack
 

@@ -28,6 +28,12 @@ def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int 
     return min(total, most, total if cache_tokens is None else cache_tokens // longest)
 
 
+def packing_pays(responses: int, new_tokens: int) -> bool:
+    """Whether weights are packed for a call on a CPU: a pass over two rows or more saves an eighth
+    or more of what packing costs, one over a single row saves next to nothing."""
+    return responses > 1 and new_tokens >= 8
+
+
 class SharedTokens(MemoryModel):
     """A model whose context-parallel ranks share the tokens of a micro-batch."""
 

@@ -396,7 +396,9 @@ class CachedAttention:
     ) -> torch.Tensor:
         window = scoring.window_within(self.longest)
         mask = self._filled if window is None else self._filled & self._recent(window)
-        return _attend(query, key, value, mask, scoring).transpose(1, 2)
+        # query heads that share a key head attend to it together, as if they were its tokens
+        grouped = query[:, :, 0].unflatten(1, (key.shape[1], -1))
+        return _attend(grouped, key, value, mask, scoring).flatten(1, 2)[:, None]
 
     @cached_property
     def _filled(self) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rlcli.ops.packed_product import product
 from rlcli.ops.vocabulary import VocabularyShard
 
 CHUNK_ELEMENTS = 1 << 24
@@ -26,7 +27,7 @@ class OutputHead:
     / temperature."""
 
     weight: torch.Tensor
-    """[V, H], or the rows of it that `shard` describes"""
+    """[V, H], or the rows of it that `shard` describes; for `logits` it may be packed"""
     bias: torch.Tensor | None = None
     softcap: float | None = None
     scale: float = 1.0
@@ -36,7 +37,7 @@ class OutputHead:
 
     def logits(self, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[n, V] float32, only its own columns for a shard; the matrix product runs in `dtype`."""
-        raw = hidden.to(dtype) @ self.weight.to(dtype).t()
+        raw = product(hidden.to(dtype), self.weight.to(dtype))
         logits = raw.float()
         if self.bias is not None:
             logits = logits + self.bias.float()

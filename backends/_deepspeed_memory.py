@@ -128,5 +128,11 @@ class DeepSpeedMemory(TrainingMemory):
         while ranks' parts are joined."""
         return 2 * min(self.unsharded, 2 * self.bucket) if self.stage == 3 and self.ranks > 1 else 0
 
+    @property
+    def copies_to_generate(self) -> bool:
+        return self.stage == 3
+
     def gathered_to_generate(self) -> int:
-        return self.whole_copy_to_generate() if self.stage == 3 else super().gathered_to_generate()
+        if self.copies_to_generate:
+            return self.whole_copy_to_generate()
+        return super().gathered_to_generate()

@@ -119,6 +119,10 @@ class FSDPMemory(TrainingMemory):
     def gathered_in_block(self) -> int:
         return self._unsharded()
 
+    @property
+    def copies_to_generate(self) -> bool:
+        return self.is_sharded
+
     def gathered_to_generate(self) -> int:
         """A whole copy for the duration of the call; its linear layers are in the precision of the
         products."""

@@ -208,6 +208,8 @@ class InferenceMemory(SharedTokens):
         # of all ranks, to sample from
         logits = slots * self.role.architecture.vocabulary * (20 + self.width)
         gathered = self.gathered_to_generate()
+        if self.can_pack and packing_pays(prompts * asked.responses, asked.new_tokens):
+            gathered += self.packed_to_generate()
         phases = (
             Parts(0, gathered, reading, cache),
             Parts(0, gathered, decoding, cache),
@@ -218,6 +220,24 @@ class InferenceMemory(SharedTokens):
     def gathered_to_generate(self) -> int:
         """Other ranks' parameters, and casts of weights, while responses are generated."""
         return self.casts(are_kept=True) + self.head_cast()
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether calls that generate can pack weights."""
+        return self.role.device == "cpu" and self.role.mesh.get("tp", 1) == 1
+
+    @property
+    def copies_to_generate(self) -> bool:
+        """Whether a call generates with a whole copy of the model in any case."""
+        return False
+
+    def packed_to_generate(self) -> int:
+        """Packed weights that do not take the place of the copies in `gathered_to_generate`."""
+        sizes = self.sizes
+        linear = 0 if self.copies_to_generate else self.linear_parameters
+        if self.width == 4:
+            return 4 * (linear + (sizes.vocabulary * sizes.hidden if sizes.tied else 0))
+        return 2 * min(linear, self.narrow)
 
     def attended_per_token(self) -> int:
         """Bytes per token of the cache that attention copies in one block:

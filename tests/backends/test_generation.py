@@ -119,3 +119,33 @@ def test_weights_are_cast_once_per_call(backend, degrees, tied):
         for name, count in rank["casts"].items():
             is_cast = tied if "embed" in name else "norm" not in name and backend == "fsdp"
             assert count == int(is_cast), name
+
+
+class PackingCounter(TorchDispatchMode):
+    """Counts the weights that are packed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.mkldnn._reorder_linear_weight.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_matrices_are_packed_once_per_call_if_it_has_several_responses():
+    """As the plan counts them; they are freed afterwards."""
+    lm = tiny_model("llama", tie_word_embeddings=True)
+    built = engine("fsdp", lm=lm, dtype="float32")
+    linear = sum(isinstance(module, torch.nn.Linear) for module in built.lm.modules())
+    for count, options in {
+        linear: {"responses_per_prompt": 2},
+        0: {"responses_per_prompt": 2, "max_new_tokens": 7},
+    }.items():
+        with PackingCounter() as packing:
+            generate(built, **options)
+        assert packing.count == count
+    with PackingCounter() as packing:
+        generate(built, prompts().select_indices([0]), [1])
+    assert packing.count == 0
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if type(one) is torch.nn.Parameter]
+    assert not any(tensor.is_mkldnn for tensor in tensors)

@@ -121,7 +121,7 @@ GENERATE = {
     "length": 160,
     "group": 4,
     "slots": 32,
-    "new": 4,
+    "new": 8,
 }
 RUNS = {
     ("float32", "dp", 1): [
@@ -307,6 +307,19 @@ def test_sharding_divides_weights_and_optimizer_but_gathers_to_generate():
     assert weights - 2 * linear == pytest.approx(halved, rel=0.001)  # less norms and biases
     inference = qwen(backend="inference", dp=8).resident()
     assert (inference.weights, inference.optimizer) == (weights, 0)
+
+
+def test_packed_weights_are_a_second_copy_unless_a_call_makes_one_anyway():
+    head, embedded = 151936 * 896, 494032768 - 151936 * 896
+
+    def extra(**arguments):
+        model = qwen(dtype="float32", **arguments)
+        several, single = (generating(slots) for slots in (2, 1))
+        return model.generate(several).gathered - model.generate(single).gathered
+
+    assert extra() == pytest.approx(4 * (head + embedded), rel=0.001)  # less norms and biases
+    assert extra(dp=2) == 4 * head
+    assert extra(tp=2) == extra(device="cuda") == 0
 
 
 def test_muon_keeps_one_moment_of_the_matrices_of_blocks_and_needs_room_for_the_largest():

@@ -54,8 +54,8 @@ class GenerationCopy:
             yield self.lm
         finally:
             for name, parameter in empty.items():
-                for module, attribute in self._places[name]:
-                    setattr(module, attribute, parameter)
+                for owner, attribute in self._places[name]:
+                    setattr(owner, attribute, parameter)
 
     def _fill(self, name: str, value: torch.Tensor, requires_grad: bool, packs: bool) -> None:
         for module, attribute in self._places[name]:

@@ -39,6 +39,12 @@ class Sampler(BackendContract):
     name = "inference"
 
 
+def sampling_routers(engine):
+    """Those of the model that an engine generates with."""
+    with engine.generator(packs=True) as lm:
+        return list(routers_of(lm))
+
+
 def route_otherwise(engine):
     """Have the routers of an engine choose other experts than the most likely: it stands in for a
     sampler that rounds differently. Their weights are still those of the scores."""
@@ -55,7 +61,7 @@ def route_otherwise(engine):
 
         return forward
 
-    for router in routers_of(engine.lm):
+    for router in sampling_routers(engine):
         router.forward = chooses_least_likely(router)
 
 
@@ -94,7 +100,7 @@ def test_replay_closes_the_gap_that_other_experts_make(family, recomputes):
 def test_replay_closes_the_gap_of_routers_that_round_to_bfloat16():
     """As in practice: choices differ near ties alone, and what remains is the rounding."""
     sampler, trainer = Sampler().engine("mixtral"), Trainer().engine("mixtral", **SETTINGS)
-    for router in routers_of(sampler.lm):
+    for router in sampling_routers(sampler):
         compute = router.forward
 
         def forward(hidden, compute=compute):
@@ -190,7 +196,7 @@ def test_experts_beyond_255_fit_their_dtype_on_any_rank():
 
 def test_routers_that_choose_in_several_steps_are_refused():
     sampler = Sampler().engine("mixtral")
-    for router in routers_of(sampler.lm):
+    for router in sampling_routers(sampler):
         compute = router.forward
 
         def forward(hidden, compute=compute):

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 FOLDERS = ("interfaces", "backends", "datasets", "recipes")
 """The folders of a project that rlcli reads."""
 
+NESTED = {"environments": "interfaces"}
+"""Kinds of components whose folders are in those of another kind: `interfaces/environments`."""
+
 _TRUSTED = (os.getuid(), 0)
 """Owners whose files are trusted wherever they are."""
 
@@ -138,14 +141,22 @@ def cached_search(search: Callable[[str], T]) -> Callable[[str], T]:
 
 @cached_search
 def search_path(kind: str) -> list[str]:
-    """The folders that `rlcli.<kind>` is made of; `kind` is one of `FOLDERS`."""
-    return [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
+    """The folders that the package of a kind is made of; `kind` is one of `FOLDERS` or `NESTED`."""
+    outer = [Path(folder) for folder in search_path(NESTED[kind])] if kind in NESTED else roots()
+    return [str(folder) for folder in (root / kind for root in outer) if folder.is_dir()]
+
+
+def package_of(kind: str) -> str:
+    """The package with the components of a kind: `rlcli.interfaces`,
+    `rlcli.interfaces.environments`."""
+    return f"rlcli.{NESTED[kind]}.{kind}" if kind in NESTED else f"rlcli.{kind}"
 
 
 @cached_search
 def component_folders(kind: str) -> list[Path]:
     """The folders that may hold components of a kind: its search path and the subfolders of it,
-    such as `interfaces/rewards`. Subfolders that start with `_`, and packages, are shared code.
+    such as `interfaces/rewards`. Subfolders that start with `_`, and packages, are shared code;
+    those in `NESTED` belong to another kind.
 
     Raises ProjectError for a package whose name is that of a subfolder elsewhere:
     it would hide that one.
@@ -157,7 +168,8 @@ def component_folders(kind: str) -> list[Path]:
     for package in packages:
         if package.name in names:
             _refuse_init_file(package / "__init__.py", f"{kind}/{package.name}")
-    return folders + [path for path in subfolders if path not in packages]
+    inner = [path for path in subfolders if path not in packages]
+    return folders + [path for path in inner if NESTED.get(path.name) != kind]
 
 
 def _subfolders(folder: Path) -> list[Path]:

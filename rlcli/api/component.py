@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
     from rlcli.api.model import ModelBackend, ModelInterface
 
-KINDS = ("interfaces", "backends", "datasets")
+KINDS = ("interfaces", "backends", "datasets", "environments")
 
 C = TypeVar("C", bound=type)
 
@@ -36,7 +36,8 @@ def register(kind: str, name: str, cls: type) -> None:
     """Register a class under its name; its file must have the same name, and the name must be free.
     Components of an installed module are registered under the module's full name."""
     home = cls.__module__
-    if home.startswith(f"rlcli.{kind}.") and home.rsplit(".", 1)[1] != module_name(name):
+    root, *folders, file = home.split(".")
+    if root == "rlcli" and kind in folders and file != module_name(name):
         raise ProjectError(
             f"{home} registers {name!r}, but {name!r} must be in {kind}/{module_name(name)}.py"
         )
@@ -82,6 +83,7 @@ def _registrar(kind: str) -> Callable[..., Any]:
 register_interface = _registrar("interfaces")
 register_backend = _registrar("backends")
 register_dataset = _registrar("datasets")
+register_environment = _registrar("environments")
 
 
 # Code that was written for other frameworks calls these in the module of the contracts. The rooms

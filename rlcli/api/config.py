@@ -34,6 +34,14 @@ class DatasetAbstraction:
     args: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class EnvironmentAbstraction:
+    """Which environment, with which arguments: `environment: guess, environment_args: {...}`."""
+
+    type_: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
 MAX_RESPONSES = 10**5
 """Responses to one prompt."""
 

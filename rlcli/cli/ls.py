@@ -20,6 +20,7 @@ class ListedKind(StrEnum):
     INTERFACES = "interfaces"
     BACKENDS = "backends"
     DATASETS = "datasets"
+    ENVIRONMENTS = "environments"
     FAMILIES = "families"
     RECIPES = "recipes"
     PROFILES = "profiles"
@@ -37,8 +38,8 @@ def ls(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List interfaces, backends, datasets, model families, recipes and profiles; for one kind, with
-    a description of each.
+    """List interfaces, backends, datasets, environments, model families, recipes and profiles; for
+    one kind, with a description of each.
 
     Example: rlcli ls datasets
     """

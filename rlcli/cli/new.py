@@ -22,6 +22,7 @@ class NewKind(StrEnum):
     """The kinds of things that can be created."""
 
     DATASET = "dataset"
+    ENVIRONMENT = "environment"
     INTERFACE = "interface"
     REWARD = "reward"
     ESTIMATOR = "estimator"
@@ -36,7 +37,10 @@ def new(
         NewKind,
         typer.Argument(
             metavar="KIND",
-            help="dataset, interface, reward, estimator, backend, recipe, family or project.",
+            help=(
+                "dataset, environment, interface, reward, estimator, backend, recipe, family "
+                "or project."
+            ),
         ),
     ],
     name: Annotated[

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from rlcli.registry import Argument, Signature
 
 WIDTH = 80
-KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
+KINDS = {
+    "interface": "interfaces",
+    "backend": "backends",
+    "dataset": "datasets",
+    "environment": "environments",
+}
 
 METRICS = "metrics"
 """Shown instead of a recipe of this name, which can be given as a path."""
@@ -31,6 +36,7 @@ SET_BY = {
     "interfaces": "graph.<call>.interface.args.<arg>",
     "backends": "models.<role>.backend.args.<arg>",
     "datasets": "datasets.<name>.args.<arg>",
+    "environments": "graph.<call>.interface.args.environment_args.<arg>",
 }
 """Where a recipe holds the arguments of components of each kind."""
 
@@ -41,8 +47,7 @@ def show(
         typer.Argument(
             metavar="NAME [KEY=VALUE]...",
             help=(
-                "A recipe, a section such as train, a component: [interface|backend|dataset] "
-                "NAME, or metrics [TEXT]."
+                "A recipe, a section such as train, a component: [KIND] NAME, or metrics [TEXT]."
             ),
         ),
     ],
@@ -229,6 +234,8 @@ def _print_component(signature: Signature) -> None:
         print_text(wrapped(signature.doc))
     if signature.kind == "interfaces":
         print_text("calls: " + ", ".join(_calls(signature)))
+    if signature.kind == "environments":
+        print_text("tools: " + (", ".join(_tools(signature)) or "none"))
     print_text()
     arguments = list(arguments_in(signature))
     if not arguments:
@@ -259,6 +266,12 @@ def _calls(signature: Signature) -> list[str]:
     return [call.value for call in ModelInterfaceType if call.value in signature.methods]
 
 
+def _tools(signature: Signature) -> list[str]:
+    from rlcli.api.environment import is_tool
+
+    return sorted(filter(is_tool, signature.methods))
+
+
 def _component_json(signature: Signature) -> dict[str, Any]:
     from rlcli.recipe.introspection.fields import argument_type, arguments_in
 
@@ -269,6 +282,7 @@ def _component_json(signature: Signature) -> dict[str, Any]:
         "line": signature.line,
         "doc": signature.doc,
         "calls": _calls(signature) if signature.kind == "interfaces" else [],
+        **({"tools": _tools(signature)} if signature.kind == "environments" else {}),
         "args": [
             {
                 "name": name,

@@ -9,7 +9,15 @@ from pathlib import Path
 from rlcli.api.component import KINDS, module_name
 from rlcli.api.elsewhere import COMPONENTS
 from rlcli.errors import ProjectError, UnknownComponent
-from rlcli.project import cached_search, component_folders, is_built_in, module_place, search_path
+from rlcli.project import (
+    NESTED,
+    cached_search,
+    component_folders,
+    is_built_in,
+    module_place,
+    package_of,
+    search_path,
+)
 from rlcli.spelling import nearest_name
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
@@ -33,6 +41,8 @@ def _files(kind: str) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     folders = component_folders(kind)
     subfolders = {folder.name: folder for folder in folders[len(search_path(kind)) :]}
+    for nested in (nested for nested, outer in NESTED.items() if outer == kind):
+        subfolders[nested] = Path(kind, nested)
     for folder in folders:
         with os.scandir(folder) as entries:
             modules = [entry.name[:-3] for entry in entries if _is_module(entry)]
@@ -83,7 +93,7 @@ def module_of(kind: str, name: str) -> str:
         return name
     path = path_of(kind, name)
     in_subfolder = str(path.parent) not in search_path(kind)
-    return ".".join(["rlcli", kind, *([path.parent.name] if in_subfolder else []), path.stem])
+    return ".".join([package_of(kind), *([path.parent.name] if in_subfolder else []), path.stem])
 
 
 _FOR_FILES = {

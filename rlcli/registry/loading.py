@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.component import module_name, registered
-from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction, ModelInterfaceAbstraction
+from rlcli.api.config import (
+    DatasetAbstraction,
+    EnvironmentAbstraction,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+)
 from rlcli.api.dataset import with_rows
 from rlcli.errors import ProjectError, RlcliError, UsageError
-from rlcli.project import search_path, search_paths_kept
+from rlcli.project import NESTED, package_of, search_path, search_paths_kept
 from rlcli.registry.listing import module_of, path_of
 from rlcli.registry.requirements import missing_libraries
 from rlcli.registry.signature import signature
 
 if TYPE_CHECKING:
+    from rlcli.api.environment import Environment
     from rlcli.api.model import ModelBackend, ModelInterface
 
 
@@ -70,8 +76,8 @@ def load_declared(kind: str, name: str, constant: str) -> Any:
     candidates = (Path(folder) / f"{file}.py" for folder in search_path(kind))
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is not None and file.isidentifier():
-        _import_file(kind, path, f"rlcli.{kind}.{file}")
-        declared = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)
+        _import_file(kind, path, f"{package_of(kind)}.{file}")
+        declared = getattr(sys.modules[f"{package_of(kind)}.{file}"], attribute, None)
         if declared is not None:
             return declared
     raise ProjectError(
@@ -99,6 +105,12 @@ def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
     return with_rows(_make("datasets", cfg.type_, cfg.args, util=util))
 
 
+def make_environment(cfg: EnvironmentAbstraction) -> Environment:
+    """Build the environment described by `environment: …, environment_args: {…}`."""
+    environment: Environment = _make("environments", cfg.type_, cfg.args)
+    return environment
+
+
 def _make(kind: str, name: str, args: Mapping[str, Any], **context: Any) -> Any:
     from rlcli.registry.arguments import construct, validated
 
@@ -114,8 +126,9 @@ def _make(kind: str, name: str, args: Mapping[str, Any], **context: Any) -> Any:
 def _import_file(kind: str, path: Path, name: str) -> None:
     """Import a component's file as the module `name`: through its kind's package, or as an
     installed module."""
-    door = importlib.import_module(f"rlcli.{kind}")
-    folders = search_path(kind)
+    outer = NESTED.get(kind, kind)
+    door = importlib.import_module(f"rlcli.{outer}")
+    folders = search_path(outer)
     if list(door.__path__) != folders:  # the project became known after the package was imported
         door.__path__ = folders
         importlib.invalidate_caches()

@@ -17,6 +17,7 @@ from rlcli.api.component import module_name
 from rlcli.api.declared_keys import inherited
 from rlcli.api.limits import BOUNDS, Limits
 from rlcli.errors import ProjectError
+from rlcli.project import package_of
 from rlcli.registry.class_fields import Argument, arguments_of, class_named, lineage
 from rlcli.registry.listing import module_of, path_of
 from rlcli.registry.source import (
@@ -96,7 +97,9 @@ class Signature:
 def signature(kind: str, name: str) -> Signature:
     """Read a component's signature."""
     path = path_of(kind, name)
-    module = read_module(f"rlcli.{kind}.{name}" if "." in name else module_of(kind, name), path)
+    module = read_module(
+        f"{package_of(kind)}.{name}" if "." in name else module_of(kind, name), path
+    )
     definition = _registered_class(kind, module)
     bases = list(lineage(definition))
     own_bases = [base for base in bases if base is not None and not _is_contract(base)]

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 from rlcli.errors import ProjectError
 from rlcli.project import (
     FOLDERS,
+    NESTED,
     PACKAGE,
     component_folders,
     module_place,
@@ -107,7 +108,7 @@ def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
 
 def _up_to_date(results: Results[T], call: object, compute: Callable[[], T]) -> T:
     """The result of a call; computed again if any source that it has read has changed."""
-    folders = tuple(folder for kind in FOLDERS for folder in component_folders(kind))
+    folders = tuple(folder for kind in (*FOLDERS, *NESTED) for folder in component_folders(kind))
     if (folders, call) in results:
         states, result = results[folders, call]
         if all(_state(path) == state for path, state in states.items()):

@@ -14,6 +14,7 @@ PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 SUFFIXES = {
     "dataset": "Dataset",
+    "environment": "Environment",
     "interface": "Interface",
     "reward": "Reward",
     "estimator": "Estimator",

@@ -23,6 +23,11 @@ KINDS: dict[str, dict[str, tuple[str, str]]] = {
         "test_dataset.py.j2": ("tests/datasets/test_{module}.py", TESTED),
         "dataset.yaml.j2": ("recipes/data/{name}.yaml", BY_LAYER),
     },
+    "environment": {
+        "environment.py.j2": ("interfaces/environments/{module}.py", "the class {cls}"),
+        "test_environment.py.j2": ("tests/environments/test_{module}.py", TESTED),
+        "environment.yaml.j2": ("recipes/environments/{name}.yaml", BY_LAYER),
+    },
     "interface": {
         "interface.py.j2": ("interfaces/{module}.py", "the class {cls}"),
         "test_interface.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
@@ -68,6 +73,7 @@ COMPONENT_FOLDERS = ("interfaces", "backends", "datasets")
 
 FOLDERS = {
     "dataset": "datasets",
+    "environment": "environments",
     "interface": "interfaces",
     "reward": "interfaces",
     "estimator": "interfaces",
@@ -77,6 +83,7 @@ FOLDERS = {
 
 FIRST_STEP = {
     "dataset": "say in _read() which fields of a row you need",
+    "environment": "write its tools, or step(), and score()",
     "interface": "write your loss into _loss()",
     "reward": "write your rule into score()",
     "estimator": "write your estimator into estimate()",
@@ -155,7 +162,10 @@ def plan(
         files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
     tested = FOLDERS.get(kind, f"{kind}s").removesuffix("s")
     first = FIRST_STEP[kind] if like is None else f"change what should differ from {like}"
-    return Scaffold(root, tuple(files), first, f"rlcli test {tested} {name}")
+    command = f"rlcli test {tested} {name}"
+    if kind == "environment":  # its contract has no checks of its own yet
+        command = f"python -m pytest tests/environments/test_{module}.py"
+    return Scaffold(root, tuple(files), first, command)
 
 
 def plan_project(folder: Path) -> Scaffold:

@@ -62,7 +62,7 @@ def test_the_tests_of_all_scaffolds_pass(full):
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=full)
     assert done.returncode == 0, done.stdout + done.stderr
     files = len(list((full / "tests").rglob("test_*.py")))
-    assert files == len(NAMES) * 6
+    assert files == len(NAMES) * 7
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3 * files - 2
 
 

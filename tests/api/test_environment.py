@@ -1,0 +1,99 @@
+"""The contract of environments: tools by type hints, and what a policy may do wrong with them."""
+
+import pytest
+
+from rlcli.api.environment import (
+    Environment,
+    Observation,
+    ToolMistake,
+    call_tool,
+    has_score,
+    is_game,
+    tools_of,
+)
+from rlcli.errors import ProjectError
+
+
+class Workshop(Environment):
+    """Tools of all kinds."""
+
+    def add(self, a: int, b: int = 1) -> int:
+        """Add two numbers."""
+        return a + b
+
+    def count(self, words: list[str]) -> int:
+        """Count words."""
+        return len(words)
+
+    def fail(self) -> str:
+        """Divide by zero."""
+        return str(1 / 0)
+
+    def leave(self) -> str:
+        """End the process."""
+        raise SystemExit(3)
+
+    def _hidden(self) -> str:
+        return "not a tool"
+
+
+class Game(Environment):
+    def step(self, action: str) -> Observation:
+        return Observation(done=True)
+
+    def score(self, answer: str) -> float:
+        return 1.0
+
+
+class Both(Workshop):
+    def step(self, action: str) -> Observation:
+        return Observation()
+
+
+def test_public_methods_are_tools():
+    assert tools_of(Workshop) == ("add", "count", "fail", "leave")
+    assert tools_of(Game) == ()
+
+
+def test_a_game_has_a_step_and_may_score():
+    assert (is_game(Game), has_score(Game)) == (True, True)
+    assert (is_game(Workshop), has_score(Workshop)) == (False, False)
+
+
+def test_an_environment_with_step_and_tools_is_refused():
+    with pytest.raises(ProjectError, match="both step"):
+        tools_of(Both)
+
+
+def test_a_tool_returns_a_text():
+    assert call_tool(Workshop(), "add", {"a": 2, "b": 3}) == "5"
+    assert call_tool(Workshop(), "add", {"a": 2}) == "3"
+    assert call_tool(Workshop(), "count", {"words": ["to", "be"]}) == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "mistake"),
+    [
+        ("subtract", {}, "there is no tool 'subtract'; the tools are add"),
+        ("_hidden", {}, "there is no tool '_hidden'"),
+        ("reset", {}, "there is no tool 'reset'"),
+        ("__class__", {}, "there is no tool '__class__'"),
+        ("add", {}, "add: a: Field required"),
+        ("add", {"a": "2"}, "add: a: Input should be a valid integer"),
+        ("add", {"a": True}, "add: a: Input should be a valid integer"),
+        ("add", {"a": 1, "c": 2}, "add: c: Extra inputs are not permitted"),
+        ("count", {"words": [1]}, "count: words.0: Input should be a valid string"),
+        ("fail", {}, "ZeroDivisionError: division by zero"),
+        ("leave", {}, "SystemExit: 3"),
+    ],
+)
+def test_mistakes_are_for_the_policy_to_read(name, arguments, mistake):
+    with pytest.raises(ToolMistake) as caught:
+        call_tool(Workshop(), name, arguments)
+    assert mistake in str(caught.value)
+
+
+def test_an_environment_without_methods_of_its_own_keeps_the_prompt():
+    environment = Environment()
+    assert environment.reset({}, 0) is None
+    environment.close()

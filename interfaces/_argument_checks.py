@@ -4,7 +4,10 @@ takes an interface, or any object with its arguments as attributes, and raises V
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from rlcli.api.config import GenerationHyperparameters
 
 
 def check_overlong(settings: Any) -> None:
@@ -27,6 +30,20 @@ def check_group_relative(settings: Any) -> None:
 def compares_groups(settings: Any) -> bool:
     """Whether advantages of `group_relative` depend on other responses to the same prompt."""
     return settings.baseline in ("group", "leave_one_out") or settings.scale in ("group", "mean")
+
+
+def check_episodes(settings: Any) -> None:
+    """The arguments of `episodes`."""
+    generation, turn = settings.generation, settings.turn_tokens
+    if isinstance(generation, Mapping):
+        generation = GenerationHyperparameters(**generation)
+    if turn is not None and turn < generation.min_new_tokens:
+        raise ValueError(
+            f"turn_tokens is {turn}; it must be at least {generation.min_new_tokens}, "
+            "generation.min_new_tokens"
+        )
+    if generation.routing_replay:
+        raise ValueError("generation.routing_replay is not available for episodes")
 
 
 def check_reference(settings: Any) -> None:

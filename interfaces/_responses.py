@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -30,7 +31,9 @@ def sample_responses(
     """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`,
     and `routed_experts` with `settings.routing_replay`; `settings.responses_per_prompt` sequences
     for each prompt."""
-    sampled = model.module.generate(data, model.tokenizer, settings, _seeds(model, data, settings))
+    sampled = model.module.generate(
+        data, model.tokenizer, settings, seeds_of(model, data, settings)
+    )
     return _packed(data, sampled, settings)
 
 
@@ -42,12 +45,21 @@ def imitate_responses(
     if settings.routing_replay:
         raise NotImplementedError(f"no mock data is defined for {ROUTED_EXPERTS}")
     sampled = mock_responses(
-        _prompts(data), model.tokenizer, settings, _seeds(model, data, settings)
+        prompts_in(data), model.tokenizer, settings, seeds_of(model, data, settings)
     )
     return _packed(data, sampled, settings)
 
 
-def _seeds(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> list[int]:
+def sample_seeds(model: Model, data: SequenceSample) -> list[int]:
+    """One seed per sample, for what its responses share."""
+    attempts = data.metadata.get(ATTEMPT) or [0] * data.bs
+    return [
+        stable_seed(model.seed, str(id_), attempt)
+        for id_, attempt in zip(data.ids, attempts, strict=True)
+    ]
+
+
+def seeds_of(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> list[int]:
     """One seed per response, from its sample (whose id includes the epoch), the attempt and its
     number in the group. Neither step nor weight version enters, so a response does not depend on
     when it is sampled."""
@@ -63,43 +75,71 @@ def _seeds(model: Model, data: SequenceSample, settings: GenerationHyperparamete
     ]
 
 
-def _prompts(data: SequenceSample) -> Sequence[torch.Tensor]:
+def prompts_in(data: SequenceSample) -> Sequence[torch.Tensor]:
     return data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts"))
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished sequence of L tokens: a prompt, and what was sampled after it."""
+
+    tokens: torch.Tensor
+    """[L] int64."""
+    sampled: torch.Tensor
+    """[L] bool: the tokens that the policy sampled; the others are the prompt's, or were observed
+    between turns."""
+    logprobs: torch.Tensor
+    """[L - 1] float32: those of all tokens but the first; 0 where they were not sampled."""
+
+    @classmethod
+    def response(cls, prompt: torch.Tensor, response: torch.Tensor, scores: torch.Tensor) -> Self:
+        """A prompt with one response, whose tokens have these log-probs."""
+        tokens = torch.cat([prompt, response])
+        sampled = torch.arange(len(tokens), device=tokens.device) >= len(prompt)
+        return cls(tokens, sampled, torch.cat([scores.new_zeros(len(prompt) - 1), scores]))
+
+
+def packed_sequences(
+    data: SequenceSample,
+    sequences: Sequence[Written],
+    group: int,
+    metadata: Mapping[str, list[Any]],
+    further: Mapping[str, torch.Tensor],
+) -> SequenceSample:
+    """`packed_input_ids`, `prompt_mask`, `packed_logprobs` of `group` sequences for each sample,
+    and `further` keys."""
+    return SequenceSample.from_default(
+        ids=data.ids,
+        seqlens=in_groups([len(sequence.tokens) for sequence in sequences], group),
+        metadata=metadata,
+        data={
+            "packed_input_ids": _cat([each.tokens for each in sequences], torch.int64),
+            "prompt_mask": _cat([~each.sampled for each in sequences], torch.bool),
+            "packed_logprobs": _cat([each.logprobs for each in sequences], torch.float32),
+            **further,
+        },
+    )
 
 
 def _packed(
     data: SequenceSample, sampled: GeneratedResponses, settings: GenerationHyperparameters
 ) -> SequenceSample:
     """Prompts and responses concatenated, in groups; the log-probs of prompts are 0."""
-    prompts, group = _prompts(data), settings.responses_per_prompt
-    tokens, masks, logprobs = [], [], []
-    for i, (response, scores) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
-        prompt = prompts[i // group].to(response.device)
-        tokens.append(torch.cat([prompt, response]))
-        masks.append(torch.arange(len(tokens[-1]), device=response.device) < len(prompt))
-        logprobs.append(torch.cat([scores.new_zeros(len(prompt) - 1), scores]))
-    lengths = [len(sequence) for sequence in tokens]
-    routes = {}
+    prompts, group = prompts_in(data), settings.responses_per_prompt
+    sequences = [
+        Written.response(prompts[i // group].to(response.device), response, scores)
+        for i, (response, scores) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True))
+    ]
+    further = {"seq_no_eos_mask": ~sampled.ended.to(torch.bool)}
     if settings.routing_replay:
-        routes[ROUTED_EXPERTS] = _joined(sampled.routed_experts)
+        further[ROUTED_EXPERTS] = _joined(sampled.routed_experts)
     metadata = {}
     if sampled.versions is not None:
-        metadata[WEIGHT_VERSIONS] = _in_groups(sampled.versions, group)
-    return SequenceSample.from_default(
-        ids=data.ids,
-        seqlens=_in_groups(lengths, group),
-        metadata=metadata,
-        data={
-            "packed_input_ids": _cat(tokens, torch.int64),
-            "prompt_mask": _cat(masks, torch.bool),
-            "packed_logprobs": _cat(logprobs, torch.float32),
-            "seq_no_eos_mask": ~sampled.ended.to(torch.bool),
-            **routes,
-        },
-    )
+        metadata[WEIGHT_VERSIONS] = in_groups(sampled.versions, group)
+    return packed_sequences(data, sequences, group, metadata, further)
 
 
-def _in_groups(items: Sequence[T], size: int) -> list[list[T]]:
+def in_groups(items: Sequence[T], size: int) -> list[list[T]]:
     return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 

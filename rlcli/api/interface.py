@@ -132,6 +132,10 @@ class ModelInterface:
     """Arguments that change no number, but how fast, how patiently or where it is computed. `rlcli
     test` demands that every other argument changes some result."""
 
+    ENVIRONMENT: ClassVar[Mapping[str, str]] = {}
+    """Of an interface that plays with an environment, its arguments: "name" of the environment,
+    "args" of it, and "scored", whether it rewards its episodes. `rlcli validate` checks them."""
+
     METRICS: ClassVar[Metrics] = {}
     """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`,
     and the numbers in the metadata of its outputs. Those of engines and of runs are in

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlcli.api.key_meaning import (
@@ -192,14 +192,23 @@ def _texts(sample: SequenceSample, tokenizer: Any) -> list[dict[str, Any]]:
     answer = sample.metadata.get("answer", [None])[0]
     shown_answer = None if answer is None else str(answer)
     sequences = sample.data[SEQUENCES].cpu().split(sample.flat_seqlens(SEQUENCES))
-    return [
-        {
-            "prompt": tokenizer.decode(tokens[~mask], skip_special_tokens=True),
-            "response": tokenizer.decode(tokens[mask], skip_special_tokens=True),
-            "answer": shown_answer,
-        }
+    texts = [
+        _texts_of_runs(tokens, mask, tokenizer)
         for tokens, mask in zip(sequences, _response_masks(sample), strict=True)
     ]
+    return [
+        {"prompt": prompt, "response": response, "answer": shown_answer}
+        for prompt, response in texts
+    ]
+
+
+def _texts_of_runs(tokens: torch.Tensor, mask: torch.Tensor, tokenizer: Any) -> tuple[str, str]:
+    """The prompt of a sequence, and what follows: the texts of turns, and between them, in angle
+    brackets, what was observed."""
+    lengths = [len(list(run)) for _, run in groupby(mask.tolist())]
+    texts = [tokenizer.decode(run, skip_special_tokens=True) for run in tokens.split(lengths)]
+    prompt = texts.pop(0) if texts and not mask[0] else ""
+    return prompt, "".join(text if n % 2 == 0 else f"⟨{text}⟩" for n, text in enumerate(texts))
 
 
 def _of_responses(sample: SequenceSample, key: str) -> list[torch.Tensor]:

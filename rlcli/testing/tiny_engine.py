@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,14 @@ from torch import nn
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import TrainLoop
-from rlcli.api.model import GeneratedResponses, Model, ModelOutput, PipelinableEngine
+from rlcli.api.model import (
+    FinishedResponse,
+    GeneratedResponses,
+    Model,
+    ModelOutput,
+    PipelinableEngine,
+    ResponseStream,
+)
 
 T = TypeVar("T")
 
@@ -240,6 +248,51 @@ class TinyEngine(TrainLoop, PipelinableEngine):
             scores.append(torch.stack(logprobs).float())
             ended.append(int(tokens[-1]) in stops)
         return GeneratedResponses(responses, scores, torch.tensor(ended, dtype=torch.bool))
+
+    def open(
+        self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
+    ) -> ResponseStream:
+        return TinyStream(self, tokenizer, gconfig)
+
+
+class TinyStream(ResponseStream):
+    """Samples whole responses, one with each `collect`; the last requested comes first, so that
+    nothing may depend on the order."""
+
+    def __init__(self, engine: TinyEngine, tokenizer: Any, gconfig: GenerationHyperparameters):
+        self._engine, self._tokenizer = engine, tokenizer
+        self._settings = replace(gconfig, responses_per_prompt=1)
+        self._waiting: dict[int, tuple[torch.Tensor, int]] = {}
+        self._submitted = 0
+
+    def submit(self, prompt: torch.Tensor, seed: int) -> int:
+        self._waiting[self._submitted] = prompt, seed
+        self._submitted += 1
+        return self._submitted - 1
+
+    def collect(self, until: Callable[[], bool] = lambda: False) -> list[FinishedResponse]:
+        if not self._waiting or until():
+            return []
+        number, (prompt, seed) = self._waiting.popitem()
+        batch = SequenceSample.from_default(
+            ids=["0"], seqlens=[len(prompt)], data={"packed_prompts": prompt}
+        )
+        sampled = self._engine.generate(batch, self._tokenizer, self._settings, [seed])
+        (tokens,), (logprobs,) = sampled.tokens, sampled.logprobs
+        return [FinishedResponse(number, tokens, logprobs, bool(sampled.ended[0]), ())]
+
+    def pause(self) -> None:
+        raise NotImplementedError("its weights do not change while it samples")
+
+    def resume(self) -> None:
+        raise NotImplementedError("it cannot be paused")
+
+    def abort(self) -> list[FinishedResponse]:
+        self._waiting.clear()
+        return []
+
+    def close(self) -> None:
+        self._waiting.clear()
 
 
 def tiny_model(

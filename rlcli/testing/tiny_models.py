@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rlcli.testing.on_host import on_host
 
 VOCABULARY = 97
 END = 2
+FIRST_LETTER = ord(" ")
 
 WINDOW = 4
 """Tokens visible to families with sliding windows: fewer than in a text of the contract."""
@@ -92,10 +94,17 @@ def tiny_model(
 
 
 class TinyTokenizer:
-    """The part of a tokenizer that an engine uses."""
+    """The part of a tokenizer that an engine uses, and texts in which each token is a letter."""
 
     eos_token_id = END
     pad_token_id = 0
+    chat_template = None
 
     def __len__(self) -> int:
         return VOCABULARY
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [ord(letter) - FIRST_LETTER for letter in text]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(FIRST_LETTER + int(token)) for token in ids)

@@ -22,6 +22,7 @@ from rlcli.recipe.lengths import responses_of, written_beyond
 from rlcli.recipe.parsing.removal import removed_at
 from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import WEIGHTS, Call
+from rlcli.recipe.validation.semantics.environments import check_environments
 from rlcli.recipe.validation.semantics.keys import (
     check_declared,
     check_effects,
@@ -151,6 +152,7 @@ def _graph(
         check_read(notes, call, (*path, name), producers(calls), keys or ())
         check_effects(notes, call, calls, (*path, name), path)
     check_routing(notes, calls, path)
+    check_environments(notes, calls, path)
 
 
 def _linked_wrongly(

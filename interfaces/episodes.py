@@ -1,0 +1,258 @@
+"""Episodes of several turns: a role plays with an environment, calls its tools, reads what they
+return."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from rlcli.api.chat_template import template_of
+from rlcli.api.config import EnvironmentAbstraction, GenerationHyperparameters
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.environment import Environment
+from rlcli.api.limits import ArgumentCheck, Limits
+from rlcli.api.metrics import Metrics
+from rlcli.api.model import (
+    MicroBatchSpec,
+    Model,
+    ModelInterface,
+    ResponseStream,
+    register_interface,
+)
+from rlcli.errors import UsageError
+from rlcli.registry import load, make_environment
+
+from ._argument_checks import check_episodes
+from ._episode import Episode, check_environment
+from ._responses import (
+    as_generation,
+    imitate_responses,
+    in_groups,
+    packed_sequences,
+    prompts_in,
+    sample_seeds,
+    seeds_of,
+)
+
+STOPS = ("turns", "tokens", "time")
+"""Why episodes are cut off."""
+
+
+@dataclass(kw_only=True)
+class EpisodesInterface(ModelInterface):
+    """Plays episodes of several turns with an environment. `generation.max_new_tokens` bounds all
+    tokens after the prompt, those that are observed included; only sampled tokens are trained
+    on."""
+
+    ENVIRONMENT: ClassVar[Mapping[str, str]] = {
+        "name": "environment",
+        "args": "environment_args",
+        "scored": "scored",
+    }
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_episodes"
+    READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}
+    WRITES: ClassVar[Declaration] = {
+        "generate": (
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_logprobs",
+            "seq_no_eos_mask",
+            "rewards if scored",
+            "dense_rewards if turn_rewards",
+        )
+    }
+    LIMITS: ClassVar[Limits] = {
+        "max_turns": {"ge": 1},
+        "turn_tokens": {"ge": 1},
+        "max_seconds": {"gt": 0},
+        "max_observation": {"ge": 1},
+    }
+    METRICS: ClassVar[Metrics] = {
+        "turns": ("turns", "mean number of turns of an episode"),
+        "tool_calls": ("calls", "mean number of tool calls of an episode"),
+        "tool_mistakes": ("calls", "mean number of those that failed"),
+        "out_of_turns": ("share", "share of episodes that max_turns cut off"),
+        "out_of_tokens": ("share", "share of episodes that generation.max_new_tokens cut off"),
+        "out_of_time": ("share", "share of episodes that max_seconds cut off"),
+    }
+
+    environment: str
+    """What the episodes are played with: the name of an environment (`rlcli ls environments`)."""
+
+    environment_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment."""
+
+    generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    """How turns are sampled."""
+
+    max_turns: int = 8
+    """Maximum number of turns of an episode."""
+
+    turn_tokens: int | None = None
+    """Maximum number of tokens of a turn; null: `generation.max_new_tokens`. A turn begins only if
+    there is room for this many."""
+
+    max_seconds: float | None = None
+    """An episode begins no turn after this many seconds; null: no limit. Its end then depends on
+    the clock, so runs are no longer repeated bit for bit."""
+
+    max_observation: int = 4096
+    """Maximum length of what a tool returns, in characters; the rest is cut off."""
+
+    scored: bool = False
+    """Write the environment's reward of each episode to `rewards`. Otherwise a call of the graph
+    scores it."""
+
+    turn_rewards: bool = False
+    """Also write `dense_rewards`, the reward of each turn at its last token, for advantages with
+    `use_dense_reward: true` and `reward_delta: false`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.generation = as_generation(self.generation)
+        check_episodes(self)
+
+    def check_ready(self) -> None:
+        check_environment(load("environments", self.environment))
+        self._make_environment()
+
+    def generate(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`,
+        `seq_no_eos_mask`; `prompt_mask` is False exactly on the tokens that were sampled. With
+        `scored` also `rewards` [N], with `turn_rewards` `dense_rewards` [T]."""
+        episodes = self._begin(model, data)
+        settings = replace(self.generation, max_new_tokens=self.tokens_per_turn)
+        longest = max((len(episode.prompt) for episode in episodes), default=1)
+        room = self.generation.max_new_tokens - self.tokens_per_turn
+        if episodes:
+            with model.module.open(model.tokenizer, settings, longest + room) as stream:
+                play(stream, episodes, self.limit_reached)
+        return self._packed(data, episodes)
+
+    @property
+    def tokens_per_turn(self) -> int:
+        """Maximum number of tokens of a turn."""
+        most = self.generation.max_new_tokens
+        return most if self.turn_tokens is None else min(self.turn_tokens, most)
+
+    def limit_reached(self, episode: Episode, observed: Sequence[int]) -> str | None:
+        """Why an episode, in which this was observed, has no further turn; None if it has."""
+        tokens = episode.written + len(observed) + self.tokens_per_turn
+        if len(episode.turns) >= self.max_turns:
+            return "turns"
+        if tokens > self.generation.max_new_tokens:
+            return "tokens"
+        seconds = time.monotonic() - episode.began
+        return "time" if self.max_seconds is not None and seconds > self.max_seconds else None
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """Episodes of a single turn, made of words from their prompts; rewards are 0."""
+        if interface_type != "generate":
+            return super().mock(interface_type, model, data)
+        output = imitate_responses(model, data, self.generation)
+        cut_off = output.data["seq_no_eos_mask"]
+        zeros = {
+            "rewards": (self.scored, torch.zeros(len(cut_off))),
+            "dense_rewards": (self.turn_rewards, torch.zeros(len(output.data["prompt_mask"]))),
+        }
+        numbers = {"turns": [1.0] * len(cut_off), "out_of_tokens": cut_off.tolist()}
+        rewards = SequenceSample.from_default(
+            ids=output.ids,
+            seqlens=output.seqlens["packed_input_ids"],
+            data={name: values for name, (is_written, values) in zeros.items() if is_written},
+            metadata=_sums(numbers, len(cut_off), self.generation.responses_per_prompt),
+        )
+        output.update_(rewards)
+        return output
+
+    def _make_environment(self) -> Environment:
+        return make_environment(EnvironmentAbstraction(self.environment, self.environment_args))
+
+    def _begin(self, model: Model, data: SequenceSample) -> list[Episode]:
+        """An episode for each response. Those of a group begin in the same state."""
+        if template_of(model.tokenizer) is not None:
+            raise UsageError(
+                f"{model.name} has a chat template, and episodes do not use templates yet",
+                hint="use a tokenizer without a template",
+            )
+        assert model.tokenizer is not None
+        seeds, episodes = iter(seeds_of(model, data, self.generation)), []
+        beginnings = zip(prompts_in(data), sample_seeds(model, data), strict=True)
+        for number, (prompt, seed) in enumerate(beginnings):
+            row = {name: values[number] for name, values in data.metadata.items()}
+            row["prompt"] = model.tokenizer.decode(prompt, skip_special_tokens=True)
+            for _ in range(self.generation.responses_per_prompt):
+                environment = self._make_environment()
+                of_model = (model.tokenizer, prompt, next(seeds), self.max_observation)
+                episodes.append(Episode(environment, *of_model))
+                episodes[-1].begin(row, seed)
+        return episodes
+
+    def _packed(self, data: SequenceSample, episodes: Sequence[Episode]) -> SequenceSample:
+        """The sequences of the episodes, and what they have come to."""
+        group = self.generation.responses_per_prompt
+        cut_off = [episode.stop != "finished" for episode in episodes]
+        further = {"seq_no_eos_mask": torch.tensor(cut_off, dtype=torch.bool)}
+        if self.scored:
+            rewards = [episode.reward for episode in episodes]
+            further["rewards"] = torch.tensor(rewards, dtype=torch.float32)
+        if self.turn_rewards:
+            of_turns = [episode.turn_rewards() for episode in episodes]
+            further["dense_rewards"] = torch.cat([torch.zeros(0), *of_turns])
+        sequences = [episode.sequence() for episode in episodes]
+        numbers = _sums(_numbers(episodes), len(episodes), group)
+        return packed_sequences(data, sequences, group, numbers, further)
+
+
+def play(
+    stream: ResponseStream,
+    episodes: Sequence[Episode],
+    limit_reached: Callable[[Episode, Sequence[int]], str | None],
+) -> None:
+    """Play episodes to their ends. Each turn is requested as soon as its episode has got so far: no
+    episode waits for another. What was sampled is kept as it is; only the text of an observation is
+    tokenized, and it is appended only if a turn follows."""
+    sampling = {stream.submit(episode.text, episode.turn_seed): episode for episode in episodes}
+    while sampling:
+        for response in stream.collect():
+            episode = sampling.pop(response.number)
+            outcome = episode.take(response)
+            observed = episode.observe(outcome.observed)
+            stop = outcome.stop or limit_reached(episode, observed)
+            if stop is not None:
+                episode.end(stop)
+                continue
+            episode.ids += observed
+            sampling[stream.submit(episode.text, episode.turn_seed)] = episode
+
+
+def _numbers(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """The numbers in `METRICS` of each episode."""
+    return {
+        "turns": [len(episode.turns) for episode in episodes],
+        "tool_calls": [episode.calls for episode in episodes],
+        "tool_mistakes": [episode.mistakes for episode in episodes],
+        **{f"out_of_{stop}": [episode.stop == stop for episode in episodes] for stop in STOPS},
+    }
+
+
+def _sums(
+    numbers: Mapping[str, Sequence[float]], episodes: int, group: int
+) -> dict[str, list[tuple[float, int]]]:
+    """The numbers in `METRICS`, for each sample as a sum over its episodes and their count; 0 where
+    there are none."""
+    columns = {name: numbers.get(name, [0.0] * episodes) for name in EpisodesInterface.METRICS}
+    return {
+        name: [(float(sum(of_group)), group) for of_group in in_groups(column, group)]
+        for name, column in columns.items()
+    }
+
+
+register_interface("episodes", EpisodesInterface)

@@ -1,0 +1,63 @@
+"""Environments are components like all others: listed, shown, created, checked in recipes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+GUESS = "graph.actor_gen.interface.args."
+
+
+def test_environments_are_listed_but_not_as_interfaces(rlcli):
+    listed = json.loads(rlcli("ls", "--json")[1])
+    assert {"calculator", "guess"} <= {each["name"] for each in listed["environments"]}
+    assert "calculator" not in {each["name"] for each in listed["interfaces"]}
+
+
+def test_an_environment_is_shown_with_its_tools(rlcli):
+    assert json.loads(rlcli("show", "calculator", "--json")[1])["tools"] == ["calculate"]
+    assert "tools: calculate\n" in rlcli("show", "environment", "calculator")[1]
+
+
+def test_a_new_environment_passes_its_test(rlcli, tmp_path):
+    rlcli("new", "project", "mine")
+    code, _, err = rlcli("--project", "mine", "new", "environment", "my-env")
+    assert code == 0, err
+    assert "my-env" in {
+        each["name"].replace("_", "-")
+        for each in json.loads(rlcli("--project", "mine", "ls", "environments", "--json")[1])[
+            "environments"
+        ]
+    }
+    test = tmp_path / "mine" / "tests" / "environments" / "test_my_env.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    ended = subprocess.run(command, cwd=tmp_path / "mine", capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "points_at"),
+    [
+        ("environment=gues", "no environment is named 'gues'; did you mean 'guess'?", "gues"),
+        ("environment_args.highst=3", "environment guess: highst: Extra inputs", "highst"),
+        ("environment_args.highest=0", "greater than or equal to 1", "highest=0"),
+        ("environment=calculator", "calculator has neither score() nor step()", "scored"),
+        ("max_turns=0", "max_turns is 0; it must be at least 1", "max_turns=0"),
+    ],
+)
+def test_a_recipe_names_an_environment_and_its_arguments(rlcli, override, message, points_at):
+    assert rlcli("validate", "grpo_guess")[0] == 0
+    code, _, err = rlcli("validate", "grpo_guess", f"{GUESS}{override}")
+    assert code == 2
+    assert message in err
+    assert points_at in err
+
+
+def test_a_file_that_would_hide_the_environments_is_refused(rlcli, tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "interfaces").mkdir()
+    (tmp_path / "interfaces" / "environments.py").write_text("")
+    code, _, err = rlcli("ls", "interfaces")
+    assert code != 0
+    assert "would hide the folder interfaces/environments" in err

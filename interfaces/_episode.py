@@ -19,23 +19,27 @@ from rlcli.api.environment import (
     is_game,
     tools_of,
 )
+from rlcli.api.generation import Spans
 from rlcli.api.model import FinishedResponse
+from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.errors import ProjectError
 
 from ._responses import Written
-from ._tool_calls import tool_calls
+from ._tool_calls import ToolCall, tool_calls
 
 MOST_CALLS = 16
 """Tool calls of one turn that are made."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class SampledTurn:
     """What the policy sampled in one turn."""
 
     start: int
     """Its first token in the episode."""
     response: FinishedResponse
+    spans: Spans | None
+    """The versions of the weights that sampled it, where they change meanwhile."""
     reward: float
 
 
@@ -66,8 +70,10 @@ class Episode:
     """Of what is sampled."""
     max_observation: int
     """Longest observation, in characters."""
+    is_scored: bool
+    """Whether the environment's reward at the end counts."""
     ids: list[int] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[SampledTurn] = field(default_factory=list)
     calls: int = 0
     mistakes: int = 0
     stop: str = ""
@@ -100,31 +106,38 @@ class Episode:
         """Tokens after the prompt."""
         return len(self.ids) - len(self.prompt)
 
-    def take(self, response: FinishedResponse) -> Outcome:
+    def take(self, response: FinishedResponse, spans: Spans | None) -> Outcome:
         """A turn has been sampled: act on its text."""
         start = len(self.ids)
         self.ids += response.tokens.tolist()
         text = self.tokenizer.decode(response.tokens, skip_special_tokens=True)
         outcome = self._act(text, response.ended)
-        self.turns.append(Turn(start, response, outcome.reward))
+        self.turns.append(SampledTurn(start, response, spans, outcome.reward))
         self.calls += outcome.calls
         self.mistakes += outcome.mistakes
         return outcome
 
     def observe(self, text: str) -> list[int]:
-        """The ids of an observation, which `extend` appends."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        """The ids of an observation. Names of special tokens in it are plain text."""
+        return tokens_of(self.tokenizer, [as_content(self.tokenizer, text)])[0]
 
     def end(self, stop: str) -> None:
-        """The episode is over: score it, and close the environment."""
+        """The episode is over: score it."""
         self.stop = stop
         rewards = [turn.reward for turn in self.turns]
-        if has_score(type(self.environment)):
+        if self.is_scored and has_score(type(self.environment)):
             answer = self.tokenizer.decode(self.turns[-1].response.tokens, skip_special_tokens=True)
             rewards.append(_number(self.environment, "score()", self.environment.score(answer)))
         self.reward = _within(self.environment, math.fsum(rewards))
-        self.environment.close()
+
+    def numbers(self) -> dict[str, float]:
+        """Its numbers for metrics."""
+        return {
+            "turns": len(self.turns),
+            "tool_calls": self.calls,
+            "tool_mistakes": self.mistakes,
+            f"out_of_{self.stop}": 1,
+        }
 
     def sequence(self) -> Written:
         """Its tokens, and which of them were sampled."""
@@ -135,6 +148,11 @@ class Episode:
             sampled[turn.start : end] = True
             logprobs[turn.start - 1 : end - 1] = turn.response.logprobs
         return Written(torch.tensor(self.ids, dtype=torch.int64), sampled, logprobs)
+
+    def spans(self) -> Spans | None:
+        """The versions that sampled it, turn after turn."""
+        spans = [turn.spans for turn in self.turns]
+        return None if None in spans else [span for of_turn in spans for span in of_turn or ()]
 
     def turn_rewards(self) -> torch.Tensor:
         """[L] float32: the reward of each turn at its last token; that of `score` at the last of
@@ -155,18 +173,21 @@ class Episode:
         calls, problem = tool_calls(text)
         if not calls and problem is None:
             return Outcome(stop="finished" if ended else "tokens")
-        results, mistakes = [], 0
-        for call in calls[:MOST_CALLS]:
-            try:
-                results.append(call_tool(self.environment, call.name, call.arguments))
-            except ToolMistake as mistake:
-                results.append(f"error: {mistake}")
-                mistakes += 1
+        results = [self._called(call) for call in calls[:MOST_CALLS]]
+        if len(calls) > MOST_CALLS:
+            problem = f"only the first {MOST_CALLS} calls of a turn are made"
         if problem is not None:
-            results.append(f"error: {problem}")
-            mistakes += 1
-        observed = "".join(f"{self._cut(result)}\n" for result in results)
+            results.append((f"error: {problem}", True))
+        observed = "".join(f"{self._cut(result)}\n" for result, _ in results)
+        mistakes = sum(failed for _, failed in results)
         return Outcome(observed, calls=len(results), mistakes=mistakes)
+
+    def _called(self, call: ToolCall) -> tuple[str, bool]:
+        """What a tool returns, or why it failed; and whether it did."""
+        try:
+            return call_tool(self.environment, call.name, call.arguments), False
+        except ToolMistake as mistake:
+            return f"error: {mistake}", True
 
     def _cut(self, text: str) -> str:
         return text if len(text) <= self.max_observation else f"{text[: self.max_observation]}…"

@@ -3,8 +3,10 @@ return."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,6 +17,7 @@ from rlcli.api.config import EnvironmentAbstraction, GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.environment import Environment
+from rlcli.api.key_meaning import WEIGHT_VERSIONS
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import (
@@ -25,7 +28,7 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.errors import UsageError
-from rlcli.registry import load, make_environment
+from rlcli.registry import environment_maker, load
 
 from ._argument_checks import check_episodes
 from ._episode import Episode, check_environment
@@ -38,9 +41,6 @@ from ._responses import (
     sample_seeds,
     seeds_of,
 )
-
-STOPS = ("turns", "tokens", "time")
-"""Why episodes are cut off."""
 
 
 @dataclass(kw_only=True)
@@ -119,7 +119,7 @@ class EpisodesInterface(ModelInterface):
 
     def check_ready(self) -> None:
         check_environment(load("environments", self.environment))
-        self._make_environment()
+        self._environment_maker()
 
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
@@ -127,14 +127,16 @@ class EpisodesInterface(ModelInterface):
         """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`,
         `seq_no_eos_mask`; `prompt_mask` is False exactly on the tokens that were sampled. With
         `scored` also `rewards` [N], with `turn_rewards` `dense_rewards` [T]."""
-        episodes = self._begin(model, data)
-        settings = replace(self.generation, max_new_tokens=self.tokens_per_turn)
-        longest = max((len(episode.prompt) for episode in episodes), default=1)
-        room = self.generation.max_new_tokens - self.tokens_per_turn
-        if episodes:
-            with model.module.open(model.tokenizer, settings, longest + room) as stream:
-                play(stream, episodes, self.limit_reached)
-        return self._packed(data, episodes)
+        self._check_repeatable(model)
+        with ExitStack() as stack:
+            episodes = self._begin(model, data, stack)
+            settings = replace(self.generation, max_new_tokens=self.tokens_per_turn)
+            longest = max((len(episode.prompt) for episode in episodes), default=1)
+            room = self.generation.max_new_tokens - self.tokens_per_turn
+            if episodes:
+                stream = model.module.open(model.tokenizer, settings, longest + room)
+                play(stack.enter_context(stream), episodes, self.limit_reached)
+            return self._packed(data, episodes)
 
     @property
     def tokens_per_turn(self) -> int:
@@ -162,36 +164,53 @@ class EpisodesInterface(ModelInterface):
             "rewards": (self.scored, torch.zeros(len(cut_off))),
             "dense_rewards": (self.turn_rewards, torch.zeros(len(output.data["prompt_mask"]))),
         }
-        numbers = {"turns": [1.0] * len(cut_off), "out_of_tokens": cut_off.tolist()}
+        numbers = [{"turns": 1.0, "out_of_tokens": float(cut)} for cut in cut_off.tolist()]
         rewards = SequenceSample.from_default(
             ids=output.ids,
             seqlens=output.seqlens["packed_input_ids"],
             data={name: values for name, (is_written, values) in zeros.items() if is_written},
-            metadata=_sums(numbers, len(cut_off), self.generation.responses_per_prompt),
+            metadata={**_sums(numbers, self.generation.responses_per_prompt)},
         )
         output.update_(rewards)
         return output
 
-    def _make_environment(self) -> Environment:
-        return make_environment(EnvironmentAbstraction(self.environment, self.environment_args))
+    def _environment_maker(self) -> Callable[[], Environment]:
+        return environment_maker(EnvironmentAbstraction(self.environment, self.environment_args))
 
-    def _begin(self, model: Model, data: SequenceSample) -> list[Episode]:
-        """An episode for each response. Those of a group begin in the same state."""
+    def _check_repeatable(self, model: Model) -> None:
+        """Ranks that share a model sample in lockstep, so each must see the same episodes. Raises
+        UsageError."""
+        mesh = model.device_mesh
+        sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+        sharing = [name for name in ("tp", "pp", "cp") if sizes.get(name, 1) > 1]
+        is_reproducible = load("environments", self.environment).REPRODUCIBLE  # type: ignore[attr-defined]
+        if sharing and (self.max_seconds is not None or not is_reproducible):
+            reason = "max_seconds is set" if is_reproducible else "it is not REPRODUCIBLE"
+            raise UsageError(
+                f"the environment {self.environment} cannot be played on ranks that share a model "
+                f"({', '.join(sharing)}): {reason}"
+            )
+
+    def _begin(self, model: Model, data: SequenceSample, stack: ExitStack) -> list[Episode]:
+        """An episode for each response, closed with the stack. Those of a group begin in the same
+        state."""
         if template_of(model.tokenizer) is not None:
             raise UsageError(
                 f"{model.name} has a chat template, and episodes do not use templates yet",
                 hint="use a tokenizer without a template",
             )
         assert model.tokenizer is not None
+        make_environment, scored = self._environment_maker(), self.scored or self.turn_rewards
         seeds, episodes = iter(seeds_of(model, data, self.generation)), []
         beginnings = zip(prompts_in(data), sample_seeds(model, data), strict=True)
         for number, (prompt, seed) in enumerate(beginnings):
             row = {name: values[number] for name, values in data.metadata.items()}
             row["prompt"] = model.tokenizer.decode(prompt, skip_special_tokens=True)
             for _ in range(self.generation.responses_per_prompt):
-                environment = self._make_environment()
-                of_model = (model.tokenizer, prompt, next(seeds), self.max_observation)
-                episodes.append(Episode(environment, *of_model))
+                environment = make_environment()
+                stack.callback(environment.close)
+                settings = (next(seeds), self.max_observation, scored)
+                episodes.append(Episode(environment, model.tokenizer, prompt, *settings))
                 episodes[-1].begin(row, seed)
         return episodes
 
@@ -207,8 +226,12 @@ class EpisodesInterface(ModelInterface):
             of_turns = [episode.turn_rewards() for episode in episodes]
             further["dense_rewards"] = torch.cat([torch.zeros(0), *of_turns])
         sequences = [episode.sequence() for episode in episodes]
-        numbers = _sums(_numbers(episodes), len(episodes), group)
-        return packed_sequences(data, sequences, group, numbers, further)
+        sums = _sums([episode.numbers() for episode in episodes], group)
+        metadata: dict[str, list[Any]] = {**sums}
+        spans = [episode.spans() for episode in episodes]
+        if None not in spans:
+            metadata[WEIGHT_VERSIONS] = in_groups(spans, group)
+        return packed_sequences(data, sequences, group, metadata, further)
 
 
 def play(
@@ -223,7 +246,7 @@ def play(
     while sampling:
         for response in stream.collect():
             episode = sampling.pop(response.number)
-            outcome = episode.take(response)
+            outcome = episode.take(response, stream.spans(response))
             observed = episode.observe(outcome.observed)
             stop = outcome.stop or limit_reached(episode, observed)
             if stop is not None:
@@ -233,26 +256,14 @@ def play(
             sampling[stream.submit(episode.text, episode.turn_seed)] = episode
 
 
-def _numbers(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """The numbers in `METRICS` of each episode."""
-    return {
-        "turns": [len(episode.turns) for episode in episodes],
-        "tool_calls": [episode.calls for episode in episodes],
-        "tool_mistakes": [episode.mistakes for episode in episodes],
-        **{f"out_of_{stop}": [episode.stop == stop for episode in episodes] for stop in STOPS},
-    }
-
-
-def _sums(
-    numbers: Mapping[str, Sequence[float]], episodes: int, group: int
-) -> dict[str, list[tuple[float, int]]]:
-    """The numbers in `METRICS`, for each sample as a sum over its episodes and their count; 0 where
-    there are none."""
-    columns = {name: numbers.get(name, [0.0] * episodes) for name in EpisodesInterface.METRICS}
-    return {
-        name: [(float(sum(of_group)), group) for of_group in in_groups(column, group)]
-        for name, column in columns.items()
-    }
+def _sums(numbers: Sequence[Mapping[str, float]], group: int) -> dict[str, list[tuple[float, int]]]:
+    """The numbers in `METRICS`, for each sample as a sum over its episodes and their count; one
+    that an episode does not have is 0."""
+    sums = {}
+    for name in EpisodesInterface.METRICS:
+        column = [of_episode.get(name, 0.0) for of_episode in numbers]
+        sums[name] = [(math.fsum(of_group), group) for of_group in in_groups(column, group)]
+    return sums
 
 
 register_interface("episodes", EpisodesInterface)

@@ -105,6 +105,11 @@ class ResponseStream(abc.ABC):
         """End all responses in progress; returns the finished ones, and of the others what was
         sampled."""
 
+    def spans(self, response: FinishedResponse) -> Spans | None:
+        """The versions that a response was sampled with, where they change meanwhile; None: all of
+        it was sampled with the weights that the role had when the call began."""
+        return None
+
     @abc.abstractmethod
     def close(self) -> None:
         """Abandon the responses in progress and release the stream's resources."""
@@ -194,11 +199,12 @@ def as_batch(
         experts = (response.routed_experts for response in responses)
         batch.routed_experts = [rows for rows in experts if rows is not None]
     if versions is not None:
-        batch.versions = [_spans(response, versions) for response in responses]
+        batch.versions = [spans_of(response, versions) for response in responses]
     return batch
 
 
-def _spans(response: FinishedResponse, versions: Mapping[int, int]) -> Spans:
+def spans_of(response: FinishedResponse, versions: Mapping[int, int]) -> Spans:
+    """The versions of a response's segments. `versions`: number of weights → version."""
     return [
         (versions[segment.weights], segment.end - segment.start) for segment in response.segments
     ]

@@ -208,7 +208,8 @@ def _texts_of_runs(tokens: torch.Tensor, mask: torch.Tensor, tokenizer: Any) -> 
     lengths = [len(list(run)) for _, run in groupby(mask.tolist())]
     texts = [tokenizer.decode(run, skip_special_tokens=True) for run in tokens.split(lengths)]
     prompt = texts.pop(0) if texts and not mask[0] else ""
-    return prompt, "".join(text if n % 2 == 0 else f"⟨{text}⟩" for n, text in enumerate(texts))
+    texts[1::2] = [f"⟨{observed}⟩" for observed in texts[1::2]]
+    return prompt, "".join(texts)
 
 
 def _of_responses(sample: SequenceSample, key: str) -> list[torch.Tensor]:

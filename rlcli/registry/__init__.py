@@ -14,6 +14,7 @@ from rlcli.api.component import (
 from rlcli.registry.class_fields import COMPUTED, Argument
 from rlcli.registry.listing import module_of, names, path_of
 from rlcli.registry.loading import (
+    environment_maker,
     load,
     load_declared,
     make_backend,
@@ -28,6 +29,7 @@ __all__ = [
     "KINDS",
     "Argument",
     "Signature",
+    "environment_maker",
     "load",
     "load_declared",
     "make_backend",

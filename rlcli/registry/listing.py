@@ -41,8 +41,7 @@ def _files(kind: str) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     folders = component_folders(kind)
     subfolders = {folder.name: folder for folder in folders[len(search_path(kind)) :]}
-    for nested in (nested for nested, outer in NESTED.items() if outer == kind):
-        subfolders[nested] = Path(kind, nested)
+    subfolders |= {inner: Path(kind, inner) for inner, outer in NESTED.items() if outer == kind}
     for folder in folders:
         with os.scandir(folder) as entries:
             modules = [entry.name[:-3] for entry in entries if _is_module(entry)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +75,10 @@ def load_declared(kind: str, name: str, constant: str) -> Any:
     file, _, attribute = str(target).rpartition(".")
     candidates = (Path(folder) / f"{file}.py" for folder in search_path(kind))
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    module = f"{package_of(kind)}.{file}"
     if path is not None and file.isidentifier():
-        _import_file(kind, path, f"{package_of(kind)}.{file}")
-        declared = getattr(sys.modules[f"{package_of(kind)}.{file}"], attribute, None)
+        _import_file(kind, path, module)
+        declared = getattr(sys.modules[module], attribute, None)
         if declared is not None:
             return declared
     raise ProjectError(
@@ -107,20 +108,35 @@ def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
 
 def make_environment(cfg: EnvironmentAbstraction) -> Environment:
     """Build the environment described by `environment: …, environment_args: {…}`."""
-    environment: Environment = _make("environments", cfg.type_, cfg.args)
-    return environment
+    return environment_maker(cfg)()
+
+
+def environment_maker(cfg: EnvironmentAbstraction) -> Callable[[], Environment]:
+    """A function that makes a new instance with each call; the class and its arguments are looked
+    up once."""
+    return _maker("environments", cfg.type_, cfg.args)
 
 
 def _make(kind: str, name: str, args: Mapping[str, Any], **context: Any) -> Any:
+    return _maker(kind, name, args)(**context)
+
+
+def _maker(kind: str, name: str, args: Mapping[str, Any]) -> Callable[..., Any]:
     from rlcli.registry.arguments import construct, validated
 
+    owner = f"{kind.removesuffix('s')} {name}"
     with search_paths_kept():
         cls = load(kind, name)
-        values = construct(validated(kind, name, args), owner=f"{kind.removesuffix('s')} {name}")
-    try:
-        return cls(**context, **values)
-    except ValueError as error:
-        raise UsageError(f"{kind.removesuffix('s')} {name}: {error}") from error
+        arguments = validated(kind, name, args)
+
+    def make(**context: Any) -> Any:
+        values = construct(arguments, owner=owner)
+        try:
+            return cls(**context, **values)
+        except ValueError as error:
+            raise UsageError(f"{owner}: {error}") from error
+
+    return make
 
 
 def _import_file(kind: str, path: Path, name: str) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.generation import as_batch, prompts_of, submit_all
+from rlcli.api.generation import Spans, as_batch, prompts_of, spans_of, submit_all
 from rlcli.api.model import (
     FinishedResponse,
     GeneratedResponses,
@@ -27,6 +28,9 @@ from rlcli.api.model import (
 from rlcli.recipe.schema import Recipe
 from rlcli.topology import Topology
 from rlcli.topology.groups import pausing_roles, prompts_in_progress
+
+if TYPE_CHECKING:
+    import torch
 
 Condition = Callable[[], bool]
 Response = tuple[ResponseStream, int]
@@ -212,15 +216,49 @@ class PausingEngine:
         longest = max(map(len, prompts))
         self._become_idle()
         try:
-            with self._entrance, self._threads.claim(lambda: self._fits(gconfig, longest)):
-                stream = self._stream or self._open(tokenizer, gconfig, longest)
-                responses = [(stream, n) for n in submit_all(stream, prompts, seeds)]
-                self._begun |= dict.fromkeys(responses, len(self._versions))
+            responses = self.request(tokenizer, gconfig, longest, prompts, seeds)
             self._threads.share(self._sample, lambda: self._finished.keys() >= set(responses))
         finally:
             self._become_active()
         finished = [self._finished.pop(response) for response in responses]
         return as_batch(finished, gconfig.routing_replay, self._versions)
+
+    def open(
+        self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
+    ) -> ResponseStream:
+        """As `GenerationEngine.open`, for one call: several may be open at once."""
+        return CallStream(self, tokenizer, gconfig, longest_prompt)
+
+    def request(
+        self,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        longest: int,
+        prompts: Sequence[torch.Tensor],
+        seeds: Sequence[int],
+    ) -> list[Response]:
+        """Request responses of the stream that all calls share."""
+        with self._entrance, self._threads.claim(lambda: self._fits(gconfig, longest)):
+            stream = self._stream or self._open(tokenizer, gconfig, longest)
+            responses = [(stream, n) for n in submit_all(stream, prompts, seeds)]
+            self._begun |= dict.fromkeys(responses, len(self._versions))
+        return responses
+
+    def take_finished(self, responses: Collection[Response]) -> dict[Response, FinishedResponse]:
+        """Those of some responses that have finished; waits for at least one."""
+        self._become_idle()
+        try:
+            self._threads.share(
+                self._sample, lambda: not self._finished.keys().isdisjoint(responses)
+            )
+        finally:
+            self._become_active()
+        finished = [response for response in responses if response in self._finished]
+        return {response: self._finished.pop(response) for response in finished}
+
+    def spans(self, response: FinishedResponse) -> Spans:
+        """The versions of a response's segments."""
+        return spans_of(response, self._versions)
 
     # -- the stream --------------------------------------------------------------------------------
 
@@ -270,6 +308,52 @@ class PausingEngine:
     def _become_idle(self) -> None:
         with self._threads.change():
             self._active -= 1
+
+
+class CallStream(ResponseStream):
+    """The responses of one call among those of the stream that all calls of a role share."""
+
+    def __init__(
+        self,
+        engine: PausingEngine,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        longest_prompt: int,
+    ):
+        self._engine = engine
+        self._request = partial(engine.request, tokenizer, gconfig, longest_prompt)
+        self._numbers: dict[Response, int] = {}
+        """Response in progress → its number for the call."""
+        self._submitted = 0
+
+    def submit(self, prompt: torch.Tensor, seed: int) -> int:
+        (response,) = self._request([prompt], [seed])
+        self._numbers[response] = self._submitted
+        self._submitted += 1
+        return self._submitted - 1
+
+    def collect(self, until: Callable[[], bool] = lambda: False) -> list[FinishedResponse]:
+        if not self._numbers or until():
+            return []
+        finished = self._engine.take_finished(tuple(self._numbers))
+        return [
+            replace(response, number=self._numbers.pop(key)) for key, response in finished.items()
+        ]
+
+    def spans(self, response: FinishedResponse) -> Spans:
+        return self._engine.spans(response)
+
+    def pause(self) -> None:
+        raise NotImplementedError("the engine pauses the stream of all calls")
+
+    def resume(self) -> None:
+        raise NotImplementedError("the engine resumes the stream of all calls")
+
+    def abort(self) -> list[FinishedResponse]:
+        raise NotImplementedError("the responses of one call are not ended alone")
+
+    def close(self) -> None:
+        """Nothing of its own is open; the shared stream closes with its last response."""
 
 
 def pausing_engines(

@@ -1,6 +1,9 @@
 """Episodes: which tokens count as sampled, when they end, what they earn; and their contract."""
 
+import contextlib
 import itertools
+import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from rlcli.interfaces.generation import GenerationInterface
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.tiny_engine import tiny_model
+from rlcli.testing.tiny_models import TinyTokenizer
 
 KEYS = ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask")
 SPEC = MicroBatchSpec()
@@ -163,19 +167,97 @@ def test_a_wrong_reward_is_the_fault_of_the_environment(answers_with, step, faul
         played(environment, scored=True)
 
 
-def test_every_environment_is_closed(answers_with, tmp_path):
+@pytest.mark.parametrize("step", ["return Observation(done=True)", "return 1 / 0"])
+def test_every_environment_is_closed(answers_with, tmp_path, step):
     file = tmp_path / "closed"
     environment = answers_with(
-        "return Observation(done=True)",
-        f"def close(self):\n        open({str(file)!r}, 'a').write('x')",
+        step, f"def close(self):\n        open({str(file)!r}, 'a').write('x')"
     )
-    output = played(environment)
-    assert len(file.read_text()) == len(output.data["seq_no_eos_mask"])
+    with contextlib.suppress(ZeroDivisionError):
+        played(environment)
+    assert len(file.read_text()) == 3 * make_batch(["packed_prompts"]).bs
+
+
+def test_ranks_that_share_a_model_play_only_what_can_be_repeated(answers_with):
+    model = tiny_model()
+    model.tokenizer = DigitTokenizer()
+    model.device_mesh = SimpleNamespace(mesh_dim_names=("dp", "tp"), shape=(1, 2))
+    prompts = make_batch(["packed_prompts"])
+    game = answers_with("return Observation(done=True)")
+    with pytest.raises(UsageError, match=r"share a model \(tp\): it is not REPRODUCIBLE"):
+        EpisodesInterface(environment=game).generate(model, prompts, SPEC)
+    with pytest.raises(UsageError, match="max_seconds is set"):
+        EpisodesInterface(environment="guess", max_seconds=5.0).generate(model, prompts, SPEC)
+    EpisodesInterface(environment="guess").generate(model, prompts, SPEC)
 
 
 def test_a_turn_that_is_shorter_than_the_shortest_response_is_refused():
     with pytest.raises(ValueError, match="turn_tokens is 2"):
         played(turn_tokens=2, generation={"min_new_tokens": 3})
+
+
+class Speaker(TinyTokenizer):
+    """The tokenizer of a model that always says the same."""
+
+    says = ""
+
+    def decode(self, ids, skip_special_tokens=False):
+        return self.says
+
+
+def heard(says, **settings):
+    """What a policy that says this in its first turn has observed after it."""
+    model, tokenizer = tiny_model(vocab=97), Speaker()
+    model.tokenizer, tokenizer.says = tokenizer, says
+    generation = {"max_new_tokens": 6000, "min_new_tokens": 1}
+    interface = EpisodesInterface(
+        environment="calculator", max_turns=2, turn_tokens=2, generation=generation, **settings
+    )
+    prompts = make_batch(["packed_prompts"], [[(2, 1)]])
+    output = interface.generate(model, prompts, SPEC)
+    ((tokens, sampled, _),) = columns(output)
+    observed = TinyTokenizer().decode(tokens[2:][~sampled[2:]])
+    return observed, {name: values[0][0] for name, values in output.metadata.items()}
+
+
+def call(**call):
+    return json.dumps(call)
+
+
+@pytest.mark.parametrize(
+    ("says", "observed", "mistakes"),
+    [
+        (call(name="calculate", arguments={"expression": "12+7"}), "19", 0),
+        ('I call {"name": "calculate", "arguments": {"expression": "1"}} now', "1", 0),
+        (call(name="calculate", arguments={"expression": 7}), "error: calculate: expression", 1),
+        (call(name="exec", arguments={}), "error: there is no tool 'exec'", 1),
+        (call(name="calculate", arguments=[]), "error: a tool call is an object with name", 1),
+        ('{"name": "calculate", "arg', "error: a tool call is not valid JSON", 1),
+        ("{" * 100_000, "error: a tool call is not valid JSON", 1),
+        ('{"a":' * 50_000, "error: a tool call is not valid JSON", 1),
+    ],
+)  # fmt: skip
+def test_a_policy_reads_what_its_calls_return_or_what_is_wrong(says, observed, mistakes):
+    text, numbers = heard(says)
+    assert text.startswith(observed)
+    assert (numbers["tool_calls"], numbers["tool_mistakes"]) == (2, 2 * mistakes)
+
+
+def test_a_text_without_a_call_ends_the_episode():
+    assert heard("the answer is 4")[1]["turns"] == 1
+
+
+def test_calls_of_a_turn_are_limited():
+    one = call(name="calculate", arguments={"expression": "5"})
+    text, numbers = heard(one * 40)
+    assert text.count("5") == 16
+    assert "only the first 16 calls" in text
+    assert numbers["tool_mistakes"] == 2
+
+
+def test_what_a_tool_returns_is_cut_off():
+    long = call(name="calculate", arguments={"expression": "+".join(["999999999"] * 60)})
+    assert len(heard(long, max_observation=3)[0]) == 5
 
 
 def test_a_chat_template_is_refused():

@@ -39,11 +39,15 @@ NEEDED_BY = {
     "vllm": ("models.actor.rollout.backend.args.urls=['http://h:1']",),
 }
 """What a user must set for a profile."""
+SELF_SCORED = ("grpo_guess",)
+"""Recipes whose environment gives the rewards: they have no role for them, which these profiles
+need."""
 SETUPS = [
     (recipe, profile)
     for recipe in WHOLE
     for profile in (None, *PROFILES)
     if recipe.startswith(OF_SOME.get(profile, ""))
+    and not (recipe in SELF_SCORED and profile in ("dapo", "judge"))
 ]
 
 

@@ -11,9 +11,10 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import Model
+from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import ModelError
 from rlcli.interfaces._responses import sample_responses
+from rlcli.interfaces.episodes import EpisodesInterface
 from rlcli.runtime.pausing import PausingEngine
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
@@ -117,6 +118,37 @@ def check_segments(role, text, prompt, logprobs, spans):
         segment = slice(first, first + tokens)
         torch.testing.assert_close(logprobs[segment], expected[segment], atol=ROUNDING, rtol=0)
         first += tokens
+
+
+def test_turns_of_episodes_are_of_the_versions_that_sampled_them():
+    role = Role(max_segments=9)
+    generation = replace(LONG, max_new_tokens=90, min_new_tokens=20)
+    episodes = EpisodesInterface(
+        environment="guess", max_turns=3, turn_tokens=20, generation=generation
+    )
+
+    def play():
+        with role.pausing.in_use() as model:
+            return episodes.generate(model, prompts(), MicroBatchSpec())
+
+    role.respond = play
+    batch = role.update_while_responding(4)
+    all_spans = spans_of(batch)
+    assert len({version for spans in all_spans for version, _ in spans}) > 2
+    logprobs = batch.data["packed_logprobs"].split(batch.flat_seqlens("packed_logprobs"))
+    masks = batch.data["prompt_mask"].split(batch.flat_seqlens("prompt_mask"))
+    texts = sequences(batch, "packed_input_ids")
+    for text, mask, of_text, spans in zip(texts, masks, logprobs, all_spans, strict=True):
+        sampled = (~mask[1:]).nonzero()[:, 0]
+        assert len(sampled) == 60
+        packed = SequenceSample.from_default(
+            ids=["0"], seqlens=[len(text)], data={"packed_input_ids": text}
+        )
+        for (version, _), actions in zip(
+            spans, sampled.split([tokens for _, tokens in spans]), strict=True
+        ):
+            expected = scores_of(role.versions[version], packed, LONG.temperature)[0]
+            torch.testing.assert_close(of_text[actions], expected[actions], atol=ROUNDING, rtol=0)
 
 
 def test_responses_without_new_weights_are_those_of_the_engine():

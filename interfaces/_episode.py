@@ -166,10 +166,7 @@ class Episode:
     def _act(self, text: str, ended: bool) -> Outcome:
         """`ended`: whether the turn was not cut off."""
         if is_game(type(self.environment)):
-            observation = self.environment.step(text)
-            reward = _number(self.environment, "step()", observation.reward)
-            stop = "finished" if observation.done else None
-            return Outcome(self._cut(str(observation.text)), reward, stop)
+            return self._step(text)
         calls, problem = tool_calls(text)
         if not calls and problem is None:
             return Outcome(stop="finished" if ended else "tokens")
@@ -181,6 +178,12 @@ class Episode:
         observed = "".join(f"{self._cut(result)}\n" for result, _ in results)
         mistakes = sum(failed for _, failed in results)
         return Outcome(observed, calls=len(results), mistakes=mistakes)
+
+    def _step(self, text: str) -> Outcome:
+        observation = self.environment.step(text)
+        reward = _number(self.environment, "step()", observation.reward)
+        stop = "finished" if observation.done else None
+        return Outcome(self._cut(str(observation.text)), reward, stop)
 
     def _called(self, call: ToolCall) -> tuple[str, bool]:
         """What a tool returns, or why it failed; and whether it did."""

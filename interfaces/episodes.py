@@ -127,7 +127,7 @@ class EpisodesInterface(ModelInterface):
         """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`,
         `seq_no_eos_mask`; `prompt_mask` is False exactly on the tokens that were sampled. With
         `scored` also `rewards` [N], with `turn_rewards` `dense_rewards` [T]."""
-        self._check_repeatable(model)
+        self._check(model)
         with ExitStack() as stack:
             episodes = self._begin(model, data, stack)
             settings = replace(self.generation, max_new_tokens=self.tokens_per_turn)
@@ -177,9 +177,14 @@ class EpisodesInterface(ModelInterface):
     def _environment_maker(self) -> Callable[[], Environment]:
         return environment_maker(EnvironmentAbstraction(self.environment, self.environment_args))
 
-    def _check_repeatable(self, model: Model) -> None:
+    def _check(self, model: Model) -> None:
         """Ranks that share a model sample in lockstep, so each must see the same episodes. Raises
         UsageError."""
+        if template_of(model.tokenizer) is not None:
+            raise UsageError(
+                f"{model.name} has a chat template, and episodes do not use templates yet",
+                hint="use a tokenizer without a template",
+            )
         mesh = model.device_mesh
         sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         sharing = [name for name in ("tp", "pp", "cp") if sizes.get(name, 1) > 1]
@@ -194,23 +199,18 @@ class EpisodesInterface(ModelInterface):
     def _begin(self, model: Model, data: SequenceSample, stack: ExitStack) -> list[Episode]:
         """An episode for each response, closed with the stack. Those of a group begin in the same
         state."""
-        if template_of(model.tokenizer) is not None:
-            raise UsageError(
-                f"{model.name} has a chat template, and episodes do not use templates yet",
-                hint="use a tokenizer without a template",
-            )
-        assert model.tokenizer is not None
+        tokenizer: Any = model.tokenizer
         make_environment, scored = self._environment_maker(), self.scored or self.turn_rewards
         seeds, episodes = iter(seeds_of(model, data, self.generation)), []
         beginnings = zip(prompts_in(data), sample_seeds(model, data), strict=True)
         for number, (prompt, seed) in enumerate(beginnings):
             row = {name: values[number] for name, values in data.metadata.items()}
-            row["prompt"] = model.tokenizer.decode(prompt, skip_special_tokens=True)
+            row["prompt"] = tokenizer.decode(prompt, skip_special_tokens=True)
             for _ in range(self.generation.responses_per_prompt):
                 environment = make_environment()
                 stack.callback(environment.close)
                 settings = (next(seeds), self.max_observation, scored)
-                episodes.append(Episode(environment, model.tokenizer, prompt, *settings))
+                episodes.append(Episode(environment, tokenizer, prompt, *settings))
                 episodes[-1].begin(row, seed)
         return episodes
 

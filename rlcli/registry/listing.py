@@ -39,10 +39,8 @@ def _files(kind: str) -> dict[str, list[Path]]:
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of component; the kinds are {', '.join(KINDS)}")
     files: dict[str, list[Path]] = {}
-    folders = component_folders(kind)
-    subfolders = {folder.name: folder for folder in folders[len(search_path(kind)) :]}
-    subfolders |= {inner: Path(kind, inner) for inner, outer in NESTED.items() if outer == kind}
-    for folder in folders:
+    subfolders = _subfolders(kind)
+    for folder in component_folders(kind):
         with os.scandir(folder) as entries:
             modules = [entry.name[:-3] for entry in entries if _is_module(entry)]
         for stem in modules:
@@ -51,6 +49,13 @@ def _files(kind: str) -> dict[str, list[Path]]:
         problem = f"a component named {name!r} would hide the folder {subfolders[name]}"
         raise ProjectError(problem, where=str(files[name][0]), hint="rename the file")
     return dict(sorted(files.items()))
+
+
+def _subfolders(kind: str) -> dict[str, Path]:
+    """The subfolders with components of a kind, or of one within it, by name."""
+    inner = component_folders(kind)[len(search_path(kind)) :]
+    nested = {name: Path(kind, name) for name, outer in NESTED.items() if outer == kind}
+    return nested | {folder.name: folder for folder in inner}
 
 
 def _is_module(entry: os.DirEntry[str]) -> bool:

@@ -248,8 +248,8 @@ def test_a_text_without_a_call_ends_the_episode():
 
 
 def test_calls_of_a_turn_are_limited():
-    one = call(name="calculate", arguments={"expression": "5"})
-    text, numbers = heard(one * 40)
+    five = call(name="calculate", arguments={"expression": "5"})
+    text, numbers = heard(five * 40)
     assert text.count("5") == 16
     assert "only the first 16 calls" in text
     assert numbers["tool_mistakes"] == 2

@@ -139,16 +139,19 @@ def test_turns_of_episodes_are_of_the_versions_that_sampled_them():
     masks = batch.data["prompt_mask"].split(batch.flat_seqlens("prompt_mask"))
     texts = sequences(batch, "packed_input_ids")
     for text, mask, of_text, spans in zip(texts, masks, logprobs, all_spans, strict=True):
-        sampled = (~mask[1:]).nonzero()[:, 0]
-        assert len(sampled) == 60
-        packed = SequenceSample.from_default(
-            ids=["0"], seqlens=[len(text)], data={"packed_input_ids": text}
-        )
-        for (version, _), actions in zip(
-            spans, sampled.split([tokens for _, tokens in spans]), strict=True
-        ):
-            expected = scores_of(role.versions[version], packed, LONG.temperature)[0]
-            torch.testing.assert_close(of_text[actions], expected[actions], atol=ROUNDING, rtol=0)
+        check_turns(role, text, (~mask[1:]).nonzero()[:, 0], of_text, spans)
+
+
+def check_turns(role, text, sampled, logprobs, spans):
+    """The log-probs of the sampled actions are those that their versions give for the text."""
+    assert len(sampled) == 60
+    packed = SequenceSample.from_default(
+        ids=["0"], seqlens=[len(text)], data={"packed_input_ids": text}
+    )
+    of_spans = sampled.split([tokens for _, tokens in spans])
+    for (version, _), actions in zip(spans, of_spans, strict=True):
+        expected = scores_of(role.versions[version], packed, LONG.temperature)[0]
+        torch.testing.assert_close(logprobs[actions], expected[actions], atol=ROUNDING, rtol=0)
 
 
 def test_responses_without_new_weights_are_those_of_the_engine():

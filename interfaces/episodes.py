@@ -102,7 +102,7 @@ class EpisodesInterface(ModelInterface):
     the clock, so runs are no longer repeated bit for bit."""
 
     max_observation: int = 4096
-    """Maximum length of what a tool returns, in characters; the rest is cut off."""
+    """Maximum length of what a tool or a game returns, in characters; the rest is cut off."""
 
     scored: bool = False
     """Write the environment's reward of each episode to `rewards`. Otherwise a call of the graph

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_type_hints
 
@@ -26,12 +26,9 @@ from rlcli.api.component import register_environment
 from rlcli.errors import ProjectError
 
 __all__ = [
-    "Environment", "Messages", "Observation", "ToolMistake", "call_tool", "has_score", "is_game",
+    "Environment", "Observation", "ToolMistake", "call_tool", "has_score", "is_game",
     "is_tool", "register_environment", "tools_of",
 ]  # fmt: skip
-
-Messages = Sequence[Mapping[str, Any]]
-"""Messages of a conversation: `{"role": "user", "content": "…"}`."""
 
 CONTRACT = ("reset", "step", "score", "close")
 """Public methods that are not tools."""

@@ -12,17 +12,17 @@ LONGEST = 1 << 16
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class WrittenCall:
     """A call that a model has written."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
-def tool_calls(text: str) -> tuple[list[ToolCall], str | None]:
+def tool_calls(text: str) -> tuple[list[WrittenCall], str | None]:
     """The calls in a text, `{"name": "add", "arguments": {"a": 1, "b": 2}}` each, and what is wrong
     with the rest if it looks like a call. Never raises: the text is what a model wrote."""
-    calls: list[ToolCall] = []
+    calls: list[WrittenCall] = []
     start = text[:LONGEST].find("{")
     while start >= 0:
         try:
@@ -31,7 +31,7 @@ def tool_calls(text: str) -> tuple[list[ToolCall], str | None]:
             return calls, "a tool call is not valid JSON"
         if not _is_call(written):
             return calls, "a tool call is an object with name, a text, and arguments, an object"
-        calls.append(ToolCall(written["name"], written["arguments"]))
+        calls.append(WrittenCall(written["name"], written["arguments"]))
         start = text[:LONGEST].find("{", end)
     return calls, None
 

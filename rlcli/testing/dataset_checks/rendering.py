@@ -57,11 +57,8 @@ class RenderingChecks(Contract):
                 expected = _prompt_by_transformers(chat, text, system)
                 # documents have no prompt, and some datasets use no chat template
                 if text and prompt not in (tokens, expected):
-                    raise _unlike_transformers(
-                        f"row {index}: the prompt is {_shown(chat, prompt)}",
-                        _shown(chat, expected),
-                        trial.demand(),
-                    )
+                    fault = f"row {index}: the prompt is {_shown(chat, prompt)}"
+                    raise _unlike_transformers(fault, _shown(chat, expected), trial)
 
     def test_conversations_are_rendered_as_by_transformers(self, trial: Trial) -> None:
         """a conversation has the tokens that transformers gives its messages"""
@@ -80,9 +77,8 @@ class RenderingChecks(Contract):
             expected = [chat.decode(tokens) for tokens in _renderings(chat, conversation)]
             texts = [chat.decode(tokens) for tokens, _ in sequences_of(sample)]
             if texts and not set(texts) & set(expected):
-                raise _unlike_transformers(
-                    f"row {index} is {texts[0]!r:.90}", f"{expected[0]!r:.90}", dataset
-                )
+                fault = f"row {index} is {texts[0]!r:.90}"
+                raise _unlike_transformers(fault, f"{expected[0]!r:.90}", trial)
 
     def test_only_responses_are_trained_on(self, trial: Trial) -> None:
         """of a conversation, whole messages of the assistant are trained on, and nothing else"""
@@ -109,12 +105,12 @@ class RenderingChecks(Contract):
                     )
 
 
-def _unlike_transformers(fault: str, expected: str, dataset: Any) -> Violation:
+def _unlike_transformers(fault: str, expected: str, trial: Trial) -> Violation:
     return Violation(
         f"{fault}, and {expected} by transformers' apply_chat_template",
         "give the template the texts and messages of the row as they are; it adds everything else, "
         "including what begins a response",
-        place_of(reader(dataset)),
+        place_of(reader(trial.demand())),
     )
 
 

@@ -25,7 +25,7 @@ from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.errors import ProjectError
 
 from ._responses import Written
-from ._tool_calls import ToolCall, tool_calls
+from ._tool_calls import WrittenCall, tool_calls
 
 MOST_CALLS = 16
 """Tool calls of one turn that are made."""
@@ -185,7 +185,7 @@ class Episode:
         stop = "finished" if observation.done else None
         return Outcome(self._cut(str(observation.text)), reward, stop)
 
-    def _called(self, call: ToolCall) -> tuple[str, bool]:
+    def _called(self, call: WrittenCall) -> tuple[str, bool]:
         """What a tool returns, or why it failed; and whether it did."""
         try:
             return call_tool(self.environment, call.name, call.arguments), False

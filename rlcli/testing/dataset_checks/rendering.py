@@ -45,14 +45,16 @@ class RenderingChecks(Contract):
         self, trial: Trial, system: str | None
     ) -> None:
         """with a chat template, a prompt has the tokens that transformers gives its text"""
-        if needs_template(trial.cls) or (system and not trial.takes("system")):
-            pytest.skip("its rows are conversations" if not system else "takes no system prompt")
+        if needs_template(trial.cls):
+            pytest.skip("its rows are conversations")
+        if system and not trial.takes("system"):
+            pytest.skip("takes no system prompt")
         settings: dict[str, Any] = {"system": system} if system else {}
         plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
-        texts = [_prompts(sample) for sample in read(trial.demand(tokenizer=plain))]
-        rendered = read(trial.demand(tokenizer=chat, **settings))
-        for index, (of_row, sample) in enumerate(zip(texts, rendered, strict=True)):
-            for tokens, prompt in zip(of_row, _prompts(sample), strict=True):
+        texts = map(_prompts, read(trial.demand(tokenizer=plain)))
+        rendered = map(_prompts, read(trial.demand(tokenizer=chat, **settings)))
+        for index, prompts in enumerate(zip(texts, rendered, strict=True)):
+            for tokens, prompt in zip(*prompts, strict=True):
                 text = plain.decode(tokens, skip_special_tokens=True)
                 expected = _prompt_by_transformers(chat, text, system)
                 # documents have no prompt, and some datasets use no chat template

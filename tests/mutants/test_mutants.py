@@ -82,10 +82,6 @@ def mutant(test, file, old, new):
     return kill_rate.Mutant(test.split()[0], "x", test, file, old, new)
 steps, lr = "  steps: 1200", "lr: 3e-3"
 REFERENCE = "interfaces/reference.py"
-REFERENCE = "interfaces/reference.py"
-REFERENCE = "interfaces/reference.py"
-REFERENCE = "interfaces/reference.py"
-REFERENCE = "interfaces/reference.py"
 chosen = [
     mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  steps: 1201"),
     mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  stepps: 1200"),

@@ -36,8 +36,8 @@ def register(kind: str, name: str, cls: type) -> None:
     """Register a class under its name; its file must have the same name, and the name must be free.
     Components of an installed module are registered under the module's full name."""
     home = cls.__module__
-    root, *folders, file = home.split(".")
-    if root == "rlcli" and kind in folders and file != module_name(name):
+    *folders, file = home.split(".")
+    if folders[:1] == ["rlcli"] and kind in folders and file != module_name(name):
         raise ProjectError(
             f"{home} registers {name!r}, but {name!r} must be in {kind}/{module_name(name)}.py"
         )

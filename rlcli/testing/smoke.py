@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlcli import registry
 from rlcli.api import model as model_api
@@ -80,20 +81,21 @@ def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
 @contextmanager
 def _some_better_than_others() -> Iterator[None]:
     """A tiny model solves nothing, so a rule gives all its answers the same reward, from which
-    nothing can be learned. In that case the interface's mock rewards are used instead."""
+    nothing can be learned. In that case the interface's mock rewards are used instead; to episodes
+    that an environment rewards, by turns 0 and 1."""
     real = model_api.call_interface
 
     def call_interface(
         interface: ModelInterface, call: str, model: Model, data: Any, *rest: Any
     ) -> Any:
         output = real(interface, call, model, data, *rest)
-        if call != "inference" or model.module is not None or REWARDS not in output.keys:
+        rewards = output.data.get(REWARDS) if call in ("inference", "generate") else None
+        if rewards is None or len(rewards.unique()) > 1:
             return output
-        return (
-            interface.mock(call, model, data)
-            if len(set(output.data[REWARDS].tolist())) == 1
-            else output
-        )
+        if call == "generate":
+            output.data[REWARDS] = torch.arange(len(rewards)).to(rewards) % 2
+            return output
+        return output if model.module is not None else interface.mock(call, model, data)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlcli.runtime.worker.call_interface", call_interface)

@@ -1,5 +1,6 @@
 """The operations that engines count are those that torch counts."""
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -47,15 +48,21 @@ def _by_experts(first, second, *others, **named):
 
 
 def counted_by_torch(work):
-    """torch knows neither the CPU's attention nor the products of experts."""
+    """torch knows neither the CPU's attention, nor the products of experts and with packed
+    weights."""
     kernels = {
         ATTENTION: _attended,
         ATTENTION_BACKWARD: _attended_backward,
         torch.ops.aten._grouped_mm: _by_experts,
+        torch.ops.mkldnn._linear_pointwise: _with_packed_weights,
     }
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         work()
     return counter.get_total_flops()
+
+
+def _with_packed_weights(rows, weight, *_, out_shape=None, **__):
+    return 2 * math.prod(rows) * weight[0]
 
 
 def rows(*seeds):

@@ -113,8 +113,8 @@ def complete(command, folder):
         ("train ppo_math nothing.at.all", []),
         ("train no_such_recipe mod", ["models."]),
         ("train broken.yaml see", ["seed="]),
-        ("train ppo_math --with mi", ["mine.yaml"]),
-        ("train ppo_math --with=mi", ["--with=mine.yaml"]),
+        ("train ppo_math --with min", ["mine.yaml"]),
+        ("train ppo_math --with=min", ["--with=mine.yaml"]),
         ("train ppo_math --with mine.yaml models.j", ["models.judge."]),
         ("explain ppo_math ppo.kl_c", ["ppo.kl_ctl"]),
         ("explain ppo_math trai", ["train."]),
@@ -303,7 +303,7 @@ def shell(folder, monkeypatch):
         # and what follows the :
         ("rlcli train ppo_math models.actor.path=recipe:sft_gs", ["sft_gsm8k#actor"]),
         ("rlcli train ppo_math 'launch=l", ["launch=local"]),  # but not inside quotes
-        ("rlcli train ppo_math --with=mi", ["mine.yaml"]),
+        ("rlcli train ppo_math --with=min", ["mine.yaml"]),
     ],
 )
 def test_completion_in_bash(shell, line, expected):

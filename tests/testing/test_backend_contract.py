@@ -67,8 +67,8 @@ class Frozen(ENGINE):
     first_model = None
 
     @contextmanager
-    def generator(self):
-        with super().generator() as lm:
+    def generator(self, packs=False):
+        with super().generator(packs=False) as lm:  # packed weights cannot be copied
             self.first_model = self.first_model or copy.deepcopy(lm)
             yield self.first_model
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from rlcli.api.data import DatasetUtility, SequenceSample, Survey
 from rlcli.api.declared_keys import declared_keys
+from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.limits import Limits, check_arguments
 
 from ._jsonl import BadRow, MissingField, Parsed, Row, read_rows
@@ -236,3 +237,8 @@ class TextRows(FileRows):
             "system": self.system,
             "chat": uses_chat(self.util.tokenizer, self.chat),
         }
+
+    def _conversation(self, prompt: Prompt) -> dict[str, Any]:
+        """The metadata with which a sample's prompt can be rendered again."""
+        is_chat = uses_chat(self.util.tokenizer, self.chat)
+        return {MESSAGES: messages_of(prompt, self.system)} if is_chat else {}

@@ -22,8 +22,8 @@ Problem = tuple[Prompt, str]
 @register_dataset("math_prompts")
 @dataclass(kw_only=True)
 class MathPrompts(TextRows):
-    """Rows of a question and an answer; the metadata hold the `question` and only the final
-    `answer`."""
+    """Rows of a question and an answer; the metadata hold the `question`, only the final `answer`,
+    and the `messages` of the prompt if the chat template wrote it."""
 
     ELSEWHERE: ClassVar[str] = "gsm8k math aime math_code_prompt"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
@@ -61,10 +61,10 @@ class MathPrompts(TextRows):
     def preview(self, index: int) -> Preview:
         row, tokens = self._rows[index]
         question, answer = row.content
-        metadata = {"answer": answer, "question": text_of(question)}
-        return Preview(
-            sequences=[tokens], metadata=metadata, **self._about(row, self._message(row))
-        )
+        message = self._message(row)
+        about = {"answer": answer, "question": text_of(question)}
+        metadata = about | self._conversation(message)
+        return Preview(sequences=[tokens], metadata=metadata, **self._about(row, message))
 
     def _message(self, row: Row[Problem]) -> Prompt:
         """The user's message, after the messages before it."""

@@ -17,7 +17,7 @@ from ._text_rows import TextRows
 @register_dataset("prompt_only")
 @dataclass(kw_only=True)
 class PromptOnly(TextRows):
-    """Rows with a prompt."""
+    """Rows with a prompt; the metadata hold its `messages` if the chat template wrote it."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -42,7 +42,10 @@ class PromptOnly(TextRows):
 
     def preview(self, index: int) -> Preview:
         row, tokens = self._rows[index]
-        return Preview(sequences=[tokens], **self._about(row, row.content))
+        prompt = row.content
+        return Preview(
+            sequences=[tokens], metadata=self._conversation(prompt), **self._about(row, prompt)
+        )
 
     def _read(self, fields: dict[str, Any]) -> Prompt:
         return prompt_field(fields, self.prompt_key)

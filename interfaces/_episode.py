@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from rlcli.api.chat_template import name_of, template_of
 from rlcli.api.config import stable_seed
 from rlcli.api.environment import (
     Environment,
@@ -17,26 +18,43 @@ from rlcli.api.environment import (
     call_tool,
     has_score,
     is_game,
-    tools_of,
+    schemas_of,
 )
 from rlcli.api.generation import Spans
+from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.model import FinishedResponse
-from rlcli.api.special_tokens import as_content, tokens_of
-from rlcli.errors import ProjectError
+from rlcli.api.tool_formats import ToolCall, ToolFormat, call_id
+from rlcli.api.turns import Conversation, Message, OnRewrite
+from rlcli.errors import ProjectError, UsageError
 
+from ._plain_turns import PlainTurns
 from ._responses import Written
-from ._tool_calls import WrittenCall, tool_calls
 
-MOST_CALLS = 16
-"""Tool calls of one turn that are made."""
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the episodes of a call share."""
+
+    tokenizer: Any
+    tool_format: ToolFormat
+    """How the policy writes tool calls, with the schemas of the tools."""
+    on_rewrite: OnRewrite
+    max_turns: int
+    max_tokens: int
+    """Tokens after the prompt."""
+    turn_tokens: int
+    """Tokens of a turn."""
+    max_seconds: float | None
+    max_observation: int
+    """Longest observation, in characters."""
+    is_scored: bool
+    """Whether the environment's reward at the end counts."""
 
 
 @dataclass(frozen=True)
 class SampledTurn:
     """What the policy sampled in one turn."""
 
-    start: int
-    """Its first token in the episode."""
     response: FinishedResponse
     spans: Spans | None
     """The versions of the weights that sampled it, where they change meanwhile."""
@@ -47,7 +65,10 @@ class SampledTurn:
 class Outcome:
     """What the text of a turn has led to."""
 
-    observed: str = ""
+    observed: Sequence[Message] = ()
+    """What the policy reads next."""
+    turn: Message | None = None
+    """The turn as chat templates expect it, with its calls."""
     reward: float = 0.0
     stop: str | None = None
     """Why the episode is over; None: it may go on."""
@@ -59,37 +80,28 @@ class Outcome:
 
 @dataclass
 class Episode:
-    """An episode in progress. `ids` are the tokens so far: those of the prompt, those that were
-    sampled, exactly as they were, and those of observations."""
+    """An episode in progress."""
 
     environment: Environment
-    tokenizer: Any
+    rules: Rules
+    conversation: Conversation | PlainTurns
     prompt: torch.Tensor
-    """[P] int64."""
+    """[P] int64: the tokens before the first turn."""
     seed: int
     """Of what is sampled."""
-    max_observation: int
-    """Longest observation, in characters."""
-    is_scored: bool
-    """Whether the environment's reward at the end counts."""
-    ids: list[int] = field(default_factory=list)
     turns: list[SampledTurn] = field(default_factory=list)
     calls: int = 0
     mistakes: int = 0
     stop: str = ""
-    """Why it is over: finished, turns, tokens or time."""
+    """Why it is over: "finished", or the metric that counts it."""
     reward: float = 0.0
     began: float = field(default_factory=time.monotonic)
 
-    def begin(self, row: Mapping[str, Any], seed: int) -> None:
-        """Reset the environment for a row. The prompt remains that of the row, unless the
-        environment returns another."""
-        text = self.environment.reset(row, seed)
-        if text is not None:
-            if not isinstance(text, str):
-                raise _fault(self.environment, f"reset() returned {type(text).__name__}, no text")
-            self.prompt = torch.tensor(self.tokenizer.encode(text), dtype=torch.int64)
-        self.ids = self.prompt.tolist()
+    @property
+    def ids(self) -> list[int]:
+        """The tokens so far: those of the prompt, those that were sampled, exactly as they were,
+        and those of observations. Where the template rewrites earlier turns, the episode ends."""
+        return self.conversation.rows[0].ids
 
     @property
     def text(self) -> torch.Tensor:
@@ -101,32 +113,40 @@ class Episode:
         """The seed of the next turn; that of the first one is the episode's."""
         return stable_seed(self.seed, len(self.turns)) if self.turns else self.seed
 
-    @property
-    def written(self) -> int:
-        """Tokens after the prompt."""
-        return len(self.ids) - len(self.prompt)
-
     def take(self, response: FinishedResponse, spans: Spans | None) -> Outcome:
         """A turn has been sampled: act on its text."""
-        start = len(self.ids)
-        self.ids += response.tokens.tolist()
-        text = self.tokenizer.decode(response.tokens, skip_special_tokens=True)
-        outcome = self._act(text, response.ended)
-        self.turns.append(SampledTurn(start, response, spans, outcome.reward))
+        text = self.conversation.append_sampled(response.tokens.tolist())
+        if is_game(type(self.environment)):
+            outcome = self._step(self._words(response))
+        else:
+            outcome = self._called(text, response.ended)
+        self.turns.append(SampledTurn(response, spans, outcome.reward))
         self.calls += outcome.calls
         self.mistakes += outcome.mistakes
         return outcome
 
-    def observe(self, text: str) -> list[int]:
-        """The ids of an observation. Names of special tokens in it are plain text."""
-        return tokens_of(self.tokenizer, [as_content(self.tokenizer, text)])[0]
+    def observe(self, outcome: Outcome) -> str | None:
+        """Append what the policy reads next. Returns why no turn follows, if none does."""
+        rules = self.rules
+        if outcome.stop is not None:
+            return outcome.stop
+        if len(self.turns) >= rules.max_turns:
+            return "out_of_turns"
+        if rules.max_seconds is not None and time.monotonic() - self.began > rules.max_seconds:
+            return "out_of_time"
+        if self.conversation.append_messages(outcome.observed, outcome.turn).forked:
+            return "rewritten"
+        written = len(self.ids) - len(self.prompt)
+        return "out_of_tokens" if written + rules.turn_tokens > rules.max_tokens else None
 
     def end(self, stop: str) -> None:
-        """The episode is over: score it."""
+        """The episode is over: score it. It ends with its last sampled token."""
         self.stop = stop
+        _, end = self.conversation.rows[0].turns[-1]
+        del self.ids[end:]
         rewards = [turn.reward for turn in self.turns]
-        if self.is_scored and has_score(type(self.environment)):
-            answer = self.tokenizer.decode(self.turns[-1].response.tokens, skip_special_tokens=True)
+        if self.rules.is_scored and has_score(type(self.environment)):
+            answer = self._words(self.turns[-1].response)
             rewards.append(_number(self.environment, "score()", self.environment.score(answer)))
         self.reward = _within(self.environment, math.fsum(rewards))
 
@@ -136,17 +156,16 @@ class Episode:
             "turns": len(self.turns),
             "tool_calls": self.calls,
             "tool_mistakes": self.mistakes,
-            f"out_of_{self.stop}": 1,
+            self.stop: 1,
         }
 
     def sequence(self) -> Written:
         """Its tokens, and which of them were sampled."""
         sampled = torch.zeros(len(self.ids), dtype=torch.bool)
         logprobs = torch.zeros(len(self.ids) - 1)
-        for turn in self.turns:
-            end = turn.start + len(turn.response.tokens)
-            sampled[turn.start : end] = True
-            logprobs[turn.start - 1 : end - 1] = turn.response.logprobs
+        for (start, end), turn in self._spoken():
+            sampled[start:end] = True
+            logprobs[start - 1 : end - 1] = turn.response.logprobs
         return Written(torch.tensor(self.ids, dtype=torch.int64), sampled, logprobs)
 
     def spans(self) -> Spans | None:
@@ -158,47 +177,96 @@ class Episode:
         """[L] float32: the reward of each turn at its last token; that of `score` at the last of
         all."""
         rewards = torch.zeros(len(self.ids))
-        for turn in self.turns:
-            rewards[turn.start + len(turn.response.tokens) - 1] = turn.reward
+        for (_, end), turn in self._spoken():
+            rewards[end - 1] = turn.reward
         rewards[-1] += self.reward - math.fsum(turn.reward for turn in self.turns)
         return rewards
 
-    def _act(self, text: str, ended: bool) -> Outcome:
-        """`ended`: whether the turn was not cut off."""
-        if is_game(type(self.environment)):
-            return self._step(text)
-        calls, problem = tool_calls(text)
-        if not calls and problem is None:
-            return Outcome(stop="finished" if ended else "tokens")
-        results = [self._called(call) for call in calls[:MOST_CALLS]]
-        if len(calls) > MOST_CALLS:
-            problem = f"only the first {MOST_CALLS} calls of a turn are made"
-        if problem is not None:
-            results.append((f"error: {problem}", True))
-        observed = "".join(f"{self._cut(result)}\n" for result, _ in results)
-        mistakes = sum(failed for _, failed in results)
-        return Outcome(observed, calls=len(results), mistakes=mistakes)
+    def _spoken(self) -> Iterable[tuple[tuple[int, int], SampledTurn]]:
+        """Each turn with its [start, end) in the tokens."""
+        return zip(self.conversation.rows[0].turns, self.turns, strict=True)
+
+    def _words(self, response: FinishedResponse) -> str:
+        return str(self.rules.tokenizer.decode(response.tokens, skip_special_tokens=True))
+
+    def _called(self, text: str, ended: bool) -> Outcome:
+        """Make the calls in a turn. `ended`: whether it was not cut off."""
+        parsed = self.rules.tool_format.parse(text)
+        if not parsed.calls and not parsed.problems:
+            return Outcome(stop="finished" if ended else "out_of_tokens")
+        results = [self._result(call) for call in parsed.calls]
+        observed = [
+            {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": result}
+            for number, (call, (result, _)) in enumerate(zip(parsed.calls, results, strict=True))
+        ]
+        problems = "\n".join(f"error: {problem}" for problem in parsed.problems)
+        if not observed:
+            observed = [{"role": "user", "content": f"{problems}\n"}]
+        elif problems:
+            observed[-1]["content"] += f"\n{problems}"
+        return Outcome(
+            observed,
+            parsed.message,
+            calls=len(results) + len(parsed.problems),
+            mistakes=sum(failed for _, failed in results) + len(parsed.problems),
+        )
 
     def _step(self, text: str) -> Outcome:
         observation = self.environment.step(text)
         reward = _number(self.environment, "step()", observation.reward)
         stop = "finished" if observation.done else None
-        return Outcome(self._cut(str(observation.text)), reward, stop)
+        message = {"role": "user", "content": self._cut(str(observation.text))}
+        return Outcome([message], reward=reward, stop=stop)
 
-    def _called(self, call: WrittenCall) -> tuple[str, bool]:
+    def _result(self, call: ToolCall) -> tuple[str, bool]:
         """What a tool returns, or why it failed; and whether it did."""
         try:
-            return call_tool(self.environment, call.name, call.arguments), False
+            return self._cut(call_tool(self.environment, call.name, call.arguments)), False
         except ToolMistake as mistake:
-            return f"error: {mistake}", True
+            return self._cut(f"error: {mistake}"), True
 
     def _cut(self, text: str) -> str:
-        return text if len(text) <= self.max_observation else f"{text[: self.max_observation]}…"
+        longest = self.rules.max_observation
+        return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def opened(
+    environment: Environment, rules: Rules, row: Mapping[str, Any], prompt: Sequence[int], seed: int
+) -> Conversation | PlainTurns:
+    """Reset the environment for a row: the conversation before the first turn. It begins with the
+    row's prompt, whose tokens are `prompt`, unless the environment returns another."""
+    beginning: Any = environment.reset(row, seed)
+    if not isinstance(beginning, str | list | None):
+        kind = type(beginning).__name__
+        raise _fault(environment, f"reset() returned {kind}, neither a text nor messages")
+    if template_of(rules.tokenizer) is None:
+        return _without_template(environment, rules, prompt, beginning)
+    messages: Any = beginning or row.get(MESSAGES)
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not messages:
+        raise UsageError(
+            "the rows have no messages, which the chat template of "
+            f"{name_of(rules.tokenizer)} could write with the tools",
+            hint="use a dataset of prompts with chat: auto, or return messages from reset()",
+        )
+    return Conversation(rules.tokenizer, messages, rules.tool_format.tools, rules.on_rewrite)
+
+
+def _without_template(
+    environment: Environment, rules: Rules, prompt: Sequence[int], beginning: Any
+) -> PlainTurns:
+    if isinstance(beginning, list):
+        fault = f"reset() returned messages, but {name_of(rules.tokenizer)} has no chat template"
+        raise _fault(environment, fault)
+    return PlainTurns(
+        rules.tokenizer, prompt if beginning is None else rules.tokenizer.encode(beginning)
+    )
 
 
 def check_environment(environment: type[Environment]) -> None:
     """Raise ProjectError for an environment with which nothing can be done."""
-    if not tools_of(environment) and not is_game(environment) and not has_score(environment):
+    if not schemas_of(environment) and not is_game(environment) and not has_score(environment):
         raise ProjectError(
             f"{environment.__name__} has neither tools nor step() nor score()",
             hint="a public method is a tool: give it type hints and a docstring",

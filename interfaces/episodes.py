@@ -4,20 +4,18 @@ return."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from rlcli.api.chat_template import template_of
 from rlcli.api.config import EnvironmentAbstraction, GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.environment import Environment
-from rlcli.api.key_meaning import WEIGHT_VERSIONS
+from rlcli.api.environment import Environment, schemas_of
+from rlcli.api.key_meaning import MESSAGES, WEIGHT_VERSIONS
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import (
@@ -27,11 +25,12 @@ from rlcli.api.model import (
     ResponseStream,
     register_interface,
 )
+from rlcli.api.tool_formats import tool_format
 from rlcli.errors import UsageError
 from rlcli.registry import environment_maker, load
 
 from ._argument_checks import check_episodes
-from ._episode import Episode, check_environment
+from ._episode import Episode, Rules, check_environment, opened
 from ._responses import (
     as_generation,
     imitate_responses,
@@ -79,6 +78,7 @@ class EpisodesInterface(ModelInterface):
         "out_of_turns": ("share", "share of episodes that max_turns cut off"),
         "out_of_tokens": ("share", "share of episodes that generation.max_new_tokens cut off"),
         "out_of_time": ("share", "share of episodes that max_seconds cut off"),
+        "rewritten": ("share", "share of episodes that a rewrite of earlier turns cut off"),
     }
 
     environment: str
@@ -103,6 +103,14 @@ class EpisodesInterface(ModelInterface):
 
     max_observation: int = 4096
     """Maximum length of what a tool or a game returns, in characters; the rest is cut off."""
+
+    tool_format: Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "json"] = "auto"
+    """How the policy writes tool calls; auto: as the chat template writes them, and `json` without
+    one."""
+
+    on_rewrite: Literal["cut", "refuse"] = "cut"
+    """What to do where the chat template rewrites earlier turns, for example drops their reasoning:
+    cut ends the episode there, refuse the run."""
 
     scored: bool = False
     """Write the environment's reward of each episode to `rewards`. Otherwise a call of the graph
@@ -129,30 +137,15 @@ class EpisodesInterface(ModelInterface):
         `scored` also `rewards` [N], with `turn_rewards` `dense_rewards` [T]."""
         self._check(model)
         with ExitStack() as stack:
-            episodes = self._begin(model, data, stack)
-            settings = replace(self.generation, max_new_tokens=self.tokens_per_turn)
+            rules = self._rules(model)
+            episodes = self._begin(model, data, rules, stack)
+            settings = replace(self.generation, max_new_tokens=rules.turn_tokens)
             longest = max((len(episode.prompt) for episode in episodes), default=1)
-            room = self.generation.max_new_tokens - self.tokens_per_turn
+            room = rules.max_tokens - rules.turn_tokens
             if episodes:
                 stream = model.module.open(model.tokenizer, settings, longest + room)
-                play(stack.enter_context(stream), episodes, self.limit_reached)
+                play(stack.enter_context(stream), episodes)
             return self._packed(data, episodes)
-
-    @property
-    def tokens_per_turn(self) -> int:
-        """Maximum number of tokens of a turn."""
-        most = self.generation.max_new_tokens
-        return most if self.turn_tokens is None else min(self.turn_tokens, most)
-
-    def limit_reached(self, episode: Episode, observed: Sequence[int]) -> str | None:
-        """Why an episode, in which this was observed, has no further turn; None if it has."""
-        tokens = episode.written + len(observed) + self.tokens_per_turn
-        if len(episode.turns) >= self.max_turns:
-            return "turns"
-        if tokens > self.generation.max_new_tokens:
-            return "tokens"
-        seconds = time.monotonic() - episode.began
-        return "time" if self.max_seconds is not None and seconds > self.max_seconds else None
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Episodes of a single turn, made of words from their prompts; rewards are 0."""
@@ -180,11 +173,6 @@ class EpisodesInterface(ModelInterface):
     def _check(self, model: Model) -> None:
         """Ranks that share a model sample in lockstep, so each must see the same episodes. Raises
         UsageError."""
-        if template_of(model.tokenizer) is not None:
-            raise UsageError(
-                f"{model.name} has a chat template, and episodes do not use templates yet",
-                hint="use a tokenizer without a template",
-            )
         mesh = model.device_mesh
         sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         sharing = [name for name in ("tp", "pp", "cp") if sizes.get(name, 1) > 1]
@@ -196,22 +184,41 @@ class EpisodesInterface(ModelInterface):
                 f"({', '.join(sharing)}): {reason}"
             )
 
-    def _begin(self, model: Model, data: SequenceSample, stack: ExitStack) -> list[Episode]:
+    def _rules(self, model: Model) -> Rules:
+        schemas = list(schemas_of(load("environments", self.environment)).values())
+        writes = self.tool_format if schemas else "json"
+        longest = self.generation.max_new_tokens
+        turn = longest if self.turn_tokens is None else min(self.turn_tokens, longest)
+        return Rules(
+            tokenizer=model.tokenizer,
+            tool_format=tool_format(model.tokenizer, writes, schemas),
+            on_rewrite="fork" if self.on_rewrite == "cut" else "refuse",
+            max_turns=self.max_turns,
+            max_tokens=longest,
+            turn_tokens=turn,
+            max_seconds=self.max_seconds,
+            max_observation=self.max_observation,
+            is_scored=self.scored or self.turn_rewards,
+        )
+
+    def _begin(
+        self, model: Model, data: SequenceSample, rules: Rules, stack: ExitStack
+    ) -> list[Episode]:
         """An episode for each response, closed with the stack. Those of a group begin in the same
-        state."""
-        tokenizer: Any = model.tokenizer
-        make_environment, scored = self._environment_maker(), self.scored or self.turn_rewards
+        state; the same prompt is the same object."""
+        make_environment = self._environment_maker()
         seeds, episodes = iter(seeds_of(model, data, self.generation)), []
+        prompts: dict[tuple[int, ...], torch.Tensor] = {}
         beginnings = zip(prompts_in(data), sample_seeds(model, data), strict=True)
         for number, (prompt, seed) in enumerate(beginnings):
-            row = {name: values[number] for name, values in data.metadata.items()}
-            row["prompt"] = tokenizer.decode(prompt, skip_special_tokens=True)
+            row = _row(data, number, prompt, model.tokenizer)
             for _ in range(self.generation.responses_per_prompt):
                 environment = make_environment()
                 stack.callback(environment.close)
-                settings = (next(seeds), self.max_observation, scored)
-                episodes.append(Episode(environment, tokenizer, prompt, *settings))
-                episodes[-1].begin(row, seed)
+                conversation = opened(environment, rules, row, prompt.tolist(), seed)
+                ids = tuple(conversation.ids)
+                begins = prompts.setdefault(ids, torch.tensor(ids, dtype=torch.int64))
+                episodes.append(Episode(environment, rules, conversation, begins, next(seeds)))
         return episodes
 
     def _packed(self, data: SequenceSample, episodes: Sequence[Episode]) -> SequenceSample:
@@ -234,26 +241,29 @@ class EpisodesInterface(ModelInterface):
         return packed_sequences(data, sequences, group, metadata, further)
 
 
-def play(
-    stream: ResponseStream,
-    episodes: Sequence[Episode],
-    limit_reached: Callable[[Episode, Sequence[int]], str | None],
-) -> None:
+def play(stream: ResponseStream, episodes: Sequence[Episode]) -> None:
     """Play episodes to their ends. Each turn is requested as soon as its episode has got so far: no
-    episode waits for another. What was sampled is kept as it is; only the text of an observation is
-    tokenized, and it is appended only if a turn follows."""
+    episode waits for another. What was sampled is kept as it is; only messages that follow it are
+    tokenized."""
     sampling = {stream.submit(episode.text, episode.turn_seed): episode for episode in episodes}
     while sampling:
         for response in stream.collect():
             episode = sampling.pop(response.number)
             outcome = episode.take(response, stream.spans(response))
-            observed = episode.observe(outcome.observed)
-            stop = outcome.stop or limit_reached(episode, observed)
-            if stop is not None:
+            stop = episode.observe(outcome)
+            if stop is None:
+                sampling[stream.submit(episode.text, episode.turn_seed)] = episode
+            else:
                 episode.end(stop)
-                continue
-            episode.ids += observed
-            sampling[stream.submit(episode.text, episode.turn_seed)] = episode
+
+
+def _row(data: SequenceSample, number: int, prompt: torch.Tensor, tokenizer: Any) -> dict[str, Any]:
+    """What an environment learns about a row."""
+    row = {name: values[number] for name, values in data.metadata.items()}
+    messages = row.get(MESSAGES)
+    if messages:
+        return row | {"prompt": messages[-1]["content"]}
+    return row | {"prompt": tokenizer.decode(prompt, skip_special_tokens=True)}
 
 
 def _sums(numbers: Sequence[Mapping[str, float]], group: int) -> dict[str, list[tuple[float, int]]]:

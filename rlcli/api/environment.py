@@ -17,17 +17,17 @@ describe them. A game defines `step` instead, which receives the text of each tu
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 from rlcli.api.component import register_environment
+from rlcli.api.tool_schema import Schema, check_arguments, tool_schema
 from rlcli.errors import ProjectError
 
 __all__ = [
     "Environment", "Observation", "ToolMistake", "call_tool", "has_score", "is_game",
-    "is_tool", "register_environment", "tools_of",
+    "is_tool", "register_environment", "schemas_of", "tools_of",
 ]  # fmt: skip
 
 CONTRACT = ("reset", "step", "score", "close")
@@ -60,10 +60,11 @@ class Environment:
     REWARDS: ClassVar[tuple[float, float] | None] = None
     """The lowest and the highest reward of an episode; None: anything finite."""
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
+    def reset(self, row: Mapping[str, Any], seed: int) -> str | list[Mapping[str, Any]] | None:
         """Begin the episode of a row, whose fields are the sample's metadata (`answer`) and its
-        `prompt` as a text. Everything random comes from the seed. Returns what follows the row's
-        prompt before the first turn, if anything does."""
+        `prompt` as a text. Everything random comes from the seed. Returns what the episode begins
+        with instead of the row's prompt, if anything: the text of the user's message or, for models
+        with a chat template, messages."""
         return None
 
     def step(self, action: str) -> Observation:
@@ -113,34 +114,26 @@ def tools_of(environment: type[Environment]) -> tuple[str, ...]:
     return names
 
 
+def schemas_of(environment: type[Environment]) -> dict[str, Schema]:
+    """The JSON schemas of an environment's tools. Raises ProjectError for a tool whose type hints
+    JSON cannot express."""
+    try:
+        return {name: tool_schema(getattr(environment, name)) for name in tools_of(environment)}
+    except ValueError as error:
+        where = inspect.getsourcefile(environment)
+        raise ProjectError(f"{environment.__name__}: {error}", where=where) from error
+
+
 def call_tool(environment: Environment, name: str, arguments: Mapping[str, Any]) -> str:
     """What a tool returns, as a text. Raises ToolMistake if there is no such tool, if the arguments
     do not fit its type hints, or if it raises an exception."""
-    tools = tools_of(type(environment))
-    if name not in tools:
-        raise ToolMistake(f"there is no tool {name!r}; the tools are {', '.join(tools)}")
-    tool = getattr(environment, name)
-    checked = _checked(tool, name, arguments)
+    schemas = schemas_of(type(environment))
+    if name not in schemas:
+        raise ToolMistake(f"there is no tool {name!r}; the tools are {', '.join(schemas)}")
+    problems = check_arguments(schemas[name], arguments)
+    if problems:
+        raise ToolMistake(f"{name}: {'; '.join(problems)}")
     try:
-        return str(tool(**checked))
+        return str(getattr(environment, name)(**arguments))
     except (Exception, SystemExit) as error:
         raise ToolMistake(f"{type(error).__name__}: {error}") from error
-
-
-def _checked(tool: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as the tool's type hints want them. Raises ToolMistake."""
-    from pydantic import ConfigDict, ValidationError, create_model
-
-    hints = get_type_hints(tool)
-    fields: dict[str, Any] = {}
-    for parameter in inspect.signature(tool).parameters.values():
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    model = create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **fields)
-    try:
-        checked = model.model_validate_json(json.dumps(dict(arguments)))
-    except (ValidationError, ValueError, RecursionError) as error:
-        details = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-        faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in details]
-        raise ToolMistake(f"{name}: {'; '.join(faults) or error}") from error
-    return {field: getattr(checked, field) for field in fields}

@@ -45,6 +45,9 @@ CHOSEN = "chosen"
 
 SOURCE = "source"
 """Metadata of a sample: which dataset it comes from, if the run's dataset combines several."""
+MESSAGES = "messages"
+"""Metadata of a sample: its prompt as messages, where a chat template has written it. Tools can
+then be added to it, and further turns."""
 ATTEMPT = "attempt"
 """Metadata of a sample: how many times it was started before.
 Every attempt has its own responses."""

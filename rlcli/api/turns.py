@@ -40,6 +40,11 @@ class TokenRow:
     turns: list[Span] = field(default_factory=list)
     """[start, end) of what was sampled, in tokens, in order."""
 
+    def append_turn(self, ids: Sequence[int]) -> None:
+        """A turn as it was sampled."""
+        self.turns.append((len(self.ids), len(self.ids) + len(ids)))
+        self.ids.extend(ids)
+
 
 @dataclass(frozen=True)
 class Extension:
@@ -93,9 +98,7 @@ class Conversation:
         without that token, with the names of other special tokens."""
         if self._turn is not None:
             raise ValueError("two turns without a message between them")
-        row = self.rows[-1]
-        row.turns.append((len(row.ids), len(row.ids) + len(ids)))
-        row.ids.extend(ids)
+        self.rows[-1].append_turn(ids)
         ends = self._ends(ids)
         self._turn = self._decoded(ids[:-1] if ends else ids)
         self._text += self._turn + (self._name_of(ids[-1]) if ends else "")
@@ -192,7 +195,8 @@ class Conversation:
         return ModelError(
             f"the chat template of {name_of(self._tokenizer)} rewrites earlier turns: what the "
             f"model saw and wrote reads {before!r}, and {after!r} in the conversation that follows",
-            hint="set on_rewrite: fork, which begins another row there",
+            hint="use a template that keeps earlier turns, or set on_rewrite: cut, which ends "
+            "episodes there",
             code="F32",
         )
 

@@ -9,6 +9,7 @@ from rlcli.api.environment import (
     call_tool,
     has_score,
     is_game,
+    schemas_of,
     tools_of,
 )
 from rlcli.errors import ProjectError
@@ -65,6 +66,22 @@ def test_an_environment_with_step_and_tools_is_refused():
         tools_of(Both)
 
 
+def test_tools_have_the_schemas_of_their_type_hints():
+    schema = schemas_of(Workshop)["add"]["function"]
+    assert (schema["name"], schema["description"]) == ("add", "Add two numbers.")
+    assert schema["parameters"]["required"] == ["a"]
+
+
+def test_a_tool_whose_arguments_json_cannot_express_is_refused():
+    class Odd(Environment):
+        def dig(self, where: complex) -> str:
+            """Dig."""
+            return ""
+
+    with pytest.raises(ProjectError, match="Odd: dig: where has the type"):
+        schemas_of(Odd)
+
+
 def test_a_tool_returns_a_text():
     assert call_tool(Workshop(), "add", {"a": 2, "b": 3}) == "5"
     assert call_tool(Workshop(), "add", {"a": 2}) == "3"
@@ -78,11 +95,11 @@ def test_a_tool_returns_a_text():
         ("_hidden", {}, "there is no tool '_hidden'"),
         ("reset", {}, "there is no tool 'reset'"),
         ("__class__", {}, "there is no tool '__class__'"),
-        ("add", {}, "add: a: Field required"),
-        ("add", {"a": "2"}, "add: a: Input should be a valid integer"),
-        ("add", {"a": True}, "add: a: Input should be a valid integer"),
-        ("add", {"a": 1, "c": 2}, "add: c: Extra inputs are not permitted"),
-        ("count", {"words": [1]}, "count: words.0: Input should be a valid string"),
+        ("add", {}, "add: a is missing"),
+        ("add", {"a": "2"}, 'add: a is "2"; it must be integer'),
+        ("add", {"a": True}, "add: a is true; it must be integer"),
+        ("add", {"a": 1, "c": 2}, 'add: "c" is not an argument; the arguments are: a, b'),
+        ("count", {"words": [1]}, "count: words[0] is 1; it must be string"),
         ("fail", {}, "ZeroDivisionError: division by zero"),
         ("leave", {}, "SystemExit: 3"),
     ],

@@ -276,7 +276,7 @@ def test_results_of_tools_do_not_move_the_tools():
 def test_a_conversation_that_would_fork_is_refused_if_the_key_says_so():
     with pytest.raises(ModelError, match="rewrites earlier turns") as refusal:
         conversation_of(WITHOUT_EARLIER_THOUGHTS, "<think>hm</think>46", on_rewrite="refuse")
-    assert "on_rewrite: fork" in str(refusal.value)
+    assert "on_rewrite: cut" in str(refusal.value)
     assert "<think>hm</think>46" in str(refusal.value)
     assert conversation_of(WITHOUT_EARLIER_THOUGHTS, "46", on_rewrite="refuse")[1].forks == 0
 

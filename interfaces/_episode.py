@@ -119,7 +119,7 @@ class Episode:
         if is_game(type(self.environment)):
             outcome = self._step(self._words(response))
         else:
-            outcome = self._called(text, response.ended)
+            outcome = self._call_tools(text, response.ended)
         self.turns.append(SampledTurn(response, spans, outcome.reward))
         self.calls += outcome.calls
         self.mistakes += outcome.mistakes
@@ -189,7 +189,7 @@ class Episode:
     def _words(self, response: FinishedResponse) -> str:
         return str(self.rules.tokenizer.decode(response.tokens, skip_special_tokens=True))
 
-    def _called(self, text: str, ended: bool) -> Outcome:
+    def _call_tools(self, text: str, ended: bool) -> Outcome:
         """Make the calls in a turn. `ended`: whether it was not cut off."""
         parsed = self.rules.tool_format.parse(text)
         if not parsed.calls and not parsed.problems:
@@ -236,9 +236,9 @@ def opened(
     """Reset the environment for a row: the conversation before the first turn. It begins with the
     row's prompt, whose tokens are `prompt`, unless the environment returns another."""
     beginning: Any = environment.reset(row, seed)
-    if not isinstance(beginning, str | list | None):
+    if not (isinstance(beginning, str | None) or _are_messages(beginning)):
         kind = type(beginning).__name__
-        raise _fault(environment, f"reset() returned {kind}, neither a text nor messages")
+        raise _fault(environment, f"reset() returned a {kind}, neither a text nor messages")
     if template_of(rules.tokenizer) is None:
         return _without_template(environment, rules, prompt, beginning)
     messages: Any = beginning or row.get(MESSAGES)
@@ -250,12 +250,20 @@ def opened(
             f"{name_of(rules.tokenizer)} could write with the tools",
             hint="use a dataset of prompts with chat: auto, or return messages from reset()",
         )
-    return Conversation(rules.tokenizer, messages, rules.tool_format.tools, rules.on_rewrite)
+    tools = rules.tool_format.tools or None
+    return Conversation(rules.tokenizer, messages, tools, rules.on_rewrite)
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value
+    )
 
 
 def _without_template(
     environment: Environment, rules: Rules, prompt: Sequence[int], beginning: Any
 ) -> PlainTurns:
+    """The same for a tokenizer without a chat template."""
     if isinstance(beginning, list):
         fault = f"reset() returned messages, but {name_of(rules.tokenizer)} has no chat template"
         raise _fault(environment, fault)

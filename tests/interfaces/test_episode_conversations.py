@@ -68,7 +68,8 @@ class Scripted:
 
 def played(texts, template=HERMES, environment="calculator", messages=QUESTION, **settings):
     """What episodes give in which the policy says this; and the script."""
-    tokenizer = byte_level(template)
+    tokenizer = byte_level(template or HERMES)
+    tokenizer.chat_template = template
     model = tiny_model(tokenizer)
     script = Script(tokenizer, texts, "<|im_end|>")
     model.module = Scripted(script)
@@ -218,9 +219,16 @@ def test_a_reset_may_return_messages(begins_with):
     )
 
 
-def test_a_reset_that_returns_neither_text_nor_messages_is_at_fault(begins_with):
-    with pytest.raises(ProjectError, match="reset\\(\\) returned int, neither"):
-        played(["so"], environment=begins_with("zz_number", "4"))
+@pytest.mark.parametrize(("beginning", "kind"), [("4", "int"), ("['go']", "list")])
+def test_a_reset_that_returns_neither_text_nor_messages_is_at_fault(begins_with, beginning, kind):
+    with pytest.raises(ProjectError, match=f"a {kind}, neither a text nor messages"):
+        played(["so"], environment=begins_with(f"zz_{kind}", beginning))
+
+
+def test_messages_need_a_template(begins_with):
+    environment = begins_with("zz_plain", [{"role": "user", "content": "go"}])
+    with pytest.raises(ProjectError, match="has no chat template"):
+        played(["so"], template=None, environment=environment)
 
 
 def test_rows_without_messages_are_refused():

@@ -80,6 +80,14 @@ def actor_generates(device, folder):
     )
 
 
+def plays_games(device, folder):
+    args = {"responses_per_prompt": 2, "max_new_tokens": 16}
+    limits = {"max_turns": 2, "turn_tokens": 4, "scored": True, "turn_rewards": True}
+    game = interface("episodes", environment="guess", generation=args, **limits)
+    model, asked = role(device, backend="inference"), prompts().to(device)
+    return data_of(call_interface(game, "generate", model, asked, CUT))
+
+
 def classifier_rewards(device, folder):
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
@@ -167,12 +175,13 @@ def interfaces_pretend(device, folder):
     """Mocks, which answer for an engine that is not there."""
     given, made = rollout(device), []
     model = Model("actor", None, TinyTokenizer(), device, seed=3)
-    for kind, call in (
-        ("ppo_actor", "generate"),
-        ("ppo_actor", "inference"),
-        ("ppo_critic", "inference"),
+    for kind, call, args in (
+        ("ppo_actor", "generate", {}),
+        ("ppo_actor", "inference", {}),
+        ("ppo_critic", "inference", {}),
+        ("episodes", "generate", {"environment": "guess", "scored": True, "turn_rewards": True}),
     ):
-        made.append(data_of(interface(kind).mock(call, model, given)))
+        made.append(data_of(interface(kind, **args).mock(call, model, given)))
     return made
 
 
@@ -240,6 +249,7 @@ INTERFACES = {
     "reference, kept": reference_keeps_what_it_computes,
     "values": infers_by("ppo_critic", head="value"),
     "responses": actor_generates,
+    "games": plays_games,
     "classifier": classifier_rewards,
     "rule": rule_rewards,
     "best of n": trains_by("best_of_n"),

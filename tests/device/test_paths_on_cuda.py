@@ -103,6 +103,7 @@ NOT_HERE = {
         "names devices to servers of its own, which no pretend device can run"
     ),
     "backends/_product_speed.py": "measures the speed of the host",
+    "backends/_generation_copy.py _linear": "multiplies with weights in an order of the host",
     "backends/_server_experts.py": "is on the host",
     "backends/_vllm_dialect.py _unsuitable": "reads what a server says of its device",
     "backends/_server_response.py": "is on the host",

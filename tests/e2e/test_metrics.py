@@ -142,6 +142,7 @@ def recipes(judge):
             "models.teacher.path=null",
             "models.teacher.init=actor",
         ),
+        "episodes": ("grpo_guess", *SMALL, *EVALUATED),
         "best_of_n": (
             "best_of_n_math",
             *SMALL,

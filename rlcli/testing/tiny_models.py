@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -103,9 +102,6 @@ class TinyTokenizer:
 
     def __len__(self) -> int:
         return VOCABULARY
-
-    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> SimpleNamespace:
-        return SimpleNamespace(input_ids=[self.encode(text) for text in texts])
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return [(ord(letter) - FIRST_LETTER) % VOCABULARY for letter in text]

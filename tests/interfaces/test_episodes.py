@@ -202,6 +202,9 @@ class Speaker(TinyTokenizer):
 
     says = ""
 
+    def __call__(self, texts, add_special_tokens=True):
+        return SimpleNamespace(input_ids=[self.encode(text) for text in texts])
+
     def decode(self, ids, skip_special_tokens=False):
         return self.says
 

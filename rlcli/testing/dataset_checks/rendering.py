@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import pytest
 
+from rlcli.api.data import SequenceSample
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.dataset_checks.first_rows import reader
 from rlcli.testing.dataset_checks.samples import SYSTEM, sequences_of
@@ -65,17 +66,7 @@ class RenderingChecks(Contract):
     def test_conversations_are_rendered_as_by_transformers(self, trial: Trial) -> None:
         """a conversation has the tokens that transformers gives its messages"""
         chat = byte_tokenizer(chat=True)
-        conversations = [_conversation_of(row) for row in trial.rows]
-        if not any(conversations):
-            pytest.skip("its rows are no conversations")
-        dataset = trial.demand(tokenizer=chat)
-        if len(dataset) != len(trial.rows):
-            pytest.skip("has no sample for each row")
-        for index, (conversation, sample) in enumerate(
-            zip(conversations, read(dataset), strict=False)
-        ):
-            if conversation is None:
-                continue
+        for index, conversation, sample in _conversations(trial, chat):
             expected = [chat.decode(tokens) for tokens in _renderings(chat, conversation)]
             texts = [chat.decode(tokens) for tokens, _ in sequences_of(sample)]
             if texts and not set(texts) & set(expected):
@@ -85,14 +76,8 @@ class RenderingChecks(Contract):
     def test_only_responses_are_trained_on(self, trial: Trial) -> None:
         """of a conversation, whole messages of the assistant are trained on, and nothing else"""
         chat = byte_tokenizer(chat=True)
-        conversations = [_conversation_of(row) for row in trial.rows]
-        if not any(conversations):
-            pytest.skip("its rows are no conversations")
-        dataset = trial.demand(tokenizer=chat)
-        for index, (conversation, sample) in enumerate(
-            zip(conversations, read(dataset), strict=False)
-        ):
-            responses = _texts_of_responses(chat, conversation) if conversation else []
+        for index, conversation, sample in _conversations(trial, chat):
+            responses = _texts_of_responses(chat, conversation)
             for tokens, trained in sequences_of(sample):
                 texts = [
                     chat.decode(run, skip_special_tokens=True) for run in _runs(tokens, trained)
@@ -103,8 +88,24 @@ class RenderingChecks(Contract):
                         f"row {index}: {foreign[0]!r:.60} is trained on, which is not a message of "
                         "the assistant",
                         "train on the content of the assistant's messages and their EOS alone",
-                        place_of(reader(dataset)),
+                        place_of(reader(trial.demand())),
                     )
+
+
+def _conversations(
+    trial: Trial, tokenizer: Any
+) -> Iterator[tuple[int, RenderedConversation, SequenceSample]]:
+    """The number of each row that holds a conversation, what it holds, and its sample; skips the
+    check if there are none."""
+    conversations = [_conversation_of(row) for row in trial.rows]
+    if not any(conversations):
+        pytest.skip("its rows are no conversations")
+    dataset = trial.demand(tokenizer=tokenizer)
+    if len(dataset) != len(trial.rows):
+        pytest.skip("has no sample for each row")
+    for index, (conversation, sample) in enumerate(zip(conversations, read(dataset), strict=False)):
+        if conversation is not None:
+            yield index, conversation, sample
 
 
 def _unlike_transformers(fault: str, expected: str, trial: Trial) -> Violation:

@@ -51,7 +51,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True, False),
     "scale_attn_by_inverse_layer_idx": (True, False),
 }
-"""Key of a configuration → values beside the usual one."""
+"""Key of a configuration → values besides the usual one."""
 DISPENSABLE = (
     "hidden_act", "activation_function", "rms_norm_eps", "layer_norm_epsilon", "rope_theta",
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "sliding_window",

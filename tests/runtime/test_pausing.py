@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,11 +66,19 @@ class Role:
         self.engine.open = lambda *args: watched(opened(*args), passes)
         with ThreadPoolExecutor(1) as lane:
             responding = lane.submit(self.respond)
+            responding.add_done_callback(lambda _: passes.release(updates * PASSES))
             for _ in range(updates):
                 for _ in range(PASSES):
                     passes.acquire()
                 self.update()
             return responding.result()
+
+
+class ReadingTokenizer(TinyTokenizer):
+    """A tokenizer that also reads several texts at once."""
+
+    def __call__(self, texts, add_special_tokens=True):
+        return SimpleNamespace(input_ids=[self.encode(text) for text in texts])
 
 
 def watched(stream, passes):
@@ -122,6 +131,7 @@ def check_segments(role, text, prompt, logprobs, spans):
 
 def test_turns_of_episodes_are_of_the_versions_that_sampled_them():
     role = Role(max_segments=9)
+    role.model.tokenizer = ReadingTokenizer()
     generation = replace(LONG, max_new_tokens=90, min_new_tokens=20)
     episodes = EpisodesInterface(
         environment="guess", max_turns=3, turn_tokens=20, generation=generation

@@ -16,7 +16,7 @@ VLLM_LIST := tests/servers/vllm-requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-slurm test-gpu test-flash-attn test-pythons check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,15 @@ test-gpu: $(TEST_STAMP) ## run engines, attention, ranks, memory and time on the
 	  echo "nvidia-smi answers, but this torch cannot use the GPU; remove .venv and run make setup" >&2; exit 1; \
 	fi
 	$(BIN)/python -m pytest tests/gpu -m gpu $(ARGS)
+
+# Not part of `make test`: Chromium is a package of the system, which root installs.
+test-browser: export RLCLI_TEST_BROWSER = 1
+test-browser: $(TEST_STAMP) ## look at the page of `rlcli report` in Chromium, without a window
+	@if tests/browser/install $(BIN)/python; then \
+	  $(BIN)/python -m pytest tests/browser $(ARGS); \
+	else \
+	  echo "!!! Chromium could not be installed here: NO PAGE WAS OPENED IN A BROWSER" >&2; \
+	fi
 
 # Not part of `make test`: it downloads the newest source distributions, without building them. `make test` compares our
 # call with those that were recorded (ARGS=--record records again).

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.errors import ResourceError, UsageError
-from rlcli.observe.run_search import NoSuchRun, find_run
+from rlcli.observe.run_search import NoSuchRun, find_run, find_runs, folder_of_runs
 
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
@@ -52,6 +52,12 @@ RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder or name, or a recipe: its newest run.")
 ]
 RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of all runs.")]
+
+
+def runs_named(word: str, runs: Path) -> list[Path]:
+    """The run that a word names, or all runs of a folder. Raises ResourceError F72."""
+    several = folder_of_runs(word, runs)
+    return sorted(find_runs(several)) if several is not None else [find_run(word, runs)]
 
 
 def runs_and_metrics(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
+from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics, runs_named
 from rlcli.cli.output import print_json, print_table, print_text, wrapped
 from rlcli.cli.plot import print_charts, usual_metrics, write_picture
-from rlcli.observe.run_search import RUNS, find_run, find_runs, folder_of_runs
+from rlcli.observe.run_search import RUNS
 from rlcli.observe.series import short
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def compare(
     """
     from rlcli.observe.group_comparison import as_document, group_chart, groups_of
 
-    folders, metrics = runs_and_metrics(words, lambda word: _runs_of(word, runs))
+    folders, metrics = runs_and_metrics(words, lambda word: runs_named(word, runs))
     groups = groups_of(folders)
     chosen = metrics or usual_metrics([records for group in groups for records in group.records])
     charts = [group_chart(metric, groups) for metric in chosen]
@@ -111,9 +111,3 @@ def _text(result: Result | None) -> str:
     if result is None:
         return "-"
     return short(result.mean) + (f" ±{result.spread:.2g}" if result.spread is not None else "")
-
-
-def _runs_of(word: str, runs: Path) -> list[Path]:
-    """The run that a word names, or all runs of a folder."""
-    several = folder_of_runs(word, runs)
-    return sorted(find_runs(several)) if several is not None else [find_run(word, runs)]

@@ -58,6 +58,7 @@ VERBS = {
         "samples": "Show prompts, responses and rewards of a run",
         "compare": "Compare the results of runs, over their seeds",
         "plot": "Draw metrics of runs, in the terminal or as a picture",
+        "report": "Write a page about runs, for a browser",
     },
     "Recipes": {
         "validate": "Check a recipe and report every problem",

@@ -1,0 +1,140 @@
+"""What a page says about runs, as one JSON document."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlcli import __version__
+from rlcli.api.metrics import metric_for
+from rlcli.files import known_object
+from rlcli.observe.group_comparison import RunGroup, groups_of
+from rlcli.observe.page.curves import curves_of, usual_curves
+from rlcli.observe.report import before_and_after
+from rlcli.observe.run_comparison import Recorded, read_run
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_overview import read_overview
+from rlcli.observe.samples import iterate_samples
+from rlcli.observe.series import series
+from rlcli.recipe.introspection.fields import yaml_word
+from rlcli.recipe.introspection.metrics import all_metrics
+from rlcli.recipe.parsing.tree import dotted, is_default
+
+Document = dict[str, Any]
+
+FACTS = ("rlcli", "rlcli_git", "git", "python", "platform", "cpus", "packages")
+"""What is said of environment.json. The rest names folders and computers, which concern nobody to
+whom the page is sent."""
+
+
+def contents(runs: Sequence[Path]) -> Document:
+    """The document about some runs, those that differ in their seed as one group. Raises
+    ResourceError F72, DataError F31."""
+    groups = groups_of(runs)
+    first_runs = [read_run(group.runs[0]) for group in groups]
+    curves = curves_of(groups)
+    return {
+        "title": ", ".join(dict.fromkeys(run.name for run in first_runs)),
+        "rlcli": __version__,
+        "written": datetime.now(UTC).isoformat(timespec="minutes"),
+        "groups": [_group(group, run) for group, run in zip(groups, first_runs, strict=True)],
+        "curves": curves,
+        "usual": usual_curves(list(curves)),
+        "meanings": _meanings(curves),
+        "differences": _differences(first_runs),
+        "samples": [sample for n, group in enumerate(groups) for sample in _samples(n, group)],
+    }
+
+
+def _group(group: RunGroup, run: Recorded) -> Document:
+    """What is said about a group; the recipe and the environment are those of its first run."""
+    environment = {
+        name: str(value)
+        for name, value in run.environment.items()
+        if name.partition(".")[0] in FACTS and value is not None
+    }
+    peak = known_object(run.path / "memory.json").get("bytes")
+    return {
+        "label": group.label,
+        "runs": [
+            _run(path, records) for path, records in zip(group.runs, group.records, strict=True)
+        ],
+        "results": [asdict(row) for row in before_and_after(group.records[0])],
+        "recipe": list(_settings(run)),
+        "command": _command(run.environment.get("command")),
+        "environment": environment,
+        "planned_memory": peak if isinstance(peak, int) else None,
+    }
+
+
+def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:
+    """How far a run is, and what happened to it."""
+    overview = read_overview(path)
+    assert overview is not None
+    resumes = RunDirectory.open(path).read_resumes()
+    return {
+        "name": "/".join(path.parts[-2:]),
+        "state": overview.state,
+        "step": overview.step,
+        "steps": overview.steps,
+        "started": overview.started,
+        "seconds": sum(sum(series(records, key)[1]) for key in ("time/step", "time/eval")),
+        "message": overview.message,
+        "resumed_after": [entry.get("step") for entry in resumes],
+    }
+
+
+def _command(words: Any) -> str:
+    """The command that started a run, by the names of its programs and files."""
+    if not isinstance(words, list) or not words:
+        return ""
+    program, *arguments = map(str, words)
+    return shlex.join([Path(program).name, *arguments])
+
+
+def _settings(run: Recorded) -> Iterator[list[str]]:
+    """Key, value and origin of each setting."""
+    for path, value in run.values.of.items():
+        origin = run.values.origin(path) or ""
+        yield [dotted(path), yaml_word(value), origin if is_default(origin) else _short(origin)]
+
+
+def _short(origin: str) -> str:
+    """`ppo_math.yaml:3:1` without the folders around it."""
+    return "/".join(Path(origin).parts[-2:]) if origin.startswith("/") else origin
+
+
+def _differences(runs: Sequence[Recorded]) -> list[Document]:
+    """The settings in which the recipes differ, with their value in each; None where it has
+    none."""
+    keys = dict.fromkeys(key for run in runs for key in run.values.of)
+    values = {key: [_word(run, key) for run in runs] for key in keys}
+    return [
+        {"key": dotted(key), "values": words}
+        for key, words in values.items()
+        if len(set(words)) > 1
+    ]
+
+
+def _word(run: Recorded, key: Any) -> str | None:
+    return yaml_word(run.values.of[key]) if key in run.values.of else None
+
+
+def _meanings(names: Sequence[str]) -> dict[str, str]:
+    """Metric → its unit and meaning, where they are declared."""
+    declared = {metric.name: f"{metric.meaning} ({metric.unit})" for metric in all_metrics()}
+    patterns = {name: metric_for(name, declared) for name in names}
+    return {name: declared[pattern] for name, pattern in patterns.items() if pattern is not None}
+
+
+def _samples(number: int, group: RunGroup) -> Iterator[Document]:
+    """The samples of a group's runs, without the fields that they do not have."""
+    for run, folder in enumerate(group.runs):
+        file = folder / "samples.jsonl"
+        for sample in iterate_samples(file) if file.is_file() else ():
+            fields = {name: value for name, value in asdict(sample).items() if value is not None}
+            yield {"group": number, "run": run, **fields}

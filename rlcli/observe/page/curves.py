@@ -1,0 +1,69 @@
+"""The curves of a page: each metric of each group of runs, with few enough points to be drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from rlcli.observe.charts import ChartLine, mean_of
+from rlcli.observe.group_comparison import RunGroup
+from rlcli.observe.plot import HEADINGS
+from rlcli.observe.series import find_key, series
+
+MOST_POINTS = 1_000
+"""Points of a line; those of longer ones are means of neighbouring steps."""
+DIGITS = 6
+"""Significant digits of a value."""
+EVALUATED = {
+    "eval/accuracy": "Accuracy on held-out problems",
+    "eval/reward": "Reward on held-out problems",
+    "eval/loss": "Loss on held-out data",
+}
+
+Columns = list[list[Any]]
+"""Steps, values and, for a group of several runs, standard deviations."""
+
+
+def curves_of(groups: Sequence[RunGroup]) -> dict[str, list[Columns | None]]:
+    """Metric → its columns for each group; None for a group that does not have it."""
+    runs = [records for group in groups for records in group.records]
+    names = dict.fromkeys(name for records in runs for record in records for name in record)
+    curves = {name: [_columns(group, name) for group in groups] for name in names if name != "step"}
+    return {name: of_groups for name, of_groups in curves.items() if any(of_groups)}
+
+
+def usual_curves(names: Sequence[str]) -> dict[str, str]:
+    """Those that are shown first: metric → heading."""
+    in_training = {find_key(names, curve): heading for curve, heading in HEADINGS.items()}
+    headings = {find_key(names, "reward"): "Reward", **EVALUATED, **in_training}
+    return {name: heading for name, heading in headings.items() if name in names}
+
+
+def _columns(group: RunGroup, metric: str) -> Columns | None:
+    """The mean of the runs of a group that have the metric."""
+    lines = [ChartLine("", *series(records, metric)) for records in group.records]
+    lines = [line for line in lines if line.values]
+    if not lines:
+        return None
+    line = mean_of(group.label, lines)
+    columns = [line.steps, line.values, *([line.spread] if line.spread is not None else [])]
+    return [[_rounded(number) for number in thinned(column)] for column in columns]
+
+
+def thinned(column: Sequence[float], most: int = MOST_POINTS) -> Sequence[float]:
+    """A column of at most so many numbers, means of neighbours. The first and the last stay."""
+    if len(column) <= most:
+        return column
+    inner = column[1:-1]
+    edges = [index * len(inner) // (most - 2) for index in range(most - 1)]
+    means = [sum(inner[start:end]) / (end - start) for start, end in pairwise(edges)]
+    return [column[0], *means, column[-1]]
+
+
+def _rounded(number: float) -> float:
+    """With as many digits as can be told apart in a chart."""
+    if number == round(number):
+        return int(number)
+    return round(number, DIGITS - 1 - math.floor(math.log10(abs(number))))

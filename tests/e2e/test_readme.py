@@ -16,7 +16,7 @@ TASKS = (
     "evaluation",
 )  # fmt: skip
 PAGES = [HOME / "README.md", *(HOME / "docs" / f"{task}.md" for task in TASKS)]
-DOCUMENTS = sorted({*PAGES, *(HOME / "docs").glob("*.md")})
+DOCUMENTS = sorted({*PAGES, HOME / "ARCHITECTURE.md", *(HOME / "docs").rglob("*.md")})
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
@@ -57,9 +57,7 @@ def test_the_readme_leads_to_every_page_by_task():
     assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in readme] == []
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, *(HOME / "docs").glob("*.md")], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#]+)", page.read_text())
     files = [link for link in links if "://" not in link]

@@ -79,7 +79,7 @@ def of_recipe(path: Path) -> Iterator[Sentence]:
 
 def all_sentences() -> Iterator[Sentence]:
     """Every sentence of the repository, document by document."""
-    for name in (*DOCUMENTS, *sorted(str(p.relative_to(HOME)) for p in HOME.glob("docs/*.md"))):
+    for name in (*DOCUMENTS, *sorted(str(p.relative_to(HOME)) for p in HOME.glob("docs/**/*.md"))):
         yield from of_document(HOME / name)
     for path in sorted(HOME.glob("recipes/**/*.yaml")):
         yield from of_recipe(path)

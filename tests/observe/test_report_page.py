@@ -71,7 +71,7 @@ def test_runs_that_differ_in_their_seed_share_a_curve_with_its_spread(tmp_path):
     steps, means, spread = document["curves"]["actor/reward"][0]
     assert (steps, means) == ([1, 2, 3, 4], [2, 4, 6, 8])
     assert spread == pytest.approx([2**0.5, 2 * 2**0.5, 3 * 2**0.5, 4 * 2**0.5], rel=1e-5)
-    assert {"key": "ppo.kl_ctl", "values": ["0.1", "0.2"]} in document["differences"]
+    assert {"key": "ppo.kl_ctl", "set_to": ["0.1", "0.2"]} in document["differences"]
 
 
 def test_a_long_curve_is_thinned_to_means_between_its_ends():

@@ -36,39 +36,40 @@ def contents(runs: Sequence[Path]) -> Document:
     ResourceError F72, DataError F31."""
     groups = groups_of(runs)
     first_runs = [read_run(group.runs[0]) for group in groups]
+    names = dict.fromkeys(run.name for run in first_runs)
     curves = curves_of(groups)
     return {
-        "title": ", ".join(dict.fromkeys(run.name for run in first_runs)),
+        "title": ", ".join(names),
         "rlcli": __version__,
         "written": datetime.now(UTC).isoformat(timespec="minutes"),
-        "groups": [_group(group, run) for group, run in zip(groups, first_runs, strict=True)],
+        "groups": list(map(_group, groups, first_runs)),
         "curves": curves,
         "usual": usual_curves(list(curves)),
-        "meanings": _meanings(curves),
+        "meanings": _meanings(list(curves)),
         "differences": _differences(first_runs),
-        "samples": [sample for n, group in enumerate(groups) for sample in _samples(n, group)],
+        "samples": list(_samples(groups)),
     }
 
 
 def _group(group: RunGroup, run: Recorded) -> Document:
     """What is said about a group; the recipe and the environment are those of its first run."""
-    environment = {
-        name: str(value)
-        for name, value in run.environment.items()
-        if name.partition(".")[0] in FACTS and value is not None
-    }
     peak = known_object(run.path / "memory.json").get("bytes")
+    results = map(asdict, before_and_after(group.records[0]))
     return {
         "label": group.label,
-        "runs": [
-            _run(path, records) for path, records in zip(group.runs, group.records, strict=True)
-        ],
-        "results": [asdict(row) for row in before_and_after(group.records[0])],
+        "runs": list(map(_run, group.runs, group.records)),
+        "results": list(results),
         "recipe": list(_settings(run)),
         "command": _command(run.environment.get("command")),
-        "environment": environment,
+        "environment": dict(_environment(run)),
         "planned_memory": peak if isinstance(peak, int) else None,
     }
+
+
+def _environment(run: Recorded) -> Iterator[tuple[str, str]]:
+    for name, value in run.environment.items():
+        if name.partition(".")[0] in FACTS and value is not None:
+            yield name, str(value)
 
 
 def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:
@@ -76,13 +77,14 @@ def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:
     overview = read_overview(path)
     assert overview is not None
     resumes = RunDirectory.open(path).read_resumes()
+    timed = (series(records, key)[1] for key in ("time/step", "time/eval"))
     return {
         "name": "/".join(path.parts[-2:]),
         "state": overview.state,
         "step": overview.step,
         "steps": overview.steps,
         "started": overview.started,
-        "seconds": sum(sum(series(records, key)[1]) for key in ("time/step", "time/eval")),
+        "seconds": sum(map(sum, timed)),
         "message": overview.message,
         "resumed_after": [entry.get("step") for entry in resumes],
     }
@@ -112,12 +114,8 @@ def _differences(runs: Sequence[Recorded]) -> list[Document]:
     """The settings in which the recipes differ, with their value in each; None where it has
     none."""
     keys = dict.fromkeys(key for run in runs for key in run.values.of)
-    values = {key: [_word(run, key) for run in runs] for key in keys}
-    return [
-        {"key": dotted(key), "values": words}
-        for key, words in values.items()
-        if len(set(words)) > 1
-    ]
+    settings = {dotted(key): [_word(run, key) for run in runs] for key in keys}
+    return [{"key": key, "set_to": words} for key, words in settings.items() if len(set(words)) > 1]
 
 
 def _word(run: Recorded, key: Any) -> str | None:
@@ -131,10 +129,14 @@ def _meanings(names: Sequence[str]) -> dict[str, str]:
     return {name: declared[pattern] for name, pattern in patterns.items() if pattern is not None}
 
 
-def _samples(number: int, group: RunGroup) -> Iterator[Document]:
-    """The samples of a group's runs, without the fields that they do not have."""
-    for run, folder in enumerate(group.runs):
-        file = folder / "samples.jsonl"
-        for sample in iterate_samples(file) if file.is_file() else ():
-            fields = {name: value for name, value in asdict(sample).items() if value is not None}
-            yield {"group": number, "run": run, **fields}
+def _samples(groups: Sequence[RunGroup]) -> Iterator[Document]:
+    """The samples of all runs, without the fields that they do not have."""
+    for group, members in enumerate(groups):
+        for run, folder in enumerate(members.runs):
+            file = folder / "samples.jsonl"
+            for sample in iterate_samples(file) if file.is_file() else ():
+                yield {"group": group, "run": run, **_present(asdict(sample))}
+
+
+def _present(fields: Mapping[str, Any]) -> Document:
+    return {name: value for name, value in fields.items() if value is not None}

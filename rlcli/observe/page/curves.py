@@ -36,9 +36,10 @@ def curves_of(groups: Sequence[RunGroup]) -> dict[str, list[Columns | None]]:
 
 def usual_curves(names: Sequence[str]) -> dict[str, str]:
     """Those that are shown first: metric → heading."""
-    in_training = {find_key(names, curve): heading for curve, heading in HEADINGS.items()}
-    headings = {find_key(names, "reward"): "Reward", **EVALUATED, **in_training}
-    return {name: heading for name, heading in headings.items() if name in names}
+    evaluated = next((name for name in EVALUATED if name in names), None)
+    headings = {find_key(names, "reward"): "Reward", evaluated: EVALUATED.get(evaluated or "", "")}
+    headings |= {find_key(names, curve): heading for curve, heading in HEADINGS.items()}
+    return {name: heading for name, heading in headings.items() if name is not None}
 
 
 def _columns(group: RunGroup, metric: str) -> Columns | None:

@@ -7,6 +7,8 @@ const COLOURS = {
   dark: ["#79b0f0", "#f0907c", "#74cf9a", "#c79be0", "#e0b050", "#7ccfd4", "#ee93bd", "#a9b4c0"],
 };
 const CHART_HEIGHT = 210;
+const CHARTS_AT_FIRST = 6;
+const WHOLE_STEPS = [0, 1, 2, 3, 4, 5, 6, 7].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const RESPONSES_PER_PAGE = 20;
 
 /** An element with attributes and children; strings become text. */
@@ -143,7 +145,7 @@ class Curves {
     this.page = page;
     this.smoothing = 0;
     this.charts = [];
-    this.shown = Object.keys(page.usual);
+    this.shown = Object.keys(page.usual).slice(0, CHARTS_AT_FIRST);
     this.grid = element("div", { class: "charts" });
     this.key = element("div", { class: "key" });
     document.addEventListener("theme", () => this.draw());
@@ -194,7 +196,7 @@ class Curves {
     const options = {
       width: this.width(box), height: CHART_HEIGHT, series, bands,
       scales: { x: { time: false } },
-      axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: (_, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, size: 28, incrs: WHOLE_STEPS }, { ...axis, size: 52, values: (_, ticks) => ticks.map(short) }],
       cursor: { sync: { key: "steps" } },
     };
     return new uPlot(options, data, box);
@@ -428,7 +430,7 @@ class Recipe {
   changed() {
     if (this.groups.length < 2) return null;
     return table(["what differs", ...this.groups.map((group) => group.label)],
-      this.differences.map(({ key, values }) => [key, ...values.map((value) => value ?? "–")]));
+      this.differences.map(({ key, set_to }) => [key, ...set_to.map((value) => value ?? "–")]));
   }
 
   controls() {

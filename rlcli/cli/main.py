@@ -83,6 +83,7 @@ VERBS = {
         "chat": "Chat with a model",
         "ckpt": "List, verify, prune and show the checkpoints of a run",
         "convert": "Convert models to Hugging Face's format, and back",
+        "push": "Upload a model of a run to the Hub, with a model card",
     },
     "System": {
         "doctor": "Check the installation and the machine",
@@ -92,7 +93,7 @@ VERBS = {
 """Group → verb → description. `rlcli/cli/<verb>.py` has a function with the verb's name (or a Typer
 with several commands), and is imported when the verb is used."""
 
-LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
+LASTING = (*VERBS["Train"], "test", "convert", "push", "eval", "generate", "chat")
 """Verbs that may run for a long time, during which garbage is collected."""
 
 QUIET = ("train", "resume", "validate")

@@ -27,6 +27,8 @@ class TrainedModel:
     """For display: the name that was given, and the step if it is from a run."""
     run: Path | None = None
     """The run that it was trained in, if a run was named."""
+    role: str | None = None
+    """Its role in the run."""
 
 
 @contextmanager
@@ -62,4 +64,4 @@ def trained_model(
             plan = convert.plan_to_hf(folder, Path(home, "model"))
             convert.convert(plan, lambda _: None)
             folder = plan.target
-        yield TrainedModel(str(folder), described, run)
+        yield TrainedModel(str(folder), described, run, role_folder.role)

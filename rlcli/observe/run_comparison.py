@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from rlcli.recipe.parsing.tree import MappingNode, plain
 
 CODE = ("git", "rlcli_git", "rlcli")
 """Parts of environment.json that identify the code; the rest describes what it ran on."""
+FACTS = ("rlcli", "rlcli_git", "git", "python", "platform", "cpus", "packages")
+"""Parts for others to read. The rest names folders and computers, which concern nobody else."""
 IGNORED = ("command", "executable", "working_directory")
 """Parts that differ from run to run without any effect."""
 
@@ -39,6 +42,24 @@ class Recorded:
     """Flattened: `packages.torch` → version."""
     results: Mapping[str, float | int | str]
     """State, steps, and the last value of each result."""
+
+    @property
+    def command(self) -> str:
+        """The command that started it, without the folder of its program."""
+        words = self.environment.get("command")
+        if not isinstance(words, list) or not words:
+            return ""
+        program, *arguments = map(str, words)
+        return shlex.join([Path(program).name, *arguments])
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it ran with, for others to read."""
+        return {
+            name: str(value)
+            for name, value in self.environment.items()
+            if name.partition(".")[0] in FACTS and value is not None
+        }
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -25,10 +24,6 @@ from rlcli.recipe.introspection.metrics import all_metrics
 from rlcli.recipe.parsing.tree import dotted, is_default
 
 Document = dict[str, Any]
-
-FACTS = ("rlcli", "rlcli_git", "git", "python", "platform", "cpus", "packages")
-"""What is said of environment.json. The rest names folders and computers, which concern nobody to
-whom the page is sent."""
 
 
 def contents(runs: Sequence[Path]) -> Document:
@@ -60,16 +55,10 @@ def _group(group: RunGroup, run: Recorded) -> Document:
         "runs": list(map(_run, group.runs, group.records)),
         "results": list(results),
         "recipe": list(_settings(run)),
-        "command": _command(run.environment.get("command")),
-        "environment": dict(_environment(run)),
+        "command": run.command,
+        "environment": run.facts,
         "planned_memory": peak if isinstance(peak, int) else None,
     }
-
-
-def _environment(run: Recorded) -> Iterator[tuple[str, str]]:
-    for name, value in run.environment.items():
-        if name.partition(".")[0] in FACTS and value is not None:
-            yield name, str(value)
 
 
 def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:
@@ -88,14 +77,6 @@ def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:
         "message": overview.message,
         "resumed_after": [entry.get("step") for entry in resumes],
     }
-
-
-def _command(words: Any) -> str:
-    """The command that started a run, by the names of its programs and files."""
-    if not isinstance(words, list) or not words:
-        return ""
-    program, *arguments = map(str, words)
-    return shlex.join([Path(program).name, *arguments])
 
 
 def _settings(run: Recorded) -> Iterator[list[str]]:

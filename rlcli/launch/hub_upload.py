@@ -1,0 +1,65 @@
+"""A model of a run on the Hub: which files it consists of there, and their upload in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.errors import ResourceError
+from rlcli.launch.trained_model import TrainedModel
+from rlcli.observe.model_card import model_card
+
+CARD = "README.md"
+OF_THE_RUN = (RESOLVED_RECIPE, "curve.png")
+"""Files of the run that are uploaded too, if they are there."""
+
+Files = dict[str, Path | bytes]
+"""Name on the Hub → the file, or its content."""
+
+
+def files_to_push(trained: TrainedModel, repository: str) -> Files:
+    """The files of a run's model on the Hub, its card included. Raises ResourceError F72,
+    DataError F31."""
+    assert trained.run is not None
+    files = [*Path(trained.source).iterdir(), *(trained.run / name for name in OF_THE_RUN)]
+    card = model_card(trained.run, trained.role or "", repository)
+    names: Files = {file.name: file for file in sorted(files) if file.is_file()}
+    return names | {CARD: card.encode()}
+
+
+def upload(files: Mapping[str, Path | bytes], repository: str, model: str, private: bool) -> str:
+    """Upload files in one commit, into a new repository if there is none; returns its address.
+    `model`: its description, for the commit's message. Raises ResourceError."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    api = HfApi()
+    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+    try:
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        commit = api.create_commit(repository, operations, commit_message=f"Upload {model}")
+    except LocalTokenNotFoundError:
+        raise _refused(repository, "nobody is logged in", "hf auth login") from None
+    except HfHubHTTPError as error:
+        raise _refused(repository, *_reason(error.response.status_code)) from None
+    except Exception as error:
+        if not isinstance(error, (*HfHubHTTPError.__bases__, OSError)):  # of connections
+            raise
+        hint = "HF_ENDPOINT names another address of the Hub"
+        raise _refused(repository, f"no connection: {error}", hint) from None
+    return str(commit.repo_url)
+
+
+def _reason(status: int) -> tuple[str, str]:
+    """Why the Hub has refused, and what to do about it."""
+    reasons = {
+        401: ("it does not know who you are", "hf auth login"),
+        403: ("you may not write there", "choose a repository of yours, or a token that may write"),
+        429: ("too many requests", "try again later"),
+    }
+    return reasons.get(status, (f"HTTP status {status}", "try again later"))
+
+
+def _refused(repository: str, reason: str, hint: str) -> ResourceError:
+    return ResourceError(f"the Hub did not take {repository}: {reason}", where="--to", hint=hint)

@@ -1,0 +1,89 @@
+"""The model card of a trained model, from the record of its run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import escape_control
+from rlcli.observe.metrics import read_metrics
+from rlcli.observe.report import MetricRow, before_and_after
+from rlcli.observe.run_comparison import Recorded, read_run, recorded_recipe
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.series import short
+from rlcli.recipe.introspection.fields import yaml_word
+from rlcli.recipe.parsing.tree import dotted, is_default
+
+TEMPLATE = Path(__file__).with_name("model_card.md.j2")
+HUB_PATH = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+TOLD = ("datasets", "models", "graph", "train", "generation", "seed")
+"""Sections of the recipe whose settings are listed; those of machines and logs are left out."""
+
+
+def model_card(run: Path, role: str, repository: str) -> str:
+    """The card of a role's model, in Markdown. Raises ResourceError F72, DataError F31."""
+    from jinja2 import Environment, StrictUndefined
+
+    recorded, recipe = read_run(run), recorded_recipe(run)
+    metrics = RunDirectory.open(run).metrics
+    rows = before_and_after(read_metrics(metrics)) if metrics.is_file() else []
+    environment = Environment(
+        undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        name=repository.partition("/")[2],
+        repository=repository,
+        role=role,
+        recipe=recorded.name,
+        steps=recorded.results["steps"],
+        base=_base(recipe, role),
+        datasets=list(_datasets(recipe)),
+        algorithms=_algorithms(recipe),
+        results=list(map(_result, rows)),
+        has_curve=(run / "curve.png").is_file(),
+        command=recorded.command,
+        settings=list(_settings(recorded)),
+        facts=recorded.facts,
+    )
+
+
+def _result(row: MetricRow) -> tuple[str, str, str]:
+    """Its name, and its value before and after training."""
+    return row.label, "" if row.before is None else short(row.before), short(row.after)
+
+
+def _base(recipe: dict[str, Any], role: str) -> str | None:
+    """The Hub's name of the model that a role began with; None if it has none."""
+    path = recipe.get("models", {}).get(role, {}).get("path")
+    return path if isinstance(path, str) and _is_on_the_hub(path) else None
+
+
+def _datasets(recipe: dict[str, Any]) -> Iterator[str]:
+    """The Hub's names of the data sets that were read."""
+    for dataset in recipe.get("datasets", {}).values():
+        path = (dataset.get("args") or {}).get("path")
+        name = str(path).removeprefix("hf:")
+        if str(path).startswith("hf:") and HUB_PATH.fullmatch(name):
+            yield name
+
+
+def _is_on_the_hub(path: str) -> bool:
+    return HUB_PATH.fullmatch(path) is not None and not Path(path).exists()
+
+
+def _algorithms(recipe: dict[str, Any]) -> list[str]:
+    """The interfaces that trained something."""
+    calls = recipe.get("graph", {}).values()
+    trained = (call["interface"]["type"] for call in calls if call["call"] == "train_step")
+    return list(dict.fromkeys(trained))
+
+
+def _settings(run: Recorded) -> Iterator[tuple[str, str]]:
+    """Key and value of what a layer or the command line has set, safe in a table."""
+    for path, value in run.values.of.items():
+        if path[0] in TOLD and not is_default(run.values.origin(path) or ""):
+            text = escape_control(yaml_word(value)).replace("|", "\\|").replace("`", "'")
+            yield dotted(path), f"`{text}`"

@@ -1,0 +1,133 @@
+"""`rlcli push`: a model on a Hub of this machine, and its card."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hub_uploads import TOKEN, uploading_hub
+from recorded_runs import record_run
+
+MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)), "tokenizer.json": b"{}"}
+
+
+def trained_run(folder: Path) -> Path:
+    """A finished run with a model; its contents do not matter to the Hub."""
+    run = record_run(
+        folder, metrics=lambda step: {"actor/reward": step / 10, "eval/accuracy": step / 4}
+    )
+    for name, content in MODEL.items():
+        (run / "models/actor").mkdir(parents=True, exist_ok=True)
+        (run / "models/actor" / name).write_bytes(content)
+    (run / "curve.png").write_bytes(b"a picture")
+    return run
+
+
+@pytest.fixture
+def push(tmp_path):
+    """Push a run from a process of its own, as the Hub's address is read when its library is
+    imported."""
+
+    def push(run, *options, endpoint, token=TOKEN):
+        variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        variables |= {"HF_HUB_DISABLE_XET": "1"}  # a protocol of its own, which the Hub here lacks
+        variables |= {"HF_TOKEN": token} if token else {}
+        command = [sys.executable, "-m", "rlcli", "push", str(run), "--to", "me/sums", *options]
+        environment = {name: text for name, text in os.environ.items() if name != "HF_TOKEN"}
+        return subprocess.run(
+            command,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return push
+
+
+def test_a_model_its_card_and_its_recipe_are_one_commit(push, tmp_path):
+    run = trained_run(tmp_path / "run")
+    with uploading_hub() as hub:
+        done = push(run, "--private", endpoint=hub.endpoint)
+        assert (done.returncode, done.stdout) == (0, f"{hub.endpoint}/me/sums\n"), done.stderr
+        assert hub.repositories == {"me/sums": True}
+        assert len(hub.messages) == 1
+    of_the_run = {"curve.png": b"a picture"}
+    of_the_run["recipe.resolved.yaml"] = (run / "recipe.resolved.yaml").read_bytes()
+    card = hub.files.pop("README.md").decode()
+    assert hub.files == MODEL | of_the_run
+    assert "| held-out accuracy | 0.250 | 1.00 |" in card
+    assert "rlcli train ppo_math ppo.kl_ctl=0.1" in card
+    assert "/home/me" not in card
+
+
+def test_a_model_is_pushed_again_into_its_repository(push, tmp_path):
+    run = trained_run(tmp_path / "run")
+    with uploading_hub() as hub:
+        for _ in range(2):
+            assert push(run, endpoint=hub.endpoint).returncode == 0
+        assert (list(hub.repositories), len(hub.messages)) == (["me/sums"], 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "token", "hint"),
+    [
+        (401, TOKEN, "hf auth login"),
+        (403, TOKEN, "a token that may write"),
+        (None, "hf_old", "login"),
+    ],
+)
+def test_a_refusal_of_the_hub_says_what_to_do(push, tmp_path, status, token, hint):
+    run = trained_run(tmp_path / "run")
+    with uploading_hub(status) as hub:
+        done = push(run, endpoint=hub.endpoint, token=token)
+    assert done.returncode == 6
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert token not in done.stderr
+
+
+def test_without_a_connection_nothing_is_lost(push, tmp_path):
+    done = push(trained_run(tmp_path / "run"), endpoint="http://127.0.0.1:9")
+    assert done.returncode == 6
+    assert "HF_ENDPOINT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_card_is_shown_without_pushing_it(rlcli, tmp_path):
+    trained_run(tmp_path / "run")
+    code, out, err = rlcli("push", "run", "--to", "me/sums", "--dry-run")
+    assert code == 0
+    assert "6 files would be uploaded" in err
+    head = yaml.safe_load(out.split("---")[1])
+    assert (head["library_name"], head["tags"][0]) == ("transformers", "rlcli")
+
+
+def test_only_runs_are_pushed_and_only_to_valid_names(rlcli, tmp_path):
+    trained_run(tmp_path / "run")
+    assert rlcli("push", "run", "--to", "sums")[0] == 2
+    code, _, err = rlcli("push", "run/models/actor", "--to", "me/sums")
+    assert (code, "hf upload" in err) == (2, True)
+
+
+def test_the_head_of_a_card_names_what_is_on_the_hub(rlcli, tmp_path):
+    run = trained_run(tmp_path / "run")
+    (run / "recipe.resolved.yaml").write_text(
+        json.dumps(
+            {
+                "name": "grpo_gsm8k",
+                "datasets": {
+                    "train": {"type": "math_prompts", "args": {"path": "hf:openai/gsm8k"}}
+                },
+                "models": {"actor": {"path": "some/model"}},
+            }
+        )
+    )
+    head = yaml.safe_load(rlcli("push", "run", "--to", "me/sums", "--dry-run")[1].split("---")[1])
+    assert (head["base_model"], head["datasets"]) == ("some/model", ["openai/gsm8k"])

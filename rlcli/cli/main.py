@@ -54,6 +54,7 @@ VERBS = {
         "status": "List runs: state, step, reward, machine",
         "logs": "Print what the processes of a run have written",
         "attach": "Follow a running run live",
+        "watch": "Follow several runs live, a line for each",
         "stop": "Stop a run, with a checkpoint",
         "samples": "Show prompts, responses and rewards of a run",
         "compare": "Compare the results of runs, over their seeds",

@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -198,8 +198,11 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def chosen(only: str | None) -> Iterator[str]:
-    return (job for job in JOBS if only in (None, job, job.partition("_")[0]))
+def chosen(only: str | None) -> list[str]:
+    """The jobs that a name means: one, the three of `decode`, or all."""
+    if only == "decode":
+        return [job for job in JOBS if job.startswith("decode_")]
+    return list(JOBS) if only is None else [only]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,6 +75,7 @@ class FileRows:
     """Leave out rows that were always or never solved in an earlier run,
     or order them by difficulty."""
 
+    NO_EFFECT_ON_NUMBERS: ClassVar[tuple[str, ...]] = ("streaming",)
     LIMITS: ClassVar[Limits] = {
         "max_length": {"ge": 1},
         "max_bad_rows": {"ge": 0},

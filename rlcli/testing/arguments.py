@@ -15,6 +15,7 @@ from itertools import combinations
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rlcli.api.limits import Needs
+from rlcli.testing.contract import Violation, place_of
 
 Changes = dict[str, Any]
 """VariedArgument → its value, where it is not the default."""
@@ -34,8 +35,8 @@ class VariedArgument:
     name: str
     default: Any
     others: tuple[Any, ...]
-    """Other values, the first the likeliest to show a difference; empty for texts, lists and
-    mappings, whose meaning is unknown here."""
+    """Other values, the first the likeliest to show a difference; empty for texts, whose meaning is
+    unknown here."""
 
     @property
     def is_choice(self) -> bool:
@@ -44,15 +45,30 @@ class VariedArgument:
 
 
 def arguments_of(component: Any) -> list[VariedArgument]:
-    """The arguments of a component, a dataclass, with the values that it has as defaults."""
+    """The arguments of a component, a dataclass, with the values that it has as defaults; a list or
+    mapping of numbers is an argument for each of them."""
     if not dataclasses.is_dataclass(component):
         return []
     hints = get_type_hints(type(component))
-    fields = [field for field in dataclasses.fields(component) if field.init]
-    values = {field.name: getattr(component, field.name) for field in fields}
-    return [
-        VariedArgument(name, value, _others(hints[name], value)) for name, value in values.items()
-    ]
+    arguments: list[VariedArgument] = []
+    for field in dataclasses.fields(component):
+        if field.init:
+            value = getattr(component, field.name)
+            arguments.append(VariedArgument(field.name, value, _others(hints[field.name], value)))
+            arguments += [VariedArgument(field.name, value, others) for others in _by_entry(value)]
+    return arguments
+
+
+def _by_entry(value: Any) -> Iterator[tuple[Any, ...]]:
+    """For each number in a list or mapping, the same with other numbers in its place."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield tuple({**value, key: other} for other in _others(type(entry), entry))
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            before, after = value[:index], value[index + 1 :]
+            others = _others(type(entry), entry)
+            yield tuple(type(value)([*before, other, *after]) for other in others)
 
 
 def _others(hint: Any, value: Any) -> tuple[Any, ...]:
@@ -90,7 +106,8 @@ class Effects:
     ):
         """`accepts`: whether the component can be made with these changes; `result`: what it then
         does; `differ`: whether two results differ by more than rounding."""
-        self._arguments = {argument.name: argument for argument in arguments}
+        self._arguments = arguments
+        self._named = {argument.name: argument for argument in reversed(arguments)}
         self._needs = needs
         self._accepts = accepts
         self._result = result
@@ -100,7 +117,7 @@ class Effects:
     def without(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Sequence[Any]]]:
         """The arguments without an effect, and the values that give equal results; `silent`: those
         that are not tried."""
-        for argument in self._arguments.values():
+        for argument in self._arguments:
             if argument.name not in silent and argument.others:
                 for values in self._unlike(argument):
                     if not self.matters(argument, values):
@@ -108,7 +125,7 @@ class Effects:
 
     def with_effect(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Sequence[Any]]]:
         """Those of the arguments `silent` that change results, and two values that show it."""
-        for argument in (self._arguments[name] for name in silent):
+        for argument in (self._named[name] for name in silent):
             values = (argument.default, *argument.others[:1])
             for first, second in self._pairs({}, argument, values):
                 if self._differ(self._of(first), self._of(second)):
@@ -116,7 +133,7 @@ class Effects:
 
     def variants(self) -> Iterator[Changes]:
         """Each other value of a flag or choice that is accepted, with what it needs."""
-        for argument in self._arguments.values():
+        for argument in self._arguments:
             for value in argument.others if argument.is_choice else ():
                 changes = self._with_needs({}, argument.name, value)
                 if self._accepts(changes):
@@ -144,7 +161,7 @@ class Effects:
         which it most often depends."""
         yield {}
         family = name.partition("_")[0]
-        rest = [argument for argument in self._arguments.values() if argument.name != name]
+        rest = [argument for argument in self._arguments if argument.name != name]
         neighbours = sorted(rest, key=lambda argument: not argument.name.startswith(family))
         for index in (0, 1):
             for argument in neighbours:
@@ -181,8 +198,8 @@ class Effects:
             argument, _, values = condition.partition("=")
             if argument == name and (not values or str(value) in values.split("|")):
                 needed, _, allowed = need.partition("=")
-                if needed not in merged and needed in self._arguments:
-                    fitting = self._fitting(self._arguments[needed], allowed)
+                if needed not in merged and needed in self._named:
+                    fitting = self._fitting(self._named[needed], allowed)
                     merged |= self._with_needs(merged, needed, fitting)
         return merged
 
@@ -207,3 +224,23 @@ def silent_arguments(cls: type) -> tuple[str, ...]:
     return tuple(
         name for base in cls.__mro__ for name in vars(base).get("NO_EFFECT_ON_NUMBERS", ())
     )
+
+
+def demand_effects(effects: Effects, cls: type) -> None:
+    """Raises Violation for an argument without an effect, and for one that has an effect although
+    the class declares that it has none."""
+    silent = silent_arguments(cls)
+    for argument, values in effects.without(silent):
+        tried = " and ".join(map(repr, values)) if argument.is_choice else "whatever it is"
+        raise Violation(
+            f"{argument.name} has no effect: results are the same with {tried}",
+            "use it; or name it in NO_EFFECT_ON_NUMBERS, if it is about speed or patience",
+            place_of(cls),
+        )
+    for argument, values in effects.with_effect(silent):
+        raise Violation(
+            f"results differ between {argument.name} {values[0]!r} and {values[1]!r}, though "
+            "NO_EFFECT_ON_NUMBERS names it",
+            "take it out of there, or leave numbers alone",
+            place_of(cls),
+        )

@@ -10,19 +10,31 @@ from rlcli.checkpoint.light_tokenizer import LightTokenizer
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 ROLES = ("<system>", "<user>", "<assistant>")
 
+MESSAGE = (
+    "<{{ message['role'] }}>{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+)
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] or '' }}"
-    "{% for call in message['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    f"{{% for message in messages %}}{MESSAGE}{{% endfor %}}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """It writes the begin token itself, as most do: adding special tokens again gives two."""
 
+MARKED = (
+    "{% if message['role'] == 'assistant' %}{% generation %}"
+    f"{MESSAGE}{{% endgeneration %}}{{% else %}}{MESSAGE}{{% endif %}}"
+)
+MARKED_TEMPLATE = CHAT_TEMPLATE.replace(MESSAGE, MARKED)
+"""Its markers enclose the name of the role too, so that they mark more than the answer."""
 
-def byte_tokenizer(*, chat: bool = False, around: str = "<bos> $A") -> LightTokenizer:
-    """One token per byte and special token. `around`: what encloses a text,
-    in `TemplateProcessing` notation."""
+
+def byte_tokenizer(
+    *, chat: bool = False, template: str = CHAT_TEMPLATE, around: str = "<bos> $A"
+) -> LightTokenizer:
+    """One token per byte and special token. `chat`: with a chat template. `around`: what encloses a
+    text, in `TemplateProcessing` notation."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     special = [*SPECIAL_TOKENS.values(), *ROLES]
@@ -36,7 +48,7 @@ def byte_tokenizer(*, chat: bool = False, around: str = "<bos> $A") -> LightToke
     backend.add_special_tokens(special)
     named = [(token, vocabulary[token]) for token in special if token in around]
     backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=named)
-    return LightTokenizer(backend, SPECIAL_TOKENS, CHAT_TEMPLATE if chat else None, ROLES)
+    return LightTokenizer(backend, SPECIAL_TOKENS, template if chat else None, ROLES)
 
 
 def as_transformers(tokenizer: LightTokenizer) -> Any:

@@ -19,6 +19,7 @@ from rlcli.testing.dataset_checks.trial import (
     as_line,
     first_difference,
     id_of,
+    longest_sequence,
     read,
     refusal,
 )
@@ -87,6 +88,18 @@ class FileChecks(Contract):
                 place_of(type(dataset).survey),
             )
 
+    def test_max_rows(self, trial: Trial) -> None:
+        """max_rows: N reads the first N rows"""
+        if not trial.takes("max_rows") or not trial.rows:
+            pytest.skip("has no max_rows")
+        all_rows = read(trial.demand())
+        for count in range(1, len(all_rows) + 1):
+            mismatch = first_difference(all_rows[:count], read(trial.demand(max_rows=count)))
+            if mismatch:
+                raise Violation(
+                    f"with max_rows = {count}, {mismatch}", "read so many rows", trial.location
+                )
+
     def test_overlong_refused(self, trial: Trial) -> None:
         """a row beyond max_length is refused with its line"""
         limit, longest = _limit(trial)
@@ -97,7 +110,7 @@ class FileChecks(Contract):
                 trial, error, f"a row of {limit + 1} tokens under max_length = {limit}", longest + 1
             )
             return
-        long = max(_length(sample) for sample in rows)
+        long = max(longest_sequence(sample) for sample in rows)
         if long > limit:
             raise Violation(
                 f"a row has {long} tokens, max_length is {limit}",
@@ -108,7 +121,7 @@ class FileChecks(Contract):
     def test_overlong_dropped(self, trial: Trial) -> None:
         """overlong: drop removes only the long rows"""
         limit, _ = _limit(trial)
-        expected = [sample for sample in read(trial.demand()) if _length(sample) <= limit]
+        expected = [sample for sample in read(trial.demand()) if longest_sequence(sample) <= limit]
         dataset = _make_overlong(trial, "drop", limit)
         mismatch = first_difference(expected, read(dataset))
         if mismatch:
@@ -207,18 +220,12 @@ def _demand_place(trial: Trial, error: Exception, subject: str, line: int = 3) -
     raise Violation(subject, SAY_WHERE, trial.place_in(error)) from error
 
 
-def _length(sample: SequenceSample) -> int:
-    if not {"packed_prompts", "packed_input_ids"} & sample.keys:
-        return max(max(sample.flat_seqlens(key)) for key in sample.keys)
-    return max(map(len, preview_of(sample).sequences))
-
-
 def _limit(trial: Trial) -> tuple[int, int]:
     """(a limit that only the longest row exceeds, the index of that row)."""
     if not trial.takes("max_length"):
         pytest.skip("has no max_length")
     _rows_of(trial)
-    lengths = [_length(sample) for sample in read(trial.demand())]
+    lengths = [longest_sequence(sample) for sample in read(trial.demand())]
     longest = lengths.index(max(lengths))
     if len(lengths) < 2 or lengths.count(max(lengths)) > 1:
         pytest.skip("not tried: no row is the longest")

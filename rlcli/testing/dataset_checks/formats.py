@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.samples import shown_texts, unusual, with_texts
 from rlcli.testing.dataset_checks.trial import Trial, content_of, read
 
 Rows = Sequence[dict[str, Any]]
@@ -22,16 +23,17 @@ class FormatChecks(Contract):
         """the same rows as a JSON list, a table of texts or Parquet give the same samples"""
         if not trial.rows:
             pytest.skip("has no rows that could be written in another format")
-        expected = [content_of(sample) for sample in read(trial.demand())]
+        rows = with_texts(trial.rows, shown_texts(trial, trial.tokenizer), unusual)
+        expected = [content_of(sample) for sample in read(trial.demand(rows))]
         for suffix, write in WRITERS.items():
             file = trial.folder / f"rows{suffix}"
-            if not write(file, trial.rows):
+            if not write(file, rows):
                 continue
             contents = _contents(trial, file)
             if not contents:  # it does not read this format
                 continue
             _compare(trial, expected, contents, f"a {suffix} file")
-            if suffix != ".parquet":  # some spreadsheets begin their files so
+            if suffix not in TABLES:  # some spreadsheets begin their files so
                 file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
                 marked = f"a {suffix} file that begins with a byte order mark"
                 _compare(trial, expected, _contents(trial, file), marked)
@@ -91,18 +93,36 @@ def _table_writer(delimiter: str) -> Callable[[Path, Rows], bool]:
 
 
 def _write_parquet(file: Path, rows: Rows) -> bool:
-    """Returns False for rows whose columns have several types."""
-    import pyarrow
+    """In a group for each row, as large files have several. Returns False for rows whose columns
+    have several types."""
     from pyarrow import parquet
+
+    table = _table(rows)
+    if table is not None:
+        parquet.write_table(table, file, row_group_size=1)
+    return table is not None
+
+
+def _write_arrow(file: Path, rows: Rows) -> bool:
+    """In a batch for each row; returns as `_write_parquet`."""
+    from pyarrow import ipc
+
+    table = _table(rows)
+    if table is not None:
+        with ipc.new_file(str(file), table.schema) as writer:
+            writer.write_table(table, max_chunksize=1)
+    return table is not None
+
+
+def _table(rows: Rows) -> Any:
+    """The rows as an Arrow table; None if that cannot hold them as they are."""
+    import pyarrow
 
     try:
         table = pyarrow.Table.from_pylist(list(rows))
     except pyarrow.ArrowException:
-        return False
-    if table.to_pylist() != list(rows):
-        return False
-    parquet.write_table(table, file)
-    return True
+        return None
+    return table if table.to_pylist() == list(rows) else None
 
 
 WRITERS: dict[str, Callable[[Path, Rows], bool]] = {
@@ -110,5 +130,8 @@ WRITERS: dict[str, Callable[[Path, Rows], bool]] = {
     ".csv": _table_writer(","),
     ".tsv": _table_writer("\t"),
     ".parquet": _write_parquet,
+    ".arrow": _write_arrow,
 }
 """Suffix → writes the rows, and says whether the format can hold them."""
+TABLES = (".parquet", ".arrow")
+"""Formats that no spreadsheet writes."""

@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from rlcli.testing.dataset_checks.trial import (
     difference,
     first_difference,
     id_of,
+    longest_sequence,
     read,
     shown_rows,
 )
@@ -33,6 +34,11 @@ DRAW_BY_SEED = (
 )
 MANY_ROWS = 8
 """This many rows will not be in the same order by coincidence."""
+COPIES = 8
+"""Of a row; what is drawn for them will not be the same for all by coincidence."""
+LONG_STREAM = 600
+STARTS = (1, 255, 257, 400, 511)
+"""Rows from which a long stream is continued."""
 
 
 class OrderChecks(Contract):
@@ -99,6 +105,32 @@ class OrderChecks(Contract):
                 finding = f"reading it advances the random state of the whole process: {drawn_from}"
                 raise Violation(finding, DRAW_BY_SEED, trial.location)
 
+    def test_draws_depend_on_the_seed(self, trial: Trial) -> None:
+        """what is drawn for a row depends on the run's seed"""
+        if not trial.goes_by_ids:
+            pytest.skip("reads no rows that have ids")
+        copies = [
+            {**row, "id": f"{index}-{number}"}
+            for index, row in enumerate(trial.rows)
+            for number in range(COPIES)
+        ]
+        dataset = trial.demand(copies)
+        if len(dataset) != len(copies):
+            pytest.skip("has no sample for each row")
+        first, second = (
+            [content_of(dataset[index]) for index in range(len(copies))]
+            for dataset in (dataset, trial.demand(copies, seed=2))
+        )
+        groups = [first[start : start + COPIES] for start in range(0, len(first), COPIES)]
+        is_drawn = any(content != group[0] for group in groups for content in group)
+        if is_drawn and first == second:
+            raise Violation(
+                "equal rows with other ids give other samples, but another seed of the run gives "
+                "the same ones",
+                DRAW_BY_SEED,
+                trial.location,
+            )
+
     def test_elsewhere(self, trial: Trial) -> None:
         """other processes and hash seeds give the same rows"""
         if not isinstance(trial.tokenizer, LightTokenizer):
@@ -138,6 +170,7 @@ class OrderChecks(Contract):
             pytest.skip("not a stream")
         if streaming:
             _demand_rows_of_file(trial, dataset)
+            _demand_rows_far_on(trial)
         for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
             stream = trial.demand(**streaming)
             again = list(islice(stream.rows_from(0, start), LOOKED_AT - start))
@@ -271,6 +304,29 @@ def _demand_rows_of_file(trial: Trial, stream: FirstRows) -> None:
             "a stream has the rows of the file, in its order",
             place_of(reader(stream)),
         )
+
+
+def _demand_rows_far_on(trial: Trial) -> None:
+    """A long stream, some of whose rows are dropped where that is possible."""
+    copies = [
+        {**row, "id": f"far-{number}"} if "id" in row else row
+        for number, row in enumerate(islice(cycle(trial.named_rows), LONG_STREAM))
+    ]
+    dropping: dict[str, Any] = {}
+    if trial.takes("overlong") and trial.takes("max_length"):
+        longest = max(longest_sequence(sample) for sample in read(trial.demand()))
+        dropping = {"overlong": "drop", "max_length": longest - 1}
+    rows = trial.demand(copies, streaming=False, **dropping)
+    stream = trial.demand(copies, streaming=True, **dropping)
+    for start in STARTS:
+        continued = list(islice(stream.rows_from(0, start), 2))
+        expected = [rows[index] for index in range(start, min(start + 2, len(rows)))]
+        if mismatch := first_difference(expected, continued):
+            raise Violation(
+                f"continued at row {start} of a long stream, {mismatch}",
+                "count the rows that are trained on, without those that are dropped",
+                place_of(reader(stream)),
+            )
 
 
 def _two_or_more(trial: Trial) -> list[dict[str, Any]]:

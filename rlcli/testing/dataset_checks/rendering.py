@@ -50,9 +50,11 @@ class RenderingChecks(Contract):
             pytest.skip("its rows are conversations")
         if system and not trial.takes("system"):
             pytest.skip("takes no system prompt")
-        settings: dict[str, Any] = {"system": system} if system else {}
+        takes_system = trial.takes("system")
+        settings: dict[str, Any] = {"system": system} if takes_system else {}
+        without: dict[str, Any] = {"system": None} if takes_system else {}
         plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
-        texts = map(_prompts, read(trial.demand(tokenizer=plain)))
+        texts = map(_prompts, read(trial.demand(tokenizer=plain, **without)))
         rendered = map(_prompts, read(trial.demand(tokenizer=chat, **settings)))
         for index, prompts in enumerate(zip(texts, rendered, strict=True)):
             for tokens, prompt in zip(*prompts, strict=True):

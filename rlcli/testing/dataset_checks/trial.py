@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.declared_keys import declared_keys
+from rlcli.api.preview import preview_of
 from rlcli.errors import RlcliError
 from rlcli.recipe.synonyms import SYNONYMS
 from rlcli.registry import load, make_dataset, signature
@@ -141,19 +143,16 @@ class Trial:
         rank: int = 0,
         ranks: int = 1,
         tokenizer: Any = None,
+        changes: Mapping[str, Any] = MappingProxyType({}),
         **args: Any,
     ) -> Any:
         """Build the dataset, from other rows, another file's lines or another file if given.
-        Raises whatever it raises."""
+        `changes`: further arguments, whatever their names. Raises whatever it raises."""
         util = DatasetUtility(
             seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls), self.datasets
         )
-        return by_number(
-            make_dataset(
-                DatasetAbstraction(self.name, self.args_for(rows, lines=lines, file=file, **args)),
-                util,
-            )
-        )
+        merged = {**self.args_for(rows, lines=lines, file=file, **args), **changes}
+        return by_number(make_dataset(DatasetAbstraction(self.name, merged), util))
 
     def make_of_whole_file(self) -> Any:
         """The dataset of all rows in the file that `args` name."""
@@ -289,6 +288,13 @@ def content_of(sample: SequenceSample) -> dict[str, Any]:
         **{f"lengths of {key}": lengths for key, lengths in encoded["seqlens"].items()},
         **{f"metadata {name}": values for name, values in encoded["metadata"].items()},
     }
+
+
+def longest_sequence(sample: SequenceSample) -> int:
+    """Tokens of its longest sequence; of a sample without tokens, the entries of a key."""
+    if not {"packed_prompts", "packed_input_ids"} & sample.keys:
+        return max(max(sample.flat_seqlens(key)) for key in sample.keys)
+    return max(map(len, preview_of(sample).sequences))
 
 
 def id_of(sample: SequenceSample) -> Any:

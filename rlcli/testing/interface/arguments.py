@@ -18,10 +18,9 @@ from rlcli.testing.arguments import (
     Effects,
     arguments_of,
     declared_needs,
-    silent_arguments,
+    demand_effects,
 )
 from rlcli.testing.batches import KEYS, PAIRS
-from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.inference_trial import (
     CallSubject,
     CallTrial,
@@ -58,19 +57,9 @@ class ArgumentChecks(CallSubject):
             and not overrides(interface, "train_step")
         ):
             pytest.skip("not tried: only its author knows which texts show what an argument does")
-        silent = silent_arguments(type(interface))
-        arguments = arguments_of(interface)
-        if not any(argument.others for argument in arguments):
+        if not any(argument.others for argument in arguments_of(interface)):
             pytest.skip("has no argument whose other values are known")
-        effects = effects_of(make, batches, tokenizer)
-        for argument, values in effects.without(silent):
-            tried = " and ".join(map(repr, values)) if argument.is_choice else "whatever it is"
-            raise Violation(
-                f"{argument.name} has no effect: results are the same with {tried}",
-                "use it; or name it in NO_EFFECT_ON_NUMBERS, if it is about speed or patience",
-                place_of(type(interface)),
-            )
-        _demand_silence(effects, silent, interface)
+        demand_effects(effects_of(make, batches, tokenizer), type(interface))
 
 
 def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
@@ -93,16 +82,6 @@ def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
         lambda changes: [_outcome(trial, changes) for trial in results],
         lambda first, second: any(map(_differ, first, second)),
     )
-
-
-def _demand_silence(effects: Effects, silent: Sequence[str], interface: ModelInterface) -> None:
-    for argument, values in effects.with_effect(silent):
-        raise Violation(
-            f"results differ between {argument.name} {values[0]!r} and {values[1]!r}, though "
-            "NO_EFFECT_ON_NUMBERS names it",
-            "take it out of there, or leave numbers alone",
-            place_of(type(interface)),
-        )
 
 
 def strained(batch: SequenceSample) -> SequenceSample:

@@ -1,0 +1,307 @@
+"""Every argument of a dataset matters (`rlcli.testing.arguments`), names the column that it should,
+and keeps what it writes as it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.dataset import IteratedRows
+from rlcli.errors import DataError, ModelError, RlcliError
+from rlcli.project import is_built_in
+from rlcli.testing.arguments import (
+    Changes,
+    Effects,
+    VariedArgument,
+    arguments_of,
+    declared_needs,
+    demand_effects,
+)
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.dataset_checks.first_rows import FirstRows, reader
+from rlcli.testing.dataset_checks.order import OrderChecks
+from rlcli.testing.dataset_checks.samples import (
+    SYSTEM,
+    SampleChecks,
+    decoded,
+    sequences_of,
+    unusual,
+)
+from rlcli.testing.dataset_checks.trial import (
+    Trial,
+    as_line,
+    content_of,
+    id_of,
+    longest_sequence,
+    needs_template,
+    read,
+)
+from rlcli.testing.tokenizer import MARKED_TEMPLATE, byte_tokenizer
+
+Rows = list[dict[str, Any]]
+
+NEW_COLUMN = "column of another name"
+SPLITS = ("split", "held_out", "heldout", "holdout", "validation", "evaluation")
+"""Names of arguments that choose among disjoint sets of generated rows."""
+ROWS_OF_A_SPLIT = 600
+"""That are compared with those of the others."""
+
+OF_EVERY_VARIANT: Sequence[Callable[[Any, Trial], None]] = (
+    OrderChecks.test_determinism,
+    OrderChecks.test_continues,
+    OrderChecks.test_any_order,
+    OrderChecks.test_no_shared_state,
+    SampleChecks.test_samples_are_valid,
+    SampleChecks.test_samples_make_a_batch,
+    SampleChecks.test_masks,
+    SampleChecks.test_preview,
+)
+
+
+class ArgumentChecks(Contract):
+    def test_every_argument_matters(self, trial: Trial) -> None:
+        """every argument changes a sample, unless it is declared to change none"""
+        demand_effects(effects_of(trial), trial.cls)
+
+    def test_every_variant(self, trial: Trial) -> None:
+        """with each value of each flag and choice, samples are valid, and the same in any order"""
+        for changes in effects_of(trial).variants():
+            for tokenizer in (trial.tokenizer, byte_tokenizer(chat=True)):
+                args = {**trial.args, **changes}
+                variant = dataclasses.replace(trial, args=args, tokenizer=tokenizer)
+                if isinstance(_outcome(trial, changes, tokenizer=tokenizer), list):
+                    _check_variant(self, variant, changes)
+                    break
+
+    def test_columns_are_found_by_their_names(self, trial: Trial) -> None:
+        """an argument that names a column has the dataset read that column"""
+        expected = None
+        for name, column in _column_arguments(trial):
+            if column is None:
+                _demand_that_a_column_is_read(trial, name)
+            elif any(column in row for row in trial.rows):
+                expected = expected or _samples(trial.demand())
+                rows = [_renamed(row, column) for row in trial.rows]
+                if _samples(trial.demand(rows, changes={name: NEW_COLUMN})) != expected:
+                    raise Violation(
+                        f"samples change when the column {column} of its rows has another name "
+                        f"and {name} is set to that",
+                        f"read the column that {name} names, wherever it is used",
+                        place_of(reader(trial.demand())),
+                    )
+
+    def test_texts_of_arguments_are_kept_as_written(self, trial: Trial) -> None:
+        """an argument whose text is in the tokens is there as written, and changes no metadata"""
+        usual = trial.demand()
+        for name, text in _shown_arguments(trial):
+            written = f"{text}{unusual(SYSTEM)}"
+            dataset = trial.demand(changes={name: written})
+            expected = written if is_built_in(trial.signature.path) else written.strip()
+            if expected[len(text) :] not in decoded(dataset, trial.tokenizer):
+                raise Violation(
+                    f"the argument {name} is {written!r}, which is not in its tokens",
+                    "leave it as it is: no strip, format, % or splitlines",
+                    place_of(reader(usual)),
+                )
+            for row, before, after in zip(trial.rows, read(usual), read(dataset), strict=False):
+                for field in set(row) & set(before.metadata):
+                    if before.metadata[field] == [row[field]] != after.metadata[field]:
+                        raise Violation(
+                            f"with another {name}, {field} of the metadata is "
+                            f"{after.metadata[field][0]!r:.60} and not {row[field]!r:.60}",
+                            "put the row's own field into the metadata",
+                            place_of(reader(usual)),
+                        )
+
+    def test_splits_share_no_prompt(self, trial: Trial) -> None:
+        """the rows of one split are not among those of another"""
+        splits = [
+            argument
+            for argument in arguments_of(_component(trial))
+            if argument.is_choice and argument.name in SPLITS
+        ]
+        if trial.reads_file or not splits:
+            pytest.skip("generates no splits")
+        for argument in splits:
+            for values in combinations((argument.default, *argument.others), 2):
+                prompts = [_prompts(trial, {argument.name: value}) for value in values]
+                shared = sorted(prompts[0] & prompts[1])
+                if shared:
+                    text = trial.tokenizer.decode(list(shared[0]), skip_special_tokens=True)
+                    raise Violation(
+                        f"{len(shared)} prompts are in both {argument.name}={values[0]} and "
+                        f"{argument.name}={values[1]}, such as {text!r:.60}",
+                        "decide by a hash of a row's content to which split it belongs",
+                        trial.location,
+                    )
+
+
+def _check_variant(checks: ArgumentChecks, variant: Trial, changes: Changes) -> None:
+    for test in OF_EVERY_VARIANT:
+        try:
+            test(checks, variant)
+        except pytest.skip.Exception:
+            continue
+        except Violation as violation:
+            settings = ", ".join(f"{name}={value}" for name, value in changes.items())
+            finding = f"with {settings}: {violation.finding}"
+            raise Violation(finding, violation.cause, violation.where) from violation
+
+
+def effects_of(trial: Trial) -> Effects:
+    """The samples that a dataset makes of its rows in several situations."""
+    situations = list(_situations(trial))
+    computed: dict[str, list[Any]] = {}
+
+    def outcomes(changes: Changes) -> list[Any]:
+        key = repr(sorted(changes.items()))
+        if key not in computed:
+            computed[key] = [_outcome(trial, changes, **situation) for situation in situations]
+        return computed[key]
+
+    return Effects(
+        _arguments(trial),
+        declared_needs(trial.cls),
+        lambda changes: any(outcome is not None for outcome in outcomes(changes)),
+        outcomes,
+        lambda first, second: first != second,
+    )
+
+
+def _arguments(trial: Trial) -> list[VariedArgument]:
+    """Of `max_length`, the first value to try is one that only the longest row exceeds."""
+    arguments = arguments_of(_component(trial))
+    limit = max(map(longest_sequence, read(trial.demand()))) - 1
+    return [
+        dataclasses.replace(argument, others=(limit, *argument.others))
+        if argument.name == "max_length"
+        else argument
+        for argument in arguments
+    ]
+
+
+def _situations(trial: Trial) -> Iterator[dict[str, Any]]:
+    """How to make the dataset so that some argument shows its effect: with tokenizers, malformed
+    rows, and rows that lack a field."""
+    plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
+    usual = chat if needs_template(trial.cls) else plain
+    yield {"tokenizer": chat}
+    yield {"tokenizer": byte_tokenizer(chat=True, template=MARKED_TEMPLATE)}
+    yield {"tokenizer": plain}
+    lines = [as_line(row) for row in trial.rows]
+    if lines:
+        yield {"tokenizer": usual, "lines": [lines[0], "{", "[", *lines[1:]]}
+    for field in dict.fromkeys(field for row in trial.rows for field in row):
+        rows = [{name: row[name] for name in row if name != field} for row in trial.rows]
+        if all(rows):
+            yield {"tokenizer": usual, "rows": rows}
+
+
+def _outcome(trial: Trial, changes: Changes, **situation: Any) -> Any:
+    """The samples; a text if the rows are refused; None if the arguments are."""
+    try:
+        return _samples(trial.make(changes=changes, **situation))
+    except (DataError, ModelError) as refusal:
+        return refusal.what
+    except Exception:  # values that its author did not think of may raise anything
+        return None
+
+
+def _samples(dataset: Any) -> list[Any]:
+    return [(id_of(sample), content_of(sample)) for sample in read(dataset)]
+
+
+def _component(trial: Trial) -> Any:
+    """The dataset as its class makes it."""
+    dataset = trial.demand()
+    stream = dataset.stream if isinstance(dataset, FirstRows) else dataset
+    return stream.dataset if isinstance(stream, IteratedRows) else stream
+
+
+def _column_arguments(trial: Trial) -> list[tuple[str, str | None]]:
+    """(argument, the column that it names by default) of each that names one."""
+    component = _component(trial)
+    names = [argument.name for argument in trial.signature.arguments]
+    columns = [(name, getattr(component, name, "")) for name in names if name.endswith("_key")]
+    return [(name, column) for name, column in columns if column is None or column]
+
+
+def _renamed(row: Mapping[str, Any], column: str) -> dict[str, Any]:
+    return {NEW_COLUMN if name == column else name: value for name, value in row.items()}
+
+
+def _demand_that_a_column_is_read(trial: Trial, name: str) -> None:
+    """Raises Violation if a column that no argument named before changes no sample, whatever it
+    holds; some of what it holds may be refused."""
+    usual = _samples(trial.demand())
+    accepted = 0
+    for content in (_text_for, _numbers_for):
+        rows = [{**row, NEW_COLUMN: content(row)} for row in trial.rows]
+        try:
+            dataset = trial.make(rows, changes={name: NEW_COLUMN})
+        except RlcliError:
+            continue
+        accepted += 1
+        args = {**trial.args, name: NEW_COLUMN}
+        SampleChecks().test_samples_are_valid(
+            dataclasses.replace(trial, args=args, given_rows=rows)
+        )
+        if _samples(dataset) != usual:
+            return
+    if accepted:
+        raise Violation(
+            f"samples are the same whatever is in the column that {name} names",
+            "use it, or take the argument away",
+            place_of(reader(trial.demand())),
+        )
+
+
+def _text_for(row: Mapping[str, Any]) -> str:
+    return f"What row {len(row)} is about."
+
+
+def _numbers_for(row: Mapping[str, Any]) -> list[float]:
+    """One for each entry of the row's lists."""
+    lists = [value for value in row.values() if isinstance(value, list)]
+    return [0.5] * max(map(len, lists), default=1)
+
+
+def _shown_arguments(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(argument, a text for it) of each argument whose text is in the tokens."""
+    component = _component(trial)
+    names = [argument.name for argument in trial.signature.arguments]
+    for name in names:
+        value = getattr(component, name, 0)
+        text = value or "" if value is None or isinstance(value, str) else None
+        if text is not None and name != trial.file_argument and _shows(trial, name, text + SYSTEM):
+            yield name, text
+
+
+def _shows(trial: Trial, name: str, text: str) -> bool:
+    try:
+        dataset = trial.make(changes={name: text})
+    except Exception:  # not such a text: the name of a file or of a column
+        return False
+    return SYSTEM in decoded(dataset, trial.tokenizer)
+
+
+def _prompts(trial: Trial, changes: Changes) -> set[tuple[int, ...]]:
+    """The first prompts of its rows with some arguments."""
+    dataset = trial.demand(changes=changes)
+    samples: list[SequenceSample] = [
+        dataset[index] for index in range(min(len(dataset), ROWS_OF_A_SPLIT))
+    ]
+    return {
+        tuple(
+            token
+            for token, is_trained in zip(tokens, trained or [False] * len(tokens), strict=True)
+            if not is_trained
+        )
+        for sample in samples
+        for tokens, trained in sequences_of(sample)
+    }

@@ -65,6 +65,14 @@ class IgnoresAFlag(Settings):
 
 
 @dataclass(kw_only=True)
+class ReadsTheFirstOfAList(Settings):
+    scales: tuple[float, ...] = (1.0, 2.0)
+
+    def loss(self, output, batch):
+        return self.scales[0] * super().loss(output, batch)
+
+
+@dataclass(kw_only=True)
 class TakesOneChoiceForAnother(Settings):
     scale: Literal["group", "batch", "none"] = "group"
 
@@ -97,6 +105,7 @@ def test_arguments_that_change_a_result_pass():
     [
         (IgnoresANumber, "discount has no effect: results are the same with whatever it is"),
         (IgnoresAFlag, "normalized has no effect: results are the same with False and True"),
+        (ReadsTheFirstOfAList, "scales has no effect: results are the same with whatever it is"),
         (TakesOneChoiceForAnother, "scale has no effect: .* with 'group' and 'batch'"),
         (SaysThatItHasNone, "results differ between scale 1.0 and 3.0"),
     ],

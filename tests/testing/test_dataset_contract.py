@@ -303,14 +303,77 @@ WRONG = {
         "own-0, is said to stand at .*:10",
         "from 1",
     ),
+    "an argument without effect": (
+        (
+            "    max_length: int",
+            '    shuffled: bool = False\n    """Mixed."""\n    max_length: int',
+        ),
+        "test_every_argument_matters",
+        "shuffled has no effect: results are the same with False and True",
+        "NO_EFFECT_ON_NUMBERS",
+    ),
+    "a variant that remembers": (
+        (
+            "    max_length: int",
+            '    mixed: bool = False\n    """Mixed."""\n    max_length: int',
+        ),
+        (ROW, f"self.mixed and self.rows.append(self.rows.pop(0)); {ROW}"),
+        "test_every_variant",
+        "with mixed=True: the second time, row 0: its id",
+        "resumed",
+    ),
+    "a column by its usual name": (
+        (
+            "    max_length: int",
+            '    prompt_key: str = "prompt"\n    """Field."""\n    max_length: int',
+        ),
+        ('row["prompt"]', 'row.get("prompt", "?")'),
+        "test_columns_are_found_by_their_names",
+        "samples change when the column prompt of its rows has another name",
+        "prompt_key names",
+    ),
+    "a column that is not read": (
+        (
+            "    max_length: int",
+            '    hint_key: str | None = None\n    """Field."""\n    max_length: int',
+        ),
+        "test_columns_are_found_by_their_names",
+        "samples are the same whatever is in the column that hint_key names",
+        "use it",
+    ),
+    "a stripped argument": (
+        (
+            "    max_length: int",
+            '    before: str = ""\n    """Text."""\n    max_length: int',
+        ),
+        ('texts = row["prompt"],', 'texts = self.before.format() + row["prompt"],'),
+        "test_texts_of_arguments_are_kept_as_written",
+        "the argument before is .*, which is not in its tokens",
+        "as it is",
+    ),
+    "draws without the seed": (
+        (ROW, f"{ROW}; answer = answer * random.Random(id_).randint(1, 2)"),
+        "test_draws_depend_on_the_seed",
+        "equal rows with other ids give other samples, but another seed",
+        "stable_seed",
+    ),
+    "metadata that say nothing": (
+        (
+            "            ids=[id_],",
+            '            ids=[id_],\n            metadata={"source": [None]},',
+        ),
+        "test_metadata_are_not_always_null",
+        "source of the metadata is null in every row",
+        "fill it",
+    ),
 }
 PARAMETERS = {"test_ranks": (2,)}
 
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_faulty_dataset_is_reported_with_cause_and_line(make_trial, fault):
-    change, check, finding, cause = WRONG[fault]
-    trial = make_trial(change)
+    *changes, check, finding, cause = WRONG[fault]
+    trial = make_trial(*changes)
     caught = violation(trial, check, *PARAMETERS.get(check, ()))
     assert re.search(finding, caught.finding), caught.finding
     assert cause in caught.cause

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.dataflow import weight_writers
 from rlcli.inspect.processor import slow_dtypes
+from rlcli.recipe.components import argument_of
 from rlcli.recipe.graph import train_graph
+from rlcli.recipe.lengths import generation_of, written_beyond
+from rlcli.recipe.warm_start import warm_starts
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -16,7 +19,15 @@ if TYPE_CHECKING:
 def recipe_warnings(resolved: Resolved) -> Iterator[str]:
     """Warnings, each with its place. Nothing is loaded for them."""
     yield from slow_dtypes(resolved)
+    yield from contradictions(resolved)
+
+
+def contradictions(resolved: Resolved) -> Iterator[str]:
+    """Settings that do not fit together, whatever machine the recipe runs on."""
     yield from _samplers_left_behind(resolved)
+    yield from _endless_warmups(resolved)
+    yield from _heads_that_never_learned(resolved)
+    yield from _unequal_temperatures(resolved)
 
 
 def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
@@ -31,4 +42,56 @@ def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
                 f"{location}: each step {name} samples with the weights that {call.model} began "
                 f"with, while {source} is trained; "
                 f"graph.{writers[source][0]}.hooks.copy_to={call.model} makes it follow"
+            )
+
+
+def _endless_warmups(resolved: Resolved) -> Iterator[str]:
+    """A learning rate that is still rising when the run ends."""
+    steps = resolved.recipe.train.steps
+    for name in resolved.recipe.trained_roles:
+        backend = resolved.recipe.models[name].backend
+        warmup = backend.args.get("warmup_steps") if backend is not None else None
+        if steps is not None and isinstance(warmup, int) and warmup >= steps > 1:
+            location = resolved.origin(("models", name, "backend", "args", "warmup_steps"))
+            setting = f"models.{name}.backend.args.warmup_steps={steps // 10}"
+            yield (
+                f"{location}: the learning rate of {name} rises for {warmup} steps, and the run "
+                f"has {steps}; {setting} leaves time to learn"
+            )
+
+
+def _heads_that_never_learned(resolved: Resolved) -> Iterator[str]:
+    """A role whose values nothing trains, here or where its weights come from."""
+    recipe = resolved.recipe
+    for start in warm_starts(resolved):
+        role, source = recipe.models[start.role], start.source.recipe.models[start.source_role]
+        has_new_head = role.head == "value" and source.head != "value"
+        if has_new_head and start.role not in recipe.changing_roles:
+            yield (
+                f"{resolved.origin(('models', start.role, 'path'))}: {start.role} scores with a "
+                f"head of random weights: {start.source.recipe.name} trains a model that predicts "
+                "tokens, and nothing here trains the head; start from a recipe with head: value"
+            )
+
+
+def _unequal_temperatures(resolved: Resolved) -> Iterator[str]:
+    """Log-probs of responses at another temperature than the one at which they were sampled."""
+    recipe = resolved.recipe
+    calls = {
+        name: call for name, call in recipe.graph.items() if recipe.models[call.model].has_weights
+    }
+    sampled_at = {
+        generation_of(recipe, call)["temperature"]
+        for call in calls.values()
+        if call.call == "generate"
+    }
+    for name, call in calls.items():
+        kind, args = call.interface.type, call.interface.args
+        temperature = argument_of("interfaces", kind, args, "temperature")
+        scores_texts = temperature is not None and written_beyond(call) is None
+        if scores_texts and len(sampled_at) == 1 and temperature not in sampled_at:
+            yield (
+                f"{resolved.origin(('graph', name, 'interface'))}: {name} computes log-probs at "
+                f"temperature {temperature}, of responses sampled at {min(sampled_at)}; set its "
+                "temperature to ${generation.temperature}"
             )

@@ -15,6 +15,7 @@ import pytest
 from rlcli import registry
 from rlcli.errors import ModelError, RecipeError
 from rlcli.inspect.checklist import inspect_rows
+from rlcli.inspect.doubtful import contradictions
 from rlcli.observe.metrics import read_metrics
 from rlcli.project import is_built_in
 from rlcli.recipe.introspection.minimal import superfluous
@@ -30,6 +31,8 @@ LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
 MODEL_LEFT_TO_THE_USER = re.compile(r"models\.([\w-]+) has no weights: give one of")
 SOME_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 """Its sizes are known here; the checks run tiny models of its family."""
+WARMER = "generation.temperature=1.25"
+"""No recipe has it, so that a call that does not follow the setting is seen."""
 PERPLEXITY = "ppl"
 """Metric of a step that learns given texts."""
 UNDECIDED = 1.0
@@ -93,6 +96,16 @@ class RecipeContract(Contract):
             raise Violation(
                 f"no rank holds {', '.join(sorted(unused))}", where=_where(resolved, "models")
             )
+
+    def test_settings_fit_together(self, resolved: Resolved, tmp_path: Path) -> None:
+        """its settings do not contradict each other, at another temperature either"""
+        try:
+            warmer = _resolved(self.name, [*self.overrides, WARMER], tmp_path)
+        except RecipeError:  # it leaves its users no choice
+            warmer = resolved
+        for warning in (*contradictions(resolved), *contradictions(warmer)):
+            location, _, finding = warning.partition(": ")
+            raise Violation(finding, where=location)
 
     def test_is_minimal(self, resolved: Resolved) -> None:
         """it repeats nothing that its parents or the defaults say"""

@@ -25,3 +25,24 @@ def test_a_sampler_that_follows_the_trained_role_causes_no_warning():
         )
     )
     assert not list(recipe_warnings(load_recipe("ppo_math", ["cluster.device=cuda"])))
+
+
+def test_a_warm_up_that_does_not_end_causes_a_warning():
+    (warning,) = recipe_warnings(
+        load_recipe("dpo_arithmetic", ["models.actor.backend.args.warmup_steps=60"])
+    )
+    assert "the learning rate of actor rises for 60 steps, and the run has 60" in warning
+
+
+def test_scores_of_a_head_that_nothing_trained_cause_a_warning():
+    (warning,) = recipe_warnings(
+        load_recipe("rlhf_arithmetic", ["models.reward.path=recipe:sft_math#actor"])
+    )
+    assert "reward scores with a head of random weights: sft_math trains a model" in warning
+
+
+def test_log_probs_at_another_temperature_than_that_of_sampling_cause_a_warning():
+    settings = ["generation.temperature=0.7", "graph.ref_inf.interface.args.temperature=1.0"]
+    (warning,) = recipe_warnings(load_recipe("grpo_math", settings))
+    assert "ref_inf computes log-probs at temperature 1.0, of responses sampled at 0.7" in warning
+    assert not list(recipe_warnings(load_recipe("grpo_math", settings[:1])))

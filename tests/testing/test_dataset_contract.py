@@ -346,7 +346,7 @@ WRONG = {
             "    max_length: int",
             '    before: str = ""\n    """Text."""\n    max_length: int',
         ),
-        ('texts = row["prompt"],', 'texts = self.before.format() + row["prompt"],'),
+        ('texts = row["prompt"],', 'texts = self.before.replace("{}", "") + row["prompt"],'),
         "test_texts_of_arguments_are_kept_as_written",
         "the argument before is .*, which is not in its tokens",
         "as it is",
@@ -595,7 +595,9 @@ def test_streaming_that_has_other_rows_than_the_file_is_reported(make_trial):
             "    def __len__(self):\n",
         ),
     )
-    assert violation(trial, "test_continues").finding.startswith("with streaming, row 1")
+    assert violation(trial, "test_continues").finding.startswith(
+        "with streaming, from row 0 on row 1"
+    )
 
 
 def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial):

@@ -10,7 +10,7 @@ Each byte of a text is one token.
 
 from __future__ import annotations
 
-from rlcli.testing.dataset_checks.arguments import ArgumentChecks
+from rlcli.testing.dataset_checks.arguments import DatasetArgumentChecks
 from rlcli.testing.dataset_checks.building import BuildingChecks
 from rlcli.testing.dataset_checks.fields import FieldChecks
 from rlcli.testing.dataset_checks.files import FileChecks
@@ -23,7 +23,7 @@ __all__ = ["DatasetContract"]
 
 
 class DatasetContract(
-    ArgumentChecks,
+    DatasetArgumentChecks,
     FormatChecks,
     FieldChecks,
     FileChecks,

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rlcli.api.data import SequenceSample
 from rlcli.api.dataset import IteratedRows
 from rlcli.errors import DataError, ModelError, RlcliError
 from rlcli.project import is_built_in
@@ -63,7 +62,7 @@ OF_EVERY_VARIANT: Sequence[Callable[[Any, Trial], None]] = (
 )
 
 
-class ArgumentChecks(Contract):
+class DatasetArgumentChecks(Contract):
     def test_every_argument_matters(self, trial: Trial) -> None:
         """every argument changes a sample, unless it is declared to change none"""
         demand_effects(effects_of(trial), trial.cls)
@@ -96,8 +95,7 @@ class ArgumentChecks(Contract):
                     )
 
     def test_texts_of_arguments_are_kept_as_written(self, trial: Trial) -> None:
-        """an argument whose text is in the tokens is there as written, and changes no metadata"""
-        usual = trial.demand()
+        """an argument whose text is in the tokens is there as written"""
         for name, text in _shown_arguments(trial):
             written = f"{text}{unusual(SYSTEM)}"
             dataset = trial.demand(changes={name: written})
@@ -106,16 +104,22 @@ class ArgumentChecks(Contract):
                 raise Violation(
                     f"the argument {name} is {written!r}, which is not in its tokens",
                     "leave it as it is: no strip, format, % or splitlines",
-                    place_of(reader(usual)),
+                    place_of(reader(dataset)),
                 )
-            for row, before, after in zip(trial.rows, read(usual), read(dataset), strict=False):
+
+    def test_texts_of_arguments_are_not_in_the_metadata(self, trial: Trial) -> None:
+        """metadata that are a field of the row stay so, whatever arguments write around it"""
+        usual = read(trial.demand())
+        for name, text in _shown_arguments(trial):
+            changed = read(trial.demand(changes={name: text + SYSTEM}))
+            for row, before, after in zip(trial.rows, usual, changed, strict=False):
                 for field in set(row) & set(before.metadata):
                     if before.metadata[field] == [row[field]] != after.metadata[field]:
                         raise Violation(
                             f"with another {name}, {field} of the metadata is "
                             f"{after.metadata[field][0]!r:.60} and not {row[field]!r:.60}",
                             "put the row's own field into the metadata",
-                            place_of(reader(usual)),
+                            place_of(reader(trial.demand())),
                         )
 
     def test_splits_share_no_prompt(self, trial: Trial) -> None:
@@ -141,7 +145,7 @@ class ArgumentChecks(Contract):
                     )
 
 
-def _check_variant(checks: ArgumentChecks, variant: Trial, changes: Changes) -> None:
+def _check_variant(checks: DatasetArgumentChecks, variant: Trial, changes: Changes) -> None:
     for test in OF_EVERY_VARIANT:
         try:
             test(checks, variant)
@@ -293,15 +297,9 @@ def _shows(trial: Trial, name: str, text: str) -> bool:
 def _prompts(trial: Trial, changes: Changes) -> set[tuple[int, ...]]:
     """The first prompts of its rows with some arguments."""
     dataset = trial.demand(changes=changes)
-    samples: list[SequenceSample] = [
-        dataset[index] for index in range(min(len(dataset), ROWS_OF_A_SPLIT))
-    ]
-    return {
-        tuple(
-            token
-            for token, is_trained in zip(tokens, trained or [False] * len(tokens), strict=True)
-            if not is_trained
-        )
-        for sample in samples
-        for tokens, trained in sequences_of(sample)
-    }
+    prompts: set[tuple[int, ...]] = set()
+    for index in range(min(len(dataset), ROWS_OF_A_SPLIT)):
+        for tokens, trained in sequences_of(dataset[index]):
+            flags = [*(trained or [False] * len(tokens)), True]
+            prompts.add(tuple(tokens[: flags.index(True)]))
+    return prompts

@@ -97,7 +97,9 @@ class FileChecks(Contract):
             mismatch = first_difference(all_rows[:count], read(trial.demand(max_rows=count)))
             if mismatch:
                 raise Violation(
-                    f"with max_rows = {count}, {mismatch}", "read so many rows", trial.location
+                    f"with max_rows = {count}, {mismatch}",
+                    "stop after that many rows",
+                    trial.location,
                 )
 
     def test_overlong_refused(self, trial: Trial) -> None:

@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -34,6 +34,8 @@ DRAW_BY_SEED = (
 )
 MANY_ROWS = 8
 """This many rows will not be in the same order by coincidence."""
+Rows = list[dict[str, Any]]
+
 COPIES = 8
 """Of a row; what is drawn for them will not be the same for all by coincidence."""
 LONG_STREAM = 600
@@ -109,18 +111,12 @@ class OrderChecks(Contract):
         """what is drawn for a row depends on the run's seed"""
         if not trial.goes_by_ids:
             pytest.skip("reads no rows that have ids")
-        copies = [
-            {**row, "id": f"{index}-{number}"}
-            for index, row in enumerate(trial.rows)
-            for number in range(COPIES)
-        ]
-        dataset = trial.demand(copies)
+        copies = _copies(trial.rows, COPIES)
+        dataset, reseeded = trial.demand(copies), trial.demand(copies, seed=2)
         if len(dataset) != len(copies):
             pytest.skip("has no sample for each row")
-        first, second = (
-            [content_of(dataset[index]) for index in range(len(copies))]
-            for dataset in (dataset, trial.demand(copies, seed=2))
-        )
+        first = [content_of(dataset[index]) for index in range(len(copies))]
+        second = [content_of(reseeded[index]) for index in range(len(copies))]
         groups = [first[start : start + COPIES] for start in range(0, len(first), COPIES)]
         is_drawn = any(content != group[0] for group in groups for content in group)
         if is_drawn and first == second:
@@ -298,26 +294,35 @@ class OrderChecks(Contract):
 
 def _demand_rows_of_file(trial: Trial) -> None:
     """A long stream has the rows of its file, from any place, also where some are dropped."""
-    copies = [
-        {**row, "id": f"far-{number}"} if "id" in row else row
-        for number, row in enumerate(islice(cycle(trial.named_rows), LONG_STREAM))
-    ]
-    variants: list[dict[str, Any]] = [{}]
+    count = -(-LONG_STREAM // len(trial.rows))
+    copies = _copies(trial.rows, count) if trial.goes_by_ids else trial.rows * count
+    _demand_same_rows(trial, copies)
     if trial.takes("overlong") and trial.takes("max_length"):
         longest = max(map(longest_sequence, read(trial.demand())))
-        variants.append({"overlong": "drop", "max_length": longest - 1})
-    for settings in variants:
-        rows = trial.demand(copies, streaming=False, **settings)
-        stream = trial.demand(copies, streaming=True, **settings)
-        for start in STARTS:
-            continued = list(islice(stream.rows_from(0, start), 2))
-            expected = [rows[index] for index in range(start, min(start + 2, len(rows)))]
-            if mismatch := first_difference(expected, continued):
-                raise Violation(
-                    f"with streaming, from row {start} on {mismatch}",
-                    "a stream has the rows of the file, in its order, without those that it drops",
-                    place_of(reader(stream)),
-                )
+        _demand_same_rows(trial, copies, overlong="drop", max_length=longest - 1)
+
+
+def _demand_same_rows(trial: Trial, copies: Rows, **settings: Any) -> None:
+    rows = trial.demand(copies, streaming=False, **settings)
+    stream = trial.demand(copies, streaming=True, **settings)
+    for start in STARTS:
+        continued = list(islice(stream.rows_from(0, start), 2))
+        expected = [rows[index] for index in range(start, min(start + 2, len(rows)))]
+        if mismatch := first_difference(expected, continued):
+            raise Violation(
+                f"with streaming, from row {start} on {mismatch}",
+                "a stream has the rows of the file, in its order, without those that it drops",
+                place_of(reader(stream)),
+            )
+
+
+def _copies(rows: Rows, count: int) -> Rows:
+    """Several copies of each row, one after the other, with ids of their own."""
+    return [
+        {**row, "id": f"{index}-{number}"}
+        for index, row in enumerate(rows)
+        for number in range(count)
+    ]
 
 
 def _two_or_more(trial: Trial) -> list[dict[str, Any]]:

@@ -50,12 +50,9 @@ class RenderingChecks(Contract):
             pytest.skip("its rows are conversations")
         if system and not trial.takes("system"):
             pytest.skip("takes no system prompt")
-        takes_system = trial.takes("system")
-        settings: dict[str, Any] = {"system": system} if takes_system else {}
-        without: dict[str, Any] = {"system": None} if takes_system else {}
         plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
-        texts = map(_prompts, read(trial.demand(tokenizer=plain, **without)))
-        rendered = map(_prompts, read(trial.demand(tokenizer=chat, **settings)))
+        texts = _prompts_of_all(trial, plain, None)
+        rendered = _prompts_of_all(trial, chat, system)
         for index, prompts in enumerate(zip(texts, rendered, strict=True)):
             for tokens, prompt in zip(*prompts, strict=True):
                 text = plain.decode(tokens, skip_special_tokens=True)
@@ -203,6 +200,12 @@ def _call_of(call: Mapping[str, Any]) -> dict[str, Any]:
         **call,
         "function": {**function, "arguments": json.loads(arguments) if is_text else arguments},
     }
+
+
+def _prompts_of_all(trial: Trial, tokenizer: Any, system: str | None) -> list[list[list[int]]]:
+    """Those of each sample, with this system prompt and not one of the dataset's own."""
+    settings: dict[str, Any] = {"system": system} if trial.takes("system") else {}
+    return [_prompts(sample) for sample in read(trial.demand(tokenizer=tokenizer, **settings))]
 
 
 def _prompts(sample: Any) -> list[list[int]]:

@@ -209,16 +209,9 @@ class SampleChecks(Contract):
         tokenizer = byte_tokenizer(chat=True)
         shown = shown_texts(trial, tokenizer)
         rows = with_texts(trial.rows, shown, lambda text: f"{text}{INJECTED}")
-        usual, changed = (
-            [tokens for sample in read(dataset) for tokens, _ in sequences_of(sample)]
-            for dataset in (
-                trial.demand(tokenizer=tokenizer),
-                trial.demand(rows, tokenizer=tokenizer),
-            )
-        )
-        for before, after in zip(usual, changed, strict=True):
-            special = set(tokenizer.all_special_ids)
-            counts = [sum(token in special for token in tokens) for tokens in (before, after)]
+        usual = _special_tokens(trial.demand(tokenizer=tokenizer), tokenizer)
+        changed = _special_tokens(trial.demand(rows, tokenizer=tokenizer), tokenizer)
+        for counts in zip(usual, changed, strict=True):
             if counts[0] != counts[1]:
                 raise Violation(
                     f"a row that has {INJECTED!r} in its texts has {counts[1]} special tokens and "
@@ -341,6 +334,13 @@ def with_texts(
         return change(value) if isinstance(value, str) and value in shown else value
 
     return [{name: changed(value) for name, value in row.items()} for row in rows]
+
+
+def _special_tokens(dataset: Any, tokenizer: Any) -> list[int]:
+    """The number of special tokens in each sequence."""
+    special = set(tokenizer.all_special_ids)
+    sequences = [tokens for sample in read(dataset) for tokens, _ in sequences_of(sample)]
+    return [sum(token in special for token in tokens) for tokens in sequences]
 
 
 def _answer(trial: Trial, tokens: Sequence[int], trained: Sequence[bool] | None) -> str:

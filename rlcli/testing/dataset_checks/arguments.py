@@ -207,9 +207,10 @@ def _situations(trial: Trial) -> Iterator[dict[str, Any]]:
 
 
 def _outcome(trial: Trial, changes: Changes, **situation: Any) -> Any:
-    """The samples; a text if the rows are refused; None if the arguments are."""
+    """The contents of samples, whose ids may name arguments; a text if the rows are refused; None
+    if the arguments are."""
     try:
-        return _samples(trial.make(changes=changes, **situation))
+        return [content for _, content in _samples(trial.make(changes=changes, **situation))]
     except (DataError, ModelError) as refusal:
         return refusal.what
     except Exception:  # values that its author did not think of may raise anything

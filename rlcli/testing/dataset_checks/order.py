@@ -117,7 +117,7 @@ class OrderChecks(Contract):
             pytest.skip("has no sample for each row")
         first = [content_of(dataset[index]) for index in range(len(copies))]
         second = [content_of(reseeded[index]) for index in range(len(copies))]
-        groups = [first[start : start + COPIES] for start in range(0, len(first), COPIES)]
+        groups = [first[index :: len(trial.rows)] for index in range(len(trial.rows))]
         is_drawn = any(content != group[0] for group in groups for content in group)
         if is_drawn and first == second:
             raise Violation(
@@ -317,11 +317,11 @@ def _demand_same_rows(trial: Trial, copies: Rows, **settings: Any) -> None:
 
 
 def _copies(rows: Rows, count: int) -> Rows:
-    """Several copies of each row, one after the other, with ids of their own."""
+    """All rows several times, each with an id of its own."""
     return [
         {**row, "id": f"{index}-{number}"}
-        for index, row in enumerate(rows)
         for number in range(count)
+        for index, row in enumerate(rows)
     ]
 
 

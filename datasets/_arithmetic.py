@@ -59,6 +59,11 @@ class ArithmeticProblem:
         return written
 
     @property
+    def expression(self) -> str:
+        """`12+7-3`"""
+        return _expression(self.first, self.operations)
+
+    @property
     def answer(self) -> str:
         return self.lines[-1].rsplit("=", 1)[1]
 
@@ -144,7 +149,7 @@ class ArithmeticProblems(Sequence[ArithmeticProblem]):
 
 def is_held_out(problem: ArithmeticProblem) -> bool:
     """Whether the problem belongs to the held-out eighth, judged by its numbers alone."""
-    return hashlib.sha256(_expression(problem.first, problem.operations).encode()).digest()[0] < 32
+    return hashlib.sha256(problem.expression.encode()).digest()[0] < 32
 
 
 def _draw(rng: random.Random, level: int) -> ArithmeticProblem:

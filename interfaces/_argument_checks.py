@@ -35,8 +35,9 @@ def compares_groups(settings: Any) -> bool:
 def check_episodes(settings: Any) -> None:
     """The arguments of `episodes`."""
     generation, turn = settings.generation, settings.turn_tokens
-    if isinstance(generation, Mapping):
-        generation = GenerationHyperparameters(**generation)
+    if not isinstance(generation, GenerationHyperparameters):  # a mapping, or left out
+        fields = generation if isinstance(generation, Mapping) else {}
+        generation = GenerationHyperparameters(**fields)
     if turn is not None and turn < generation.min_new_tokens:
         raise ValueError(
             f"turn_tokens is {turn}; it must be at least {generation.min_new_tokens}, "

@@ -52,6 +52,7 @@ class EpisodesInterface(ModelInterface):
         "name": "environment",
         "args": "environment_args",
         "scored": "scored",
+        "turn_rewards": "turn_rewards",
     }
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_episodes"
     READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}

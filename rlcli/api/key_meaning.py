@@ -38,6 +38,8 @@ experts per token] for each token but the last, which the sampler has not read. 
 computes with such a batch routes the tokens to these experts."""
 NOT_ENDED = "seq_no_eos_mask"
 """Which responses were cut off before they ended by themselves."""
+DENSE_REWARDS = "dense_rewards"
+"""A reward, or a score, after each token; of an episode, that of a turn at its last token."""
 ADVANTAGES = "advantages"
 """How much better each token of a response was than expected."""
 CHOSEN = "chosen"
@@ -136,7 +138,7 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     ),
     ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
     (ROUTED_EXPERTS, Meaning(minus_one, EXPERTS, is_flat=False)),
-    ("values dense_rewards", Meaning(full, REALS)),
+    (f"values {DENSE_REWARDS}", Meaning(full, REALS)),
     (f"{ADVANTAGES} returns kl_rewards loss_weights kl_weights", Meaning(minus_one, REALS)),
     (REWARDS, Meaning(one, SCORES, shown_as="reward")),
     (SOLVED, Meaning(one, SCORES, shown_as="accuracy")),

@@ -6,15 +6,27 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from rlcli.cli import arguments as options
-from rlcli.cli.output import flush, print_piece, print_talk, print_text
-from rlcli.errors import ModelError
+from rlcli.cli.output import (
+    flush,
+    print_labelled,
+    print_piece,
+    print_styled,
+    print_talk,
+    print_text,
+)
+from rlcli.errors import ModelError, RlcliError
+from rlcli.observe.series import short
 
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
     from rlcli.launch.answering import Answerer
+    from rlcli.launch.playing import Played, Player, Row, RowsToPlay
     from rlcli.recipe.prompt_format import PromptFormat
 
 HELP = "Ctrl-C stops an answer, Ctrl-D leaves"
@@ -28,17 +40,32 @@ def chat(
     temperature: options.Temperature = 0.7,
     top_p: options.TopP = 0.95,
     seed: options.Seed = 1,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "--environment", metavar="NAME", help="Play with it; a run plays with its own."
+        ),
+    ] = None,
     role: options.RoleName = None,
     step: options.StepNumber = None,
 ) -> None:
     """Talk to a model with its own chat template; without one, each line is a prompt of its own.
-    Ctrl-C stops an answer, /reset starts over, Ctrl-D leaves.
+    Ctrl-C stops an answer, /reset starts over, Ctrl-D leaves. With an environment each line begins
+    an episode, of which every turn is shown.
 
     Example: rlcli chat runs/ppo_gsm8k/20261121-120000
     """
+    from rlcli.launch.playing import Player, chosen_interface, rows_to_play
+
     settings = options.sampling(max_new_tokens, temperature, top_p)
     with options.answering(model, role, step, seed) as (trained, answerer):
-        if answerer.chats:
+        interface = chosen_interface(trained.run, environment)
+        if interface is not None:
+            style = options.prompt_format_of(trained, system)
+            player, rows = Player(answerer, interface, settings), rows_to_play(trained.run)
+            print_talk(f"{trained.described}, playing with {player.environment}. {_to_play(rows)}")
+            _play(player, rows, style)
+        elif answerer.chats:
             # a template that fails is refused here
             answerer.tokens_of([{"role": "user", "content": "?"}])
             print_talk(f"{trained.described}. {HELP}, /reset forgets the conversation")
@@ -88,8 +115,48 @@ def _answer_each(
             print_talk(error.what)
 
 
-def _lines() -> Iterator[str]:
-    """The user's lines until the end of the input, without empty ones. Ctrl-C discards a line."""
+def _to_play(rows: RowsToPlay | None) -> str:
+    begins = "Each line is a question"
+    if rows is not None:
+        begins += f", Enter alone plays the next row of {rows.name}"
+    return f"{begins}. Ctrl-C stops an episode, Ctrl-D leaves"
+
+
+def _play(player: Player, rows: RowsToPlay | None, style: PromptFormat) -> None:
+    """Play an episode for each line until the input ends."""
+    for number, line in enumerate(_lines(with_empty=rows is not None)):
+        try:
+            row = player.asked(line, style) if rows is None or line.strip() else rows.next_row()
+            played = player.play(row, number, partial(_show_part, line))
+        except RlcliError as error:
+            print_talk(error.what)
+        except KeyboardInterrupt:
+            print_text("[…]")
+        else:
+            _print_played(row, played)
+
+
+def _show_part(line: str, label: str, text: str) -> None:
+    """Print a part of an episode; not its beginning if the user has just written it."""
+    if label != "prompt" or not line.strip() or line.strip() not in text:
+        print_labelled(label, text)
+        flush()
+
+
+def _print_played(row: Row, played: Played) -> None:
+    """Print how an episode has ended."""
+    reward = "" if played.reward is None else f"reward {short(played.reward)}  "
+    of_turns = ", ".join(map(short, played.turn_rewards))
+    facts = [f"of turns {of_turns}"] if len(played.turn_rewards) > 1 else []
+    facts += [f"{name} {short(value)}" for name, value in played.numbers.items() if value]
+    if row.answer is not None:
+        facts.append(f"answer {row.answer}")
+    print_styled(("    ", ""), (reward, "bold"), ("  ".join(facts), "dim"))
+
+
+def _lines(with_empty: bool = False) -> Iterator[str]:
+    """The user's lines until the end of the input, by default without empty ones. Ctrl-C discards a
+    line."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - makes input() edit lines and remember them
     while True:
@@ -101,7 +168,7 @@ def _lines() -> Iterator[str]:
         except KeyboardInterrupt:
             print_text()
             continue
-        if line.strip():
+        if with_empty or line.strip():
             yield line
 
 

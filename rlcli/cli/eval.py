@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +79,8 @@ def eval(  # the verb's name
 
     Example: rlcli eval runs/ppo_math/20261121-120000 --dataset gsm8k/test.jsonl -n 8
     """
-    from rlcli.launch.evaluation import check_exam, exam_recipe, examine, find_exam, read_component
+    from rlcli.launch.components import read_component
+    from rlcli.launch.evaluation import check_exam, exam_recipe, examine, find_exam
     from rlcli.launch.harness import run_tasks
     from rlcli.launch.trained_model import trained_model
     from rlcli.observe.status_line import status_line
@@ -96,7 +96,7 @@ def eval(  # the verb's name
         trained = stack.enter_context(trained_model(model, role, step))
         exam = find_exam(dataset, trained.run)
         if reward is not None:
-            exam = replace(exam, reward=read_component(reward, "--reward"))
+            exam = exam.with_reward(read_component(reward, "--reward"))
         resolved = exam_recipe(trained.source, exam, settings)
         check_exam(resolved)
         phase = stack.enter_context(status_line())
@@ -225,18 +225,23 @@ def _shown(value: float | None) -> str:
 
 def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
     """`256 of arithmetic, 8 responses to each at temperature 1, up to 512 tokens`"""
+    from rlcli.launch.playing import played_by
+
     generation = recipe.generation.build()
     count = max((moments.size for moments in evaluated.scores.values()), default=0)
     dataset = recipe.datasets[str(recipe.train.eval.dataset)]
     source = dataset.args.get("path") or dataset.type
     group = generation.responses_per_prompt
     drawn = "greedy" if generation.greedy else f"at temperature {generation.temperature:g}"
-    each = f"{group} responses to each" if group > 1 else "one response to each"
+    unit = "response" if played_by(recipe) is None else "episode"
+    each = f"{group} {unit}s to each" if group > 1 else f"one {unit} to each"
     return f"{count} of {source}, {each}, {drawn}, up to {generation.max_new_tokens} tokens"
 
 
 def _print_responses(texts: Sequence[dict[str, Any]]) -> None:
-    """Print the responses to one prompt."""
+    """Print the responses to one prompt, episodes turn by turn."""
+    from rlcli.observe.samples import SampleRecord
+
     first = texts[0]
     answer = f"  (answer: {first['answer']})" if first["answer"] is not None else ""
     print_text(f"\n{first['id']}{answer}")
@@ -246,7 +251,9 @@ def _print_responses(texts: Sequence[dict[str, Any]]) -> None:
         facts += ["cut off"] if text["finish"] == "length" else []
         which = f"response {text['number'] + 1}" if len(texts) > 1 else "response"
         print_text(f"  --- {which}{': ' if facts else ''}{', '.join(facts)}")
-        print_text("  " + _cut(text["response"].strip()).replace("\n", "\n  "))
+        for label, part in SampleRecord(step=0, **text).parts():
+            begins = "" if label == "response" else f"{label}: "
+            print_text("  " + _cut(f"{begins}{part.strip()}").replace("\n", "\n  "))
 
 
 def _cut(text: str) -> str:

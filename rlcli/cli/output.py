@@ -60,6 +60,12 @@ def print_text(text: str = "") -> None:
     write_text(escape_control(text) + "\n")
 
 
+def print_labelled(label: str, text: str) -> None:
+    """Print a text on stdout, indented and next to its label, safe for a terminal."""
+    for number, line in enumerate(text.strip("\n").split("\n")):
+        print_text(f"    {label if number == 0 else '':<8}  {line}")
+
+
 def print_piece(text: str) -> None:
     """Print part of a text immediately, safe for a terminal."""
     write_text(escape_control(text))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
-from rlcli.cli.output import print_json, print_styled, print_talk, print_text
+from rlcli.cli.output import print_json, print_labelled, print_styled, print_talk
 from rlcli.cli.units import count
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import RUNS
@@ -146,7 +146,8 @@ def _nothing(selection: SampleSelection) -> str:
 def _print_sample(number: int, sample: SampleRecord, full: bool) -> None:
     _print_head(number, sample)
     _print_text("prompt", sample.prompt, full)
-    _print_text("response", sample.response, full)
+    for label, text in sample.parts():
+        _print_text(label, text, full)
     if sample.reason is not None:
         _print_text("why", sample.reason, full)
 
@@ -190,5 +191,4 @@ def _print_text(label: str, text: str, full: bool) -> None:
     half = LONGEST // 2
     if len(text) > LONGEST and not full:
         text = f"{text[:half]} [... {len(text) - LONGEST} characters ...] {text[-half:]}"
-    for number, line in enumerate(text.split("\n")):
-        print_text(f"    {label if number == 0 else '':<8}  {line}")
+    print_labelled(label, text)

@@ -79,11 +79,11 @@ class Answerer:
 
     def __init__(self, source: str, device: str = "auto", seed: int = 1):
         """`source`: a folder or Hub id. Raises ModelError, ResourceError."""
-        model = load_alone(source, device, seed)
+        self.model = load_alone(source, device, seed)
         self.source = source
         self.seed = seed
-        self.tokenizer: Any = model.tokenizer
-        self._engine: Any = model.module
+        self.tokenizer: Any = self.model.tokenizer
+        self._engine: Any = self.model.module
         self._engine.eval()
 
     @property

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.key_meaning import REWARDS
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
+from rlcli.launch.components import Component, read_component
+from rlcli.launch.playing import environment_argument, played_by, played_in
 from rlcli.project import check_run_not_planted
 from rlcli.spelling import nearest_name
 
@@ -25,24 +27,39 @@ HELD_OUT = "held_out"
 LOOKED_AT = 64
 """Rows that are checked before a model is loaded."""
 
-Component = dict[str, Any]
-"""`{type: …, args: …}`, as in a recipe; without a type, that of the layer."""
-
 
 @dataclass(frozen=True)
 class Exam:
     """The rows that a model is evaluated on, and the reward that judges it."""
 
     dataset: Component
+    """Without a type: that of the layer."""
     reward: Component | None = None
     """None: the reward of the layer."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Maximum length and stop tokens of responses, from the recipe of the dataset."""
+    player: Component | None = None
+    """The interface that plays an episode for each row; None: each is answered once."""
+
+    def with_reward(self, reward: Component) -> Exam:
+        """The same, judged by this reward instead of the environment's, or the recipe's."""
+        if self.player is None:
+            return replace(self, reward=reward)
+        unscored = self.player["args"] | {environment_argument(self.player, "scored"): False}
+        return replace(self, reward=reward, player=self.player | {"args": unscored})
+
+    @property
+    def is_scored_by_environment(self) -> bool:
+        player = self.player
+        return player is not None and bool(
+            player["args"].get(environment_argument(player, "scored"))
+        )
 
 
 def find_exam(named: str | None, run: Path | None) -> Exam:
     """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE`, with
-    `#DATASET` if it is not the one that the recipe evaluates on. None: the exam of the run.
+    `#DATASET` if it is not the one that the recipe evaluates on. None: the exam of the run. A run
+    whose policy plays episodes plays them with any rows.
 
     Raises UsageError, RecipeError; ProjectError if another user may have planted the run.
     """
@@ -55,6 +72,13 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
         assert run is not None
         check_run_not_planted(run, "eval")
         return _exam_of_recipe(str(run / RESOLVED_RECIPE), None)
+    exam = _named_exam(named)
+    if run is None or exam.player is not None:
+        return exam
+    return replace(exam, player=played_in(run, "eval"))
+
+
+def _named_exam(named: str) -> Exam:
     if named.lstrip().startswith("{"):
         return Exam(read_component(named, "--dataset"))
     if Path(named).expanduser().is_file() and Path(named).suffix in (".jsonl", ".json"):
@@ -69,6 +93,7 @@ def exam_recipe(source: str, exam: Exam, overrides: Sequence[str]) -> Resolved:
     values = {"models.actor.path": source, **_keys(f"datasets.{HELD_OUT}", exam.dataset)}
     values |= {f"generation.{key}": value for key, value in exam.generation.items()}
     values |= _keys("graph.reward_inf.interface", exam.reward) if exam.reward is not None else {}
+    values |= _of_player(exam) if exam.player is not None else {}
     set_by_hand = {text.partition("=")[0] for text in overrides}
     ours = [
         f"{key}={json.dumps(value, ensure_ascii=False)}"
@@ -76,6 +101,17 @@ def exam_recipe(source: str, exam: Exam, overrides: Sequence[str]) -> Resolved:
         if key not in set_by_hand
     ]
     return load_recipe(LAYER, [*ours, *overrides])
+
+
+def _of_player(exam: Exam) -> dict[str, Any]:
+    """What differs where episodes are played, by an interface that samples as the layer says."""
+    assert exam.player is not None
+    args = exam.player["args"] | {"generation": "${generation}"}
+    keys = _keys("graph.actor_gen.interface", exam.player | {"args": args})
+    if exam.is_scored_by_environment:
+        unused = ("graph.reward_inf", "train.eval.graph.eval_reward", "models.reward")
+        keys |= dict.fromkeys(unused)
+    return keys
 
 
 def check_exam(resolved: Resolved) -> None:
@@ -86,8 +122,8 @@ def check_exam(resolved: Resolved) -> None:
     from rlcli.inspect.rows import open_dataset
 
     check_before_start(resolved, None, [])
-    call = resolved.recipe.graph["reward_inf"]
-    if not scores_texts(call):
+    call = resolved.recipe.graph.get("reward_inf")
+    if call is None or not scores_texts(call):
         return
     rows = open_dataset(resolved, HELD_OUT).sample(LOOKED_AT)
     without = [row for row in rows if row.metadata.get("answer") is None]
@@ -170,7 +206,7 @@ def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
         "max_new_tokens": generation.max_new_tokens,
         "stop_token_ids": list(generation.stop_token_ids),
     }
-    return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), limits)
+    return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), limits, played_by(recipe))
 
 
 def _reward_of(recipe: Recipe) -> Component | None:
@@ -179,21 +215,3 @@ def _reward_of(recipe: Recipe) -> Component | None:
         if REWARDS in call.outputs and not recipe.models[call.model].has_weights:
             return call.interface.model_dump()
     return None
-
-
-def read_component(text: str, option: str) -> Component:
-    """A component on the command line: its name, or `{type: …, args: {…}}`. Raises UsageError."""
-    import yaml
-
-    try:
-        component = yaml.safe_load(text) if text.lstrip().startswith("{") else {"type": text}
-    except yaml.YAMLError:
-        component = None
-    if (
-        not isinstance(component, dict)
-        or "type" not in component
-        or not isinstance(component.get("args") or {}, dict)
-    ):
-        hint = "write '{type: NAME, args: {KEY: VALUE}}'"
-        raise UsageError(f"{text[:80]!r} names no component", where=option, hint=hint)
-    return component

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlcli.api.key_meaning import (
     ADVANTAGES,
     ANSWER_CLASSES,
+    DENSE_REWARDS,
     MEANINGS,
     NOT_ENDED,
     PROMPT_MASK,
@@ -205,11 +206,56 @@ def _texts(sample: SequenceSample, tokenizer: Any) -> list[dict[str, Any]]:
 def _texts_of_runs(tokens: torch.Tensor, mask: torch.Tensor, tokenizer: Any) -> tuple[str, str]:
     """The prompt of a sequence, and what follows: the texts of turns, and between them, in angle
     brackets, what was observed."""
-    lengths = [len(list(run)) for _, run in groupby(mask.tolist())]
-    texts = [tokenizer.decode(run, skip_special_tokens=True) for run in tokens.split(lengths)]
-    prompt = texts.pop(0) if texts and not mask[0] else ""
+    prompt, *runs = _runs(tokens, mask)
+    texts = [tokenizer.decode(run, skip_special_tokens=True) for run in runs]
     texts[1::2] = [f"⟨{observed}⟩" for observed in texts[1::2]]
-    return prompt, "".join(texts)
+    return tokenizer.decode(prompt, skip_special_tokens=True), "".join(texts)
+
+
+def _runs(values: torch.Tensor, mask: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The values [n] of a sequence's tokens, cut into those of the prompt, of the first turn, of
+    what was observed after it, of the second turn, and so forth. `mask`: [n], which of them are the
+    response's."""
+    lengths = [len(list(run)) for _, run in groupby(mask.tolist())]
+    starts_sampled = bool(len(mask) and mask[0])
+    return values.split([0, *lengths] if starts_sampled else lengths or [0])
+
+
+def _turns(sample: SequenceSample, tokenizer: Any) -> list[list[dict[str, Any]] | None]:
+    """For each sequence of several turns, its turns and what was observed between them; None for
+    the others."""
+    sequences = sample.data[SEQUENCES].cpu().split(sample.flat_seqlens(SEQUENCES))
+    return [
+        _parts_of(_runs(tokens, mask)[1:], tokenizer)
+        for tokens, mask in zip(sequences, _response_masks(sample), strict=True)
+    ]
+
+
+def _parts_of(runs: Sequence[torch.Tensor], tokenizer: Any) -> list[dict[str, Any]] | None:
+    if len(runs) < 2:
+        return None
+    return [
+        {
+            "sampled": number % 2 == 0,
+            "text": tokenizer.decode(run, skip_special_tokens=True),
+            "tokens": len(run),
+        }
+        for number, run in enumerate(runs)
+    ]
+
+
+def _turn_rewards(sample: SequenceSample, tokenizer: Any) -> list[list[float | None]]:
+    """For each sequence, the reward of each turn: that of its last token; None if it is not
+    finite."""
+    rewards = sample.data[DENSE_REWARDS].cpu().double().split(sample.flat_seqlens(DENSE_REWARDS))
+    return [
+        [_finite(run[-1].item()) for run in _runs(of_tokens, mask)[1::2]]
+        for of_tokens, mask in zip(rewards, _response_masks(sample), strict=True)
+    ]
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _of_responses(sample: SequenceSample, key: str) -> list[torch.Tensor]:
@@ -255,5 +301,7 @@ ASPECTS: Mapping[str, Aspect] = {
     "logprob": Aspect({SAMPLED_LOGPROBS, PROMPT_MASK}, _logprobs),
     "length": Aspect({PROMPT_MASK}, lambda sample, _: _lengths(sample)),
     "advantage": Aspect({ADVANTAGES, PROMPT_MASK}, _advantages),
+    "turns": Aspect({SEQUENCES, PROMPT_MASK}, _turns),
+    "turn_rewards": Aspect({DENSE_REWARDS, PROMPT_MASK}, _turn_rewards),
 }
 """What is shown of responses. Each aspect is described by the ranks that have its keys."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError, escape_control
 from rlcli.observe.json_lines import JsonLines, Warn, is_nonfinite, plain_number, read_json_lines
+from rlcli.observe.series import short
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,29 @@ class SampleRecord:
     """Mean over the tokens of the response; None if none was computed."""
     reason: str | None = None
     """Why it has its reward, as far as the reward says."""
+    turns: Sequence[Mapping[str, Any]] | None = None
+    """Of an episode of several turns: its turns, and what was observed after each but the last, in
+    order. `text`, `tokens`, and `sampled`: whether the policy wrote it, so that it is trained
+    on."""
+    turn_rewards: Sequence[float | None] | None = None
+    """The reward of each turn, if turns have rewards."""
+
+    def parts(self) -> list[tuple[str, str]]:
+        """The response as (label, text): a single part, or each turn and what was observed between
+        them."""
+        if not self.turns:
+            return [("response", self.response)]
+        rewards = iter(self.turn_rewards or ())
+        parts, number = [], 0
+        for turn in self.turns:
+            if not turn["sampled"]:
+                parts.append(("observed", turn["text"]))
+                continue
+            number += 1
+            reward = next(rewards, None)
+            shown = "" if reward is None else f"  [reward {short(reward)}]"
+            parts.append((f"turn {number}", turn["text"].strip("\n") + shown))
+        return parts
 
 
 class SampleWriter:
@@ -77,17 +101,33 @@ def iterate_samples(path: Path) -> Iterator[SampleRecord]:
             record = SampleRecord(**fields)
         except TypeError as error:
             raise _not_a_sample(path, str(error)) from None
-        texts = all(isinstance(getattr(record, name), str) for name in TEXTS)
-        numbers = all(isinstance(getattr(record, name), int | float | None) for name in NUMBERS)
-        if not (
-            texts
-            and numbers
-            and isinstance(record.step, int)
-            and isinstance(record.answer, str | None)
-            and isinstance(record.reason, str | None)
-        ):
+        if not (_has_valid_types(record) and _has_valid_turns(record)):
             raise _not_a_sample(path, "a field has the wrong type")
         yield record
+
+
+def _has_valid_types(record: SampleRecord) -> bool:
+    texts = all(isinstance(getattr(record, name), str) for name in TEXTS)
+    numbers = all(isinstance(getattr(record, name), int | float | None) for name in NUMBERS)
+    return (
+        texts
+        and numbers
+        and isinstance(record.step, int)
+        and isinstance(record.answer, str | None)
+        and isinstance(record.reason, str | None)
+    )
+
+
+def _has_valid_turns(record: SampleRecord) -> bool:
+    turns, rewards = record.turns, record.turn_rewards
+    if not (isinstance(turns, list | None) and isinstance(rewards, list | None)):
+        return False
+    return all(isinstance(reward, int | float | None) for reward in rewards or ()) and all(
+        isinstance(turn, dict)
+        and isinstance(turn.get("text"), str)
+        and isinstance(turn.get("sampled"), bool)
+        for turn in turns or ()
+    )
 
 
 def read_samples(path: Path) -> list[SampleRecord]:

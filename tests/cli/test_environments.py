@@ -54,6 +54,17 @@ def test_a_recipe_names_an_environment_and_its_arguments(rlcli, override, messag
     assert points_at in err
 
 
+def test_a_recipe_may_leave_out_how_turns_are_sampled(rlcli, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "extends: grpo_guess\n"
+        "graph:\n  actor_gen:\n    interface:\n"
+        "      args: {_replace_: true, environment: guess, scored: true}\n"
+    )
+    code, out, err = rlcli("check", "mine.yaml")
+    assert "BUG" not in out + err
+    assert code == 0, out + err
+
+
 def test_a_file_that_would_hide_the_environments_is_refused(rlcli, tmp_path):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "interfaces").mkdir()

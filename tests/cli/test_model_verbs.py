@@ -163,6 +163,50 @@ def test_eval_refuses_invalid_arguments(rlcli, tmp_path, models, arguments, code
     assert "Traceback" not in err
 
 
+@pytest.fixture
+def run_of(tmp_path, models):
+    """Makes a run of a recipe, whose model is not trained; returns its folder's name."""
+
+    def make(recipe, *settings, model="plain"):
+        (tmp_path / "run/models").mkdir(parents=True)
+        (tmp_path / "run/models/actor").symlink_to(models / model)
+        resolved = load_recipe(recipe, settings)
+        (tmp_path / "run/recipe.resolved.yaml").write_text(resolved.to_yaml())
+        return "run"
+
+    return make
+
+
+def test_eval_plays_the_episodes_of_a_run(rlcli, run_of):
+    run = run_of("grpo_guess")
+    document = parsed(rlcli("eval", run, "--rows", "4", "--show", "4", "-n", "2", "--json"))
+    results = document["results"]
+    assert results["turns"] == {"mean": 3, "standard_error": 0, "prompts": 8}, "of each episode"
+    rewards = [sample["reward"] for sample in document["samples"]]
+    assert results["reward"]["mean"] == pytest.approx(sum(rewards) / 8)
+    assert min(rewards) == pytest.approx(-0.3), "no turn of it says a number"
+    turns = document["samples"][0]["turns"]
+    assert [turn["sampled"] for turn in turns] == [True, False, True, False, True]
+    assert turns[1]["text"] == "not a number\n"
+
+
+def test_eval_judges_episodes_like_the_recipe(rlcli, run_of):
+    run = run_of("grpo_calculator", "generation.max_new_tokens=8")
+    arguments = ("--rows", "2", "--show", "1")
+    code, out, err = rlcli("eval", run, *arguments)
+    assert (code, err) == (0, "")
+    assert "2 of arithmetic, one episode to each, greedy, up to 8 tokens" in out
+    assert {"accuracy", "tool_calls"} <= {line.split()[0] for line in out.splitlines() if line}
+    rows = ("--dataset", "rows.jsonl")
+    assert "turns" in parsed(rlcli("eval", run, *arguments, *rows, "--json"))["results"]
+
+
+def test_a_reward_replaces_that_of_the_environment(rlcli, run_of):
+    run = run_of("grpo_guess")
+    arguments = ("--reward", "math_reward", "--rows", "2", "--json")
+    assert parsed(rlcli("eval", run, *arguments))["results"]["accuracy"]["mean"] == 0
+
+
 # -- generate --------------------------------------------------------------------------------------
 
 
@@ -300,9 +344,9 @@ def test_generate_refuses_invalid_arguments(rlcli, arguments, code, words):
 def chat_with(rlcli, monkeypatch):
     """Enters lines into `rlcli chat`: (exit code, stdout, stderr)."""
 
-    def say(*lines, model="chat"):
+    def say(*lines, model="chat", longest=8):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
-        return rlcli("chat", model, "--max-new-tokens", "8", "--temperature", "0")
+        return rlcli("chat", model, "--max-new-tokens", str(longest), "--temperature", "0")
 
     return say
 
@@ -378,3 +422,32 @@ def test_chat_without_a_template_writes_prompts_like_training_rows(
     assert "each line is a prompt of its own, written as '{question}\\n'" in err
     answer = rlcli("generate", "run", "--prompt", "3+4", "--max-new-tokens", "8")[1]
     assert out.rstrip("\n") == answer.rstrip("\n")
+
+
+def test_chat_plays_the_environment_of_a_run_turn_by_turn(chat_with, run_of):
+    code, out, err = chat_with("", "mine", model=run_of("grpo_guess"), longest=64)
+    assert code == 0
+    assert "playing with guess" in err
+    assert "Enter alone plays the next row of held_out" in err
+    labels = [line.split("  ")[2] for line in out.splitlines() if line.startswith("    ")]
+    for_each = ["prompt", "turn 1", "observed", "turn 2", "observed", "turn 3"]
+    assert [label for label in labels if label in for_each] == 2 * for_each
+    assert out.count("What is my number from 1 to 7?") == 2
+    assert out.count("reward -0.3") == 2
+
+
+@pytest.mark.parametrize("model", ["chat", "plain"])
+def test_chat_plays_a_named_environment(rlcli, monkeypatch, model):
+    monkeypatch.setattr("sys.stdin", io.StringIO("1+1?\n"))
+    limits = ("--max-new-tokens", "4", "--temperature", "0")
+    code, out, err = rlcli("chat", model, "--environment", "calculator", *limits)
+    assert code == 0
+    assert "playing with calculator. Each line is a question. " in err
+    assert out.startswith("    turn 1    ")
+    assert "turns 1" in out
+
+
+def test_an_unknown_environment_is_refused(rlcli):
+    code, _, err = rlcli("chat", "chat", "--environment", "calculater")
+    assert code == 2
+    assert "calculator" in err

@@ -275,6 +275,38 @@ def test_a_sample_is_shown_with_its_length_its_advantage_and_why_it_has_its_rewa
     assert rest[-1] == "    why       wrong answer: 5\\x1b[2J"
 
 
+EPISODE = SAMPLES[0] | {
+    "response": "5⟨higher⟩7",
+    "turns": [
+        {"sampled": True, "text": "5", "tokens": 1},
+        {"sampled": False, "text": "higher\n", "tokens": 2},
+        {"sampled": True, "text": "7", "tokens": 1},
+    ],
+}
+
+
+def test_an_episode_is_shown_turn_by_turn(sampled):
+    Path("runs/ppo_math/one/samples.jsonl").write_text(
+        json.dumps(EPISODE | {"turn_rewards": [0.0, 1.0]}) + "\n"
+    )
+    assert sampled()[1].splitlines()[3:] == [
+        "    turn 1    5  [reward 0]",
+        "    observed  higher",
+        "    turn 2    7  [reward 1.00]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"turns": "x"}, {"turns": [{"text": "x"}]}, {"turns": [{"sampled": True, "text": 5}]},
+     {"turn_rewards": ["x"]}],
+)  # fmt: skip
+def test_broken_turns_are_reported(sampled, broken):
+    Path("runs/ppo_math/one/samples.jsonl").write_text(json.dumps(EPISODE | broken) + "\n")
+    code, _, err = sampled()
+    assert (code, "a field has the wrong type" in err) == (4, True)
+
+
 def test_invalid_options_and_missing_samples_are_reported(sampled):
     for options in (["--grep", "("], ["--worst", "1", "--best", "1"], ["--worst", "0"]):
         assert sampled(*options)[0] == 2

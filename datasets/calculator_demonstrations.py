@@ -1,0 +1,74 @@
+"""Generated sums that are too long to work out in one's head: some are answered with a call of the
+calculator, the others by a guess. The warm start for episodes with that tool."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlcli.api.data import Preview, SequenceSample, register_dataset
+from rlcli.api.limits import Limits
+from rlcli.api.special_tokens import tokens_of
+
+from ._arithmetic import ArithmeticProblem
+from ._arithmetic_rows import ArithmeticRows
+from ._rendering import encode_answers, encode_prompts
+from ._samples import answered_sample
+
+
+@register_dataset("calculator_demonstrations")
+@dataclass(kw_only=True)
+class CalculatorDemonstrations(ArithmeticRows):
+    """Questions with the turns of an episode without a chat template: a call of the tool
+    `calculate`, the line it returns, which is not trained on, and the answer; or the answer at
+    once."""
+
+    NAME: ClassVar[str] = "calculator-demonstration"
+    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    PAIRS: ClassVar[str] = ""
+    LONGEST: ClassVar[int] = 130
+    """Tokens of the longest row at the default levels."""
+    LIMITS: ClassVar[Limits] = {**ArithmeticRows.LIMITS, "calls": {"ge": 0, "le": 1}}
+
+    problems: int = 40000
+    """Number of problems to generate."""
+
+    levels: tuple[int, ...] = (6, 7, 8)
+    """Difficulties (numbers of operations), used in rotation."""
+
+    calls: float = 0.3
+    """The share of questions that are answered with a call."""
+
+    def __getitem__(self, index: int) -> SequenceSample:
+        return answered_sample(self.preview(index))
+
+    def preview(self, index: int) -> Preview:
+        problem, about = self._problems[index], self._about(index)
+        tokenizer = self.util.tokenizer
+        (prompt,) = encode_prompts(tokenizer, [about["prompt"]], chat=False)
+        answer = f"#### {problem.answer}"
+        if random.Random(f"caller-{self.seed}-{index}").random() >= self.calls:
+            return Preview.answered(
+                prompt, encode_answers(tokenizer, [answer]), answers=[answer], **about
+            )
+        call, result = _call(problem), f"{problem.answer}\n"
+        first, last = encode_answers(tokenizer, [call, answer])
+        (observed,) = tokens_of(tokenizer, [result])
+        return Preview(
+            sequences=[[*prompt, *first, *observed, *last]],
+            trained=[
+                [False] * len(prompt)
+                + [True] * len(first)
+                + [False] * len(observed)
+                + [True] * len(last)
+            ],
+            answers=[f"{call}{result}{answer}"],
+            **about,
+        )
+
+
+def _call(problem: ArithmeticProblem) -> str:
+    arguments = {"expression": problem.expression}
+    return json.dumps({"name": "calculate", "arguments": arguments})

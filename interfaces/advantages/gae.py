@@ -27,7 +27,11 @@ class GAEInterface(AdvantageInterface):
 
     READS: ClassVar[Declaration] = {"inference": (..., "values unless disable_value")}
     NEEDS_GROUP: ClassVar[Declaration] = {"inference": (..., "2 if group_adv_norm")}
-    LIMITS: ClassVar[Limits] = {"discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1}}
+    LIMITS: ClassVar[Limits] = {
+        "discount": {"ge": 0, "le": 1},
+        "turn_discount": {"ge": 0, "le": 1},
+        "gae_lambda": {"ge": 0, "le": 1},
+    }
     NEEDS: ClassVar[Needs] = {"group_adv_norm": "adv_norm"}
     SYNONYMS: ClassVar[Synonyms] = {
         "gae_lambda": "lam lambd lmbda gae_lam",
@@ -36,6 +40,10 @@ class GAEInterface(AdvantageInterface):
 
     discount: float = 1.0
     """Discount factor per token."""
+
+    turn_discount: float | None = None
+    """Discount factor from a turn of an episode to the next; what was observed between them is then
+    no step, neither for it nor for `gae_lambda`. null: `discount` applies to each of its tokens."""
 
     gae_lambda: float = 1.0
     """Trade-off between bias and variance of advantages: 1 uses all rewards to the end, 0 only the
@@ -61,7 +69,12 @@ class GAEInterface(AdvantageInterface):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.bootstrap_no_eos:
             trajectories = replace(trajectories, bootstrap=torch.zeros_like(trajectories.bootstrap))
-        return generalized(trajectories, discount=self.discount, gae_lambda=self.gae_lambda)
+        return generalized(
+            trajectories,
+            discount=self.discount,
+            gae_lambda=self.gae_lambda,
+            turn_discount=self.turn_discount,
+        )
 
     def normalize(
         self,

@@ -12,7 +12,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.key_meaning import PLACE
-from rlcli.api.limits import ArgumentCheck
+from rlcli.api.limits import ArgumentCheck, Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import MicroBatchSpec, Model, register_interface
 from rlcli.api.synonyms import Synonyms
@@ -50,6 +50,8 @@ class GroupRelativeInterface(AdvantageInterface):
             "2 if scale=mean",
         )
     }
+    LIMITS: ClassVar[Limits] = {"turn_discount": {"ge": 0, "le": 1}}
+    NEEDS: ClassVar[Needs] = {"turn_discount": "credit=to_go"}
     SYNONYMS: ClassVar[Synonyms] = {
         "baseline": "mean_level mean_leave1out",
         "scale": "scale_rewards norm_adv_by_std_in_grpo std_level",
@@ -74,6 +76,10 @@ class GroupRelativeInterface(AdvantageInterface):
     """response: each token is credited with all rewards of its response. to_go: only with those
     that come after it, which makes a difference where the KL penalty is in the reward, or rewards
     are dense."""
+
+    turn_discount: float | None = None
+    """With `credit: to_go`: the discount factor of rewards from a turn of an episode to the one
+    before it; null: 1."""
 
     kl_ctl: float = 0.04
     """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0: no
@@ -105,7 +111,12 @@ class GroupRelativeInterface(AdvantageInterface):
         self, trajectories: Trajectories, all_reduce: AllReduce
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return relative(
-            trajectories, all_reduce, baseline=self.baseline, scale=self.scale, credit=self.credit
+            trajectories,
+            all_reduce,
+            baseline=self.baseline,
+            scale=self.scale,
+            credit=self.credit,
+            turn_discount=1.0 if self.turn_discount is None else self.turn_discount,
         )
 
     def numbers(

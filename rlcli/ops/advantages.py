@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from rlcli.ops.gae import gae
+from rlcli.ops.gae import Turns, discounted_sums, gae
 from rlcli.ops.normalization import group_moments
 from rlcli.ops.packing import action_owner, summed
 from rlcli.ops.reduce import AllReduce, identity, masked_moments
@@ -56,12 +56,18 @@ class Trajectories:
 
 
 def generalized(
-    trajectories: Trajectories, *, discount: float, gae_lambda: float
+    trajectories: Trajectories,
+    *,
+    discount: float,
+    gae_lambda: float,
+    turn_discount: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantage estimation (`rlcli.ops.gae`): (advantages, returns), both [A] float32.
-    It needs a critic, unless `gae_lambda` is 1."""
+    It needs a critic, unless `gae_lambda` is 1. `turn_discount`: the discount factor from a turn of
+    an episode to the next; None: what was observed is discounted token by token."""
     t = trajectories
-    return gae(t.rewards, t.values, t.seqlens, t.bootstrap, discount, gae_lambda)
+    turns = None if turn_discount is None else Turns(t.mask, turn_discount)
+    return gae(t.rewards, t.values, t.seqlens, t.bootstrap, discount, gae_lambda, turns)
 
 
 def relative(
@@ -71,12 +77,14 @@ def relative(
     baseline: BaselineName = "group",
     scale: ScaleName = "group",
     credit: CreditName = "response",
+    turn_discount: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What each response earned compared with the others: (advantages, credits),
     both [A] float32; no critic.
 
         outcome_i    = sum of the rewards of response i
-        credit_{i,t} = outcome_i ("response"), or the sum of its rewards from action t on ("to_go")
+        credit_{i,t} = outcome_i ("response"), or the sum of its rewards from action t on ("to_go"),
+                       those of a turn that is k turns later weighted by turn_discount ** k
         advantage    = (credit_{i,t} - baseline_i) / scale_i
 
     GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3)
@@ -93,20 +101,18 @@ def relative(
         summed(numbers, owner, n_seqs) for numbers in (earned, earned.abs(), t.mask)
     )
     outcomes = Outcomes(total, gross, t.group, actions > 0, all_reduce)
-    credits = outcomes.total[owner] if credit == "response" else _to_go(t, earned)
+    credits = outcomes.total[owner]
+    if credit == "to_go":
+        credits = _to_go(earned, owner, Turns(t.mask, turn_discount))
     advantages = (credits - BASELINES[baseline](outcomes)[owner]) / SCALES[scale](outcomes)[owner]
     pair = torch.where(t.mask, torch.stack([advantages, credits]), 0.0).to(torch.float32)
     return pair[0], pair[1]
 
 
-def _to_go(t: Trajectories, earned: torch.Tensor) -> torch.Tensor:
+def _to_go(earned: torch.Tensor, owner: torch.Tensor, turns: Turns) -> torch.Tensor:
     """[A] float64: the rewards of a response from each action on."""
-    responses = earned.split([length - 1 for length in t.seqlens])
-    return (
-        torch.cat([rewards.flip(0).cumsum(0).flip(0) for rewards in responses])
-        if responses
-        else earned
-    )
+    begins = turns.begins(owner).roll(-1)
+    return discounted_sums(earned, owner, torch.where(begins, turns.discount, 1.0).to(earned))
 
 
 @dataclass(frozen=True)

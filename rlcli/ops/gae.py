@@ -4,12 +4,33 @@ on packed sequences."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from rlcli.ops.packing import action_owner
 
-__all__ = ["gae"]
+__all__ = ["Turns", "discounted_sums", "gae"]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of episodes, if discounting goes from one to the next."""
+
+    mask: torch.Tensor
+    """[T - N] bool: the actions of turns. Those between two turns chose nothing: they were
+    observed."""
+    discount: float
+    """The discount factor from a turn to the next one of its sequence."""
+
+    def begins(self, owner: torch.Tensor) -> torch.Tensor:
+        """[T - N] bool: the actions that begin a turn after another one of their sequence.
+        `owner`: [T - N], the sequence of each action."""
+        steps = self.mask.nonzero().squeeze(1)
+        is_next = (steps[1:] > steps[:-1] + 1) & (owner[steps[1:]] == owner[steps[:-1]])
+        begins = torch.zeros_like(self.mask)
+        begins[steps[1:][is_next]] = True
+        return begins
 
 
 def gae(
@@ -19,6 +40,7 @@ def gae(
     bootstrap: torch.Tensor,
     discount: float = 1.0,
     gae_lambda: float = 1.0,
+    turns: Turns | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns of every action, each float32 [T - N]; the inputs are not modified.
 
@@ -27,6 +49,10 @@ def gae(
         delta_t = r_t + discount * V_{t+1} - V_t
         A_t     = delta_t + discount * gae_lambda * A_{t+1}
         return  = A_t + V_t
+
+    With `turns` only their actions are steps: after the last action of a turn comes the first one
+    of the next turn, discounted by `turns.discount` instead, and the advantages of what was
+    observed are 0.
 
     Args:
         rewards: [T - N], the reward of each action.
@@ -37,6 +63,7 @@ def gae(
             whatever the critic says.
         discount: the discount factor per token.
         gae_lambda: 1 gives Monte Carlo returns, 0 one-step temporal differences.
+        turns: the turns of episodes; None: each action is a step.
     """
     lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=values.device)
     n_tokens, n_seqs = int(lengths.sum()), lengths.numel()
@@ -55,17 +82,32 @@ def gae(
     is_last[last] = True
     state_values = values.to(torch.float64).clone()
     state_values[last] = torch.where(bootstrap.to(values.device), state_values[last], 0.0)
-    current = state_values[~is_last]
-    following = state_values.roll(-1)[~is_last]
-    deltas = rewards.to(torch.float64) + discount * following - current
-    owner = action_owner(seqlens, values.device)
-    advantages = _discounted_suffix_sums(deltas, owner, discount * gae_lambda)
+    owner, current = action_owner(seqlens, values.device), state_values[~is_last]
+    factors = torch.full_like(current, discount)
+    steps = torch.arange(len(owner), device=values.device)
+    if turns is not None:
+        factors[turns.begins(owner)] = turns.discount
+        steps = turns.mask.nonzero().squeeze(1)
+    of_step = owner[steps]
+    is_final = _is_final(of_step)
+    factor = torch.where(is_final, discount, factors[steps].roll(-1))
+    following = torch.where(is_final, state_values[last][of_step], current[steps].roll(-1))
+    deltas = rewards.to(torch.float64)[steps] + factor * following - current[steps]
+    advantages = torch.zeros_like(current)
+    advantages[steps] = discounted_sums(deltas, of_step, factor * gae_lambda)
     return advantages.to(torch.float32), (advantages + current).to(torch.float32)
 
 
-def _discounted_suffix_sums(x: torch.Tensor, owner: torch.Tensor, decay: float) -> torch.Tensor:
-    """y_t = x_t + decay * y_{t+1} within runs of equal `owner`, in log2(longest run)
-    vectorised passes.
+def _is_final(owner: torch.Tensor) -> torch.Tensor:
+    """Whether each entry is the last one in its run of equal `owner`."""
+    is_final = torch.ones_like(owner, dtype=torch.bool)
+    is_final[:-1] = owner[:-1] != owner[1:]
+    return is_final
+
+
+def discounted_sums(x: torch.Tensor, owner: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    """y_t = x_t + decay_t * y_{t+1} within runs of equal `owner`, in log2(longest run)
+    vectorised passes. All are [n].
 
     After the pass with a given `reach`, y_t covers the 2 * reach entries from t on; so one long
     sequence takes as much work as many short ones, and nothing is padded.
@@ -74,7 +116,8 @@ def _discounted_suffix_sums(x: torch.Tensor, owner: torch.Tensor, decay: float) 
     sums, reach = x, 1
     while reach < longest:
         same = owner[:-reach] == owner[reach:]
-        further = torch.where(same, decay * sums[reach:], 0.0)
+        further = torch.where(same, decay[:-reach] * sums[reach:], 0.0)
         sums = torch.cat([sums[:-reach] + further, sums[-reach:]])
-        decay, reach = decay * decay, 2 * reach
+        decay = torch.cat([decay[:-reach] * decay[reach:], decay[-reach:]])
+        reach = 2 * reach
     return sums

@@ -73,6 +73,28 @@ def test_baselines_and_credits_equal_those_worked_by_hand(settings, expected):
     assert (estimates[0], estimates[3]) == (0, 0), "prompts"
 
 
+@pytest.mark.parametrize(
+    ("turn_discount", "expected"), [(1.0, [3, 3, 2, 2]), (0.5, [2, 2, 2, 2]), (0.0, [1, 1, 2, 2])]
+)
+def test_rewards_to_go_are_discounted_over_turns(turn_discount, expected):
+    """Two turns of two tokens: the first earns 1, the second 2; a token between them is
+    observed."""
+    episode = Trajectories(
+        rewards=torch.tensor([0.0, 1.0, 0.0, 0.0, 2.0]),
+        values=torch.zeros(6),
+        mask=torch.tensor([True, True, False, True, True]),
+        seqlens=[6],
+        group=torch.tensor([0]),
+        bootstrap=torch.tensor([False]),
+    )
+    settings = {"baseline": "none", "scale": "none", "credit": "to_go"}
+    estimates, _ = relative(episode, turn_discount=turn_discount, **settings)
+    assert estimates[episode.mask].tolist() == expected
+    assert estimates[2] == 0
+    reference, _ = generalized(episode, discount=1.0, gae_lambda=1.0, turn_discount=turn_discount)
+    assert reference[episode.mask].tolist() == expected, "without a critic they are the same"
+
+
 def test_the_batch_scale_equals_that_worked_by_hand():
     """Of the outcomes 1, 3, 2, 1: variance (9 + 25 + 1 + 9) / 16 / 3 = 11/12."""
     estimates = advantages(baseline="group", scale="batch")

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.ops.gae import gae
+from rlcli.ops.gae import Turns, gae
 
 
 def slow_gae(rewards, values, lengths, bootstrap, discount, gae_lambda):
@@ -49,6 +49,44 @@ def test_gae_with_lambda_worked_by_hand():
 def test_gae_of_a_truncated_response_bootstraps():
     advantages, _ = run([0.0, 0.0, 1.0], [0.5, 0.4, 0.3, 0.2], [4], [True])
     torch.testing.assert_close(advantages, torch.tensor([0.7, 0.8, 0.9]))
+
+
+EPISODE = torch.tensor([True, True, False, True, True])
+"""Two turns of two tokens each, with an observed one between them."""
+
+
+def of_turns(gae_lambda, turn_discount, mask=EPISODE):
+    rewards = torch.tensor([0.0, 1.0, 0.0, 0.0, 2.0])
+    values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    ended, turns = torch.tensor([False]), Turns(mask, turn_discount)
+    return gae(rewards, values, [6], ended, 1.0, gae_lambda, turns)
+
+
+def test_gae_over_turns_worked_by_hand():
+    """Deltas 0.2 - 0.1, 1 + 0.5 * 0.4 - 0.2, 0.5 - 0.4 and 2 - 0.5: the value 0.3, after what was
+    observed began, is not read."""
+    advantages, returns = of_turns(1.0, 0.5)
+    torch.testing.assert_close(advantages, torch.tensor([1.9, 1.8, 0.0, 1.6, 1.5]))
+    torch.testing.assert_close(returns[EPISODE], torch.tensor([2.0, 2.0, 2.0, 2.0]))
+
+
+def test_gae_over_turns_with_lambda_worked_by_hand():
+    advantages, _ = of_turns(0.8, 0.5)
+    torch.testing.assert_close(advantages, torch.tensor([1.316, 1.52, 0.0, 1.3, 1.5]))
+
+
+def test_a_single_turn_is_not_discounted():
+    """A turn that begins after its prompt follows no other turn."""
+    mask = torch.tensor([False, True, True, True, True])
+    advantages, _ = of_turns(1.0, 0.5, mask)
+    torch.testing.assert_close(advantages[1:], torch.tensor([2.8, 1.7, 1.6, 1.5]))
+
+
+def test_turns_of_one_sequence_do_not_follow_those_of_another():
+    mask = torch.tensor([True, False, True, False, True])
+    owner = torch.tensor([0, 0, 1, 1, 1])
+    assert Turns(mask, 0.5).begins(owner).tolist() == [False, False, False, False, True]
+    assert Turns(mask[:0], 0.5).begins(owner[:0]).tolist() == []
 
 
 @st.composite

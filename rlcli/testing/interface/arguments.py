@@ -11,7 +11,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import REWARDS
+from rlcli.api.key_meaning import PROMPT_MASK, REWARDS
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
     Changes,
@@ -85,12 +85,25 @@ def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
 
 
 def strained(batch: SequenceSample) -> SequenceSample:
-    """The batch with numbers as they rarely are, so that limits and clips take effect."""
+    """The batch with numbers as they rarely are, so that limits and clips take effect, and with
+    responses of two turns."""
     copy = batch.select(batch.keys)
     copy.data = {
         key: _strained(key, rows) if rows.is_floating_point() else rows
         for key, rows in copy.data.items()
     }
+    if PROMPT_MASK in copy.keys:
+        masks = copy.data[PROMPT_MASK].split(copy.flat_seqlens(PROMPT_MASK))
+        copy.data[PROMPT_MASK] = torch.cat([_in_two_turns(mask) for mask in masks])
+    return copy
+
+
+def _in_two_turns(prompt_mask: torch.Tensor) -> torch.Tensor:
+    """The mask of a sequence, whose second token of the response was observed if a third one
+    follows."""
+    response = (~prompt_mask).nonzero().squeeze(1)
+    copy = prompt_mask.clone()
+    copy[response[1:2] if len(response) > 2 else response[:0]] = True
     return copy
 
 

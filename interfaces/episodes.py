@@ -95,8 +95,8 @@ class EpisodesInterface(ModelInterface):
     """Maximum number of turns of an episode."""
 
     turn_tokens: int | None = None
-    """Maximum number of tokens of a turn; null: `generation.max_new_tokens`. A turn begins only if
-    there is room for this many."""
+    """Maximum number of tokens of a turn; null: `generation.max_new_tokens` divided by `max_turns`.
+    A turn begins only if there is room for this many."""
 
     max_seconds: float | None = None
     """An episode begins no turn after this many seconds; null: no limit. Its end then depends on
@@ -189,14 +189,15 @@ class EpisodesInterface(ModelInterface):
         schemas = list(schemas_of(load("environments", self.environment)).values())
         writes = self.tool_format if schemas else "json"
         longest = self.generation.max_new_tokens
-        turn = longest if self.turn_tokens is None else min(self.turn_tokens, longest)
+        share = max(1, self.generation.min_new_tokens, longest // self.max_turns)
+        turn = share if self.turn_tokens is None else self.turn_tokens
         return Rules(
             tokenizer=model.tokenizer,
             tool_format=tool_format(model.tokenizer, writes, schemas),
             on_rewrite="fork" if self.on_rewrite == "cut" else "refuse",
             max_turns=self.max_turns,
             max_tokens=longest,
-            turn_tokens=turn,
+            turn_tokens=min(turn, longest),
             max_seconds=self.max_seconds,
             max_observation=self.max_observation,
             is_scored=self.scored or self.turn_rewards,

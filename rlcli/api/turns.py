@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from rlcli.api.chat_template import DAY, conversation_text, name_of, shared_length
 from rlcli.api.special_tokens import MARK, as_content, tokens_of, unmarked
+from rlcli.api.tool_formats import PROBE, Parsed, call_id
 from rlcli.errors import ModelError
 
 Message = Mapping[str, Any]
@@ -79,6 +80,7 @@ class Conversation:
         self._on_rewrite = on_rewrite
         self._messages: list[Message] = list(messages)
         self._turn: str | None = None  # sampled, and followed by nothing yet
+        self._writes_results: bool | None = None  # not known before there are any
         self._text = self._rendered(self._messages)
         self.rows = [TokenRow(tokens_of(tokenizer, [self._text])[0])]
         """The rows so far; the last one is in progress."""
@@ -108,7 +110,8 @@ class Conversation:
         self, messages: Sequence[Message], turn: Message | None = None
     ) -> Extension:
         """Messages that follow a sampled turn: results of tools, or the user's. After them the
-        model's next turn begins.
+        model's next turn begins. Results are one message of the user if the template refuses or
+        ignores the role `tool`.
 
         `turn`: the sampled turn as templates expect it, with `content` and `tool_calls`
         (`Parsed.message`). Where the template writes it differently than it was sampled, and
@@ -116,6 +119,7 @@ class Conversation:
         """
         if self._turn is None or not messages:
             raise ValueError("messages follow a sampled turn; pass all of them at once")
+        messages = self._writable(messages)
         refused: ModelError | None = None
         rewritten: list[tuple[list[Message], str]] = []
         for reading in _readings(self._turn, turn):
@@ -133,6 +137,17 @@ class Conversation:
             assert refused is not None
             raise refused
         return self._forked(*max(rewritten, key=lambda each: self._shared(each[1])))
+
+    def _writable(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages, with roles that the template writes."""
+        if all(message["role"] != "tool" for message in messages):
+            return messages
+        if self._writes_results is None:
+            self._writes_results = writes_results(self._tokenizer, self._tools)
+        if self._writes_results:
+            return messages
+        content = "\n".join(str(message["content"]) for message in messages)
+        return [{"role": "user", "content": content}]
 
     def _continued(self, history: list[Message], rest: str) -> Extension:
         extension = Extension(self._tokens_after(self.ids, rest))
@@ -199,6 +214,23 @@ class Conversation:
             "episodes there",
             code="F32",
         )
+
+
+def writes_results(tokenizer: Any, tools: Sequence[Any] | None = None) -> bool:
+    """Whether the tokenizer's chat template writes messages of the role `tool`, instead of refusing
+    or ignoring them. Found by trial, after a turn with a call and after one without."""
+    result = {"role": "tool", "name": PROBE.name, "tool_call_id": call_id(0), "content": "trial 93"}
+    for turn in (Parsed("", (PROBE,)).message, {"role": "assistant", "content": "answer"}):
+        messages = [{"role": "user", "content": "?"}, turn, result]
+        try:
+            text = conversation_text(
+                tokenizer, messages, tools=tools, add_generation_prompt=True, day=DAY
+            )
+        except ModelError:
+            continue
+        if result["content"] in unmarked(text):
+            return True
+    return False
 
 
 def _readings(text: str, turn: Message | None) -> Iterator[Message]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rlcli.api.chat_template import DAY, conversation_text
 from rlcli.api.special_tokens import tokens_of, unmarked
 from rlcli.api.tool_formats import Parsed, ToolCall, call_id
-from rlcli.api.turns import Conversation, continuation
+from rlcli.api.turns import Conversation, continuation, writes_results
 from rlcli.errors import ModelError
 from rlcli.testing.tokenizer import byte_tokenizer
 
@@ -126,16 +126,10 @@ def test_a_row_is_the_conversation_as_the_template_writes_it(name, kind):
 
 
 REWRITES = {
-    "cohere": "calls refused",
-    "cohere_training": "calls refused",
     "deepseek_r1_distill": "answers, thoughts, calls",
     "deepseek_r1_distill_training": "answers",
     "deepseekv3": "answers, thoughts, calls refused",
     "deepseekv3_training": "answers, thoughts",
-    "gemma": "calls refused",
-    "gemma3": "calls refused",
-    "gemma3_training": "calls refused",
-    "gemma_training": "calls refused",
     "glm4moe": "thoughts",
     "glm4moe_training": "thoughts",
     "gptoss": "answers, thoughts",
@@ -298,6 +292,37 @@ def test_a_template_that_refuses_the_messages_is_an_error():
     conversation.append_sampled(sampled(tokenizer, "46"))
     with pytest.raises(ModelError, match="too many"):
         conversation.append_messages(user("more"))
+
+
+WITHOUT_RESULTS = ("cohere", "cohere2", "gemma", "gemma3", "phi3", "phi3_5")
+
+
+@pytest.mark.parametrize("name", WITHOUT_RESULTS)
+def test_results_are_messages_of_the_user_where_the_template_has_no_role_for_them(name):
+    """Some of these templates raise an exception for the role, the others write nothing."""
+    tokenizer = byte_level(TEMPLATES[name])
+    assert not writes_results(tokenizer)
+    conversation = Conversation(tokenizer, QUESTION, [TOOL], on_rewrite="refuse")
+    text = '{"name": "add", "arguments": {"a": 12, "b": 34}}'
+    conversation.append_sampled([*sampled(tokenizer, text), *end_of_turn(tokenizer)])
+    turn = Parsed("", (ToolCall("add", {"a": 12, "b": 34}),)).message
+    results = [
+        {"role": "tool", "tool_call_id": call_id(number), "content": result}
+        for number, result in enumerate(("46", "47"))
+    ]
+    conversation.append_messages(results, turn)
+    answer = {"role": "user", "content": "46\n47"}
+    history = [*QUESTION, {"role": "assistant", "content": text}, answer]
+    expected = conversation_text(
+        tokenizer, history, tools=[TOOL], add_generation_prompt=True, day=DAY
+    )
+    assert tokenizer.decode(conversation.ids) == unmarked(expected)
+
+
+def test_templates_with_a_role_for_results_are_found():
+    for name in set(TEMPLATES) - set(WITHOUT_RESULTS):
+        if name.removesuffix("_training") not in WITHOUT_RESULTS:
+            assert writes_results(byte_level(TEMPLATES[name]), [TOOL]), name
 
 
 def test_turns_and_messages_alternate():

@@ -1,7 +1,14 @@
 """Whole runs whose policy plays episodes."""
 
+import json
+
 import pytest
+from chat_model import write_chat_model
+from run_files import samples
 from toy_project import TINY_PPO
+
+from rlcli.api.environment import schemas_of
+from rlcli.interfaces.environments.calculator import Calculator
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -54,3 +61,70 @@ def test_layouts_of_ranks_play_the_same_episodes(tmp_path, train_into):
             assert ours == pytest.approx(theirs, rel=1e-6)
         for (ours,), (theirs,) in zip(numbers_of(run, "actor/loss"), losses, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+CALL = {"name": "calculate", "arguments": {"expression": "6+7"}}
+CONVERSATION = {
+    "tools": list(schemas_of(Calculator).values()),
+    "messages": [
+        {"role": "user", "content": "6+7?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": CALL}]},
+        {"role": "tool", "content": "13"},
+        {"role": "assistant", "content": "#### 13"},
+    ],
+}
+SMALL = (
+    "models.actor.backend.args={_replace_: true, dtype: float32, lr: 1e-2, warmup_steps: 0}",
+    "log.plot=false",
+    "log.tensorboard=false",
+)
+
+
+def write_rows(file, *rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_chat_model_plays_with_its_template_in_a_whole_run(tmp_path, train_into):
+    """It has learnt one conversation before, and repeats it nearly always."""
+    model = write_chat_model(tmp_path / "model", positions=1024)
+    conversations = write_rows(tmp_path / "conversations.jsonl", *[CONVERSATION] * 4)
+    learnt = train_into(
+        tmp_path,
+        "sft",
+        f"models.actor.path={model}",
+        f"datasets.train={{_replace_: true, type: chat, args: {{path: {conversations}}}}}",
+        "train.prompts_per_step=2",
+        "train.epochs=null",
+        "train.steps=120",
+        *SMALL,
+        name="learnt",
+    )
+    assert learnt.code == 0, learnt.err
+    questions = write_rows(tmp_path / "rows.jsonl", {"question": "6+7?", "answer": "13"})
+    settings = "{_replace_: true, type: episodes, args: {environment: calculator, max_turns: 3}}"
+    run = train_into(
+        tmp_path,
+        "grpo",
+        f"models.actor.path={learnt.folder / 'models' / 'actor'}",
+        f"datasets.train.args.path={questions}",
+        f"{ACTOR_GEN}={settings}",
+        f"{ACTOR_GEN}.args.generation=${{generation}}",
+        "generation.max_new_tokens=240",
+        "train.prompts_per_step=1",
+        "train.epochs=null",
+        "train.steps=2",
+        *SMALL,
+    )
+    names = ("actor/turns", "actor/tool_calls", "actor/rewritten", "reward/accuracy")
+    for turns, calls, rewritten, accuracy in numbers_of(run, *names):
+        assert turns > 1.5
+        assert calls > 0.5
+        assert rewritten == 0
+        assert accuracy > 0.5
+    episode = max(samples(run.folder), key=lambda sample: sample["reward"])
+    assert [turn["text"] for turn in episode["turns"]] == [
+        json.dumps(CALL),
+        "<tool>13",
+        "#### 13",
+    ]

@@ -48,15 +48,18 @@ def prepare(settings: dict[str, Any]) -> Work:
     return work
 
 
-def run_program(program: str, stdin: str, limits: Limits, confined: bool) -> Ended:
-    """Run a program as a script: what it writes to stdout, given its stdin."""
+def run_program(
+    program: str, stdin: str, limits: Limits, confined: bool, *, with_errors: bool = False
+) -> Ended:
+    """Run a program as a script: what it writes to stdout, given its stdin; `with_errors`: and to
+    stderr. Raises NoSandbox."""
     null = os.open(os.devnull, os.O_RDWR)
     stdin_file = os.memfd_create("stdin")
     os.write(stdin_file, stdin.encode(errors="surrogatepass"))
     os.lseek(stdin_file, 0, os.SEEK_SET)
     output, output_in = os.pipe()
     try:
-        descriptors = {0: stdin_file, 1: output_in, 2: null}
+        descriptors = {0: stdin_file, 1: output_in, 2: output_in if with_errors else null}
         running = Program(["program.py"], {"program.py": program}, descriptors, limits, confined)
         os.close(output_in)
         return running.wait(output)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from rlcli.api.component import register_environment
 from rlcli.api.tool_schema import Schema, check_arguments, tool_schema
-from rlcli.errors import ProjectError
+from rlcli.errors import ProjectError, RlcliError
 
 __all__ = [
     "Environment", "Observation", "ToolMistake", "call_tool", "has_score", "is_game",
@@ -126,7 +126,8 @@ def schemas_of(environment: type[Environment]) -> dict[str, Schema]:
 
 def call_tool(environment: Environment, name: str, arguments: Mapping[str, Any]) -> str:
     """What a tool returns, as a text. Raises ToolMistake if there is no such tool, if the arguments
-    do not fit its type hints, or if it raises an exception."""
+    do not fit its type hints, or if it raises an exception; an RlcliError, which is nothing that
+    the policy could have caused, as it is."""
     schemas = schemas_of(type(environment))
     if name not in schemas:
         raise ToolMistake(f"there is no tool {name!r}; the tools are {', '.join(schemas)}")
@@ -135,5 +136,7 @@ def call_tool(environment: Environment, name: str, arguments: Mapping[str, Any])
         raise ToolMistake(f"{name}: {'; '.join(problems)}")
     try:
         return str(getattr(environment, name)(**arguments))
+    except RlcliError:
+        raise
     except (Exception, SystemExit) as error:
         raise ToolMistake(f"{type(error).__name__}: {error}") from error

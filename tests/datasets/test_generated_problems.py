@@ -5,10 +5,13 @@ import re
 import pytest
 import torch
 
-from rlcli.api.config import DatasetAbstraction
+from rlcli.api.config import DatasetAbstraction, EnvironmentAbstraction
 from rlcli.api.data import DatasetUtility
+from rlcli.api.environment import call_tool
+from rlcli.api.tool_formats import tool_format
 from rlcli.errors import DataError, UsageError
-from rlcli.registry import load, make_dataset
+from rlcli.interfaces._plain_turns import PlainTurns
+from rlcli.registry import load, make_dataset, make_environment
 
 TOKENIZER = load("datasets", "arithmetic").make_tokenizer()
 
@@ -77,6 +80,41 @@ def test_hasty_demonstrations_stop_after_the_first_line():
     assert 600 < short < 700
     with pytest.raises(UsageError, match="between 0 and 1"):
         dataset("arithmetic_demonstrations", hasty=(0.1, 0.1, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("environment", "call"),
+    [("calculator", '{"name": "calculate", "arguments": {"expression": "SUM"}}'),
+     ("python", '{"name": "run", "arguments": {"program": "print(SUM)"}}')],
+)  # fmt: skip
+def test_demonstrations_of_a_tool_mask_what_it_returns(environment, call):
+    sample = dataset("tool_demonstrations", calls=1.0, environment=environment)[7]
+    tokens, mask = sample.data["packed_input_ids"], sample.data["prompt_mask"]
+    question, answer = sample.metadata["question"][0], sample.metadata["answer"][0]
+    expected = call.replace("SUM", expression_of(question))
+    assert TOKENIZER.decode(tokens[mask]) == f"<bos>{question}\n{answer}\n"
+    assert TOKENIZER.decode(tokens[~mask]) == f"{expected}<eos>#### {answer}<eos>"
+
+
+def test_demonstrations_are_the_episodes_that_they_prepare_for():
+    """Token by token: what follows the call is what an episode appends."""
+    sample = dataset("tool_demonstrations", calls=1.0)[7]
+    tokens, mask = sample.data["packed_input_ids"].tolist(), sample.data["prompt_mask"].tolist()
+    first = mask.index(False)
+    end = mask.index(True, first)
+    turns = PlainTurns(TOKENIZER, tokens[:first])
+    text = turns.append_sampled(tokens[first:end])
+    (call,) = tool_format(TOKENIZER).parse(text).calls
+    calculator = make_environment(EnvironmentAbstraction("calculator"))
+    result = call_tool(calculator, call.name, call.arguments)
+    turns.append_messages([{"role": "tool", "content": result}])
+    assert turns.ids == tokens[: mask.index(False, end)]
+
+
+def test_other_demonstrations_of_a_tool_answer_at_once():
+    data = dataset("tool_demonstrations", calls=0.25, problems=400)
+    answered = [data[i].data["prompt_mask"].diff().count_nonzero() == 1 for i in range(400)]
+    assert 270 < sum(answered) < 330
 
 
 def test_the_tokenizer_encodes_any_text_and_splits_digits():

@@ -17,7 +17,7 @@ ROWS = {
     "paired": {"prompt": "2+2", "pos_answers": ["4", "four"], "neg_answers": ["5", "fiver"]},
     "math_prompts": {"question": "What is 6*7?", "answer": "6*7=42\n#### 42"},
 }
-GENERATED = ("arithmetic", "arithmetic_demonstrations")
+GENERATED = ("arithmetic", "arithmetic_demonstrations", "tool_demonstrations")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import pytest
 
 from rlcli.api.config import EnvironmentAbstraction
 from rlcli.api.environment import ToolMistake, call_tool
+from rlcli.errors import ResourceError
+from rlcli.interfaces.rewards._sandbox import NoSandbox
 from rlcli.registry import make_environment
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,66 @@ def test_the_documented_calculator_is_the_one_that_is_built_in():
     source = (ROOT / "interfaces" / "environments" / "calculator.py").read_text()
     assert source in (ROOT / "docs" / "environments.md").read_text()
     assert len(source.splitlines()) <= 30
+
+
+LIMITED = {"cpu_s": 1, "wall_s": 20.0, "memory_mib": 64, "processes": 4}
+
+
+def answer_of(program, **args):
+    """What a policy reads that has run this program."""
+    return call_tool(make("python", **LIMITED | args), "run", {"program": program})
+
+
+@pytest.mark.parametrize(
+    ("program", "answer"),
+    [
+        ("print(6 * 7)", "42"),
+        ("print('a\\nb')", "a\nb"),
+        ("import sys; print('x', file=sys.stderr)", "x"),
+        ("", "(it printed nothing, and ended with status 0)"),
+        ("raise SystemExit(3)", "(it printed nothing, and ended with status 3)"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff')", "\ufffd"),
+        ("print(input())", "EOFError: EOF when reading a line"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("if", "SyntaxError: invalid syntax"),
+        ("\ud800", "SyntaxError"),
+    ],
+)
+def test_a_policy_reads_what_its_program_prints(program, answer):
+    assert answer in answer_of(program).splitlines()[-1] or answer == answer_of(program)
+
+
+@pytest.mark.parametrize(
+    ("program", "answer"),
+    [
+        ("while True: pass", "error: the program used up 1 s of processor time"),
+        ("print('x' * (2 << 20))", "error: the program wrote more than 1048576 bytes"),
+        ("b'x' * (1 << 30)", "MemoryError"),
+        ("import os\nwhile True: os.fork()", "BlockingIOError"),
+        ("open('/etc/passwd')", "No such file or directory: '/etc/passwd'"),
+        ("import socket; socket.create_connection(('127.0.0.1', 1))", "OSError"),
+        ("import os; os.kill(1, 9)", "Operation not permitted"),
+        ("import os; print(os.listdir('/proc'))", "No such file or directory: '/proc'"),
+    ],
+)
+def test_a_hostile_program_harms_nobody(program, answer):
+    assert answer in answer_of(program)
+
+
+def test_programs_leave_nothing_to_each_other():
+    python = make("python", **LIMITED)
+    call_tool(python, "run", {"program": "open('left', 'w').write('x')"})
+    listing = call_tool(python, "run", {"program": "import os; print(os.listdir())"})
+    assert listing == "['program.py']"
+
+
+def test_a_machine_without_isolation_is_not_the_fault_of_the_policy(monkeypatch):
+    def refused(*_, **__):
+        raise NoSandbox("unshare: Operation not permitted")
+
+    monkeypatch.setattr("rlcli.interfaces.environments.python.run_program", refused)
+    with pytest.raises(ResourceError, match="programs cannot be isolated here: unshare"):
+        answer_of("print(1)")
 
 
 def test_halving_the_range_finds_every_number():

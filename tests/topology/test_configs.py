@@ -127,7 +127,7 @@ def test_a_generated_dataset_declares_its_vocabulary():
     assert declared("datasets", "arithmetic", "no_such") is None
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "arithmetic_demonstrations"])
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic_demonstrations", "tool_demonstrations"])
 def test_no_row_is_longer_than_declared(name):
     from rlcli import registry
     from rlcli.api.config import DatasetAbstraction

@@ -1,44 +1,46 @@
-"""Generated sums that are too long to work out in one's head: some are answered with a call of the
-calculator, the others by a guess. The warm start for episodes with that tool."""
+"""Generated sums that are too long to work out in one's head: some are answered with a call of a
+tool, the others by a guess. The warm start for episodes with that tool."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 from rlcli.api.limits import Limits
 from rlcli.api.special_tokens import tokens_of
 
-from ._arithmetic import ArithmeticProblem
 from ._arithmetic_rows import ArithmeticRows
 from ._rendering import encode_answers, encode_prompts
 from ._samples import answered_sample
 
 
-@register_dataset("calculator_demonstrations")
+@register_dataset("tool_demonstrations")
 @dataclass(kw_only=True)
-class CalculatorDemonstrations(ArithmeticRows):
-    """Questions with the turns of an episode without a chat template: a call of the tool
-    `calculate`, the line it returns, which is not trained on, and the answer; or the answer at
-    once."""
+class ToolDemonstrations(ArithmeticRows):
+    """Questions with the turns of an episode without a chat template: a call of a tool, the line
+    it returns, which is not trained on, and the answer; or the answer at once."""
 
-    NAME: ClassVar[str] = "calculator-demonstration"
+    NAME: ClassVar[str] = "tool-demonstration"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
     PAIRS: ClassVar[str] = ""
-    LONGEST: ClassVar[int] = 130
+    LONGEST: ClassVar[int] = 120
     """Tokens of the longest row at the default levels."""
     LIMITS: ClassVar[Limits] = {**ArithmeticRows.LIMITS, "calls": {"ge": 0, "le": 1}}
 
     problems: int = 40000
     """Number of problems to generate."""
 
-    levels: tuple[int, ...] = (6, 7, 8)
+    levels: tuple[int, ...] = (2, 3, 4, 5, 6)
     """Difficulties (numbers of operations), used in rotation."""
 
-    calls: float = 0.3
+    environment: Literal["calculator", "python"] = "calculator"
+    """The environment whose tool is called."""
+
+    calls: float = 0.4
     """The share of questions that are answered with a call."""
 
     def __getitem__(self, index: int) -> SequenceSample:
@@ -53,7 +55,7 @@ class CalculatorDemonstrations(ArithmeticRows):
             return Preview.answered(
                 prompt, encode_answers(tokenizer, [answer]), answers=[answer], **about
             )
-        call, result = _call(problem), f"{problem.answer}\n"
+        call, result = CALLS[self.environment](problem.expression), f"{problem.answer}\n"
         first, last = encode_answers(tokenizer, [call, answer])
         (observed,) = tokens_of(tokenizer, [result])
         return Preview(
@@ -69,6 +71,12 @@ class CalculatorDemonstrations(ArithmeticRows):
         )
 
 
-def _call(problem: ArithmeticProblem) -> str:
-    arguments = {"expression": problem.expression}
-    return json.dumps({"name": "calculate", "arguments": arguments})
+def _call(tool: str, **arguments: str) -> str:
+    return json.dumps({"name": tool, "arguments": arguments})
+
+
+CALLS: Mapping[str, Callable[[str], str]] = {
+    "calculator": lambda sum_: _call("calculate", expression=sum_),
+    "python": lambda sum_: _call("run", program=f"print({sum_})"),
+}
+"""Environment → the call that works out a sum."""

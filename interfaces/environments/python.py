@@ -1,0 +1,88 @@
+"""Python: a tool that runs the programs which a policy writes, where they can do no harm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rlcli.api.environment import Environment, register_environment
+from rlcli.api.limits import Limits, check_arguments
+from rlcli.errors import ResourceError
+
+from ..rewards._code_worker import run_program
+from ..rewards._sandbox import Limits as ProgramLimits
+from ..rewards._sandbox import NoSandbox
+
+_MIB = 1 << 20
+
+
+@dataclass(kw_only=True)
+class Python(Environment):
+    """Runs programs as `code_reward` does: isolated by Linux namespaces, with Python's standard
+    library and an empty folder; no network, none of the machine's other files, no other processes.
+    Each program starts anew. Where namespaces are unavailable the run is refused.
+
+    It does not score: a call of the graph compares the answer.
+    """
+
+    LIMITS: ClassVar[Limits] = {
+        "cpu_s": {"ge": 1, "le": 1_000_000},
+        "wall_s": {"gt": 0, "le": 1_000_000},
+        "memory_mib": {"ge": 32},
+        "file_mib": {"ge": 1},
+        "processes": {"ge": 1},
+    }
+
+    isolation: Literal["namespaces", "limits"] = "namespaces"
+    """limits: programs run with the limits below and no isolation. They can then read your files,
+    talk to the machine's services and kill your processes."""
+
+    cpu_s: int = 5
+    """Seconds of processor time per process of a program."""
+
+    wall_s: float = 10.0
+    """Wall-clock seconds for a program."""
+
+    memory_mib: int = 512
+    """Memory of a program: of all its processes together, and the address space of each."""
+
+    file_mib: int = 16
+    """Largest file that a program may write; twice as much in total."""
+
+    processes: int = 16
+    """Maximum number of processes and threads of a program."""
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+
+    def run(self, program: str) -> str:
+        """Run a Python program, and read what it prints."""
+        try:
+            ended = run_program(
+                program, "", self._limits(), self.isolation == "namespaces", with_errors=True
+            )
+        except NoSandbox as problem:
+            hint = (
+                "allow unprivileged user namespaces, or set environment_args.isolation to limits, "
+                "which lets programs read your files"
+            )
+            raise ResourceError(
+                f"programs cannot be isolated here: {problem}", hint=hint, code="F53"
+            ) from problem
+        printed = ended.output.decode(errors="replace").removesuffix("\n")
+        if ended.why:
+            return f"{printed}\nerror: the program {ended.why}".lstrip("\n")
+        return printed or f"(it printed nothing, and ended with status {ended.status})"
+
+    def _limits(self) -> ProgramLimits:
+        return ProgramLimits(
+            cpu_s=self.cpu_s,
+            wall_s=self.wall_s,
+            memory_bytes=self.memory_mib * _MIB,
+            file_bytes=self.file_mib * _MIB,
+            output_bytes=_MIB,
+            processes=self.processes,
+        )
+
+
+register_environment("python", Python)

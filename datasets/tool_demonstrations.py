@@ -48,27 +48,26 @@ class ToolDemonstrations(ArithmeticRows):
 
     def preview(self, index: int) -> Preview:
         problem, about = self._problems[index], self._about(index)
-        tokenizer = self.util.tokenizer
-        (prompt,) = encode_prompts(tokenizer, [about["prompt"]], chat=False)
+        (prompt,) = encode_prompts(self.util.tokenizer, [about["prompt"]], chat=False)
         answer = f"#### {problem.answer}"
         if random.Random(f"caller-{self.seed}-{index}").random() >= self.calls:
-            return Preview.answered(
-                prompt, encode_answers(tokenizer, [answer]), answers=[answer], **about
-            )
+            (tokens,) = encode_answers(self.util.tokenizer, [answer])
+            return Preview.answered(prompt, [tokens], answers=[answer], **about)
         call, result = CALLS[self.environment](problem.expression), f"{problem.answer}\n"
-        first, last = encode_answers(tokenizer, [call, answer])
-        (observed,) = tokens_of(tokenizer, [result])
+        tokens, trained = self._turns(call, result, answer)
         return Preview(
-            sequences=[[*prompt, *first, *observed, *last]],
-            trained=[
-                [False] * len(prompt)
-                + [True] * len(first)
-                + [False] * len(observed)
-                + [True] * len(last)
-            ],
+            sequences=[[*prompt, *tokens]],
+            trained=[[False] * len(prompt) + trained],
             answers=[f"{call}{result}{answer}"],
             **about,
         )
+
+    def _turns(self, call: str, result: str, answer: str) -> tuple[list[int], list[bool]]:
+        """The tokens after the prompt, and which of them are trained on."""
+        first, last = encode_answers(self.util.tokenizer, [call, answer])
+        (observed,) = tokens_of(self.util.tokenizer, [result])
+        trained = [True] * len(first) + [False] * len(observed) + [True] * len(last)
+        return [*first, *observed, *last], trained
 
 
 def _call(tool: str, **arguments: str) -> str:

@@ -26,7 +26,7 @@ from rlcli.observe.series import short
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
     from rlcli.launch.answering import Answerer
-    from rlcli.launch.playing import Played, Player, Row, RowsToPlay
+    from rlcli.launch.playing import EpisodeRow, Played, Player, RowsToPlay
     from rlcli.recipe.prompt_format import PromptFormat
 
 HELP = "Ctrl-C stops an answer, Ctrl-D leaves"
@@ -59,7 +59,7 @@ def chat(
 
     settings = options.sampling(max_new_tokens, temperature, top_p)
     with options.answering(model, role, step, seed) as (trained, answerer):
-        interface = chosen_interface(trained.run, environment)
+        interface = chosen_interface(trained.run, environment, "chat")
         if interface is not None:
             style = options.prompt_format_of(trained, system)
             player, rows = Player(answerer, interface, settings), rows_to_play(trained.run)
@@ -143,7 +143,7 @@ def _show_part(line: str, label: str, text: str) -> None:
         flush()
 
 
-def _print_played(row: Row, played: Played) -> None:
+def _print_played(row: EpisodeRow, played: Played) -> None:
     """Print how an episode has ended."""
     reward = "" if played.reward is None else f"reward {short(played.reward)}  "
     of_turns = ", ".join(map(short, played.turn_rewards))

@@ -251,9 +251,9 @@ def _print_responses(texts: Sequence[dict[str, Any]]) -> None:
         facts += ["cut off"] if text["finish"] == "length" else []
         which = f"response {text['number'] + 1}" if len(texts) > 1 else "response"
         print_text(f"  --- {which}{': ' if facts else ''}{', '.join(facts)}")
-        for label, part in SampleRecord(step=0, **text).parts():
+        for label, written in SampleRecord(step=0, **text).parts():
             begins = "" if label == "response" else f"{label}: "
-            print_text("  " + _cut(f"{begins}{part.strip()}").replace("\n", "\n  "))
+            print_text("  " + _cut(f"{begins}{written.strip()}").replace("\n", "\n  "))
 
 
 def _cut(text: str) -> str:

@@ -74,16 +74,16 @@ def playing_with(environment: Component) -> Component:
     return {"type": interface, "args": args}
 
 
-def chosen_interface(run: Path | None, environment: str | None) -> Component | None:
+def chosen_interface(run: Path | None, environment: str | None, verb: str) -> Component | None:
     """The interface that plays with the named environment, else that of a run; None if its policy
     plays no episodes. Raises RlcliError; ProjectError if another user may have planted the run."""
     if environment is not None:
         return playing_with(read_component(environment, "--environment"))
-    return None if run is None else played_in(run, "chat")
+    return None if run is None else played_in(run, verb)
 
 
 @dataclass(frozen=True)
-class Row:
+class EpisodeRow:
     """A row that an episode begins with."""
 
     tokens: Sequence[int]
@@ -108,12 +108,12 @@ class RowsToPlay:
     def name(self) -> str:
         return self.dataset.name
 
-    def next_row(self) -> Row:
+    def next_row(self) -> EpisodeRow:
         """Raises DataError."""
         preview = self.dataset.preview(self._next % len(self.dataset))
         self._next += 1
         (tokens,) = preview.sequences
-        return Row(tokens, preview.metadata, is_of_dataset=True)
+        return EpisodeRow(tokens, preview.metadata, is_of_dataset=True)
 
 
 def rows_to_play(run: Path | None) -> RowsToPlay | None:
@@ -161,36 +161,36 @@ class Player:
         self.is_game = "step" in methods
         self._scores = "score" in methods
 
-    def asked(self, question: str, style: PromptFormat) -> Row:
+    def asked(self, question: str, style: PromptFormat) -> EpisodeRow:
         """The row of a question that a user asks. Raises ModelError."""
         tokens, metadata = self._answerer.tokens_of_prompt(question, style), {}
         if self._answerer.chats:
             system = [] if style.system is None else [{"role": "system", "content": style.system}]
             message = {"role": "user", "content": style.prompt(question)}
             metadata = {MESSAGES: [*system, message]}
-        return Row(tokens, metadata)
+        return EpisodeRow(tokens, metadata)
 
-    def play(self, row: Row, number: int, show: Show) -> Played:
+    def play(self, row: EpisodeRow, number: int, show: Show) -> Played:
         """Play an episode; `show` is called with its beginning, and with each turn and what is
         observed after it, as soon as they are there. Raises RlcliError."""
         model = copy.copy(self._answerer.model)
         model.module = _Watched(model, show)
         output = self._interface(row).generate(model, _batch(row, number), MicroBatchSpec())
         metrics = declared("interfaces", self._type, "METRICS") or {}
-        return Played(
-            float(output.data[REWARDS]) if REWARDS in output.keys else None,
-            _rewards_of_turns(output) if self.is_game else (),
-            {name: output.metadata[name][0][0] for name in metrics if name in output.metadata},
-        )
+        counted = [name for name in metrics if name in output.metadata]
+        numbers = {name: output.metadata[name][0][0] for name in counted}
+        reward = float(output.data[REWARDS]) if REWARDS in output.keys else None
+        turn_rewards = _rewards_of_turns(output) if self.is_game else ()
+        return Played(reward, turn_rewards, numbers)
 
-    def _interface(self, row: Row) -> Any:
+    def _interface(self, row: EpisodeRow) -> Any:
         scored = self.is_game or (self._scores and row.is_of_dataset)
         rewards = {self._arguments["scored"]: scored, self._arguments["turn_rewards"]: self.is_game}
         described = ModelInterfaceAbstraction(self._type, self._args | rewards)
         return registry.make_interface(described)
 
 
-def _batch(row: Row, number: int) -> SequenceSample:
+def _batch(row: EpisodeRow, number: int) -> SequenceSample:
     import torch
 
     from rlcli.api.data import SequenceSample

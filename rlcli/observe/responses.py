@@ -249,13 +249,14 @@ def _turn_rewards(sample: SequenceSample, tokenizer: Any) -> list[list[float | N
     finite."""
     rewards = sample.data[DENSE_REWARDS].cpu().double().split(sample.flat_seqlens(DENSE_REWARDS))
     return [
-        [_finite(run[-1].item()) for run in _runs(of_tokens, mask)[1::2]]
+        _at_ends(_runs(of_tokens, mask)[1::2])
         for of_tokens, mask in zip(rewards, _response_masks(sample), strict=True)
     ]
 
 
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def _at_ends(turns: Sequence[torch.Tensor]) -> list[float | None]:
+    ends = [turn[-1].item() for turn in turns]
+    return [number if math.isfinite(number) else None for number in ends]
 
 
 def _of_responses(sample: SequenceSample, key: str) -> list[torch.Tensor]:

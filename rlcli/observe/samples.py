@@ -122,11 +122,15 @@ def _has_valid_turns(record: SampleRecord) -> bool:
     turns, rewards = record.turns, record.turn_rewards
     if not (isinstance(turns, list | None) and isinstance(rewards, list | None)):
         return False
-    return all(isinstance(reward, int | float | None) for reward in rewards or ()) and all(
+    has_numbers = all(isinstance(reward, int | float | None) for reward in rewards or ())
+    return has_numbers and all(map(_is_turn, turns or ()))
+
+
+def _is_turn(turn: Any) -> bool:
+    return (
         isinstance(turn, dict)
         and isinstance(turn.get("text"), str)
         and isinstance(turn.get("sampled"), bool)
-        for turn in turns or ()
     )
 
 

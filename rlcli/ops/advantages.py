@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from rlcli.ops.gae import Turns, discounted_sums, gae
+from rlcli.ops.gae import TurnSteps, discounted_sums, gae
 from rlcli.ops.normalization import group_moments
 from rlcli.ops.packing import action_owner, summed
 from rlcli.ops.reduce import AllReduce, identity, masked_moments
@@ -66,7 +66,7 @@ def generalized(
     It needs a critic, unless `gae_lambda` is 1. `turn_discount`: the discount factor from a turn of
     an episode to the next; None: what was observed is discounted token by token."""
     t = trajectories
-    turns = None if turn_discount is None else Turns(t.mask, turn_discount)
+    turns = None if turn_discount is None else TurnSteps(t.mask, turn_discount)
     return gae(t.rewards, t.values, t.seqlens, t.bootstrap, discount, gae_lambda, turns)
 
 
@@ -103,13 +103,13 @@ def relative(
     outcomes = Outcomes(total, gross, t.group, actions > 0, all_reduce)
     credits = outcomes.total[owner]
     if credit == "to_go":
-        credits = _to_go(earned, owner, Turns(t.mask, turn_discount))
+        credits = _to_go(earned, owner, TurnSteps(t.mask, turn_discount))
     advantages = (credits - BASELINES[baseline](outcomes)[owner]) / SCALES[scale](outcomes)[owner]
     pair = torch.where(t.mask, torch.stack([advantages, credits]), 0.0).to(torch.float32)
     return pair[0], pair[1]
 
 
-def _to_go(earned: torch.Tensor, owner: torch.Tensor, turns: Turns) -> torch.Tensor:
+def _to_go(earned: torch.Tensor, owner: torch.Tensor, turns: TurnSteps) -> torch.Tensor:
     """[A] float64: the rewards of a response from each action on."""
     begins = turns.begins(owner).roll(-1)
     return discounted_sums(earned, owner, torch.where(begins, turns.discount, 1.0).to(earned))

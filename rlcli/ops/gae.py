@@ -10,11 +10,11 @@ import torch
 
 from rlcli.ops.packing import action_owner
 
-__all__ = ["Turns", "discounted_sums", "gae"]
+__all__ = ["TurnSteps", "discounted_sums", "gae"]
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnSteps:
     """The turns of episodes, if discounting goes from one to the next."""
 
     mask: torch.Tensor
@@ -40,7 +40,7 @@ def gae(
     bootstrap: torch.Tensor,
     discount: float = 1.0,
     gae_lambda: float = 1.0,
-    turns: Turns | None = None,
+    turns: TurnSteps | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns of every action, each float32 [T - N]; the inputs are not modified.
 

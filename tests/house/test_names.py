@@ -29,6 +29,7 @@ LANGUAGE = {*get_args(Call.model_fields["call"].annotation), *SECTIONS, "null"}
 """Words of every recipe: its calls, its sections, and YAML's null."""
 NAMES = (COMPONENTS | set(MEANINGS)) - LANGUAGE
 OTHERWISE = {
+    ("cli/chat.py", "chat"),
     ("cli/explain.py", "values"),
     ("cli/main.py", "chat"),
     ("cli/tokens.py", "prompt_only"),

@@ -196,8 +196,8 @@ def test_turns_leave_room_for_more_unless_their_length_is_set(answers_with):
     """A turn has a quarter of the 24 tokens: three, with what is observed, always fit."""
     output = played(answers_with("return Observation('7')"), max_turns=4)
     assert min(turns for turns, _ in output.metadata["turns"]) >= 3 * 3
-    whole = played(answers_with("return Observation('7')"), max_turns=4, turn_tokens=24)
-    assert set(whole.metadata["turns"]) == {(3 * 1.0, 3)}
+    single = played(answers_with("return Observation('7')"), max_turns=4, turn_tokens=24)
+    assert set(single.metadata["turns"]) == {(3 * 1.0, 3)}
 
 
 def test_a_turn_that_is_shorter_than_the_shortest_response_is_refused():

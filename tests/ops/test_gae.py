@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.ops.gae import Turns, gae
+from rlcli.ops.gae import TurnSteps, gae
 
 
 def slow_gae(rewards, values, lengths, bootstrap, discount, gae_lambda):
@@ -58,7 +58,7 @@ EPISODE = torch.tensor([True, True, False, True, True])
 def of_turns(gae_lambda, turn_discount, mask=EPISODE):
     rewards = torch.tensor([0.0, 1.0, 0.0, 0.0, 2.0])
     values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    ended, turns = torch.tensor([False]), Turns(mask, turn_discount)
+    ended, turns = torch.tensor([False]), TurnSteps(mask, turn_discount)
     return gae(rewards, values, [6], ended, 1.0, gae_lambda, turns)
 
 
@@ -85,8 +85,8 @@ def test_a_single_turn_is_not_discounted():
 def test_turns_of_one_sequence_do_not_follow_those_of_another():
     mask = torch.tensor([True, False, True, False, True])
     owner = torch.tensor([0, 0, 1, 1, 1])
-    assert Turns(mask, 0.5).begins(owner).tolist() == [False, False, False, False, True]
-    assert Turns(mask[:0], 0.5).begins(owner[:0]).tolist() == []
+    assert TurnSteps(mask, 0.5).begins(owner).tolist() == [False, False, False, False, True]
+    assert TurnSteps(mask[:0], 0.5).begins(owner[:0]).tolist() == []
 
 
 @st.composite

@@ -53,6 +53,7 @@ class EpisodesInterface(ModelInterface):
         "args": "environment_args",
         "scored": "scored",
         "turn_rewards": "turn_rewards",
+        "turn_tokens": "turn_tokens",
     }
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_episodes"
     READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}

@@ -134,8 +134,8 @@ class ModelInterface:
 
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {}
     """Of an interface that plays with an environment, its arguments: "name" of the environment,
-    "args" of it, "scored", whether it rewards its episodes, and "turn_rewards", whether it rewards
-    each turn. `rlcli validate` checks them."""
+    "args" of it, "scored", whether it rewards its episodes, "turn_rewards", whether it rewards each
+    turn, and "turn_tokens", the limit of a turn. `rlcli validate` checks them."""
 
     METRICS: ClassVar[Metrics] = {}
     """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`,

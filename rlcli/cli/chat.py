@@ -62,8 +62,11 @@ def chat(
         interface = chosen_interface(trained.run, environment, "chat")
         if interface is not None:
             style = options.prompt_format_of(trained, system)
-            player, rows = Player(answerer, interface, settings), rows_to_play(trained.run)
-            print_talk(f"{trained.described}, playing with {player.environment}. {_to_play(rows)}")
+            player = Player(answerer, interface, settings)
+            of_run = trained.run if environment is None else None
+            rows = None if of_run is None else rows_to_play(of_run)
+            print_talk(f"{trained.described}, playing with {player.environment}.")
+            print_talk(_to_play(rows))
             _play(player, rows, style)
         elif answerer.chats:
             # a template that fails is refused here
@@ -148,7 +151,7 @@ def _print_played(row: EpisodeRow, played: Played) -> None:
     reward = "" if played.reward is None else f"reward {short(played.reward)}  "
     of_turns = ", ".join(map(short, played.turn_rewards))
     facts = [f"of turns {of_turns}"] if len(played.turn_rewards) > 1 else []
-    facts += [f"{name} {short(value)}" for name, value in played.numbers.items() if value]
+    facts += [f"{name} {value:g}" for name, value in played.numbers.items() if value]
     if row.answer is not None:
         facts.append(f"answer {row.answer}")
     print_styled(("    ", ""), (reward, "bold"), ("  ".join(facts), "dim"))

@@ -91,6 +91,11 @@ class Answerer:
         """Whether the model has a chat template."""
         return bool(self.tokenizer.chat_template)
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest sequence that the model reads; None: it has no limit."""
+        return getattr(self._engine.lm.config, "max_position_embeddings", None)
+
     def tokens_of(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, up to where the assistant's next message begins.
         Raises ModelError."""
@@ -163,8 +168,8 @@ class Answerer:
     ) -> GenerationHyperparameters:
         """Limit responses to the model's positions. The engine refuses a prompt that leaves no
         room."""
-        positions = getattr(self._engine.lm.config, "max_position_embeddings", None)
-        room = positions - max(map(len, prompts)) if positions else settings.max_new_tokens
+        longest = max(map(len, prompts))
+        room = self.positions - longest if self.positions else settings.max_new_tokens
         return replace(settings, max_new_tokens=max(1, min(room, settings.max_new_tokens)))
 
     def _text(self, tokens: Sequence[int]) -> str:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Show = Callable[[str, str], None]
 """Takes a part of an episode: its label, such as `turn 1`, and its text."""
 CONSTANT = "ENVIRONMENT"
+TURNS = 4
+"""There is room for this many of the longest turns, where nothing else is said."""
 
 
 def played_by(recipe: Recipe) -> Component | None:
@@ -116,14 +118,12 @@ class RowsToPlay:
         return EpisodeRow(tokens, preview.metadata, is_of_dataset=True)
 
 
-def rows_to_play(run: Path | None) -> RowsToPlay | None:
-    """The rows on which a run evaluates its policy, or trains it; None if there is no run, or they
+def rows_to_play(run: Path) -> RowsToPlay | None:
+    """The rows on which a run whose policy plays episodes evaluates it, or trains it; None if they
     are gone."""
-    if run is None:
-        return None
-    resolved = load_recipe(str(run / RESOLVED_RECIPE))
-    train = resolved.recipe.train
     try:
+        resolved = load_recipe(str(run / RESOLVED_RECIPE))
+        train = resolved.recipe.train
         dataset = open_dataset(resolved, train.eval.dataset or train.dataset)
     except RlcliError:
         return None
@@ -148,14 +148,12 @@ class Player:
     def __init__(
         self, answerer: Answerer, interface: Component, settings: GenerationHyperparameters
     ):
-        """`settings`: how turns are sampled; their maximum length is at most the interface's."""
+        """`settings`: how turns are sampled. What the interface says of the length of episodes and
+        turns holds too."""
         self._answerer = answerer
+        self._settings = replace(settings, responses_per_prompt=1)
         self._arguments = declared("interfaces", interface["type"], CONSTANT)
-        self._type = interface["type"]
-        limits = interface["args"].get("generation") or {"max_new_tokens": settings.max_new_tokens}
-        longest = min(int(limits["max_new_tokens"]), settings.max_new_tokens)
-        of_one = replace(settings, responses_per_prompt=1, max_new_tokens=longest)
-        self._args = interface["args"] | {"generation": asdict(of_one)}
+        self._type, self._args = interface["type"], interface["args"]
         self.environment = str(interface["args"][self._arguments["name"]])
         methods = signature_of("environments", self.environment).methods
         self.is_game = "step" in methods
@@ -186,8 +184,23 @@ class Player:
     def _interface(self, row: EpisodeRow) -> Any:
         scored = self.is_game or (self._scores and row.is_of_dataset)
         rewards = {self._arguments["scored"]: scored, self._arguments["turn_rewards"]: self.is_game}
-        described = ModelInterfaceAbstraction(self._type, self._args | rewards)
-        return registry.make_interface(described)
+        args = self._args | rewards | self._lengths(len(row.tokens))
+        return registry.make_interface(ModelInterfaceAbstraction(self._type, args))
+
+    def _lengths(self, prompt: int) -> dict[str, Any]:
+        """How an episode after a prompt of this many tokens is sampled. Where the interface leaves
+        that open, a turn is as long as the settings say, and there is room for four of them, as far
+        as the model has positions; templates need some of these for the tools."""
+        turn, of_turn = self._settings.max_new_tokens, self._arguments["turn_tokens"]
+        limits = self._args.get("generation")
+        if limits is not None:
+            longest = min(int(limits["max_new_tokens"]), turn)
+            return {"generation": asdict(replace(self._settings, max_new_tokens=longest))}
+        positions = self._answerer.positions
+        room = TURNS * turn if positions is None else max(2, positions - prompt)
+        longest = min(TURNS * turn, room // 2 if self._answerer.chats else room)
+        sampling = asdict(replace(self._settings, max_new_tokens=longest))
+        return {"generation": sampling, of_turn: max(1, min(turn, longest // 2))}
 
 
 def _batch(row: EpisodeRow, number: int) -> SequenceSample:

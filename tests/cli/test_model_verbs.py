@@ -442,7 +442,7 @@ def test_chat_plays_a_named_environment(rlcli, monkeypatch, model):
     limits = ("--max-new-tokens", "4", "--temperature", "0")
     code, out, err = rlcli("chat", model, "--environment", "calculator", *limits)
     assert code == 0
-    assert "playing with calculator. Each line is a question. " in err
+    assert "playing with calculator.\nEach line is a question. " in err
     assert out.startswith("    turn 1    ")
     assert "turns 1" in out
 

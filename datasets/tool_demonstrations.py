@@ -58,7 +58,7 @@ class ToolDemonstrations(ArithmeticRows):
         return Preview(
             sequences=[[*prompt, *tokens]],
             trained=[[False] * len(prompt) + trained],
-            answers=[f"{call}{result}{answer}"],
+            answers=[f"{call}{answer}"],
             **about,
         )
 

@@ -129,3 +129,17 @@ def test_a_chat_model_plays_with_its_template_in_a_whole_run(tmp_path, train_int
     episode = max(samples(run.folder), key=lambda sample: sample["reward"])
     texts = [turn["text"] for turn in episode["turns"]]
     assert texts == [json.dumps(CALL), "<tool>13", "#### 13"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_a_policy_learns_to_call_the_calculator(tmp_path, warm_command):
+    """With its warm start, as a user trains it: minutes."""
+    done = warm_command("train", "grpo_calculator", cwd=tmp_path, timeout=3500)
+    assert done.returncode == 0, done.stderr
+    (metrics,) = (tmp_path / "runs" / "grpo_calculator").glob("*/metrics.jsonl")
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    evaluations = [record for record in records if "eval/accuracy" in record]
+    assert evaluations[0]["eval/accuracy"] <= 0.3
+    assert evaluations[-1]["eval/accuracy"] >= 0.95
+    assert evaluations[-1]["eval/tool_calls"] > 0.95

@@ -27,7 +27,7 @@ NUMBERS = itertools.count()
 
 class TestContract(InterfaceContract):
     name = "episodes"
-    args = {"environment": "calculator"}
+    args = {"environment": "calculator", "turn_tokens": 64}
 
     def test_every_argument_matters(self):
         pytest.skip("not tried: a model without training calls no tools; see the tests below")

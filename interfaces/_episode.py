@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,29 +12,29 @@ import torch
 
 from rlcli.api.chat_template import name_of, template_of
 from rlcli.api.config import stable_seed
-from rlcli.api.environment import (
-    Environment,
-    ToolMistake,
-    call_tool,
-    has_score,
-    is_game,
-    schemas_of,
-)
+from rlcli.api.environment import Environment, EnvironmentFailure, has_score, is_game, schemas_of
 from rlcli.api.generation import Spans
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.model import FinishedResponse
-from rlcli.api.tool_formats import ToolCall, ToolFormat, call_id
+from rlcli.api.tool_formats import Parsed, ToolFormat, call_id
 from rlcli.api.turns import Conversation, Message, OnRewrite
-from rlcli.errors import ProjectError, UsageError
+from rlcli.errors import ProjectError, UsageError, WorkerError
 
+from ._environment_calls import Reply
 from ._plain_turns import PlainTurns
 from ._responses import Written
+
+TRIES = 2
+"""How many times an episode is played whose environment fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """What the episodes of a call share."""
 
+    name: str
+    """The environment's."""
+    environment: type[Environment]
     tokenizer: Any
     tool_format: ToolFormat
     """How the policy writes tool calls, with the schemas of the tools."""
@@ -45,10 +45,43 @@ class Rules:
     turn_tokens: int
     """Tokens of a turn."""
     max_seconds: float | None
-    max_observation: int
-    """Longest observation, in characters."""
     is_scored: bool
     """Whether the environment's reward at the end counts."""
+    limit_reward: float
+    """The reward at the end, where the environment cannot say it after a limit."""
+    is_shared: bool
+    """Whether other ranks play the same episodes, so that nothing may depend on the clock."""
+    prompts: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+    """Beginnings of episodes; the same one is the same object."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where an episode begins."""
+
+    label: str
+    """Names it in messages."""
+    row: Mapping[str, Any]
+    prompt: Sequence[int]
+    """Tokens of the row's prompt."""
+    seed: int
+    """The environment's."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an episode asks of the policy: to continue a text."""
+
+    text: torch.Tensor
+    """[n] int64."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class EnvironmentCall:
+    """What an episode asks of its environment."""
+
+    request: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,44 +91,55 @@ class SampledTurn:
     response: FinishedResponse
     spans: Spans | None
     """The versions of the weights that sampled it, where they change meanwhile."""
-    reward: float
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the text of a turn has led to."""
-
-    observed: Sequence[Message] = ()
-    """What the policy reads next."""
-    turn: Message | None = None
-    """The turn as chat templates expect it, with its calls."""
-    reward: float = 0.0
-    stop: str | None = None
-    """Why the episode is over; None: it may go on."""
-    calls: int = 0
-    """Calls of tools, including those that failed."""
-    mistakes: int = 0
-    """Those that failed, and texts that could not be read as calls."""
+Move = Turn | EnvironmentCall
+Moves = Generator[Move, Any, None]
 
 
-@dataclass
+class LimitReached(Exception):
+    """The environment had to be ended by a limit that the policy may have caused."""
+
+
+@dataclass(eq=False)
 class Episode:
-    """An episode in progress."""
+    """An episode. It says what comes next, a turn or a call of its environment, and is given the
+    answer."""
 
-    environment: Environment
     rules: Rules
-    conversation: Conversation | PlainTurns
-    prompt: torch.Tensor
-    """[P] int64: the tokens before the first turn."""
+    beginning: Beginning
     seed: int
     """Of what is sampled."""
+    conversation: Conversation | PlainTurns = field(init=False)
+    prompt: torch.Tensor = field(init=False)
+    """[P] int64: the tokens before the first turn."""
     turns: list[SampledTurn] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """Of the turns so far."""
     calls: int = 0
     mistakes: int = 0
+    timeouts: int = 0
     stop: str = ""
     """Why it is over: "finished", or the metric that counts it."""
     reward: float = 0.0
-    began: float = field(default_factory=time.monotonic)
+    failures: list[str] = field(default_factory=list)
+    """Why its environments failed."""
+
+    def __post_init__(self) -> None:
+        self._start(self._unplayed())
+        self._moves = self._play()
+
+    def advance(self, answer: Any = None) -> Move | None:
+        """What comes next, after the answer to what came last: a reply, or a response with its
+        spans. None: the episode is over."""
+        try:
+            return self._moves.send(answer)
+        except StopIteration:
+            return None
+
+    @property
+    def is_discarded(self) -> bool:
+        return self.stop == "discarded"
 
     @property
     def ids(self) -> list[int]:
@@ -103,52 +147,198 @@ class Episode:
         and those of observations. Where the template rewrites earlier turns, the episode ends."""
         return self.conversation.rows[0].ids
 
-    @property
-    def text(self) -> torch.Tensor:
-        """[n] int64: the tokens so far; before the first turn, the prompt object itself."""
-        return torch.tensor(self.ids, dtype=torch.int64) if self.turns else self.prompt
+    # -- its course --------------------------------------------------------------------------------
 
-    @property
-    def turn_seed(self) -> int:
-        """The seed of the next turn; that of the first one is the episode's."""
-        return stable_seed(self.seed, len(self.turns)) if self.turns else self.seed
+    def _play(self) -> Moves:
+        """Play it, once more if the environment fails, and leave it out if it fails again."""
+        while not self.stop and len(self.failures) < TRIES:
+            try:
+                self.stop = yield from self._attempt()
+            except EnvironmentFailure as failure:
+                self.failures.append(str(failure))
+                self._require_alone(str(failure))
+            yield EnvironmentCall({"call": "close"})
+        if not self.stop:
+            self.stop = "discarded"
+            self._start(self._unplayed())
 
-    def take(self, response: FinishedResponse, spans: Spans | None) -> Outcome:
-        """A turn has been sampled: act on its text."""
-        text = self.conversation.append_sampled(response.tokens.tolist())
-        if is_game(type(self.environment)):
-            outcome = self._step(self._words(response))
+    def _attempt(self) -> Generator[Move, Any, str]:
+        """Returns why it is over."""
+        began, stop = time.monotonic(), None
+        row, seed = self.beginning.row, self.beginning.seed
+        try:
+            begins = yield from self._ask("reset", row=row, seed=seed)
+        except LimitReached as limit:  # nothing of it is the policy's
+            raise EnvironmentFailure(str(limit)) from limit
+        self._start(self._opened(begins))
+        try:
+            while stop is None:
+                stop = yield from self._take_turn(began)
+            self._cut_observation()
+            yield from self._score()
+        except LimitReached as limit:
+            self._require_alone(str(limit))
+            self._cut_observation()
+            self._sum_up(self.rules.limit_reward if self._asks_score else 0.0)
+            return "limited"
+        return stop
+
+    def _take_turn(self, began: float) -> Generator[Move, Any, str | None]:
+        """One turn, and what it leads to. Returns why no other turn follows, if none does."""
+        text = torch.tensor(self.ids, dtype=torch.int64) if self.turns else self.prompt
+        seed = stable_seed(self.seed, len(self.turns)) if self.turns else self.seed
+        response, spans = yield Turn(text, seed)
+        words = self.conversation.append_sampled(response.tokens.tolist())
+        self.turns.append(SampledTurn(response, spans))
+        self.rewards.append(0.0)
+        parsed, observed, stop = None, [], None
+        if is_game(self.rules.environment):
+            observed, stop = yield from self._step(response)
         else:
-            outcome = self._call_tools(text, response.ended)
-        self.turns.append(SampledTurn(response, spans, outcome.reward))
-        self.calls += outcome.calls
-        self.mistakes += outcome.mistakes
-        return outcome
+            parsed = self.rules.tool_format.parse(words)
+            observed = yield from self._call_tools(parsed)
+        if not observed:
+            return "finished" if response.ended else "out_of_tokens"
+        return stop or self._observe(observed, parsed, began)
 
-    def observe(self, outcome: Outcome) -> str | None:
+    def _call_tools(self, parsed: Parsed) -> Generator[Move, Any, list[dict[str, Any]]]:
+        """Make the calls of a turn; returns what the policy reads next."""
+        results: Sequence[tuple[str, bool, bool]] = ()
+        if parsed.calls:
+            calls = [(call.name, call.arguments) for call in parsed.calls]
+            results = yield from self._ask("tools", calls=calls)
+        self.calls += len(results) + len(parsed.problems)
+        self.mistakes += sum(failed for _, failed, _ in results) + len(parsed.problems)
+        self._count_timeouts(sum(over for _, _, over in results))
+        observed = [
+            {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": text}
+            for number, (call, (text, _, _)) in enumerate(zip(parsed.calls, results, strict=True))
+        ]
+        problems = "\n".join(f"error: {problem}" for problem in parsed.problems)
+        if problems and not observed:
+            return [{"role": "user", "content": f"{problems}\n"}]
+        if problems:
+            observed[-1]["content"] += f"\n{problems}"
+        return observed
+
+    def _step(
+        self, response: FinishedResponse
+    ) -> Generator[Move, Any, tuple[list[dict[str, Any]], str | None]]:
+        """Of a game: what the policy reads next, and why no turn follows."""
+        text, self.rewards[-1], done = yield from self._ask("step", action=self._words(response))
+        return [{"role": "user", "content": text}], "finished" if done else None
+
+    def _observe(
+        self, observed: Sequence[Message], parsed: Parsed | None, began: float
+    ) -> str | None:
         """Append what the policy reads next. Returns why no turn follows, if none does."""
         rules = self.rules
-        if outcome.stop is not None:
-            return outcome.stop
         if len(self.turns) >= rules.max_turns:
             return "out_of_turns"
-        if rules.max_seconds is not None and time.monotonic() - self.began > rules.max_seconds:
+        if rules.max_seconds is not None and time.monotonic() - began > rules.max_seconds:
             return "out_of_time"
-        if self.conversation.append_messages(outcome.observed, outcome.turn).forked:
+        turn = parsed.message if parsed is not None else None
+        if self.conversation.append_messages(observed, turn).forked:
             return "rewritten"
         written = len(self.ids) - len(self.prompt)
         return "out_of_tokens" if written + rules.turn_tokens > rules.max_tokens else None
 
-    def end(self, stop: str) -> None:
-        """The episode is over: score it. It ends with its last sampled token."""
-        self.stop = stop
+    def _score(self) -> Generator[Move, Any, None]:
+        score = 0.0
+        if self._asks_score:
+            answer = self._words(self.turns[-1].response)
+            score = yield from self._ask("score", answer=answer)
+        self._sum_up(score)
+
+    def _ask(self, call: str, **arguments: Any) -> Generator[Move, Any, Any]:
+        """What the environment returns. Raises LimitReached, EnvironmentFailure, or ProjectError if
+        its code is at fault."""
+        reply: Reply = yield EnvironmentCall({"call": call, **arguments})
+        if "failure" in reply:
+            raise EnvironmentFailure(reply["failure"])
+        if "limit" in reply:
+            raise LimitReached(reply["limit"])
+        if "fault" in reply:
+            raise self._fault(reply["fault"], reply["where"])
+        return reply["value"]
+
+    # -- its state ---------------------------------------------------------------------------------
+
+    def _start(self, conversation: Conversation | PlainTurns) -> None:
+        """The state before the first turn."""
+        ids = tuple(conversation.ids)
+        new = torch.tensor(ids, dtype=torch.int64)
+        self.conversation = conversation
+        self.prompt = self.rules.prompts.setdefault(ids, new)
+        self.turns, self.rewards, self.reward = [], [], 0.0
+        self.calls = self.mistakes = self.timeouts = 0
+
+    def _unplayed(self) -> PlainTurns:
+        return PlainTurns(self.rules.tokenizer, self.beginning.prompt)
+
+    def _opened(self, begins: Any) -> Conversation | PlainTurns:
+        """The conversation before the first turn. It begins with the row's prompt, unless the
+        environment's reset returned another: `begins`, a text or messages."""
+        rules = self.rules
+        if template_of(rules.tokenizer) is None:
+            if isinstance(begins, list):
+                name = name_of(rules.tokenizer)
+                raise self._fault(f"reset() returned messages, but {name} has no chat template")
+            if begins is None:
+                return self._unplayed()
+            return PlainTurns(rules.tokenizer, rules.tokenizer.encode(begins))
+        messages = begins or self.beginning.row.get(MESSAGES)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages:
+            raise UsageError(
+                "the rows have no messages, which the chat template of "
+                f"{name_of(rules.tokenizer)} could write with the tools",
+                hint="use a dataset of prompts with chat: auto, or return messages from reset()",
+            )
+        tools = rules.tool_format.tools or None
+        return Conversation(rules.tokenizer, messages, tools, rules.on_rewrite)
+
+    def _cut_observation(self) -> None:
+        """It ends with its last sampled token."""
         _, end = self.conversation.rows[0].turns[-1]
         del self.ids[end:]
-        rewards = [turn.reward for turn in self.turns]
-        if self.rules.is_scored and has_score(type(self.environment)):
-            answer = self._words(self.turns[-1].response)
-            rewards.append(_number(self.environment, "score()", self.environment.score(answer)))
-        self.reward = _within(self.environment, math.fsum(rewards))
+
+    @property
+    def _asks_score(self) -> bool:
+        return self.rules.is_scored and has_score(self.rules.environment)
+
+    def _sum_up(self, score: float) -> None:
+        """The reward of its turns and at the end. Raises ProjectError if it is outside of the
+        declared range."""
+        self.reward = math.fsum([*self.rewards, score])
+        lowest, highest = self.rules.environment.REWARDS or (-math.inf, math.inf)
+        if not lowest <= self.reward <= highest:
+            fault = f"the reward is {self.reward:g}, but REWARDS is ({lowest:g}, {highest:g})"
+            raise self._fault(fault)
+
+    def _count_timeouts(self, number: int) -> None:
+        self.timeouts += number
+        if number:
+            self._require_alone("a tool took too long")
+
+    def _require_alone(self, event: str) -> None:
+        """Raise WorkerError for an event that other ranks, which play the same, may not have."""
+        if self.rules.is_shared:
+            message = f"{self._origin}: {event}; ranks that share a model must all play the same"
+            raise WorkerError(message, code="F52")
+
+    @property
+    def _origin(self) -> str:
+        return f"the environment {self.rules.name}, {self.beginning.label}"
+
+    def _fault(self, fault: str, where: str | None = None) -> ProjectError:
+        return ProjectError(f"{self._origin}: {fault}", where=where, code="F54")
+
+    def _words(self, response: FinishedResponse) -> str:
+        return str(self.rules.tokenizer.decode(response.tokens, skip_special_tokens=True))
+
+    # -- what it has come to -----------------------------------------------------------------------
 
     def numbers(self) -> dict[str, float]:
         """Its numbers for metrics."""
@@ -156,6 +346,8 @@ class Episode:
             "turns": len(self.turns),
             "tool_calls": self.calls,
             "tool_mistakes": self.mistakes,
+            "tool_timeouts": self.timeouts,
+            "replayed": bool(self.failures),
             self.stop: 1,
         }
 
@@ -174,102 +366,17 @@ class Episode:
         return None if None in spans else [span for of_turn in spans for span in of_turn or ()]
 
     def turn_rewards(self) -> torch.Tensor:
-        """[L] float32: the reward of each turn at its last token; that of `score` at the last of
-        all."""
+        """[L] float32: the reward of each turn at its last token; that of the last turn includes
+        the one at the end."""
         rewards = torch.zeros(len(self.ids))
-        for (_, end), turn in self._spoken():
-            rewards[end - 1] = turn.reward
-        rewards[-1] += self.reward - math.fsum(turn.reward for turn in self.turns)
+        for ((_, end), _), reward in zip(self._spoken(), self.rewards, strict=True):
+            rewards[end - 1] = reward
+        rewards[-1] += self.reward - math.fsum(self.rewards)
         return rewards
 
     def _spoken(self) -> Iterable[tuple[tuple[int, int], SampledTurn]]:
         """Each turn with its [start, end) in the tokens."""
         return zip(self.conversation.rows[0].turns, self.turns, strict=True)
-
-    def _words(self, response: FinishedResponse) -> str:
-        return str(self.rules.tokenizer.decode(response.tokens, skip_special_tokens=True))
-
-    def _call_tools(self, text: str, ended: bool) -> Outcome:
-        """Make the calls in a turn. `ended`: whether it was not cut off."""
-        parsed = self.rules.tool_format.parse(text)
-        if not parsed.calls and not parsed.problems:
-            return Outcome(stop="finished" if ended else "out_of_tokens")
-        results = [self._result(call) for call in parsed.calls]
-        observed = [
-            {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": result}
-            for number, (call, (result, _)) in enumerate(zip(parsed.calls, results, strict=True))
-        ]
-        problems = "\n".join(f"error: {problem}" for problem in parsed.problems)
-        if not observed:
-            observed = [{"role": "user", "content": f"{problems}\n"}]
-        elif problems:
-            observed[-1]["content"] += f"\n{problems}"
-        return Outcome(
-            observed,
-            parsed.message,
-            calls=len(results) + len(parsed.problems),
-            mistakes=sum(failed for _, failed in results) + len(parsed.problems),
-        )
-
-    def _step(self, text: str) -> Outcome:
-        observation = self.environment.step(text)
-        reward = _number(self.environment, "step()", observation.reward)
-        stop = "finished" if observation.done else None
-        message = {"role": "user", "content": self._cut(str(observation.text))}
-        return Outcome([message], reward=reward, stop=stop)
-
-    def _result(self, call: ToolCall) -> tuple[str, bool]:
-        """What a tool returns, or why it failed; and whether it did."""
-        try:
-            return self._cut(call_tool(self.environment, call.name, call.arguments)), False
-        except ToolMistake as mistake:
-            return self._cut(f"error: {mistake}"), True
-
-    def _cut(self, text: str) -> str:
-        longest = self.rules.max_observation
-        return text if len(text) <= longest else f"{text[:longest]}…"
-
-
-def opened(
-    environment: Environment, rules: Rules, row: Mapping[str, Any], prompt: Sequence[int], seed: int
-) -> Conversation | PlainTurns:
-    """Reset the environment for a row: the conversation before the first turn. It begins with the
-    row's prompt, whose tokens are `prompt`, unless the environment returns another."""
-    beginning: Any = environment.reset(row, seed)
-    if not (isinstance(beginning, str | None) or _are_messages(beginning)):
-        kind = type(beginning).__name__
-        raise _fault(environment, f"reset() returned a {kind}, neither a text nor messages")
-    if template_of(rules.tokenizer) is None:
-        return _without_template(environment, rules, prompt, beginning)
-    messages: Any = beginning or row.get(MESSAGES)
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    if not messages:
-        raise UsageError(
-            "the rows have no messages, which the chat template of "
-            f"{name_of(rules.tokenizer)} could write with the tools",
-            hint="use a dataset of prompts with chat: auto, or return messages from reset()",
-        )
-    tools = rules.tool_format.tools or None
-    return Conversation(rules.tokenizer, messages, tools, rules.on_rewrite)
-
-
-def _are_messages(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value
-    )
-
-
-def _without_template(
-    environment: Environment, rules: Rules, prompt: Sequence[int], beginning: Any
-) -> PlainTurns:
-    """The same for a tokenizer without a chat template."""
-    if isinstance(beginning, list):
-        fault = f"reset() returned messages, but {name_of(rules.tokenizer)} has no chat template"
-        raise _fault(environment, fault)
-    return PlainTurns(
-        rules.tokenizer, prompt if beginning is None else rules.tokenizer.encode(beginning)
-    )
 
 
 def check_environment(environment: type[Environment]) -> None:
@@ -279,22 +386,3 @@ def check_environment(environment: type[Environment]) -> None:
             f"{environment.__name__} has neither tools nor step() nor score()",
             hint="a public method is a tool: give it type hints and a docstring",
         )
-
-
-def _number(environment: Environment, source: str, value: Any) -> float:
-    """A reward. Raises ProjectError if it is not a finite number."""
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
-    raise _fault(environment, f"{source} gave the reward {value!r}, which is not a finite number")
-
-
-def _within(environment: Environment, reward: float) -> float:
-    """The reward of an episode. Raises ProjectError if it is outside the declared range."""
-    lowest, highest = environment.REWARDS or (-math.inf, math.inf)
-    if lowest <= reward <= highest:
-        return reward
-    raise _fault(environment, f"the reward is {reward:g}, but REWARDS is ({lowest:g}, {highest:g})")
-
-
-def _fault(environment: Environment, fault: str) -> ProjectError:
-    return ProjectError(f"the environment {type(environment).__name__}: {fault}")

@@ -3,19 +3,19 @@ return."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from rlcli.api.config import EnvironmentAbstraction, GenerationHyperparameters
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.environment import Environment, schemas_of
-from rlcli.api.key_meaning import MESSAGES, WEIGHT_VERSIONS
+from rlcli.api.environment import schemas_of
+from rlcli.api.key_meaning import DROPPED, MESSAGES, WEIGHT_VERSIONS
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import (
@@ -26,11 +26,20 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.api.tool_formats import tool_format
-from rlcli.errors import UsageError
-from rlcli.registry import environment_maker, load
+from rlcli.errors import UsageError, WorkerError, escape_control
+from rlcli.registry import load
 
 from ._argument_checks import check_episodes
-from ._episode import Episode, Rules, check_environment, opened
+from ._environment_pool import EnvironmentCalls, EnvironmentPool, EnvironmentSettings
+from ._episode import (
+    Beginning,
+    EnvironmentCall,
+    Episode,
+    Move,
+    Rules,
+    Turn,
+    check_environment,
+)
 from ._responses import (
     as_generation,
     imitate_responses,
@@ -40,6 +49,12 @@ from ._responses import (
     sample_seeds,
     seeds_of,
 )
+from .rewards._scores import most_errors
+
+log = logging.getLogger(__name__)
+
+FAILED = "environment_failed"
+"""Why a sample is dropped: an environment of its episodes failed twice."""
 
 
 @dataclass(kw_only=True)
@@ -67,20 +82,28 @@ class EpisodesInterface(ModelInterface):
             "dense_rewards if turn_rewards",
         )
     }
+    DROPS: ClassVar[Declaration] = {"generate": ("environment_failed",)}
     LIMITS: ClassVar[Limits] = {
         "max_turns": {"ge": 1},
         "turn_tokens": {"ge": 1},
         "max_seconds": {"gt": 0},
         "max_observation": {"ge": 1},
+        "call_seconds": {"gt": 0, "le": 1_000_000},
+        "memory_gib": {"gt": 0},
+        "max_error_fraction": {"ge": 0, "le": 1},
     }
     METRICS: ClassVar[Metrics] = {
         "turns": ("turns", "mean number of turns of an episode"),
         "tool_calls": ("calls", "mean number of tool calls of an episode"),
         "tool_mistakes": ("calls", "mean number of those that failed"),
+        "tool_timeouts": ("calls", "mean number of those that took longer than call_seconds"),
         "out_of_turns": ("share", "share of episodes that max_turns cut off"),
         "out_of_tokens": ("share", "share of episodes that generation.max_new_tokens cut off"),
         "out_of_time": ("share", "share of episodes that max_seconds cut off"),
         "rewritten": ("share", "share of episodes that a rewrite of earlier turns cut off"),
+        "limited": ("share", "share of episodes that a limit of the environment cut off"),
+        "replayed": ("share", "share of episodes that began again as their environment failed"),
+        "discarded": ("share", "share of episodes left out as their environment failed twice"),
     }
 
     environment: str
@@ -106,6 +129,24 @@ class EpisodesInterface(ModelInterface):
     max_observation: int = 4096
     """Maximum length of what a tool or a game returns, in characters; the rest is cut off."""
 
+    call_seconds: float = 60.0
+    """Seconds of a call of the environment. A tool that takes longer is interrupted, which the
+    policy reads; what cannot be interrupted is ended, and the episode with it."""
+
+    memory_gib: float = 4.0
+    """Address space of an environment, which is a process of its own."""
+
+    limit_reward: float = 0.0
+    """Instead of `score()`, where the environment exceeded a limit and cannot be asked."""
+
+    max_error_fraction: float = 0.01
+    """Share of a call's episodes (rounded up to whole ones) that may be left out because their
+    environment failed twice, which the policy cannot have caused. Others are drawn for the prompts
+    of those left out; the run ends if there are more."""
+
+    variables: list[str] = field(default_factory=list)
+    """Environment variables of the run that environments see too, such as keys of a service."""
+
     tool_format: Literal["auto", "hermes", "xml", "glm", "mistral", "llama3", "json"] = "auto"
     """How the policy writes tool calls; auto: as the chat template writes them, and `json` without
     one."""
@@ -122,14 +163,24 @@ class EpisodesInterface(ModelInterface):
     """Also write `dense_rewards`, the reward of each turn at its last token, for advantages with
     `use_dense_reward: true` and `reward_delta: false`."""
 
+    pool: EnvironmentPool = field(init=False, repr=False)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.generation = as_generation(self.generation)
         check_episodes(self)
+        settings = EnvironmentSettings(
+            environment=self.environment,
+            args=self.environment_args,
+            longest=self.max_observation,
+            call_seconds=self.call_seconds,
+            memory_bytes=int(self.memory_gib * 2**30),
+        )
+        self.pool = EnvironmentPool(settings, tuple(self.variables))
 
     def check_ready(self) -> None:
         check_environment(load("environments", self.environment))
-        self._environment_maker()
+        self.pool.check_start()
 
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
@@ -138,16 +189,19 @@ class EpisodesInterface(ModelInterface):
         `seq_no_eos_mask`; `prompt_mask` is False exactly on the tokens that were sampled. With
         `scored` also `rewards` [N], with `turn_rewards` `dense_rewards` [T]."""
         self._check(model)
-        with ExitStack() as stack:
-            rules = self._rules(model)
-            episodes = self._begin(model, data, rules, stack)
-            settings = replace(self.generation, max_new_tokens=rules.turn_tokens)
+        rules = self._rules(model)
+        episodes = self._episodes(model, data, rules)
+        discards = Discards(most_errors(self.max_error_fraction, len(episodes)), len(episodes))
+        settings = replace(self.generation, max_new_tokens=rules.turn_tokens)
+        with self.pool.calls() as calls:
+            turns = begin(episodes, calls)
             longest = max((len(episode.prompt) for episode in episodes), default=1)
             room = rules.max_tokens - rules.turn_tokens
             if episodes:
-                stream = model.module.open(model.tokenizer, settings, longest + room)
-                play(stack.enter_context(stream), episodes)
-            return self._packed(data, episodes)
+                with model.module.open(model.tokenizer, settings, longest + room) as stream:
+                    play(stream, turns, calls, discards, in_step=rules.is_shared)
+        discards.report()
+        return self._packed(data, episodes)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Episodes of a single turn, made of words from their prompts; rewards are 0."""
@@ -169,15 +223,10 @@ class EpisodesInterface(ModelInterface):
         output.update_(rewards)
         return output
 
-    def _environment_maker(self) -> Callable[[], Environment]:
-        return environment_maker(EnvironmentAbstraction(self.environment, self.environment_args))
-
     def _check(self, model: Model) -> None:
         """Ranks that share a model sample in lockstep, so each must see the same episodes. Raises
         UsageError."""
-        mesh = model.device_mesh
-        sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-        sharing = [name for name in ("tp", "pp", "cp") if sizes.get(name, 1) > 1]
+        sharing = _sharing(model)
         is_reproducible = load("environments", self.environment).REPRODUCIBLE  # type: ignore[attr-defined]
         if sharing and (self.max_seconds is not None or not is_reproducible):
             reason = "max_seconds is set" if is_reproducible else "it is not REPRODUCIBLE"
@@ -187,12 +236,15 @@ class EpisodesInterface(ModelInterface):
             )
 
     def _rules(self, model: Model) -> Rules:
-        schemas = list(schemas_of(load("environments", self.environment)).values())
+        environment: Any = load("environments", self.environment)
+        schemas = list(schemas_of(environment).values())
         writes = self.tool_format if schemas else "json"
         longest = self.generation.max_new_tokens
         share = max(1, self.generation.min_new_tokens, longest // self.max_turns)
         turn = share if self.turn_tokens is None else self.turn_tokens
         return Rules(
+            name=self.environment,
+            environment=environment,
             tokenizer=model.tokenizer,
             tool_format=tool_format(model.tokenizer, writes, schemas),
             on_rewrite="fork" if self.on_rewrite == "cut" else "refuse",
@@ -200,28 +252,22 @@ class EpisodesInterface(ModelInterface):
             max_tokens=longest,
             turn_tokens=min(turn, longest),
             max_seconds=self.max_seconds,
-            max_observation=self.max_observation,
             is_scored=self.scored or self.turn_rewards,
+            limit_reward=self.limit_reward,
+            is_shared=bool(_sharing(model)),
         )
 
-    def _begin(
-        self, model: Model, data: SequenceSample, rules: Rules, stack: ExitStack
-    ) -> list[Episode]:
-        """An episode for each response, closed with the stack. Those of a group begin in the same
-        state; the same prompt is the same object."""
-        make_environment = self._environment_maker()
+    def _episodes(self, model: Model, data: SequenceSample, rules: Rules) -> list[Episode]:
+        """An episode for each response. Those of a group begin in the same state."""
         seeds, episodes = iter(seeds_of(model, data, self.generation)), []
-        prompts: dict[tuple[int, ...], torch.Tensor] = {}
-        beginnings = zip(prompts_in(data), sample_seeds(model, data), strict=True)
-        for number, (prompt, seed) in enumerate(beginnings):
+        group = self.generation.responses_per_prompt
+        rows = zip(data.ids, prompts_in(data), sample_seeds(model, data), strict=True)
+        for number, (id_, prompt, seed) in enumerate(rows):
             row = _row(data, number, prompt, model.tokenizer)
-            for _ in range(self.generation.responses_per_prompt):
-                environment = make_environment()
-                stack.callback(environment.close)
-                conversation = opened(environment, rules, row, prompt.tolist(), seed)
-                ids = tuple(conversation.ids)
-                begins = prompts.setdefault(ids, torch.tensor(ids, dtype=torch.int64))
-                episodes.append(Episode(environment, rules, conversation, begins, next(seeds)))
+            for place in range(1, group + 1):
+                label = f"sample {id_}" + (f", episode {place} of {group}" if group > 1 else "")
+                beginning = Beginning(label, row, prompt.tolist(), seed)
+                episodes.append(Episode(rules, beginning, next(seeds)))
         return episodes
 
     def _packed(self, data: SequenceSample, episodes: Sequence[Episode]) -> SequenceSample:
@@ -238,26 +284,93 @@ class EpisodesInterface(ModelInterface):
         sequences = [episode.sequence() for episode in episodes]
         sums = _sums([episode.numbers() for episode in episodes], group)
         metadata: dict[str, list[Any]] = {**sums}
+        discarded = in_groups([episode.is_discarded for episode in episodes], group)
+        if any(map(any, discarded)):
+            metadata[DROPPED] = [FAILED if any(of_group) else None for of_group in discarded]
         spans = [episode.spans() for episode in episodes]
         if None not in spans:
             metadata[WEIGHT_VERSIONS] = in_groups(spans, group)
         return packed_sequences(data, sequences, group, metadata, further)
 
 
-def play(stream: ResponseStream, episodes: Sequence[Episode]) -> None:
-    """Play episodes to their ends. Each turn is requested as soon as its episode has got so far: no
-    episode waits for another. What was sampled is kept as it is; only messages that follow it are
-    tokenized."""
-    sampling = {stream.submit(episode.text, episode.turn_seed): episode for episode in episodes}
-    while sampling:
-        for response in stream.collect():
-            episode = sampling.pop(response.number)
-            outcome = episode.take(response, stream.spans(response))
-            stop = episode.observe(outcome)
-            if stop is None:
-                sampling[stream.submit(episode.text, episode.turn_seed)] = episode
+@dataclass
+class Discards:
+    """Episodes of a call that are left out."""
+
+    most: int
+    """How many there may be."""
+    episodes: int
+    """Of how many."""
+    noted: list[Episode] = field(default_factory=list)
+
+    def note(self, episode: Episode) -> None:
+        """An episode is over. Raises WorkerError if too many are left out."""
+        if episode.is_discarded:
+            self.noted.append(episode)
+        if len(self.noted) > self.most:
+            hint = "max_error_fraction of the episodes is how many may fail"
+            raise WorkerError(self._words(), hint=hint, code="F52")
+
+    def report(self) -> None:
+        if self.noted:
+            log.warning("%s", escape_control(self._words()))
+
+    def _words(self) -> str:
+        first = self.noted[0]
+        return (
+            f"the environment {first.rules.name} failed in {len(self.noted)} of {self.episodes} "
+            f"episodes; first, {first.beginning.label}: {first.failures[-1]}"
+        )
+
+
+def begin(
+    episodes: Sequence[Episode], calls: EnvironmentCalls[Episode]
+) -> list[tuple[Episode, Move | None]]:
+    """Reset the environments of all episodes; returns their first turns."""
+    turns = []
+    moves = [(episode, episode.advance()) for episode in episodes]
+    while moves or calls.are_running:
+        for episode, move in moves:
+            if isinstance(move, EnvironmentCall):
+                calls.ask(episode, move.request)
             else:
-                episode.end(stop)
+                turns.append((episode, move))
+        moves = [(episode, episode.advance(reply)) for episode, reply in calls.take(wait=True)]
+    return turns
+
+
+def play(
+    stream: ResponseStream,
+    turns: Sequence[tuple[Episode, Move | None]],
+    calls: EnvironmentCalls[Episode],
+    discards: Discards,
+    in_step: bool,
+) -> None:
+    """Play episodes to their ends, from their first turns on. Each turn is requested as soon as its
+    episode has got so far: no episode waits for another, unless all have to stay `in_step`. What
+    was sampled is kept as it is; only messages that follow it are tokenized."""
+    moves, sampling = list(turns), {}
+    while moves or sampling or calls.are_running:
+        for episode, move in moves:
+            if isinstance(move, Turn):
+                sampling[stream.submit(move.text, move.seed)] = episode
+            elif move is not None:
+                calls.ask(episode, move.request)
+            else:
+                discards.note(episode)
+        answers = calls.take(wait=not sampling, wait_for_all=in_step)
+        moves = [(episode, episode.advance(reply)) for episode, reply in answers]
+        if sampling and not moves:
+            for response in stream.collect(until=calls.have_answered):
+                episode = sampling.pop(response.number)
+                moves.append((episode, episode.advance((response, stream.spans(response)))))
+
+
+def _sharing(model: Model) -> list[str]:
+    """How ranks share a model, if they do."""
+    mesh = model.device_mesh
+    sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    return [name for name in ("tp", "pp", "cp") if sizes.get(name, 1) > 1]
 
 
 def _row(data: SequenceSample, number: int, prompt: torch.Tensor, tokenizer: Any) -> dict[str, Any]:

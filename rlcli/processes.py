@@ -203,15 +203,22 @@ def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    with contextlib.suppress(ValueError):  # macOS limits no address space
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(memory_bytes)
     if not file_bytes:
         refuse_writes()
     die_with_parent()
     if os.getppid() != parent:
         sys.exit(0)
+
+
+def limit_memory(size: int) -> None:
+    """From now on this process uses at most `size` bytes of memory."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    with contextlib.suppress(ValueError):  # macOS limits no address space
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 class OwnPauses:

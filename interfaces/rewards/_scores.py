@@ -76,8 +76,7 @@ class ScoreErrors:
 
     def most_errors(self, responses: int) -> int:
         """The number of scores that may be missing."""
-        allowed = math.ceil(self.max_error_fraction * responses)
-        return allowed if allowed < responses or self.max_error_fraction == 1 else responses - 1
+        return most_errors(self.max_error_fraction, responses)
 
     def rewarded(self, data: SequenceSample, results: Sequence[Score | None]) -> SequenceSample:
         """`rewards` [N], one per response; as metadata, for each sample the shares of LIMITED and
@@ -165,6 +164,12 @@ class RightOrWrong(ModelInterface):
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
         """The result of `inference` if it had found these responses right."""
         raise NotImplementedError
+
+
+def most_errors(fraction: float, number: int) -> int:
+    """How many results may be missing: a fraction of them, rounded up, but not all."""
+    allowed = math.ceil(fraction * number)
+    return allowed if allowed < number or fraction == 1 else number - 1
 
 
 def places_of(data: SequenceSample) -> list[str]:

@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from rlcli.interfaces.rewards._process_tree import adopt_orphans, descendants_of, end_descendants_of
 from rlcli.processes import die_with_parent, isolate
@@ -44,12 +44,7 @@ def serve(
     processor time and not wall-clock time, so that a result does not depend on the machine's other
     load.
     """
-    tasks, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # what libraries print must not mix with the replies
-    for mode, descriptor in ((os.O_RDONLY, 0), (os.O_WRONLY, 1)):
-        null = os.open(os.devnull, mode)
-        os.dup2(null, descriptor)
-        os.close(null)
+    tasks, replies = private_pipes()
 
     def reply(message: Mapping[str, Any]) -> None:
         replies.write(json.dumps(message) + "\n")
@@ -73,6 +68,17 @@ def serve(
         signal.setitimer(signal.ITIMER_PROF, 0)
         end_descendants_of(os.getpid(), stays)
         reply(message)
+
+
+def private_pipes() -> tuple[BinaryIO, TextIO]:
+    """The pipes from and to the parent. From now on what libraries print does not mix with
+    replies."""
+    tasks, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    for mode, descriptor in ((os.O_RDONLY, 0), (os.O_WRONLY, 1)):
+        null = os.open(os.devnull, mode)
+        os.dup2(null, descriptor)
+        os.close(null)
+    return tasks, replies
 
 
 def _forked(

@@ -302,15 +302,20 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 def _stop_all(workers: list[_Worker]) -> None:
-    for worker in workers:
+    end_processes([worker.process for worker in workers])
+    workers.clear()
+
+
+def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill isolated processes with all that they have started, and close their pipes."""
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, signal.SIGSTOP)  # it starts nothing more
-            end_descendants_of(worker.process.pid)
-            os.killpg(worker.process.pid, signal.SIGKILL)
-    for worker in workers:
-        worker.process.wait()
-        for pipe in (worker.process.stdin, worker.process.stdout):
+            os.killpg(process.pid, signal.SIGSTOP)  # it starts nothing more
+            end_descendants_of(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-    workers.clear()

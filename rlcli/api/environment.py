@@ -26,8 +26,8 @@ from rlcli.api.tool_schema import Schema, check_arguments, tool_schema
 from rlcli.errors import ProjectError, RlcliError
 
 __all__ = [
-    "Environment", "Observation", "ToolMistake", "call_tool", "has_score", "is_game",
-    "is_tool", "register_environment", "schemas_of", "tools_of",
+    "Environment", "EnvironmentFailure", "Observation", "ToolMistake", "call_tool", "has_score",
+    "is_game", "is_tool", "register_environment", "schemas_of", "tools_of",
 ]  # fmt: skip
 
 CONTRACT = ("reset", "step", "score", "close")
@@ -84,6 +84,20 @@ class ToolMistake(Exception):
     """A call of a tool that failed; its text is for the policy to read."""
 
 
+class EnvironmentFailure(Exception):
+    """Raised by an environment for what the policy cannot have caused, such as a server that cannot
+    be reached. The episode is played once more, and then left out of training; what else a tool
+    raises is for the policy to read, and what else other methods raise ends the run."""
+
+
+def described(error: BaseException) -> str:
+    """An exception as one text, also one that cannot be turned into a text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 def is_tool(method: str) -> bool:
     """Whether a method of an environment is a tool, judged by its name."""
     return not method.startswith("_") and method not in CONTRACT
@@ -126,8 +140,8 @@ def schemas_of(environment: type[Environment]) -> dict[str, Schema]:
 
 def call_tool(environment: Environment, name: str, arguments: Mapping[str, Any]) -> str:
     """What a tool returns, as a text. Raises ToolMistake if there is no such tool, if the arguments
-    do not fit its type hints, or if it raises an exception; an RlcliError, which is nothing that
-    the policy could have caused, as it is."""
+    do not fit its type hints, or if it raises an exception; EnvironmentFailure and RlcliError, which
+    the policy cannot have caused, as they are."""
     schemas = schemas_of(type(environment))
     if name not in schemas:
         raise ToolMistake(f"there is no tool {name!r}; the tools are {', '.join(schemas)}")
@@ -136,7 +150,7 @@ def call_tool(environment: Environment, name: str, arguments: Mapping[str, Any])
         raise ToolMistake(f"{name}: {'; '.join(problems)}")
     try:
         return str(getattr(environment, name)(**arguments))
-    except RlcliError:
+    except (EnvironmentFailure, RlcliError):
         raise
     except (Exception, SystemExit) as error:
-        raise ToolMistake(f"{type(error).__name__}: {error}") from error
+        raise ToolMistake(described(error)) from error

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TextIO
 
+import psutil
+
 from rlcli.api.config import EnvironmentAbstraction
 from rlcli.api.environment import Environment
 from rlcli.errors import RlcliError
@@ -36,6 +38,7 @@ from rlcli.interfaces.rewards._process_tree import (
     descendants_of,
     end_descendants_of,
 )
+from rlcli.interfaces.rewards._syscall_filter import refuse_signals
 from rlcli.interfaces.rewards._worker import private_pipes
 from rlcli.processes import STOP_SIGNALS, die_with_parent, ended_how, limit_memory
 from rlcli.registry import environment_maker, load
@@ -47,6 +50,8 @@ CLOSING = 5.0
 LOOK = 1.0
 """Seconds between two checks whether the rank is still there."""
 PIECE = 1 << 16
+EVERYTHING = -1
+"""The target of a signal to all processes of the user."""
 NO_REPLY = "its process wrote something other than its reply"
 
 
@@ -89,6 +94,7 @@ class Host:
         """Processes without an environment."""
         self._ended: dict[int, str] = {}
         """How environments ended that nobody was waiting for."""
+        self._spared = _run_of(os.getpid())
         self._partial = b""
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
@@ -116,6 +122,7 @@ class Host:
             else:
                 has_rank = self._read_requests() and has_rank
         self._end_late()
+        self._end_dead()
         return has_rank
 
     # -- the rank ----------------------------------------------------------------------------------
@@ -160,6 +167,7 @@ class Host:
         if pid == 0:
             try:
                 self._forget(ours)
+                refuse_signals(self._spared)
                 live(theirs, self._make, self._settings)
             finally:
                 os._exit(1)
@@ -235,6 +243,18 @@ class Host:
         for process in [late for late in self._homes.values() if late.deadline <= now]:
             self._end(process, "limit", f"{process.asked[0]}() took too long and had to be ended")
 
+    def _end_dead(self) -> None:
+        """End what has died while something that it has started holds its end of the link."""
+        with contextlib.suppress(ChildProcessError):
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if dead is None:
+                return
+            for process in self._processes():
+                if process.pid == dead.si_pid:
+                    self._end(process, "failure")
+                    return
+            os.waitpid(dead.si_pid, os.WNOHANG)  # one that was left behind
+
     def _end(self, process: EnvironmentProcess, kind: str, why: str = "") -> None:
         """End a process and what it has started. If an environment lives there, what it was asked
         gets a reply of this kind: `why`, or how the process ended by itself."""
@@ -250,6 +270,13 @@ class Host:
             self._reply(process.number, {kind: reason})
         else:
             self._ended[process.number] = reason
+
+
+def _run_of(pid: int) -> list[int]:
+    """Everything above a process and itself, with their groups, and the group of everything."""
+    above = [pid, *(process.pid for process in psutil.Process(pid).parents())]
+    groups = {-os.getpgid(each) for each in above}
+    return [*above, *(groups - {0}), EVERYTHING]
 
 
 def live(link: socket.socket, make: Callable[[], Environment], settings: dict[str, Any]) -> None:

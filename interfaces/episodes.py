@@ -15,7 +15,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.environment import schemas_of
-from rlcli.api.key_meaning import DROPPED, MESSAGES, WEIGHT_VERSIONS
+from rlcli.api.key_meaning import DROPPED, MESSAGES, UNPLAYED, WEIGHT_VERSIONS
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import (
@@ -52,9 +52,6 @@ from ._responses import (
 from .rewards._scores import most_errors
 
 log = logging.getLogger(__name__)
-
-FAILED = "environment_failed"
-"""Why a sample is dropped: an environment of its episodes failed twice."""
 
 
 @dataclass(kw_only=True)
@@ -286,7 +283,7 @@ class EpisodesInterface(ModelInterface):
         metadata: dict[str, list[Any]] = {**sums}
         discarded = in_groups([episode.is_discarded for episode in episodes], group)
         if any(map(any, discarded)):
-            metadata[DROPPED] = [FAILED if any(of_group) else None for of_group in discarded]
+            metadata[DROPPED] = [UNPLAYED if any(of_group) else None for of_group in discarded]
         spans = [episode.spans() for episode in episodes]
         if None not in spans:
             metadata[WEIGHT_VERSIONS] = in_groups(spans, group)
@@ -358,7 +355,8 @@ def play(
                 calls.ask(episode, move.request)
             else:
                 discards.note(episode)
-        answers = calls.take(wait=not sampling, wait_for_all=in_step)
+        with stream.unused():
+            answers = calls.take(wait=not sampling, wait_for_all=in_step)
         moves = [(episode, episode.advance(reply)) for episode, reply in answers]
         if sampling and not moves:
             for response in stream.collect(until=calls.have_answered):

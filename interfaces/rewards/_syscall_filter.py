@@ -19,6 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 PR_GET_SECCOMP, PR_SET_SECCOMP = 21, 22
 SECCOMP_MODE_FILTER = 2
+PR_SET_NO_NEW_PRIVS = 38
 LOAD, JUMP_IF_EQUAL, JUMP_IF_GREATER, JUMP_IF_ANY, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 """Codes of the kernel's filter language: of its words, conditions and results."""
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
@@ -80,6 +81,15 @@ REFUSED = {
     "open_by_handle_at": (304, 265),
 }
 """System call → its numbers, in the order of ARCHITECTURES."""
+SIGNALLING = {
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+}
+"""System calls that send a signal to a process, or prepare that; it is their first argument."""
 ONLY_ON_X86_64 = {"inotify_init": 253}
 CLONE, CLONE3, SOCKET, SETSOCKOPT, FCNTL = (56, 220), (435, 435), (41, 198), (54, 208), (72, 25)
 NEW_NAMESPACES = 0x7E020000
@@ -110,7 +120,20 @@ def is_available() -> bool:
 def install() -> None:
     """Filter the system calls of this process, which must have given up new privileges.
     Raises OSError."""
-    steps = filter_steps(ARCHITECTURES[platform.machine()])
+    _install(filter_steps(ARCHITECTURES[platform.machine()]))
+
+
+def refuse_signals(targets: Sequence[int]) -> None:
+    """From now on this process and all that it starts send no signals to these processes, and to
+    these groups, which are negative. Only where such filters are available. Raises OSError."""
+    if not is_available():
+        return
+    if _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl: new privileges cannot be given up")
+    _install(signal_steps(ARCHITECTURES[platform.machine()], targets))
+
+
+def _install(steps: Sequence[Step]) -> None:
     filled = (_Step * len(steps))(*(_Step(*step) for step in steps))
     if (
         _libc.prctl(
@@ -144,6 +167,18 @@ def filter_steps(machine: ProcessorArchitecture) -> list[Step]:
     )
     steps += _refused_if(SETSOCKOPT[architecture], 2, (JUMP_IF_EQUAL, 0, 1, SO_SNDBUF), errno.EPERM)
     steps += _refused_if(FCNTL[architecture], 1, (JUMP_IF_EQUAL, 0, 1, F_SETPIPE_SZ), errno.EPERM)
+    return [*steps, (RETURN, 0, 0, ALLOW)]
+
+
+def signal_steps(machine: ProcessorArchitecture, targets: Sequence[int]) -> list[Step]:
+    """A filter that refuses signals to these processes and groups, also by a handle."""
+    tests: list[Step] = []
+    for target in targets:
+        tests += [(JUMP_IF_EQUAL, 0, 1, target & 0xFFFFFFFF), _refusal(errno.EPERM)]
+    steps: list[Step] = [(LOAD, 0, 0, NUMBER_AT)]
+    for numbers in SIGNALLING.values():
+        beyond = (JUMP_IF_EQUAL, 0, len(tests) + 2, numbers[machine.index])
+        steps += [beyond, (LOAD, 0, 0, ARGUMENTS_AT), *tests, (RETURN, 0, 0, ALLOW)]
     return [*steps, (RETURN, 0, 0, ALLOW)]
 
 

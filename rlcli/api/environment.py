@@ -16,6 +16,7 @@ describe them. A game defines `step` instead, which receives the text of each tu
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ def tools_of(environment: type[Environment]) -> tuple[str, ...]:
     return names
 
 
+@functools.cache
 def schemas_of(environment: type[Environment]) -> dict[str, Schema]:
     """The JSON schemas of an environment's tools. Raises ProjectError for a tool whose type hints
     JSON cannot express."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +110,10 @@ class ResponseStream(abc.ABC):
         """The versions that a response was sampled with, where they change meanwhile; None: all of
         it was sampled with the weights that the role had when the call began."""
         return None
+
+    def unused(self) -> AbstractContextManager[None]:
+        """A time in which the caller waits for something other than responses."""
+        return nullcontext()
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -61,6 +61,8 @@ that generated the oldest part of it and those with which the step begins. Absen
 generated ahead of its step."""
 DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
+UNPLAYED = "environment_failed"
+"""The reason of samples whose environment failed: they have no scores, in an evaluation neither."""
 WEIGHT_VERSIONS = "weight_versions"
 """Metadata of a generating call's output: for each sample a list with `(version, tokens)` of each
 segment of each response, where weights may change while responses are in progress."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.api.key_meaning import UNPLAYED
 from rlcli.messaging.messages import Fields
 from rlcli.messaging.transport import Transport
 from rlcli.observe.responses import Moments
@@ -46,10 +47,10 @@ class Evaluated:
         }
 
 
-@dataclass(frozen=True)
+@dataclass
 class HeldOut:
     """The samples of an evaluation. None is dropped, even if calls request it: the numbers are
-    those of the whole dataset."""
+    those of the whole dataset, except what could not be played."""
 
     all_ids: list[str]
 
@@ -58,7 +59,8 @@ class HeldOut:
         return self.all_ids
 
     def drop(self, call: str, reasons: Mapping[str, str]) -> None:
-        """Drop nothing."""
+        """Leave out those whose environment failed."""
+        self.all_ids = [id_ for id_ in self.all_ids if reasons.get(id_) != UNPLAYED]
 
 
 async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: int) -> Evaluated:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,20 +98,31 @@ class Handover:
         finally:
             self._give_back()
 
-    def share(self, sample: Callable[[], None], is_done: Condition) -> None:
-        """Sample until a condition holds, whenever no other thread samples or claims the stream."""
-        while True:
-            with self.change(lambda: is_done() or not (self._is_taken or self.is_claimed())):
-                if is_done():
-                    return
-                self._is_taken = True
-            try:
-                sample()
-            except BaseException as error:
-                self.fail(error)
-                raise
-            finally:
-                self._give_back()
+    def share(self, sample: Callable[[], None], is_done: Condition, until: Condition) -> None:
+        """Sample until a condition holds, whenever no other thread samples or claims the stream.
+        `until`: another such condition, asked between two tokens; whoever samples hands over."""
+
+        def is_over() -> bool:
+            return until() or is_done()
+
+        self._claims.append(until)
+        try:
+            while True:
+                with self.change(lambda: is_over() or not (self._is_taken or self.is_claimed())):
+                    if is_over():
+                        return
+                    self._is_taken = True
+                try:
+                    sample()
+                except BaseException as error:
+                    self.fail(error)
+                    raise
+                finally:
+                    self._give_back()
+        finally:
+            with self._changed:
+                self._claims.remove(until)
+                self._changed.notify_all()
 
     def _give_back(self) -> None:
         with self._changed:
@@ -214,12 +225,11 @@ class PausingEngine:
             empty: GeneratedResponses = self._engine.generate(input_, tokenizer, gconfig, seeds)
             return empty
         longest = max(map(len, prompts))
-        self._become_idle()
-        try:
+        with self.idle():
             responses = self.request(tokenizer, gconfig, longest, prompts, seeds)
-            self._threads.share(self._sample, lambda: self._finished.keys() >= set(responses))
-        finally:
-            self._become_active()
+            self._threads.share(
+                self._sample, lambda: self._finished.keys() >= set(responses), lambda: False
+            )
         finished = [self._finished.pop(response) for response in responses]
         return as_batch(finished, gconfig.routing_replay, self._versions)
 
@@ -244,15 +254,15 @@ class PausingEngine:
             self._begun |= dict.fromkeys(responses, len(self._versions))
         return responses
 
-    def take_finished(self, responses: Collection[Response]) -> dict[Response, FinishedResponse]:
-        """Those of some responses that have finished; waits for at least one."""
-        self._become_idle()
-        try:
+    def take_finished(
+        self, responses: Collection[Response], until: Condition
+    ) -> dict[Response, FinishedResponse]:
+        """Those of some responses that have finished; waits for one, or `until` a condition
+        holds."""
+        with self.idle():
             self._threads.share(
-                self._sample, lambda: not self._finished.keys().isdisjoint(responses)
+                self._sample, lambda: not self._finished.keys().isdisjoint(responses), until
             )
-        finally:
-            self._become_active()
         finished = [response for response in responses if response in self._finished]
         return {response: self._finished.pop(response) for response in finished}
 
@@ -301,6 +311,15 @@ class PausingEngine:
 
     # -- calls -------------------------------------------------------------------------------------
 
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """A time in which a call waits: weights may change."""
+        self._become_idle()
+        try:
+            yield
+        finally:
+            self._become_active()
+
     def _become_active(self) -> None:
         with self._threads.change(lambda: not self._has_update):
             self._active += 1
@@ -335,13 +354,16 @@ class CallStream(ResponseStream):
     def collect(self, until: Callable[[], bool] = lambda: False) -> list[FinishedResponse]:
         if not self._numbers or until():
             return []
-        finished = self._engine.take_finished(tuple(self._numbers))
+        finished = self._engine.take_finished(tuple(self._numbers), until)
         return [
             replace(response, number=self._numbers.pop(key)) for key, response in finished.items()
         ]
 
     def spans(self, response: FinishedResponse) -> Spans:
         return self._engine.spans(response)
+
+    def unused(self) -> AbstractContextManager[None]:
+        return self._engine.idle()
 
     def pause(self) -> None:
         raise NotImplementedError("the engine pauses the stream of all calls")

@@ -18,7 +18,7 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelVersion
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
-from rlcli.api.key_meaning import ATTEMPT
+from rlcli.api.key_meaning import ATTEMPT, UNPLAYED
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.api.output_checks import (
     Origin,
@@ -350,7 +350,9 @@ class ModelWorker:
         sums, output.metadata = read_sums(output.metadata), {}
         output.remap_keys_(names)
         self.samples.add(output)
-        scores = scores_of(output, names, evaluates=mfc.name in self._interfaces.evaluating)
+        played = [row for row, id_ in enumerate(output.ids) if dropped.get(str(id_)) != UNPLAYED]
+        scored = output if len(played) == output.bs else output.select_indices(played)
+        scores = scores_of(scored, names, evaluates=mfc.name in self._interfaces.evaluating)
         return {
             "batch": output.meta().as_json(),
             "scores": {name: Moments.of(numbers) for name, numbers in scores.items()} | sums,

@@ -79,11 +79,6 @@ class EnvironmentPool:
         finally:
             calls.close()
 
-    def check_start(self) -> None:
-        """Raises ProjectError or WorkerError if the process cannot start."""
-        self.host()
-        self.close()
-
     def close(self) -> None:
         _stop(self._hosts)
 
@@ -118,11 +113,12 @@ class EnvironmentHost:
         self.has_ended = False
         self._started: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._hear, name="environments", daemon=True).start()
-        self._write({**vars(settings), "parent": os.getpid(), "folder": os.getcwd()})
-        self._check_started(settings.environment)
+        self._write(_line({**vars(settings), "parent": os.getpid(), "folder": os.getcwd()}))
+        self._check_started()
 
     def ask(self, number: int, request: Request, seconds: float, answers: Answers) -> None:
         """Have an environment answer a request within so many seconds."""
+        line = _line({"number": number, "request": request, "seconds": seconds})
         with self._lock:
             has_ended = self.has_ended
             if not has_ended:
@@ -130,7 +126,7 @@ class EnvironmentHost:
         if has_ended:
             answers.put((number, self._gone()))
             return
-        self._write({"number": number, "request": request, "seconds": seconds})
+        self._write(line)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -145,7 +141,7 @@ class EnvironmentHost:
             self._process.wait(CLOSING_S)
         end_processes([self._process])
 
-    def _check_started(self, environment: str) -> None:
+    def _check_started(self) -> None:
         try:
             report = self._started.get(timeout=START_LIMIT_S)
         except queue.Empty:
@@ -158,12 +154,12 @@ class EnvironmentHost:
         if "broken" in report:
             self.stop()
             where, hint = report["where"], report["hint"]
-            raise ProjectError(f"{environment}: {report['broken']}", where=where, hint=hint)
+            raise ProjectError(report["broken"], where=where, hint=hint)
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._lock:  # `_hear` notices that it has ended
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def _hear(self) -> None:
@@ -188,6 +184,10 @@ class EnvironmentHost:
 
     def _gone(self) -> Reply:
         return {"failure": f"the process of all environments ended ({self._process.returncode})"}
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,8 @@ class EnvironmentCalls(Generic[T]):
             del self._homes[episode]
             seconds = min(limit, CLOSE_S)
         deadline = time.monotonic() + seconds + SPARE_S
-        self._running[number] = _Running(episode, host, deadline)
         host.ask(number, request, seconds, self._answers)
+        self._running[number] = _Running(episode, host, deadline)
 
     def take(self, wait: bool = False, wait_for_all: bool = False) -> list[tuple[T, Reply]]:
         """Episodes, in the order in which their environments began, with what these answered."""

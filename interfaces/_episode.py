@@ -191,7 +191,8 @@ class Episode:
         words = self.conversation.append_sampled(response.tokens.tolist())
         self.turns.append(SampledTurn(response, spans))
         self.rewards.append(0.0)
-        parsed, observed, stop = None, [], None
+        parsed: Parsed | None = None
+        stop = None
         if is_game(self.rules.environment):
             observed, stop = yield from self._step(response)
         else:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.config import EnvironmentAbstraction, GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.environment import schemas_of
@@ -27,7 +27,7 @@ from rlcli.api.model import (
 )
 from rlcli.api.tool_formats import tool_format
 from rlcli.errors import UsageError, WorkerError, escape_control
-from rlcli.registry import load
+from rlcli.registry import environment_maker, load
 
 from ._argument_checks import check_episodes
 from ._environment_pool import EnvironmentCalls, EnvironmentPool, EnvironmentSettings
@@ -177,7 +177,7 @@ class EpisodesInterface(ModelInterface):
 
     def check_ready(self) -> None:
         check_environment(load("environments", self.environment))
-        self.pool.check_start()
+        environment_maker(EnvironmentAbstraction(self.environment, self.environment_args))
 
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
@@ -324,16 +324,16 @@ def begin(
     episodes: Sequence[Episode], calls: EnvironmentCalls[Episode]
 ) -> list[tuple[Episode, Move | None]]:
     """Reset the environments of all episodes; returns their first turns."""
-    turns = []
+    turns: dict[Episode, Move | None] = {}
     moves = [(episode, episode.advance()) for episode in episodes]
     while moves or calls.are_running:
         for episode, move in moves:
             if isinstance(move, EnvironmentCall):
                 calls.ask(episode, move.request)
             else:
-                turns.append((episode, move))
+                turns[episode] = move
         moves = [(episode, episode.advance(reply)) for episode, reply in calls.take(wait=True)]
-    return turns
+    return [(episode, turns[episode]) for episode in episodes]
 
 
 def play(
@@ -346,7 +346,7 @@ def play(
     """Play episodes to their ends, from their first turns on. Each turn is requested as soon as its
     episode has got so far: no episode waits for another, unless all have to stay `in_step`. What
     was sampled is kept as it is; only messages that follow it are tokenized."""
-    moves, sampling = list(turns), {}
+    moves, sampling = list(turns), dict[int, Episode]()
     while moves or sampling or calls.are_running:
         for episode, move in moves:
             if isinstance(move, Turn):

@@ -129,10 +129,14 @@ def tools_of(environment: type[Environment]) -> tuple[str, ...]:
     return names
 
 
-@functools.cache
 def schemas_of(environment: type[Environment]) -> dict[str, Schema]:
     """The JSON schemas of an environment's tools. Raises ProjectError for a tool whose type hints
     JSON cannot express."""
+    return dict(_schemas_of(environment))
+
+
+@functools.cache
+def _schemas_of(environment: Any) -> dict[str, Schema]:
     try:
         return {name: tool_schema(getattr(environment, name)) for name in tools_of(environment)}
     except ValueError as error:

@@ -287,14 +287,14 @@ def live(link: socket.socket, make: Callable[[], Environment], settings: dict[st
     limit_memory(settings["memory_bytes"])
     for number in STOP_SIGNALS:  # not ignored: what it starts would inherit that
         signal.signal(number, _do_nothing)
-    own = os.getpid()
+    pid = os.getpid()
     for line in link.makefile("rb"):
         request = json.loads(line)
         if request["call"] == "reset":
             os.chdir(settings["folder"])
             environment = AnsweringEnvironment(make, settings["longest"], settings["call_seconds"])
         reply = environment.answer(request)
-        if os.getpid() != own:  # a fork that an environment has left behind
+        if os.getpid() != pid:  # a fork that an environment has left behind
             os._exit(0)
         link.sendall(as_line(reply))
 

@@ -69,7 +69,7 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PolicyTurn:
     """What an episode asks of the policy: to continue a text."""
 
     text: torch.Tensor
@@ -93,7 +93,7 @@ class SampledTurn:
     """The versions of the weights that sampled it, where they change meanwhile."""
 
 
-Move = Turn | EnvironmentCall
+Move = PolicyTurn | EnvironmentCall
 Moves = Generator[Move, Any, None]
 
 
@@ -187,7 +187,7 @@ class Episode:
         """One turn, and what it leads to. Returns why no other turn follows, if none does."""
         text = torch.tensor(self.ids, dtype=torch.int64) if self.turns else self.prompt
         seed = stable_seed(self.seed, len(self.turns)) if self.turns else self.seed
-        response, spans = yield Turn(text, seed)
+        response, spans = yield PolicyTurn(text, seed)
         words = self.conversation.append_sampled(response.tokens.tolist())
         self.turns.append(SampledTurn(response, spans))
         self.rewards.append(0.0)
@@ -211,16 +211,7 @@ class Episode:
         self.calls += len(results) + len(parsed.problems)
         self.mistakes += sum(failed for _, failed, _ in results) + len(parsed.problems)
         self._count_timeouts(sum(over for _, _, over in results))
-        observed = [
-            {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": text}
-            for number, (call, (text, _, _)) in enumerate(zip(parsed.calls, results, strict=True))
-        ]
-        problems = "\n".join(f"error: {problem}" for problem in parsed.problems)
-        if problems and not observed:
-            return [{"role": "user", "content": f"{problems}\n"}]
-        if problems:
-            observed[-1]["content"] += f"\n{problems}"
-        return observed
+        return _as_messages(parsed, [text for text, _, _ in results])
 
     def _step(
         self, response: FinishedResponse
@@ -378,6 +369,21 @@ class Episode:
     def _spoken(self) -> Iterable[tuple[tuple[int, int], SampledTurn]]:
         """Each turn with its [start, end) in the tokens."""
         return zip(self.conversation.rows[0].turns, self.turns, strict=True)
+
+
+def _as_messages(parsed: Parsed, results: Sequence[str]) -> list[dict[str, Any]]:
+    """What the policy reads after a turn with calls, which have these results: messages of the
+    tools, and what is wrong with the turn in the last one or, without any, in one of the user."""
+    observed = [
+        {"role": "tool", "name": call.name, "tool_call_id": call_id(number), "content": text}
+        for number, (call, text) in enumerate(zip(parsed.calls, results, strict=True))
+    ]
+    problems = "\n".join(f"error: {problem}" for problem in parsed.problems)
+    if problems and not observed:
+        return [{"role": "user", "content": f"{problems}\n"}]
+    if problems:
+        observed[-1]["content"] += f"\n{problems}"
+    return observed
 
 
 def check_environment(environment: type[Environment]) -> None:

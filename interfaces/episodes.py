@@ -36,8 +36,8 @@ from ._episode import (
     EnvironmentCall,
     Episode,
     Move,
+    PolicyTurn,
     Rules,
-    Turn,
     check_environment,
 )
 from ._responses import (
@@ -261,8 +261,8 @@ class EpisodesInterface(ModelInterface):
         rows = zip(data.ids, prompts_in(data), sample_seeds(model, data), strict=True)
         for number, (id_, prompt, seed) in enumerate(rows):
             row = _row(data, number, prompt, model.tokenizer)
-            for place in range(1, group + 1):
-                label = f"sample {id_}" + (f", episode {place} of {group}" if group > 1 else "")
+            for ordinal in range(1, group + 1):
+                label = f"sample {id_}" + (f", episode {ordinal} of {group}" if group > 1 else "")
                 beginning = Beginning(label, row, prompt.tolist(), seed)
                 episodes.append(Episode(rules, beginning, next(seeds)))
         return episodes
@@ -279,15 +279,7 @@ class EpisodesInterface(ModelInterface):
             of_turns = [episode.turn_rewards() for episode in episodes]
             further["dense_rewards"] = torch.cat([torch.zeros(0), *of_turns])
         sequences = [episode.sequence() for episode in episodes]
-        sums = _sums([episode.numbers() for episode in episodes], group)
-        metadata: dict[str, list[Any]] = {**sums}
-        discarded = in_groups([episode.is_discarded for episode in episodes], group)
-        if any(map(any, discarded)):
-            metadata[DROPPED] = [UNPLAYED if any(of_group) else None for of_group in discarded]
-        spans = [episode.spans() for episode in episodes]
-        if None not in spans:
-            metadata[WEIGHT_VERSIONS] = in_groups(spans, group)
-        return packed_sequences(data, sequences, group, metadata, further)
+        return packed_sequences(data, sequences, group, _metadata(episodes, group), further)
 
 
 @dataclass
@@ -349,7 +341,7 @@ def play(
     moves, sampling = list(turns), dict[int, Episode]()
     while moves or sampling or calls.are_running:
         for episode, move in moves:
-            if isinstance(move, Turn):
+            if isinstance(move, PolicyTurn):
                 sampling[stream.submit(move.text, move.seed)] = episode
             elif move is not None:
                 calls.ask(episode, move.request)
@@ -378,6 +370,20 @@ def _row(data: SequenceSample, number: int, prompt: torch.Tensor, tokenizer: Any
     if messages:
         return row | {"prompt": messages[-1]["content"]}
     return row | {"prompt": tokenizer.decode(prompt, skip_special_tokens=True)}
+
+
+def _metadata(episodes: Sequence[Episode], group: int) -> dict[str, list[Any]]:
+    """For each sample the numbers of its episodes, which versions sampled them, and why it is
+    dropped, if any is."""
+    sums = _sums([episode.numbers() for episode in episodes], group)
+    metadata: dict[str, list[Any]] = {**sums}
+    discarded = in_groups([episode.is_discarded for episode in episodes], group)
+    if any(map(any, discarded)):
+        metadata[DROPPED] = [UNPLAYED if any(of_group) else None for of_group in discarded]
+    spans = [episode.spans() for episode in episodes]
+    if None not in spans:
+        metadata[WEIGHT_VERSIONS] = in_groups(spans, group)
+    return metadata
 
 
 def _sums(numbers: Sequence[Mapping[str, float]], group: int) -> dict[str, list[tuple[float, int]]]:

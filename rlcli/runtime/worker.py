@@ -350,12 +350,11 @@ class ModelWorker:
         sums, output.metadata = read_sums(output.metadata), {}
         output.remap_keys_(names)
         self.samples.add(output)
-        played = [row for row, id_ in enumerate(output.ids) if dropped.get(str(id_)) != UNPLAYED]
-        scored = output if len(played) == output.bs else output.select_indices(played)
-        scores = scores_of(scored, names, evaluates=mfc.name in self._interfaces.evaluating)
+        evaluates = mfc.name in self._interfaces.evaluating
+        moments = _moments(_played(output, dropped), names, evaluates)
         return {
             "batch": output.meta().as_json(),
-            "scores": {name: Moments.of(numbers) for name, numbers in scores.items()} | sums,
+            "scores": moments | sums,
             "counts": counts,
             "dropped": dropped,
             **reported,
@@ -495,6 +494,20 @@ class ModelWorker:
     def end_lane(self) -> Fields:
         """The last request to a pool's lane."""
         return {}
+
+
+def _moments(
+    output: SequenceSample, names: Mapping[str, str], evaluates: bool
+) -> dict[str, Moments]:
+    """The scores in a call's outputs, as `scores_of`."""
+    scores = scores_of(output, names, evaluates=evaluates)
+    return {name: Moments.of(numbers) for name, numbers in scores.items()}
+
+
+def _played(output: SequenceSample, dropped: Mapping[str, str]) -> SequenceSample:
+    """The samples whose environments have not failed: the others have no scores."""
+    rows = [row for row, id_ in enumerate(output.ids) if dropped.get(str(id_)) != UNPLAYED]
+    return output if len(rows) == output.bs else output.select_indices(rows)
 
 
 def _without_samples(described: Fields, device: torch.device) -> SequenceSample:

@@ -41,20 +41,22 @@ def game(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     folder = tmp_path / "interfaces" / "environments"
     folder.mkdir(parents=True)
-    made = []
+    interfaces = []
 
     def make(step, *members, **settings):
-        name = f"zz_{tmp_path.name}_{len(made)}"
+        name = f"zz_{tmp_path.name}_{len(interfaces)}"
         lines = [*members, f"def step(self, action):\n        {step}"]
         source = HEAD + "".join(f"\n    {line}\n" for line in lines)
         (folder / f"{name}.py").write_text(f"{source}\n\nregister_environment({name!r}, Game)\n")
         usual = {"max_turns": 3, "turn_tokens": 4, "scored": True}
         generation = {"max_new_tokens": 24, "temperature": 0.8} | settings.pop("generation", {})
-        made.append(EpisodesInterface(environment=name, generation=generation, **usual | settings))
-        return made[-1]
+        interfaces.append(
+            EpisodesInterface(environment=name, generation=generation, **usual | settings)
+        )
+        return interfaces[-1]
 
     yield make
-    for interface in made:
+    for interface in interfaces:
         interface.pool.close()
 
 

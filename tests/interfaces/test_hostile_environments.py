@@ -186,6 +186,12 @@ class Speaker(TinyTokenizer):
         return self.says
 
 
+def numbers_of(output, row):
+    """The numbers of a row's episode that are not 0."""
+    sums = {name: output.metadata[name][row] for name in EpisodesInterface.METRICS}
+    return {name: total for name, (total, _) in sums.items() if total}
+
+
 class Players:
     """Plays environments that do what their rows say, one episode each, in one call."""
 
@@ -205,13 +211,9 @@ class Players:
         prompts = make_batch(["packed_prompts"], [[(2, 1)]] * len(rows))
         prompts.metadata["answer"] = rows
         output = self.interface.generate(self.model, prompts, MicroBatchSpec())
-        numbers = [
-            {name: sums[row][0] for name, sums in output.metadata.items() if "drop" not in name}
-            for row in range(len(rows))
-        ]
-        played = [{name: value for name, value in each.items() if value} for each in numbers]
+        numbers = [numbers_of(output, row) for row in range(len(rows))]
         tokens = output.data["packed_input_ids"].split(output.flat_seqlens("packed_input_ids"))
-        return output, played, [each.tolist() for each in tokens]
+        return output, numbers, [each.tolist() for each in tokens]
 
     @property
     def host(self):
@@ -232,14 +234,14 @@ def players(tmp_path_factory):
         (environments / f"{name}.py").write_text(source)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLCLI_PROJECT", str(folder))
-        made = []
+        all_players = []
 
         def make(name, **settings):
-            made.append(Players(name, **settings))
-            return made[-1]
+            all_players.append(Players(name, **settings))
+            return all_players[-1]
 
         yield make
-        for each in made:
+        for each in all_players:
             each.interface.pool.close()
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlcli.api.environment import Environment, register_environment
+from rlcli.api.environment import Environment, Examples, register_environment
 
 
 @dataclass(kw_only=True)
@@ -14,6 +14,7 @@ class Calculator(Environment):
     """Works out sums. It does not score: a call of the graph compares the answer."""
 
     REPRODUCIBLE: ClassVar[bool] = True
+    EXAMPLES: ClassVar[Examples] = ({"turns": [{"calculate": {"expression": "12+7-3"}}, "16"]},)
 
     def calculate(self, expression: str) -> str:
         """Work out a sum of whole numbers, such as 12+7-3."""

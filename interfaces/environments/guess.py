@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rlcli.api.environment import Environment, Observation, register_environment
+from rlcli.api.environment import Environment, Examples, Observation, register_environment
 from rlcli.api.limits import Limits, check_arguments
 
 
@@ -17,6 +17,10 @@ class Guess(Environment):
     number costs 0.1."""
 
     REPRODUCIBLE: ClassVar[bool] = True
+    EXAMPLES: ClassVar[Examples] = (
+        {"turns": ["4", "2", "six", "6", "1", "3", "5", "7"]},
+        {"turns": ["1", "9", " 4 "]},
+    )
     LIMITS: ClassVar[Limits] = {"highest": {"ge": 1}}
 
     highest: int = 7

@@ -27,9 +27,11 @@ from rlcli.api.tool_schema import Schema, check_arguments, tool_schema
 from rlcli.errors import ProjectError, RlcliError
 
 __all__ = [
-    "Environment", "EnvironmentFailure", "Observation", "ToolMistake", "call_tool", "has_score",
-    "is_game", "is_tool", "register_environment", "schemas_of", "tools_of",
+    "Environment", "EnvironmentFailure", "Examples", "Observation", "ToolMistake", "call_tool",
+    "has_score", "is_game", "is_tool", "register_environment", "schemas_of", "tools_of",
 ]  # fmt: skip
+
+Examples = tuple[Mapping[str, Any], ...]
 
 CONTRACT = ("reset", "step", "score", "close")
 """Public methods that are not tools."""
@@ -60,6 +62,17 @@ class Environment:
 
     REWARDS: ClassVar[tuple[float, float] | None] = None
     """The lowest and the highest reward of an episode; None: anything finite."""
+
+    ENDS: ClassVar[bool] = True
+    """Of a game: whether some turn ends it; False: only `max_turns` does."""
+
+    NETWORK: ClassVar[bool] = False
+    """Whether it uses the network."""
+
+    EXAMPLES: ClassVar[Examples] = ()
+    """Episodes on which `rlcli test environment` tries it. Each shows the fields of a `row` and the
+    `turns` of a policy, texts or calls: `{"row": {"answer": "19"}, "turns": [{"calculate":
+    {"expression": "12+7"}}, "19"]}`."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | list[Mapping[str, Any]] | None:
         """Begin the episode of a row, whose fields are the sample's metadata (`answer`) and its

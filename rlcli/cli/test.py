@@ -30,7 +30,8 @@ def test(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="interface, backend, dataset, family, recipe, reward; or all."
+            metavar="KIND",
+            help="interface, backend, dataset, environment, family, recipe, reward; or all.",
         ),
     ],
     name: Annotated[

@@ -67,7 +67,7 @@ def fault(error: BaseException) -> RlcliError:
     kind, file, _ = innermost
     alone = (
         ""
-        if file.stem.startswith("_") or kind == "environments"  # which have no contract yet
+        if file.stem.startswith("_")
         else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
     )
     return ProjectError(

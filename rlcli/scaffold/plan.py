@@ -163,8 +163,6 @@ def plan(
     tested = FOLDERS.get(kind, f"{kind}s").removesuffix("s")
     first = FIRST_STEP[kind] if like is None else f"change what should differ from {like}"
     command = f"rlcli test {tested} {name}"
-    if kind == "environment":  # its contract has no checks of its own yet
-        command = f"python -m pytest tests/environments/test_{module}.py"
     return Scaffold(root, tuple(files), first, command)
 
 

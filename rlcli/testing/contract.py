@@ -57,7 +57,7 @@ class Contract:
     if needed, `args`."""
 
     kind: ClassVar[str]
-    """As in `rlcli test`: interface, backend, dataset, family or recipe."""
+    """As in `rlcli test`: interface, backend, dataset, environment, family or recipe."""
     name: ClassVar[str] = ""
     """The component, as a recipe names it."""
     args: ClassVar[Mapping[str, Any]] = {}

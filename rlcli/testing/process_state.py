@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Set
@@ -11,7 +12,6 @@ from dataclasses import dataclass, fields
 from multiprocessing import resource_tracker
 
 import psutil
-import torch
 
 from rlcli.launch.orphans import name_of
 from rlcli.processes import isolated
@@ -32,7 +32,7 @@ class ProcessState:
     working_directory: str
     umask: int
     environment: Mapping[str, str]
-    default_dtype: torch.dtype
+    default_dtype: str
     gradients: bool
     """Whether gradients are computed."""
 
@@ -44,8 +44,7 @@ class ProcessState:
             _working_directory(),
             umask,
             {name: os.environ[name] for name in os.environ if not name.startswith(NOT_COMPARED)},
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
+            *_settings_of_torch(),
         )
 
     def restore(self) -> None:
@@ -56,8 +55,9 @@ class ProcessState:
         for name in ProcessState.now().environment.keys() - self.environment.keys():
             del os.environ[name]
         os.environ.update(self.environment)
-        torch.set_default_dtype(self.default_dtype)
-        torch.set_grad_enabled(self.gradients)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_default_dtype(getattr(torch, self.default_dtype.removeprefix("torch.")))
+            torch.set_grad_enabled(self.gradients)
 
     def changes_since(self, before: ProcessState) -> str:
         """Such as `default dtype torch.float32 → torch.float64`; empty if there are none."""
@@ -105,6 +105,15 @@ class StartedTasks:
         if len(names) > MOST_NAMES:
             names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
         return ", ".join(names)
+
+
+def _settings_of_torch() -> tuple[str, bool]:
+    """Its default dtype and whether gradients are computed: those of a fresh process before it is
+    imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "torch.float32", True
+    return str(torch.get_default_dtype()), torch.is_grad_enabled()
 
 
 def _working_directory() -> str:

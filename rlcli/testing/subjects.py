@@ -32,6 +32,7 @@ KINDS: Mapping[str, SubjectKind] = {
     "interface": SubjectKind("rlcli.testing.interface", "InterfaceContract", "CPU, tiny model"),
     "backend": SubjectKind("rlcli.testing.backend", "BackendContract", "CPU, tiny model"),
     "dataset": SubjectKind("rlcli.testing.dataset", "DatasetContract", "CPU, tiny tokenizer"),
+    "environment": SubjectKind("rlcli.testing.environment", "EnvironmentContract", "CPU, no model"),
     "family": SubjectKind("rlcli.testing.family", "FamilyContract", "CPU, tiny model"),
     "recipe": SubjectKind("rlcli.testing.recipe", "RecipeContract", "CPU, tiny models, two steps"),
     "reward": SubjectKind(
@@ -44,6 +45,7 @@ COMPONENTS = {
     "interface": "interfaces",
     "backend": "backends",
     "dataset": "datasets",
+    "environment": "environments",
     "reward": "interfaces",
 }
 """Kind → its name in the registry."""

@@ -38,10 +38,10 @@ import yaml
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("rlcli", "interfaces", "backends", "datasets", "recipes", "pyproject.toml")
-KINDS = ("interfaces", "backends", "datasets", "families", "recipes")
+KINDS = ("interfaces", "backends", "datasets", "environments", "families", "recipes")
 SUITES = {"interfaces": "interface", "backends": "backend", "datasets": "dataset",
-          "families": "family", "recipes": "recipe"}  # fmt: skip
-HOMES = {"families": "rlcli/checkpoint/families"}
+          "environments": "environment", "families": "family", "recipes": "recipe"}  # fmt: skip
+HOMES = {"environments": "interfaces/environments", "families": "rlcli/checkpoint/families"}
 """Where components are that are not in a folder of the name of their kind."""
 OWN_TESTS = tuple(f"tests/{kind}" for kind in KINDS)
 LOADED_ONCE = ("torch", "torch.distributed", "transformers",
@@ -79,6 +79,8 @@ class Mutant:
     new: str
     survives: str = ""
     """Why no test can see it."""
+    law: str = ""
+    """The only check that finds it, in words."""
     source: str = ""
     """Where such a bug was reported, or the class of bugs that it belongs to."""
 

@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-KINDS = ("interface", "backend", "dataset", "family", "recipe")
+KINDS = ("interface", "backend", "dataset", "environment", "family", "recipe")
 
 
 def _kill_rate():

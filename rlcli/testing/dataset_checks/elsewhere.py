@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,14 +13,13 @@ from typing import Any
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
-from rlcli.project import PACKAGE, VARIABLE, current_project
 from rlcli.registry import load, make_dataset
 from rlcli.testing.dataset_checks.first_rows import by_number
 from rlcli.testing.dataset_checks.trial import Trial, content_of, id_of, shown_rows, suited
+from rlcli.testing.elsewhere import PATIENCE, start
 
 HASH_SEEDS = ("0", "1")
 HEAVY = ("torch", "transformers")
-PATIENCE = 60
 
 
 def answers(
@@ -41,7 +39,7 @@ def answers(
     if not hasattr(trial.cls, "preview"):
         seeds = seeds[:1]  # each takes seconds to load torch and transformers
     with contextlib.ExitStack() as ended:
-        processes = [ended.enter_context(_start(seed, order)) for seed in seeds]
+        processes = [ended.enter_context(start(__name__, order, seed)) for seed in seeds]
         for process in processes:
             ended.callback(process.kill)
         for seed, process in zip(seeds, processes, strict=True):
@@ -62,25 +60,6 @@ def as_read(dataset: Any) -> dict[str, Any]:
             rows.append({"id": id_of(sample), **content_of(sample)})
     heavy = [name for name in HEAVY if name in sys.modules]
     return json.loads(json.dumps({"rows": rows, "heavy": heavy}))
-
-
-def _start(hash_seed: str, order: str) -> subprocess.Popen[str]:
-    project = current_project()
-    env = {
-        **os.environ,
-        "PYTHONHASHSEED": hash_seed,
-        "PYTHONPATH": os.pathsep.join(
-            [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
-        ).rstrip(os.pathsep),
-        **({VARIABLE: str(project)} if project is not None else {}),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, order],
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
 
 
 def _main(order: Mapping[str, Any]) -> None:

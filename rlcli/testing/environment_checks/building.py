@@ -1,0 +1,98 @@
+"""The prerequisite of the other checks: an environment that can be made and played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from rlcli.api.environment import has_score, is_game, schemas_of
+from rlcli.errors import RlcliError
+from rlcli.registry import load
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.environment_checks.plays import Script
+from rlcli.testing.environment_checks.trial import Trial, demand
+
+SHOW_EPISODES = (
+    'show rows and turns that it can be played with: EXAMPLES = ({"row": {…}, "turns": […]},)'
+)
+
+
+class BuildingChecks(Contract):
+    """Whether there is anything to check. Last among the bases, so that it is reported first."""
+
+    examples: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    """Episodes to play; empty: the EXAMPLES of its class."""
+
+    @pytest.fixture(scope="class")
+    def trial(self, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Trial:
+        """The environment, which a check may play as often as it likes."""
+        contract = request.cls
+        folder = tmp_path_factory.mktemp("environment")
+        trial = Trial(contract.name, dict(contract.args), folder, contract.examples)
+        try:
+            check_playable(trial)
+        except (Violation, RlcliError):  # reported by the check for it
+            pytest.skip("not tried: it cannot be played")
+        return trial
+
+    def test_can_be_played(self, tmp_path: Any) -> None:
+        """it can be played with its EXAMPLES"""
+        cls: Any = load("environments", self.name)
+        demand(
+            is_game(cls) or has_score(cls) or bool(schemas_of(cls)),
+            f"{cls.__name__} has neither tools nor step() nor score()",
+            "a public method is a tool: give it type hints and a docstring",
+            place_of(cls),
+        )
+        check_playable(Trial(self.name, dict(self.args), tmp_path, self.examples))
+
+
+def check_playable(trial: Trial) -> None:
+    """Raise Violation for an environment that does not take its EXAMPLES."""
+    assert trial.schemas is not None  # a tool without type hints raises ProjectError
+    for example in trial.examples:
+        unexpected = example.keys() - {"row", "turns"}
+        demand(
+            not unexpected,
+            f"an example has {', '.join(sorted(unexpected))} in addition to row and turns",
+            SHOW_EPISODES,
+            trial.location,
+        )
+    for number, script in enumerate(trial.scripts, 1):
+        _check_turns(trial, script)
+        beginning = trial.play(Script(script.row, ())).beginning
+        is_shown = number <= len(trial.examples)
+        subject = f"example {number}" if is_shown else f"the row {dict(script.row)}"
+        demand(
+            beginning.error is None,
+            f"reset() refuses {subject}: {beginning}",
+            SHOW_EPISODES,
+            trial.place("reset"),
+        )
+        _check_beginning(trial, beginning.value)
+
+
+def _check_beginning(trial: Trial, beginning: Any) -> None:
+    are_messages = isinstance(beginning, list) and all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in beginning
+    )
+    demand(
+        beginning is None or isinstance(beginning, str) or are_messages,
+        f"reset() returns a {type(beginning).__name__}, neither a text nor messages",
+        "return the user's text, a list of messages, or None for the row's prompt",
+        trial.place("reset"),
+    )
+
+
+def _check_turns(trial: Trial, script: Script) -> None:
+    """A turn is a text or, with tools, a call of them."""
+    for turn in script.turns:
+        tools = set(turn) if isinstance(turn, Mapping) else set()
+        demand(
+            isinstance(turn, str) or (isinstance(turn, Mapping) and tools <= trial.schemas.keys()),
+            f"the turn {turn!r} of an example is neither a text nor a call",
+            f"write {{tool: arguments}}; its tools are {', '.join(trial.schemas) or 'none'}",
+            trial.location,
+        )

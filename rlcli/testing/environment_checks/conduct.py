@@ -1,0 +1,111 @@
+"""Checks of what an environment does besides: to its input, to the process, to files and the
+network, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.environment_checks.plays import Play, attempt
+from rlcli.testing.environment_checks.trial import Trial, demand
+from rlcli.testing.process_state import StartedTasks
+
+DESCRIPTORS = Path("/proc/self/fd")
+END_WITHIN = 2.0
+"""Seconds for threads to end after `close`."""
+RELEASE = "release in close() all that was opened, also if reset() was never called"
+
+
+class ConductChecks(Contract):
+    def test_input_stays(self, trial: Trial) -> None:
+        """rows and arguments of tools are not modified"""
+        for play in trial.plays:
+            finding = f"{play.modified} of an episode is modified"
+            cause = "copy it first: the episodes of a group share their row, and calls are recorded"
+            demand(not play.modified, finding, cause, trial.location)
+
+    def test_network(self, trial: Trial) -> None:
+        """the network is used only if NETWORK is declared"""
+        _, conduct = trial.played
+        hosts = ", ".join(dict.fromkeys(conduct.connections))
+        demand(
+            trial.cls.NETWORK or not hosts,
+            f"it connects to {hosts}",
+            "declare NETWORK: ClassVar[bool] = True, or leave the network alone",
+            trial.location,
+        )
+
+    def test_files(self, trial: Trial) -> None:
+        """files are written in a temporary folder only"""
+        _, conduct = trial.played
+        if conduct.writes:
+            finding = f"it writes {conduct.writes[0]}"
+            cause = "use tempfile.TemporaryDirectory, and clean it up in close()"
+            raise Violation(finding, cause, trial.location)
+
+    def test_process_stays(self, trial: Trial) -> None:
+        """settings of the whole process stay as they are"""
+        _, conduct = trial.played
+        changes = ", ".join(dict.fromkeys(conduct.changes))
+        finding = f"it changes the whole process: {changes}"
+        cause = "many episodes share it: restore it, or give a process of its own to what needs it"
+        demand(not changes, finding, cause, trial.location)
+
+    def test_closes(self, trial: Trial) -> None:
+        """close() releases everything, at any time, and may be called again"""
+        for script in trial.scripts:
+            for turns in (None, 0, 1, len(script.turns)):
+                occasion = "before reset()" if turns is None else f"after {turns} turns"
+                before, tasks = _opened(), StartedTasks.now()
+                with trial.watched():
+                    environment = trial.make()
+                    if turns is not None:
+                        play = Play(environment, script)
+                        while play.turn < turns and play.advance():
+                            pass
+                    closings = [attempt(environment.close) for _ in range(2)]
+                errors = [str(closing) for closing in closings if closing.error is not None]
+                subject = f"closed {occasion}"
+                where = trial.place("close")
+                demand(not errors, f"{subject}, it raises {errors[:1]}", RELEASE, where)
+                left = _left(before, tasks, trial.folder)
+                demand(not left, f"{subject}, it leaves {left}", RELEASE, where)
+                del environment
+
+
+def _opened() -> tuple[set[str], set[threading.Thread]]:
+    """Open descriptors and running threads."""
+    targets = (
+        {name: _target(name) for name in os.listdir(DESCRIPTORS)} if DESCRIPTORS.is_dir() else {}
+    )
+    return {f"{name} {target}" for name, target in targets.items() if target}, {
+        *threading.enumerate()
+    }
+
+
+def _target(descriptor: str) -> str:
+    """What a descriptor refers to; empty if it is closed again."""
+    try:
+        return os.readlink(DESCRIPTORS / descriptor)
+    except OSError:
+        return ""
+
+
+def _left(
+    before: tuple[set[str], set[threading.Thread]], tasks: StartedTasks, scratch: Path
+) -> str:
+    """What an episode has left behind, in words; empty if nothing."""
+    files, threads = before
+    end = time.monotonic() + END_WITHIN
+    while _opened()[1] - threads and time.monotonic() < end:
+        time.sleep(0.01)
+    opened, running = _opened()
+    remains = [f"open {name.partition(' ')[2]}" for name in sorted(opened - files)]
+    remains += [f"the thread {thread.name}" for thread in running - threads]
+    remains += [f"the file {path.name}" for path in sorted(scratch.iterdir())]
+    if processes := StartedTasks.now().left_since(tasks):
+        remains.append(processes)
+    return ", ".join(remains[:3])

@@ -1,0 +1,326 @@
+"""Checks of episodes: that they depend on their row, seed and actions alone, end, and are rewarded
+as declared."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+
+from rlcli.api.environment import Environment, Observation, has_score
+from rlcli.errors import RlcliError
+from rlcli.testing.arguments import Effects, arguments_of, declared_needs, silent_arguments
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.environment_checks.elsewhere import HASH_SEED, traces_elsewhere
+from rlcli.testing.environment_checks.plays import Play, Script, Trace, difference
+from rlcli.testing.environment_checks.trial import Trial, demand, with_seed
+
+SEEDS = range(2, 14)
+AT_ONCE = 4
+"""Threads that play at the same time."""
+DRAWING = {"random", "Random", "default_rng", "RandomState"}
+DATA = (bool, int, float, str, bytes, bytearray, list, dict, set, tuple, deque, count, type(None))
+"""Types of values that can be compared by their text."""
+OWN_STATE = "keep the state of an episode in self, which reset() begins anew"
+BY_SEED = "draw everything from random.Random(seed) in reset(), and nothing from clocks or hash()"
+
+
+class EpisodeChecks(Contract):
+    def test_reset_is_deterministic(self, trial: Trial) -> None:
+        """a row and a seed always begin the same episode"""
+        for play in trial.plays:
+            again = trial.play(replace(play.script, turns=()))
+            change = difference(play.trace[:1], again.trace[:1])
+            demand(not change, f"with the same row and seed, {change}", BY_SEED, _reset(trial))
+
+    def test_seeds_matter(self, trial: Trial) -> None:
+        """another seed is another episode, if it draws anything"""
+        if not _names(trial.cls) & DRAWING:
+            pytest.skip("draws nothing at random")
+        for play in trial.plays:
+            if any(trial.play(with_seed(play.script, s)).trace != play.trace for s in SEEDS):
+                return
+        finding = f"it draws at random, but its episodes are the same for {len(SEEDS) + 1} seeds"
+        raise Violation(finding, "seed random.Random with the seed of reset()", _reset(trial))
+
+    def test_repeats(self, trial: Trial) -> None:
+        """an episode depends on its row, seed and actions alone, if it is REPRODUCIBLE"""
+        if not trial.cls.REPRODUCIBLE:
+            pytest.skip("is not REPRODUCIBLE")
+        demand(not trial.repeats, f"played again, {trial.repeats}", BY_SEED, trial.location)
+        there = traces_elsewhere(trial.name, trial.args, [play.script for play in trial.plays])
+        for play, trace in zip(trial.plays, there, strict=True):
+            change = difference(play.trace[1:], trace[1:])
+            where = f"in a process with PYTHONHASHSEED={HASH_SEED} and another time"
+            demand(not change, f"{where}, {change}", BY_SEED, trial.location)
+
+    def test_episodes_share_nothing(self, trial: Trial) -> None:
+        """episodes that take turns are as when played alone"""
+        _need_repeats(trial)
+        for play in trial.plays:
+            neighbour = with_seed(play.script, 2)
+            alone = trial.play(neighbour).trace
+            with trial.watched():
+                mixed = _take_turns(*(Play(trial.make(), s) for s in (play.script, neighbour)))
+            for expected, trace in zip((play.trace, alone), mixed, strict=True):
+                change = difference(expected[1:], trace[1:])
+                demand(not change, f"next to another episode, {change}", OWN_STATE, trial.location)
+
+    def test_nothing_is_global(self, trial: Trial) -> None:
+        """class attributes and globals of the module stay as they are"""
+        before = dict(_shared_values(trial.cls))
+        for play in trial.plays:
+            trial.play(play.script)
+        for name, text in _shared_values(trial.cls):
+            if before.get(name) != text:
+                change = f"{before.get(name, 'missing'):.60} → {text:.60}"
+                finding = f"an episode changes {name}, which others share: {change}"
+                raise Violation(finding, OWN_STATE, trial.location)
+
+    def test_threads(self, trial: Trial) -> None:
+        """episodes can be played in several threads at once"""
+        _need_repeats(trial)
+        scripts = [play.script for play in trial.plays]
+        with trial.watched():
+            threads = [_Player(trial, scripts) for _ in range(AT_ONCE)]
+            _play_at_once(threads)
+        for thread in threads:
+            for play, trace in zip(trial.plays, thread.traces, strict=True):
+                change = difference(play.trace, trace)
+                cause = "share nothing, and use nothing that works in the main thread only"
+                demand(not change, f"in a thread, {change}", cause, trial.location)
+
+    def test_ends(self, trial: Trial) -> None:
+        """a game ends, if it ENDS"""
+        if not trial.is_game:
+            pytest.skip("is not a game")
+        ends = any(
+            getattr(step.value, "done", False) for play in trial.plays for step in play.steps
+        )
+        where = trial.place("step")
+        if trial.cls.ENDS:
+            finding = f"none of {len(trial.plays)} episodes is done"
+            cause = "return done=True; show turns that end it in EXAMPLES; or declare ENDS = False"
+            demand(ends, finding, cause, where)
+        else:
+            demand(not ends, "it is done at last, though ENDS is False", "remove ENDS", where)
+
+    def test_observations_are_typed(self, trial: Trial) -> None:
+        """step() returns an Observation of a text, a number and a flag"""
+        if not trial.is_game:
+            pytest.skip("is not a game")
+        results = [step for play in trial.plays for step in play.steps if step.error is None]
+        for value in (result.value for result in results):
+            problem = _mistyped(value)
+            cause = "return Observation(text, reward, done)"
+            demand(not problem, f"step() returns {problem}", cause, trial.place("step"))
+
+    def test_rewards_are_numbers(self, trial: Trial) -> None:
+        """rewards are finite numbers"""
+        for play in trial.plays:
+            for source, reward in _rewards(play):
+                is_number = isinstance(reward, bool | int | float) and math.isfinite(reward)
+                finding = f"{source} gives the reward {reward!r}"
+                cause = "a reward is a finite int or float; convert numbers of other libraries"
+                demand(is_number, finding, cause, trial.place(source[:-2]))
+
+    def test_range_of_rewards(self, trial: Trial) -> None:
+        """the reward of an episode, cut off anywhere, is within REWARDS"""
+        if trial.cls.REWARDS is None:
+            pytest.skip("declares no REWARDS")
+        lowest, highest = trial.cls.REWARDS
+        for script in (play.script for play in trial.plays):
+            for turns in range(1, len(script.turns) + 1):
+                play = trial.play(replace(script, turns=script.turns[:turns]))
+                reward = _total(play)
+                finding = f"after {play.turn} turns the reward is {reward:g}"
+                cause = f"REWARDS is ({lowest:g}, {highest:g}), and an episode may be cut off there"
+                demand(not reward < lowest and not reward > highest, finding, cause, trial.location)
+
+    def test_score_is_pure(self, trial: Trial) -> None:
+        """score() is the same when it is asked again"""
+        if not has_score(trial.cls):
+            pytest.skip("does not score")
+        for script in (play.script for play in trial.plays):
+            with trial.watched():
+                play = Play(trial.make(), script)
+                while play.advance():
+                    pass
+                answers = (play.answer, "", play.answer)
+                first, _, again = (_score(play, answer) for answer in answers)
+                play.end()
+            finding = f"score({play.answer!r}) is {first}, and {again} when it is asked again"
+            cause = "compute it from the state of the episode, and leave that as it is"
+            demand(first == again, finding, cause, trial.place("score"))
+
+    def test_fields_matter(self, trial: Trial) -> None:
+        """every field of the rows in EXAMPLES changes an episode"""
+        scripts = trial.scripts[:-1]
+        names = dict.fromkeys(name for script in scripts for name in script.row)
+        names.pop("prompt", None)
+        if not names:
+            pytest.skip("shows no fields of rows")
+        _need_repeats(trial)
+        for name in names:
+            changed = [replace(s, row={**s.row, name: _changed(s.row.get(name))}) for s in scripts]
+            if all(trial.play(s).trace == play.trace for s, play in zip(changed, trial.plays)):  # noqa: B905
+                finding = f"episodes are the same whatever is in the field {name} of their rows"
+                cause = f"use {name}, or take it out of EXAMPLES"
+                raise Violation(finding, cause, _reset(trial))
+
+    def test_arguments_matter(self, trial: Trial) -> None:
+        """every argument changes an episode, unless NO_EFFECT_ON_NUMBERS names it"""
+        _need_repeats(trial)
+        arguments = arguments_of(trial.make())
+        if not any(argument.others for argument in arguments):
+            pytest.skip("has no argument whose other values are known")
+        effects = Effects(
+            arguments,
+            declared_needs(trial.cls),
+            lambda changes: _is_accepted(trial, changes),
+            lambda changes: _traces(trial, changes),
+            lambda first, second: first != second,
+        )
+        silent = silent_arguments(trial.cls)
+        for argument, _ in effects.without(silent):
+            finding = f"{argument.name} has no effect: episodes are the same whatever it is"
+            cause = "use it, or name it in NO_EFFECT_ON_NUMBERS"
+            raise Violation(finding, cause, trial.location)
+        for argument, values in effects.with_effect(silent):
+            finding = f"episodes differ between {argument.name} {values[0]!r} and {values[1]!r}"
+            raise Violation(finding, "take it out of NO_EFFECT_ON_NUMBERS", trial.location)
+
+
+class _Player(Thread):
+    """Plays episodes."""
+
+    def __init__(self, trial: Trial, scripts: list[Script]):
+        super().__init__(daemon=True)
+        self._trial, self._scripts = trial, scripts
+        self.barrier: Barrier | None = None
+        self.traces: list[Trace] = []
+
+    def run(self) -> None:
+        assert self.barrier is not None
+        self.barrier.wait()
+        self.traces = [Play(self._trial.make(), script).end().trace for script in self._scripts]
+
+
+def _play_at_once(players: list[_Player]) -> None:
+    """Let all play at once, and take turns as often as possible."""
+    barrier, interval = Barrier(len(players)), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for player in players:
+            player.barrier = barrier
+            player.start()
+        for player in players:
+            player.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _need_repeats(trial: Trial) -> None:
+    if trial.repeats:
+        pytest.skip("not tried: its episodes differ whenever they are played")
+
+
+def _reset(trial: Trial) -> str:
+    return trial.place("reset")
+
+
+def _names(cls: type) -> set[str]:
+    """The names that the methods of an environment use."""
+    classes = cls.__mro__[: cls.__mro__.index(Environment)]
+    functions = [
+        value for each in classes for value in vars(each).values() if hasattr(value, "__code__")
+    ]
+    return {name for function in functions for name in _names_in(function.__code__)}
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return {*code.co_names}.union(*map(_names_in, inner))
+
+
+def _take_turns(*plays: Play) -> list[Trace]:
+    """Play episodes at the same time, a turn of each after the other."""
+    waiting = list(plays)
+    while waiting:
+        waiting = [play for play in waiting if play.advance()]
+    return [play.end().trace for play in plays]
+
+
+def _shared_values(cls: type) -> Iterator[tuple[str, str]]:
+    """(name, value as a text) of what all episodes share."""
+    homes: list[tuple[str, Any]] = [("", sys.modules[cls.__module__])]
+    homes += [(f"{each.__name__}.", each) for each in cls.__mro__ if each.__module__ != "builtins"]
+    for prefix, home in homes:
+        for name, value in vars(home).items():
+            if isinstance(value, DATA) and not name.startswith("__"):
+                yield f"{prefix}{name}", repr(value)
+
+
+def _mistyped(value: Any) -> str:
+    """What is wrong with the types of an observation; empty if nothing is."""
+    if not isinstance(value, Observation):
+        return f"a {type(value).__name__}"
+    if not isinstance(value.text, str):
+        return f"the text {value.text!r:.60}"
+    return "" if isinstance(value.done, bool) else f"done = {value.done!r:.60}"
+
+
+def _rewards(play: Play) -> Iterator[tuple[str, Any]]:
+    """(the method, its reward) for each of an episode."""
+    for step in play.steps:
+        if isinstance(step.value, Observation):
+            yield "step()", step.value.reward
+    if play.score is not None and play.score.error is None:
+        yield "score()", play.score.value
+
+
+def _total(play: Play) -> float:
+    rewards = [reward for _, reward in _rewards(play) if isinstance(reward, bool | int | float)]
+    return math.fsum(reward for reward in rewards if math.isfinite(reward))
+
+
+def _score(play: Play, answer: str) -> str:
+    try:
+        return repr(play.environment.score(answer))
+    except Exception as error:  # reported by another check
+        return type(error).__name__
+
+
+def _changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool | type(None)):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value} differently"
+    if isinstance(value, list):
+        return [_changed(value[0]), *value[1:]] if value else ["differently"]
+    return {key: _changed(inner) for key, inner in value.items()}
+
+
+def _is_accepted(trial: Trial, changes: dict[str, Any]) -> bool:
+    try:
+        trial.make(**changes)
+    except (RlcliError, ValueError):
+        return False
+    return True
+
+
+def _traces(trial: Trial, changes: dict[str, Any]) -> list[Trace]:
+    seeds = (1, 2, 3)
+    scripts = [with_seed(script, seed) for script in trial.scripts for seed in seeds]
+    return [trial.play(script, **changes).trace for script in scripts]

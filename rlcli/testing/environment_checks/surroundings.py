@@ -1,0 +1,151 @@
+"""What an environment does to its surroundings while it is played: connections, files, and settings
+of the whole process, which are put back."""
+
+from __future__ import annotations
+
+import functools
+import locale
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcli.testing.process_state import ProcessState
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1)
+CONNECTING = {
+    "socket.connect": 1,
+    "socket.sendto": 1,
+    "socket.sendmsg": 1,
+    "socket.getaddrinfo": 0,
+    "socket.gethostbyname": 0,
+}
+"""Audit event → which of its arguments is an address or a host."""
+CHANGING_FILES = {
+    "os.mkdir": 1,
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.truncate": 1,
+    "os.rename": 2,
+    "os.link": 2,
+    "os.symlink": 2,
+}
+"""Audit event → how many paths it begins with."""
+
+
+@dataclass
+class Conduct:
+    """What happened while an environment was played."""
+
+    scratch: str
+    """The folder for its temporary files."""
+    has_network: bool
+    connections: list[str] = field(default_factory=list)
+    """Hosts; none was reached unless `has_network`."""
+    writes: list[str] = field(default_factory=list)
+    """Paths outside of `scratch`."""
+    changes: list[str] = field(default_factory=list)
+    """Settings of the process, in words."""
+
+    def connects(self, address: Any) -> None:
+        """Note a connection, and refuse it with PermissionError unless it is local."""
+        host = address[0] if isinstance(address, tuple) else address
+        name = os.fsdecode(host) if isinstance(host, str | bytes) else ""
+        if name in ("", "localhost", "::1") or name.startswith(("127.", "/", "\0")):
+            return
+        self.connections.append(name)
+        if not self.has_network:
+            raise PermissionError("environments are tested without a network")
+
+    def writes_to(self, path: Any) -> None:
+        """Note a file that is changed, unless it is the environment's or Python's."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return
+        absolute = os.path.realpath(os.fsdecode(path))
+        is_allowed = absolute == os.devnull or "__pycache__" in absolute
+        if not is_allowed and not Path(absolute).is_relative_to(self.scratch):
+            self.writes.append(absolute)
+
+
+_watching: list[Conduct] = []
+"""Of the environment that is being played, if any."""
+
+
+@contextmanager
+def watched(scratch: Path, has_network: bool = False) -> Iterator[Conduct]:
+    """Watch this process. Nothing but local sockets can be used unless `has_network`; temporary
+    files are made in `scratch`; settings are put back at the end."""
+    _listen()
+    conduct = Conduct(os.path.realpath(scratch), has_network)
+    original, outside = tempfile.tempdir, ProcessState.now()
+    tempfile.tempdir = os.environ["TMPDIR"] = conduct.scratch
+    state, settings = ProcessState.now(), _settings()
+    _watching.append(conduct)
+    try:
+        yield conduct
+    finally:
+        _watching.pop()
+        if changes := ProcessState.now().changes_since(state):
+            conduct.changes.append(changes)
+        conduct.changes += [
+            name for name, value in _settings().items() if settings.get(name, value) != value
+        ]
+        _put_back(settings)
+        outside.restore()
+        tempfile.tempdir = original
+
+
+@functools.cache
+def _listen() -> None:
+    """Hear audit events from now on: a hook cannot be removed."""
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, arguments: Sequence[Any]) -> None:
+    if not _watching:
+        return
+    conduct = _watching[-1]
+    if event == "open" and arguments[2] & WRITING:
+        conduct.writes_to(arguments[0])
+    elif event in CONNECTING:
+        conduct.connects(arguments[CONNECTING[event]])
+    elif event in CHANGING_FILES and not _is_in_open_folder(arguments):
+        for path in arguments[: CHANGING_FILES[event]]:
+            conduct.writes_to(path)
+
+
+def _is_in_open_folder(arguments: Sequence[Any]) -> bool:
+    """Whether the path is relative to a descriptor, as in `shutil.rmtree`."""
+    return isinstance(arguments[-1], int) and arguments[-1] >= 0
+
+
+def _settings() -> dict[str, Any]:
+    """Settings of the process in addition to `ProcessState`."""
+    numpy = sys.modules.get("numpy.random")
+    return {
+        "locale": locale.setlocale(locale.LC_ALL),
+        "recursion limit": sys.getrecursionlimit(),
+        "default time-out of sockets": socket.getdefaulttimeout(),
+        "state of random": random.getstate(),
+        **({} if numpy is None else {"state of numpy.random": str(numpy.get_state())}),
+        **{f"handler of {number.name}": signal.getsignal(number) for number in SIGNALS},
+    }
+
+
+def _put_back(settings: dict[str, Any]) -> None:
+    locale.setlocale(locale.LC_ALL, settings["locale"])
+    sys.setrecursionlimit(settings["recursion limit"])
+    socket.setdefaulttimeout(settings["default time-out of sockets"])
+    random.setstate(settings["state of random"])
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, settings[f"handler of {number.name}"])

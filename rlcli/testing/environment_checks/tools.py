@@ -1,0 +1,178 @@
+"""Checks of single actions: whatever a policy writes leads to something that it can read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from rlcli.api.environment import ToolMistake, schemas_of
+from rlcli.api.tool_schema import check_arguments
+from rlcli.registry import load
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.environment_checks.plays import Result
+from rlcli.testing.environment_checks.trial import Probe, Trial, demand, is_mistake
+from rlcli.testing.environment_checks.values import MARKS, comes_back
+
+LONGEST = 1 << 16
+"""Characters by which an observation may be longer than the action that it answers."""
+BUGS = (
+    AttributeError,
+    ImportError,
+    MemoryError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    SystemExit,
+    TypeError,
+)
+"""Exceptions that are mistakes of an environment, whatever the policy wrote."""
+READABLE = (str, int, float, bool, list, dict)
+"""Types that a tool may return."""
+ADDRESS = re.compile(r"<[\w.]+ .*at 0x[0-9a-f]+>")
+
+
+class ToolChecks(Contract):
+    def test_tools_are_described(self) -> None:
+        """tools have type hints and docstrings, from which their JSON schemas are made"""
+        cls = load("environments", self.name)
+        schemas = schemas_of(cls)  # type: ignore[arg-type]
+        for name, schema in schemas.items():
+            where = place_of(getattr(cls, name))
+            described = schema["function"]["description"]
+            cause = "say in a docstring what it does: the policy reads that"
+            demand(bool(described), f"the tool {name} has no docstring", cause, where)
+            properties = schema["function"]["parameters"]["properties"]
+            defaults = {
+                key: field["default"] for key, field in properties.items() if "default" in field
+            }
+            optional = {"function": {"parameters": {"properties": properties}}}
+            problems = check_arguments(optional, defaults)
+            finding = f"a default of {name} does not fit its type: {'; '.join(problems)}"
+            demand(not problems, finding, "the policy reads both in the schema", where)
+            json.dumps(schema, allow_nan=False)
+
+    def test_schemas_are_what_functions_accept(self, trial: Trial) -> None:
+        """a call that fits the schema of a tool is carried out"""
+        _need_tools(trial)
+        for probe in trial.probes:
+            if probe.kind == "fits":
+                is_refused = is_mistake(probe.result) or _does_not_bind(probe.result)
+                finding = f"{probe.title} fits its schema, but fails: {probe.result}"
+                cause = "the function must accept what its type hints say"
+                demand(not is_refused, finding, cause, trial.place(probe.tool))
+
+    def test_wrong_arguments_are_refused(self, trial: Trial) -> None:
+        """a call with missing, surplus or mistyped arguments is an observation"""
+        _need_tools(trial)
+        for probe in trial.probes:
+            if probe.kind == "wrong":
+                finding = f"{probe.title} is carried out, or fails with {probe.result!s:.60}"
+                cause = "let nothing but the schema decide what a tool accepts"
+                demand(is_mistake(probe.result), finding, cause, trial.place(probe.tool))
+
+    def test_faults_are_typed(self, trial: Trial) -> None:
+        """exceptions say whose fault they are"""
+        for method, result in _results(trial):
+            error = result.error
+            if error is None or is_mistake(result) or _does_not_bind(result):
+                continue
+            cause = error.__cause__ if isinstance(error, ToolMistake) else None
+            if cause is None or isinstance(cause, BUGS):
+                raise Violation(
+                    f"{method} raises {result!s:.200}",
+                    "a policy may write anything: return an observation that says what is wrong"
+                    if trial.is_game
+                    else "raise ValueError with words for the policy, or correct the tool",
+                    _innermost(cause or error, trial),
+                )
+
+    def test_observations_can_be_read(self, trial: Trial) -> None:
+        """what a policy reads is a text of bounded length"""
+        for method, value in _observed(trial):
+            is_text = isinstance(value, READABLE) and not ADDRESS.search(str(value))
+            finding = f"{method} returns {value!r:.60}"
+            demand(
+                is_text, finding, "return what the policy should read, as a text", trial.location
+            )
+        for probe in trial.probes:
+            allowed = LONGEST + len(str(probe.action))
+            length = len(str(probe.text))
+            finding = f"{probe.title[:80]} returns {length} characters"
+            cause = f"cut what is longer than {LONGEST}: all of it would be tokenized"
+            demand(length <= allowed, finding, cause, trial.place(probe.tool or "step"))
+
+    def test_texts_come_back(self, trial: Trial) -> None:
+        """a text that is repeated comes back as it was, with every character"""
+        repeating = set()
+        for probe in trial.probes:
+            if probe.kind != "hostile":
+                continue
+            text = _text_of(probe)
+            key = (probe.tool, probe.words.partition(" in ")[2])
+            if text == "".join(MARKS) and text in str(probe.text):
+                repeating.add(key)
+            elif key in repeating and text.startswith(MARKS[0]):
+                between = text[len(MARKS[0]) : -len(MARKS[1])]
+                finding = f"{probe.title} comes back as {str(probe.text or probe.result)!r:.120}"
+                cause = "pass texts on as they are: never as a format or in another encoding"
+                is_same = comes_back(between, str(probe.text)) or _refuses(probe)
+                demand(is_same, finding, cause, trial.place(probe.tool or "step"))
+
+
+def _need_tools(trial: Trial) -> None:
+    if not trial.schemas:
+        pytest.skip("has no tools")
+
+
+def _does_not_bind(result: Result) -> bool:
+    """Whether a tool could not even be called with the arguments."""
+    cause = getattr(result.error, "__cause__", None)
+    trace = getattr(cause, "__traceback__", None)
+    return isinstance(cause, TypeError) and trace is not None and trace.tb_next is None
+
+
+def _refuses(probe: Probe) -> bool:
+    """Whether a tool says that it does not take such a text."""
+    cause = getattr(probe.result.error, "__cause__", None)
+    return isinstance(cause, ValueError) and not any(mark in str(cause) for mark in MARKS)
+
+
+def _text_of(probe: Probe) -> str:
+    """The hostile text of an action."""
+    values = [probe.action] if isinstance(probe.action, str) else list(probe.action.values())
+    marked = (value for value in values if isinstance(value, str) and value.startswith(MARKS[0]))
+    return next(marked, "")
+
+
+def _results(trial: Trial) -> Iterator[tuple[str, Result]]:
+    """(the method or action, its result) of all that was tried."""
+    for play in trial.plays:
+        for result in play.steps:
+            yield "a turn of an example", result
+        if play.score is not None:
+            yield f"score({play.answer!r:.30})", play.score
+    for probe in trial.probes:
+        yield probe.title[:80], probe.result
+
+
+def _observed(trial: Trial) -> Iterator[tuple[str, object]]:
+    """(the tool, what it returned) of all calls that succeeded."""
+    if not trial.is_game:
+        for play in trial.plays:
+            yield from (("a tool", step.value) for step in play.steps if step.error is None)
+        for probe in trial.probes:
+            if probe.result.error is None:
+                yield probe.title[:80], probe.result.value
+
+
+def _innermost(error: BaseException, trial: Trial) -> str:
+    """The last line of the environment's file that an exception passed through."""
+    import traceback
+
+    file = trial.location.rpartition(":")[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename == file]
+    return lines[-1] if lines else trial.location

@@ -1,0 +1,203 @@
+"""An environment under test: played again and again, on its EXAMPLES and on what its schemas
+suggest."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.config import EnvironmentAbstraction
+from rlcli.api.environment import Environment, ToolMistake, call_tool, is_game, schemas_of
+from rlcli.api.tool_schema import Schema
+from rlcli.registry import environment_maker, load
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.environment_checks.plays import Play, Result, Script, attempt, difference
+from rlcli.testing.environment_checks.surroundings import Conduct, watched
+from rlcli.testing.environment_checks.values import HOSTILE, LONG_TEXT, MARKS, fitting, wrong
+
+USUAL_ROW = {"prompt": "What is 12+7?", "answer": "19"}
+"""For environments that show no other."""
+USUAL_TEXTS = ("a b c", "", "7")
+MOST_VALUES = 8
+"""Values of an argument that are tried."""
+Kind = str
+"""How a text or the arguments of a call were chosen: `fits`, `wrong` or `hostile`."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A single action, with a purpose."""
+
+    kind: Kind
+    words: str
+    """What is special about it."""
+    tool: str
+    """Empty for a game."""
+    action: str | Mapping[str, Any]
+    result: Result
+
+    @property
+    def title(self) -> str:
+        return f"{self.tool or 'step'}() with {self.words}"
+
+    @property
+    def text(self) -> Any:
+        """What the policy reads; None if it is not text."""
+        return self.result.value if self.tool else getattr(self.result.value, "text", None)
+
+
+class Trial:
+    """An environment by name, with episodes to test it on."""
+
+    def __init__(
+        self,
+        name: str,
+        args: Mapping[str, Any],
+        folder: Path,
+        examples: Sequence[Mapping[str, Any]] = (),
+    ):
+        """`folder`: for files that the environment writes; `examples`: instead of its EXAMPLES."""
+        self.name, self.args, self.folder = name, args, folder
+        self.cls: Any = load("environments", name)
+        self.location = place_of(self.cls)
+        self.examples = tuple(examples or self.cls.EXAMPLES)
+        self._makers: dict[str, Callable[[], Environment]] = {}
+
+    def place(self, method: str) -> str:
+        """`file:line` of a method."""
+        return place_of(inspect.getattr_static(self.cls, method))
+
+    @property
+    def is_game(self) -> bool:
+        return is_game(self.cls)
+
+    @cached_property
+    def schemas(self) -> dict[str, Schema]:
+        """Those of its tools."""
+        return schemas_of(self.cls)
+
+    def make(self, **changes: Any) -> Environment:
+        """A new instance, with some arguments changed. Raises UsageError if it refuses them."""
+        key = repr(sorted(changes.items()))
+        if key not in self._makers:
+            abstraction = EnvironmentAbstraction(self.name, {**self.args, **changes})
+            self._makers[key] = environment_maker(abstraction)
+        return self._makers[key]()
+
+    @cached_property
+    def scripts(self) -> list[Script]:
+        """The episodes: those of EXAMPLES, and one of actions that were drawn."""
+        rows = [{"prompt": "", **example.get("row", {})} for example in self.examples]
+        turns = [tuple(example.get("turns", ())) for example in self.examples]
+        shown = [Script(row, played) for row, played in zip(rows, turns, strict=True)]
+        return [*shown, Script(rows[0] if rows else USUAL_ROW, self._drawn_turns())]
+
+    def _drawn_turns(self) -> tuple[Any, ...]:
+        if self.is_game:
+            return USUAL_TEXTS
+        calls = ({name: self.usual_arguments(name)} for name in self.schemas)
+        return (*calls, USUAL_TEXTS[0])
+
+    def usual_arguments(self, tool: str) -> dict[str, Any]:
+        """Those of its first call in EXAMPLES, or some that fit."""
+        for example in self.examples:
+            for turn in example.get("turns", ()):
+                if isinstance(turn, Mapping) and tool in turn:
+                    return dict(turn[tool])
+        properties = self.schemas[tool]["function"]["parameters"]["properties"]
+        return {name: fitting(schema)[0] for name, schema in properties.items()}
+
+    @contextmanager
+    def watched(self) -> Iterator[Conduct]:
+        with watched(self.folder, self.cls.NETWORK) as conduct:
+            yield conduct
+
+    def play(self, script: Script, **changes: Any) -> Play:
+        """Play an episode to its end, with some arguments changed."""
+        with self.watched():
+            return Play(self.make(**changes), script).end()
+
+    @cached_property
+    def played(self) -> tuple[list[Play], Conduct]:
+        """Each episode, and what all of them did to the process."""
+        with self.watched() as conduct:
+            plays = [Play(self.make(), script).end() for script in self.scripts]
+        return plays, conduct
+
+    @property
+    def plays(self) -> list[Play]:
+        return self.played[0]
+
+    @cached_property
+    def repeats(self) -> str:
+        """How the turns of an episode differ when it is played again; empty if they do not."""
+        pairs = ((play, self.play(play.script)) for play in self.plays)
+        return next(filter(None, (difference(a.trace[1:], b.trace[1:]) for a, b in pairs)), "")
+
+    @cached_property
+    def probes(self) -> list[Probe]:
+        """Single actions of all kinds, each after a new beginning."""
+        with self.watched():
+            if self.is_game:
+                actions = [("hostile", words, text) for words, text in _texts()]
+                return [self._probe(kind, words, "", text) for kind, words, text in actions]
+            return [
+                self._probe(kind, words, tool, arguments)
+                for tool in self.schemas
+                for kind, words, arguments in self._calls(tool)
+            ]
+
+    def _probe(self, kind: Kind, words: str, tool: str, action: Any) -> Probe:
+        environment = self.make()
+        attempt(environment.reset, dict(self.scripts[0].row), 1)
+        if tool:
+            result = attempt(call_tool, environment, tool, action)
+        else:
+            result = attempt(environment.step, action)
+        attempt(environment.close)
+        return Probe(kind, words, tool, action, result)
+
+    def _calls(self, tool: str) -> Iterator[tuple[Kind, str, dict[str, Any]]]:
+        """(kind, words, arguments) of calls that try each argument in turn."""
+        usual = self.usual_arguments(tool)
+        parameters = self.schemas[tool]["function"]["parameters"]
+        for name in parameters.get("required", ()):
+            lacking = {key: value for key, value in usual.items() if key != name}
+            yield "wrong", f"no {name}", lacking
+        yield "wrong", "the argument 'surplus', which it does not have", {**usual, "surplus": 1}
+        for name, schema in parameters["properties"].items():
+            for value in fitting(schema)[:MOST_VALUES]:
+                yield "fits", f"{name} = {value!r}", {**usual, name: value}
+            for value in wrong(schema):
+                yield "wrong", f"{name} = {value!r}", {**usual, name: value}
+            if schema.get("type") == "string" and "enum" not in schema:
+                for words, text in _texts():
+                    yield "hostile", f"{words} in {name}", {**usual, name: text}
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """(description, text) for each hostile text; the first is harmless."""
+    yield "no hostile character", "".join(MARKS)
+    for words, text in HOSTILE.items():
+        yield words, text.join(MARKS)
+    yield f"{len(LONG_TEXT)} characters", LONG_TEXT
+
+
+def is_mistake(result: Result) -> bool:
+    """Whether a tool refused its arguments before it was called."""
+    return isinstance(result.error, ToolMistake) and result.error.__cause__ is None
+
+
+def with_seed(script: Script, seed: int) -> Script:
+    return replace(script, seed=seed)
+
+
+def demand(holds: bool, finding: str, cause: str, where: str) -> None:
+    """Raise Violation unless something holds."""
+    if not holds:
+        raise Violation(finding, cause, where)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from rlcli.api.environment import Environment
 from rlcli.testing.declaration import DeclaredSubject
-from rlcli.testing.environment_checks.building import BuildingChecks
 from rlcli.testing.environment_checks.conduct import ConductChecks
 from rlcli.testing.environment_checks.episodes import EpisodeChecks
+from rlcli.testing.environment_checks.playable import PlayableChecks
 from rlcli.testing.environment_checks.tools import ToolChecks
 
 __all__ = ["EnvironmentContract"]
@@ -23,7 +23,7 @@ class EnvironmentContract(
     ConductChecks,
     ToolChecks,
     EpisodeChecks,
-    BuildingChecks,
+    PlayableChecks,
     DeclaredSubject,
 ):
     """What every environment must do."""

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.environment_checks.plays import Play, attempt
-from rlcli.testing.environment_checks.trial import Trial, demand
+from rlcli.testing.environment_checks.plays import Play, Script, attempt
+from rlcli.testing.environment_checks.trial import EnvironmentTrial, demand
 from rlcli.testing.process_state import StartedTasks
 
 DESCRIPTORS = Path("/proc/self/fd")
@@ -20,16 +20,16 @@ RELEASE = "release in close() all that was opened, also if reset() was never cal
 
 
 class ConductChecks(Contract):
-    def test_input_stays(self, trial: Trial) -> None:
+    def test_input_stays(self, trial: EnvironmentTrial) -> None:
         """rows and arguments of tools are not modified"""
         for play in trial.plays:
             finding = f"{play.modified} of an episode is modified"
             cause = "copy it first: the episodes of a group share their row, and calls are recorded"
             demand(not play.modified, finding, cause, trial.location)
 
-    def test_network(self, trial: Trial) -> None:
+    def test_network(self, trial: EnvironmentTrial) -> None:
         """the network is used only if NETWORK is declared"""
-        _, conduct = trial.played
+        conduct = trial.conduct_of_all()
         hosts = ", ".join(dict.fromkeys(conduct.connections))
         demand(
             trial.cls.NETWORK or not hosts,
@@ -38,42 +38,48 @@ class ConductChecks(Contract):
             trial.location,
         )
 
-    def test_files(self, trial: Trial) -> None:
+    def test_files(self, trial: EnvironmentTrial) -> None:
         """files are written in a temporary folder only"""
-        _, conduct = trial.played
+        conduct = trial.conduct_of_all()
         if conduct.writes:
             finding = f"it writes {conduct.writes[0]}"
             cause = "use tempfile.TemporaryDirectory, and clean it up in close()"
             raise Violation(finding, cause, trial.location)
 
-    def test_process_stays(self, trial: Trial) -> None:
+    def test_process_stays(self, trial: EnvironmentTrial) -> None:
         """settings of the whole process stay as they are"""
-        _, conduct = trial.played
+        conduct = trial.conduct_of_all()
         changes = ", ".join(dict.fromkeys(conduct.changes))
         finding = f"it changes the whole process: {changes}"
         cause = "many episodes share it: restore it, or give a process of its own to what needs it"
         demand(not changes, finding, cause, trial.location)
 
-    def test_closes(self, trial: Trial) -> None:
+    def test_closes(self, trial: EnvironmentTrial) -> None:
         """close() releases everything, at any time, and may be called again"""
         for script in trial.scripts:
             for turns in (None, 0, 1, len(script.turns)):
+                problem = _closing_problem(trial, script, turns)
                 occasion = "before reset()" if turns is None else f"after {turns} turns"
-                before, tasks = _opened(), StartedTasks.now()
-                with trial.watched():
-                    environment = trial.make()
-                    if turns is not None:
-                        play = Play(environment, script)
-                        while play.turn < turns and play.advance():
-                            pass
-                    closings = [attempt(environment.close) for _ in range(2)]
-                errors = [str(closing) for closing in closings if closing.error is not None]
-                subject = f"closed {occasion}"
-                where = trial.place("close")
-                demand(not errors, f"{subject}, it raises {errors[:1]}", RELEASE, where)
-                left = _left(before, tasks, trial.folder)
-                demand(not left, f"{subject}, it leaves {left}", RELEASE, where)
-                del environment
+                finding = f"closed {occasion}, it {problem}"
+                demand(not problem, finding, RELEASE, trial.line_of("close"))
+
+
+def _closing_problem(trial: EnvironmentTrial, script: Script, turns: int | None) -> str:
+    """What is wrong with an episode that is closed twice after some turns, or before reset() for
+    None; empty if nothing is."""
+    before, tasks = _opened(), StartedTasks.now()
+    with trial.watched():
+        environment = trial.make()
+        if turns is not None:
+            play = Play(environment, script)
+            while play.turn < turns and play.advance():
+                pass
+        closings = [attempt(environment.close) for _ in range(2)]
+    errors = [str(closing) for closing in closings if closing.error is not None]
+    if errors:
+        return f"raises {errors[0]}"
+    left = _left(before, tasks, trial.folder)
+    return f"leaves {left}" if left else ""
 
 
 def _opened() -> tuple[set[str], set[threading.Thread]]:

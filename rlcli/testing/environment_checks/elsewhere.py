@@ -64,11 +64,11 @@ def _set_clocks() -> None:
 def _main(order: Mapping[str, Any]) -> None:
     _set_clocks()
     random.seed(LATER)
-    from rlcli.testing.environment_checks.trial import Trial
+    from rlcli.testing.environment_checks.trial import EnvironmentTrial
 
     scripts = [Script(each["row"], tuple(each["turns"]), each["seed"]) for each in order["scripts"]]
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(order["name"], order["args"], Path(folder))
+        trial = EnvironmentTrial(order["name"], order["args"], Path(folder))
         print(json.dumps([trial.play(script).trace for script in scripts]))
 
 

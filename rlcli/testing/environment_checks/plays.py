@@ -30,7 +30,7 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Result:
+class CallResult:
     """What a call of an environment returned or raised."""
 
     value: Any = None
@@ -42,12 +42,12 @@ class Result:
         return json.dumps(self.value, default=repr)
 
 
-def attempt(method: Callable[..., Any], *arguments: Any) -> Result:
+def attempt(method: Callable[..., Any], *arguments: Any) -> CallResult:
     """Call a method; whatever it raises is a result, too."""
     try:
-        return Result(method(*arguments))
+        return CallResult(method(*arguments))
     except (Exception, SystemExit) as error:
-        return Result(error=error)
+        return CallResult(error=error)
 
 
 @dataclass
@@ -56,9 +56,9 @@ class Play:
 
     environment: Environment
     script: Script
-    beginning: Result = field(init=False)
-    steps: list[Result] = field(default_factory=list)
-    score: Result | None = None
+    beginning: CallResult = field(init=False)
+    steps: list[CallResult] = field(default_factory=list)
+    score: CallResult | None = None
     modified: str = ""
     """What the environment changed though it is not its own."""
     answer: str = ""
@@ -70,7 +70,7 @@ class Play:
         self._row = copy.deepcopy(dict(self.script.row))
         self.answer = str(self._row.get("answer", ""))
         beginning = attempt(self.environment.reset, self._row, self.script.seed)
-        self.beginning = Result(copy.deepcopy(beginning.value), beginning.error)
+        self.beginning = CallResult(copy.deepcopy(beginning.value), beginning.error)
         self._over = self.beginning.error is not None
 
     def advance(self) -> bool:
@@ -98,7 +98,7 @@ class Play:
         return self
 
     @property
-    def results(self) -> list[Result]:
+    def results(self) -> list[CallResult]:
         """Of all its calls."""
         return [self.beginning, *self.steps, *([] if self.score is None else [self.score])]
 

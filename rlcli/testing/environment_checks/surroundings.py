@@ -35,6 +35,7 @@ CHANGING_FILES = {
     "os.remove": 1,
     "os.rmdir": 1,
     "os.truncate": 1,
+    "os.utime": 1,
     "os.rename": 2,
     "os.link": 2,
     "os.symlink": 2,
@@ -81,17 +82,16 @@ _watching: list[Conduct] = []
 
 
 @contextmanager
-def watched(scratch: Path, has_network: bool = False) -> Iterator[Conduct]:
-    """Watch this process. Nothing but local sockets can be used unless `has_network`; temporary
-    files are made in `scratch`; settings are put back at the end."""
+def watched(conduct: Conduct) -> Iterator[None]:
+    """Note what this process does. Nothing but local sockets can be used unless `has_network`;
+    temporary files are made in `scratch`; settings are put back at the end."""
     _listen()
-    conduct = Conduct(os.path.realpath(scratch), has_network)
     original, outside = tempfile.tempdir, ProcessState.now()
     tempfile.tempdir = os.environ["TMPDIR"] = conduct.scratch
     state, settings = ProcessState.now(), _settings()
     _watching.append(conduct)
     try:
-        yield conduct
+        yield
     finally:
         _watching.pop()
         if changes := ProcessState.now().changes_since(state):
@@ -131,14 +131,16 @@ def _is_in_open_folder(arguments: Sequence[Any]) -> bool:
 def _settings() -> dict[str, Any]:
     """Settings of the process in addition to `ProcessState`."""
     numpy = sys.modules.get("numpy.random")
-    return {
+    settings: dict[str, Any] = {f"handler of {n.name}": signal.getsignal(n) for n in SIGNALS}
+    settings |= {
         "locale": locale.setlocale(locale.LC_ALL),
         "recursion limit": sys.getrecursionlimit(),
         "default time-out of sockets": socket.getdefaulttimeout(),
         "state of random": random.getstate(),
-        **({} if numpy is None else {"state of numpy.random": str(numpy.get_state())}),
-        **{f"handler of {number.name}": signal.getsignal(number) for number in SIGNALS},
     }
+    if numpy is not None:
+        settings["state of numpy.random"] = str(numpy.get_state())
+    return settings
 
 
 def _put_back(settings: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,8 @@ from rlcli.api.environment import ToolMistake, schemas_of
 from rlcli.api.tool_schema import check_arguments
 from rlcli.registry import load
 from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.environment_checks.plays import Result
-from rlcli.testing.environment_checks.trial import Probe, Trial, demand, is_mistake
+from rlcli.testing.environment_checks.plays import CallResult
+from rlcli.testing.environment_checks.trial import EnvironmentTrial, Probe, demand, is_mistake
 from rlcli.testing.environment_checks.values import MARKS, comes_back
 
 LONGEST = 1 << 16
@@ -29,16 +31,15 @@ BUGS = (
     TypeError,
 )
 """Exceptions that are mistakes of an environment, whatever the policy wrote."""
-READABLE = (str, int, float, bool, list, dict)
-"""Types that a tool may return."""
-ADDRESS = re.compile(r"<[\w.]+ .*at 0x[0-9a-f]+>")
+UNREADABLE = re.compile(r"None|b'.*'|<[\w.]+ .*at 0x[0-9a-f]+>", re.DOTALL)
+"""What becomes of values that have no text."""
 
 
 class ToolChecks(Contract):
     def test_tools_are_described(self) -> None:
         """tools have type hints and docstrings, from which their JSON schemas are made"""
-        cls = load("environments", self.name)
-        schemas = schemas_of(cls)  # type: ignore[arg-type]
+        cls: Any = load("environments", self.name)
+        schemas = schemas_of(cls)
         for name, schema in schemas.items():
             where = place_of(getattr(cls, name))
             described = schema["function"]["description"]
@@ -54,7 +55,7 @@ class ToolChecks(Contract):
             demand(not problems, finding, "the policy reads both in the schema", where)
             json.dumps(schema, allow_nan=False)
 
-    def test_schemas_are_what_functions_accept(self, trial: Trial) -> None:
+    def test_schemas_are_what_functions_accept(self, trial: EnvironmentTrial) -> None:
         """a call that fits the schema of a tool is carried out"""
         _need_tools(trial)
         for probe in trial.probes:
@@ -62,18 +63,18 @@ class ToolChecks(Contract):
                 is_refused = is_mistake(probe.result) or _does_not_bind(probe.result)
                 finding = f"{probe.title} fits its schema, but fails: {probe.result}"
                 cause = "the function must accept what its type hints say"
-                demand(not is_refused, finding, cause, trial.place(probe.tool))
+                demand(not is_refused, finding, cause, trial.line_of(probe.tool))
 
-    def test_wrong_arguments_are_refused(self, trial: Trial) -> None:
+    def test_wrong_arguments_are_refused(self, trial: EnvironmentTrial) -> None:
         """a call with missing, surplus or mistyped arguments is an observation"""
         _need_tools(trial)
         for probe in trial.probes:
             if probe.kind == "wrong":
                 finding = f"{probe.title} is carried out, or fails with {probe.result!s:.60}"
                 cause = "let nothing but the schema decide what a tool accepts"
-                demand(is_mistake(probe.result), finding, cause, trial.place(probe.tool))
+                demand(is_mistake(probe.result), finding, cause, trial.line_of(probe.tool))
 
-    def test_faults_are_typed(self, trial: Trial) -> None:
+    def test_faults_are_typed(self, trial: EnvironmentTrial) -> None:
         """exceptions say whose fault they are"""
         for method, result in _results(trial):
             error = result.error
@@ -89,11 +90,11 @@ class ToolChecks(Contract):
                     _innermost(cause or error, trial),
                 )
 
-    def test_observations_can_be_read(self, trial: Trial) -> None:
+    def test_observations_can_be_read(self, trial: EnvironmentTrial) -> None:
         """what a policy reads is a text of bounded length"""
         for method, value in _observed(trial):
-            is_text = isinstance(value, READABLE) and not ADDRESS.search(str(value))
-            finding = f"{method} returns {value!r:.60}"
+            is_text = not UNREADABLE.fullmatch(str(value))
+            finding = f"{method} returns what reads as {value!s:.60}"
             demand(
                 is_text, finding, "return what the policy should read, as a text", trial.location
             )
@@ -102,9 +103,9 @@ class ToolChecks(Contract):
             length = len(str(probe.text))
             finding = f"{probe.title[:80]} returns {length} characters"
             cause = f"cut what is longer than {LONGEST}: all of it would be tokenized"
-            demand(length <= allowed, finding, cause, trial.place(probe.tool or "step"))
+            demand(length <= allowed, finding, cause, trial.line_of(probe.tool or "step"))
 
-    def test_texts_come_back(self, trial: Trial) -> None:
+    def test_texts_come_back(self, trial: EnvironmentTrial) -> None:
         """a text that is repeated comes back as it was, with every character"""
         repeating = set()
         for probe in trial.probes:
@@ -119,15 +120,15 @@ class ToolChecks(Contract):
                 finding = f"{probe.title} comes back as {str(probe.text or probe.result)!r:.120}"
                 cause = "pass texts on as they are: never as a format or in another encoding"
                 is_same = comes_back(between, str(probe.text)) or _refuses(probe)
-                demand(is_same, finding, cause, trial.place(probe.tool or "step"))
+                demand(is_same, finding, cause, trial.line_of(probe.tool or "step"))
 
 
-def _need_tools(trial: Trial) -> None:
+def _need_tools(trial: EnvironmentTrial) -> None:
     if not trial.schemas:
         pytest.skip("has no tools")
 
 
-def _does_not_bind(result: Result) -> bool:
+def _does_not_bind(result: CallResult) -> bool:
     """Whether a tool could not even be called with the arguments."""
     cause = getattr(result.error, "__cause__", None)
     trace = getattr(cause, "__traceback__", None)
@@ -147,7 +148,7 @@ def _text_of(probe: Probe) -> str:
     return next(marked, "")
 
 
-def _results(trial: Trial) -> Iterator[tuple[str, Result]]:
+def _results(trial: EnvironmentTrial) -> Iterator[tuple[str, CallResult]]:
     """(the method or action, its result) of all that was tried."""
     for play in trial.plays:
         for result in play.steps:
@@ -155,10 +156,11 @@ def _results(trial: Trial) -> Iterator[tuple[str, Result]]:
         if play.score is not None:
             yield f"score({play.answer!r:.30})", play.score
     for probe in trial.probes:
-        yield probe.title[:80], probe.result
+        if probe.kind != "wrong":
+            yield probe.title[:80], probe.result
 
 
-def _observed(trial: Trial) -> Iterator[tuple[str, object]]:
+def _observed(trial: EnvironmentTrial) -> Iterator[tuple[str, object]]:
     """(the tool, what it returned) of all calls that succeeded."""
     if not trial.is_game:
         for play in trial.plays:
@@ -168,10 +170,8 @@ def _observed(trial: Trial) -> Iterator[tuple[str, object]]:
                 yield probe.title[:80], probe.result.value
 
 
-def _innermost(error: BaseException, trial: Trial) -> str:
+def _innermost(error: BaseException, trial: EnvironmentTrial) -> str:
     """The last line of the environment's file that an exception passed through."""
-    import traceback
-
     file = trial.location.rpartition(":")[0]
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename == file]

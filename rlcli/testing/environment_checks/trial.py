@@ -4,10 +4,14 @@ suggest."""
 from __future__ import annotations
 
 import inspect
+import os
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from rlcli.api.environment import Environment, ToolMistake, call_tool, is_game, 
 from rlcli.api.tool_schema import Schema
 from rlcli.registry import environment_maker, load
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.environment_checks.plays import Play, Result, Script, attempt, difference
+from rlcli.testing.environment_checks.plays import CallResult, Play, Script, attempt, difference
 from rlcli.testing.environment_checks.surroundings import Conduct, watched
 from rlcli.testing.environment_checks.values import HOSTILE, LONG_TEXT, MARKS, fitting, wrong
 
@@ -25,6 +29,8 @@ USUAL_ROW = {"prompt": "What is 12+7?", "answer": "19"}
 USUAL_TEXTS = ("a b c", "", "7")
 MOST_VALUES = 8
 """Values of an argument that are tried."""
+DATA = (bool, int, float, str, bytes, bytearray, list, dict, set, tuple, deque, count, type(None))
+"""Types of values that can be compared by their text."""
 Kind = str
 """How a text or the arguments of a call were chosen: `fits`, `wrong` or `hostile`."""
 
@@ -39,7 +45,7 @@ class Probe:
     tool: str
     """Empty for a game."""
     action: str | Mapping[str, Any]
-    result: Result
+    result: CallResult
 
     @property
     def title(self) -> str:
@@ -51,8 +57,10 @@ class Probe:
         return self.result.value if self.tool else getattr(self.result.value, "text", None)
 
 
-class Trial:
+class EnvironmentTrial:
     """An environment by name, with episodes to test it on."""
+
+    cls: Any
 
     def __init__(
         self,
@@ -63,12 +71,15 @@ class Trial:
     ):
         """`folder`: for files that the environment writes; `examples`: instead of its EXAMPLES."""
         self.name, self.args, self.folder = name, args, folder
-        self.cls: Any = load("environments", name)
+        self.cls = load("environments", name)
         self.location = place_of(self.cls)
         self.examples = tuple(examples or self.cls.EXAMPLES)
+        self.conduct = Conduct(os.path.realpath(folder), self.cls.NETWORK)
+        self.shared_values = dict(shared_values(self.cls))
+        """Those of the class and its module, before it is played."""
         self._makers: dict[str, Callable[[], Environment]] = {}
 
-    def place(self, method: str) -> str:
+    def line_of(self, method: str) -> str:
         """`file:line` of a method."""
         return place_of(inspect.getattr_static(self.cls, method))
 
@@ -112,10 +123,9 @@ class Trial:
         properties = self.schemas[tool]["function"]["parameters"]["properties"]
         return {name: fitting(schema)[0] for name, schema in properties.items()}
 
-    @contextmanager
-    def watched(self) -> Iterator[Conduct]:
-        with watched(self.folder, self.cls.NETWORK) as conduct:
-            yield conduct
+    def watched(self) -> AbstractContextManager[None]:
+        """Within this context, what the process does is noted in `conduct`."""
+        return watched(self.conduct)
 
     def play(self, script: Script, **changes: Any) -> Play:
         """Play an episode to its end, with some arguments changed."""
@@ -123,15 +133,15 @@ class Trial:
             return Play(self.make(**changes), script).end()
 
     @cached_property
-    def played(self) -> tuple[list[Play], Conduct]:
-        """Each episode, and what all of them did to the process."""
-        with self.watched() as conduct:
-            plays = [Play(self.make(), script).end() for script in self.scripts]
-        return plays, conduct
-
-    @property
     def plays(self) -> list[Play]:
-        return self.played[0]
+        """Each episode, played."""
+        return [self.play(script) for script in self.scripts]
+
+    def conduct_of_all(self) -> Conduct:
+        """What all that was tried did to the process."""
+        assert self.plays is not None
+        assert self.probes is not None
+        return self.conduct
 
     @cached_property
     def repeats(self) -> str:
@@ -171,13 +181,19 @@ class Trial:
             yield "wrong", f"no {name}", lacking
         yield "wrong", "the argument 'surplus', which it does not have", {**usual, "surplus": 1}
         for name, schema in parameters["properties"].items():
-            for value in fitting(schema)[:MOST_VALUES]:
-                yield "fits", f"{name} = {value!r}", {**usual, name: value}
-            for value in wrong(schema):
-                yield "wrong", f"{name} = {value!r}", {**usual, name: value}
-            if schema.get("type") == "string" and "enum" not in schema:
-                for words, text in _texts():
-                    yield "hostile", f"{words} in {name}", {**usual, name: text}
+            for kind, words, value in _values(name, schema):
+                yield kind, words, {**usual, name: value}
+
+
+def _values(name: str, schema: Schema) -> Iterator[tuple[Kind, str, Any]]:
+    """(kind, words, value) for an argument."""
+    for value in fitting(schema)[:MOST_VALUES]:
+        yield "fits", f"{name} = {value!r}", value
+    for value in wrong(schema):
+        yield "wrong", f"{name} = {value!r}", value
+    if schema.get("type") == "string" and "enum" not in schema:
+        for words, text in _texts():
+            yield "hostile", f"{words} in {name}", text
 
 
 def _texts() -> Iterator[tuple[str, str]]:
@@ -188,9 +204,19 @@ def _texts() -> Iterator[tuple[str, str]]:
     yield f"{len(LONG_TEXT)} characters", LONG_TEXT
 
 
-def is_mistake(result: Result) -> bool:
+def is_mistake(result: CallResult) -> bool:
     """Whether a tool refused its arguments before it was called."""
     return isinstance(result.error, ToolMistake) and result.error.__cause__ is None
+
+
+def shared_values(cls: type) -> Iterator[tuple[str, str]]:
+    """(name, value as a text) of what all episodes share."""
+    homes: list[tuple[str, Any]] = [("", sys.modules[cls.__module__])]
+    homes += [(f"{each.__name__}.", each) for each in cls.__mro__ if each.__module__ != "builtins"]
+    for prefix, home in homes:
+        for name, value in vars(home).items():
+            if isinstance(value, DATA) and not name.startswith("__"):
+                yield f"{prefix}{name}", repr(value)
 
 
 def with_seed(script: Script, seed: int) -> Script:

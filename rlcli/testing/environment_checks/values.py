@@ -70,13 +70,18 @@ def types_of(schema: Mapping[str, Any]) -> list[str]:
 
 
 def comes_back(text: str, observed: str) -> bool:
-    """Whether what was repeated is the text between MARKS, as it is, escaped or normalised, or
-    nothing at all in its place."""
+    """Whether what was repeated is the text between MARKS: as it is, escaped, normalised, without
+    control characters, or left out. A lone surrogate, which has no encoding, may be replaced."""
     start, end = (observed.find(mark) for mark in MARKS)
     if start < 0 or end < start:
         return False
-    between = observed[start + len(MARKS[0]) : end]
+    between = _visible(observed[start + len(MARKS[0]) : end])
     escaped = {ascii(text)[1:-1], repr(text)[1:-1], text.replace("\\", "\\\\")}
-    forms = {unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")}
-    is_dropped = not between.strip("\ufffd? \n")
-    return is_dropped or between in {text, *escaped, *forms}
+    replaced = {text.encode(errors="replace").decode(), text.replace("\ud800", "\ufffd")}
+    return not between or between in map(_visible, {text, *escaped, *replaced})
+
+
+def _visible(text: str) -> str:
+    """A text in a normal form, without control characters."""
+    normal = unicodedata.normalize("NFKC", text)
+    return "".join(c for c in normal if not unicodedata.category(c).startswith("C")).strip()

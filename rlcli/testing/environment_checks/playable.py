@@ -12,25 +12,25 @@ from rlcli.errors import RlcliError
 from rlcli.registry import load
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.environment_checks.plays import Script
-from rlcli.testing.environment_checks.trial import Trial, demand
+from rlcli.testing.environment_checks.trial import EnvironmentTrial, demand
 
 SHOW_EPISODES = (
     'show rows and turns that it can be played with: EXAMPLES = ({"row": {…}, "turns": […]},)'
 )
 
 
-class BuildingChecks(Contract):
+class PlayableChecks(Contract):
     """Whether there is anything to check. Last among the bases, so that it is reported first."""
 
     examples: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Episodes to play; empty: the EXAMPLES of its class."""
 
     @pytest.fixture(scope="class")
-    def trial(self, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Trial:
+    def trial(self, request: pytest.FixtureRequest, tmp_path_factory: Any) -> EnvironmentTrial:
         """The environment, which a check may play as often as it likes."""
         contract = request.cls
         folder = tmp_path_factory.mktemp("environment")
-        trial = Trial(contract.name, dict(contract.args), folder, contract.examples)
+        trial = EnvironmentTrial(contract.name, dict(contract.args), folder, contract.examples)
         try:
             check_playable(trial)
         except (Violation, RlcliError):  # reported by the check for it
@@ -46,10 +46,10 @@ class BuildingChecks(Contract):
             "a public method is a tool: give it type hints and a docstring",
             place_of(cls),
         )
-        check_playable(Trial(self.name, dict(self.args), tmp_path, self.examples))
+        check_playable(EnvironmentTrial(self.name, dict(self.args), tmp_path, self.examples))
 
 
-def check_playable(trial: Trial) -> None:
+def check_playable(trial: EnvironmentTrial) -> None:
     """Raise Violation for an environment that does not take its EXAMPLES."""
     assert trial.schemas is not None  # a tool without type hints raises ProjectError
     for example in trial.examples:
@@ -69,12 +69,12 @@ def check_playable(trial: Trial) -> None:
             beginning.error is None,
             f"reset() refuses {subject}: {beginning}",
             SHOW_EPISODES,
-            trial.place("reset"),
+            trial.line_of("reset"),
         )
         _check_beginning(trial, beginning.value)
 
 
-def _check_beginning(trial: Trial, beginning: Any) -> None:
+def _check_beginning(trial: EnvironmentTrial, beginning: Any) -> None:
     are_messages = isinstance(beginning, list) and all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in beginning
     )
@@ -82,11 +82,11 @@ def _check_beginning(trial: Trial, beginning: Any) -> None:
         beginning is None or isinstance(beginning, str) or are_messages,
         f"reset() returns a {type(beginning).__name__}, neither a text nor messages",
         "return the user's text, a list of messages, or None for the row's prompt",
-        trial.place("reset"),
+        trial.line_of("reset"),
     )
 
 
-def _check_turns(trial: Trial, script: Script) -> None:
+def _check_turns(trial: EnvironmentTrial, script: Script) -> None:
     """A turn is a text or, with tools, a call of them."""
     for turn in script.turns:
         tools = set(turn) if isinstance(turn, Mapping) else set()

@@ -1,0 +1,113 @@
+"""The contract of environments: a planted bug breaks one law, unusual environments break none."""
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.errors import RlcliError
+from rlcli.testing.contract import Violation
+from rlcli.testing.declaration import DeclaredSubject
+from rlcli.testing.environment import EnvironmentContract
+from rlcli.testing.environment_checks.playable import check_playable
+from rlcli.testing.environment_checks.trial import EnvironmentTrial
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "tests" / "mutants"
+LAWS = {
+    " ".join(method.__doc__.split()): name
+    for name, method in inspect.getmembers(EnvironmentContract, inspect.isfunction)
+    if name.startswith("test_")
+}
+ELSEWHERE = "an episode depends on its row, seed and actions alone, if it is REPRODUCIBLE"
+
+
+def _kill_rate():
+    spec = importlib.util.spec_from_file_location("kill_rate", HERE / "kill_rate.py")
+    module = sys.modules["kill_rate"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+kill_rate = _kill_rate()
+PLANTED = [bug for bug in kill_rate.mutants("environments") if bug.file.startswith("interfaces/")]
+UNUSUAL = sorted((HERE / "unusual" / "environments").glob("*.py"))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project for environments."""
+    (tmp_path / "interfaces" / "environments").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def broken_laws(project, tmp_path):
+    """Add an environment to the project; the words of the laws that it breaks."""
+
+    def check(name, source, is_elsewhere=True):
+        (project / "interfaces" / "environments" / f"{name}.py").write_text(source)
+        folder = tmp_path / "scratch"
+        folder.mkdir()
+        contract = type("Checked", (EnvironmentContract,), {"name": name})()
+        fixtures = {"tmp_path": folder, "record_property": lambda name, value: None}
+        laws = [(words, law) for words, law in LAWS.items() if is_elsewhere or words != ELSEWHERE]
+        trial = EnvironmentTrial(name, {}, folder)
+        try:
+            check_playable(trial)
+            fixtures["trial"] = trial
+        except (Violation, RlcliError):
+            pass
+        return [words for words, law in laws if _is_broken(getattr(contract, law), fixtures)]
+
+    return check
+
+
+def _is_broken(law, fixtures):
+    parameters = inspect.signature(law).parameters
+    if not parameters.keys() <= fixtures.keys():  # it cannot be played
+        return False
+    try:
+        law(**{name: fixtures[name] for name in parameters})
+    except (pytest.skip.Exception, Violation) as outcome:
+        return isinstance(outcome, Violation)
+    return False
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.bug.replace(" ", "-"))
+def test_a_planted_bug_breaks_one_law(broken_laws, bug):
+    name = f"planted_{PLANTED.index(bug)}"
+    source = (ROOT / bug.file).read_text().replace(bug.old, bug.new)
+    registers = f'register_environment("{Path(bug.file).stem}"'
+    source = source.replace(registers, f'register_environment("{name}"')
+    assert broken_laws(name, source, is_elsewhere=bug.law == ELSEWHERE) == [bug.law]
+
+
+def test_every_law_of_environments_has_a_bug_that_breaks_it_alone():
+    of_all_kinds = {name for name in vars(DeclaredSubject) if name.startswith("test_")}
+    laws = {words for words, name in LAWS.items() if name not in of_all_kinds}
+    assert {bug.law for bug in kill_rate.mutants("environments")} - {""} == laws
+
+
+def test_a_violation_says_what_and_where_and_how_to_mend_it(project):
+    """An episode with a wrong reward, for example."""
+    source = (ROOT / "interfaces" / "environments" / "guess.py").read_text()
+    source = source.replace("reward=-0.1", "reward=None").replace('"guess"', '"wrong_reward"')
+    file = project / "interfaces" / "environments" / "wrong_reward.py"
+    file.write_text(source)
+    trial = EnvironmentTrial("wrong_reward", {}, project)
+    with pytest.raises(Violation) as caught:
+        EnvironmentContract().test_rewards_are_numbers(trial)
+    step = 1 + source[: source.index("def step")].count("\n")
+    assert caught.value.finding == "step() gives the reward None"
+    assert caught.value.cause.startswith("a reward is a finite int or float")
+    assert caught.value.where == f"{file}:{step}"
+
+
+@pytest.mark.parametrize("file", UNUSUAL, ids=lambda file: file.stem)
+def test_an_unusual_environment_breaks_no_law(broken_laws, file):
+    assert broken_laws(file.stem, file.read_text()) == []

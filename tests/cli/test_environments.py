@@ -30,10 +30,24 @@ def test_a_new_environment_passes_its_test(rlcli, tmp_path):
             "environments"
         ]
     }
-    test = tmp_path / "mine" / "tests" / "environments" / "test_my_env.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-    ended = subprocess.run(command, cwd=tmp_path / "mine", capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    code, out, _ = rlcli("--project", "mine", "test", "environment", "my-env")
+    assert code == 0, out
+    assert "answers are scored" in out
+    assert "FAIL" not in out
+
+
+def test_environments_are_tested_without_torch(tmp_path):
+    code = """
+import contextlib, sys
+from rlcli.cli.main import main
+with contextlib.suppress(SystemExit):
+    main(["test", "environment", "calculator", "--json"])
+assert "torch" not in sys.modules
+"""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["ok"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ CHECKPOINTS = "checkpoints"
 LOCK = "lock"
 LOGS = "logs"
 PROCESSES = "procs.json"
+SWEEP = "sweep.json"
+"""In the folder of a sweep, whose folders are runs."""
 
 MARKS = (STATUS, RESOLVED_RECIPE, COMMITTED)
 """Any of them shows that a folder is that of a run."""

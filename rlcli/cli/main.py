@@ -60,6 +60,7 @@ VERBS = {
         "compare": "Compare the results of runs, over their seeds",
         "plot": "Draw metrics of runs, in the terminal or as a picture",
         "report": "Write a page about runs, for a browser",
+        "track": "Send a run to TensorBoard, W&B, MLflow or Trackio",
     },
     "Recipes": {
         "validate": "Check a recipe and report every problem",
@@ -94,7 +95,7 @@ VERBS = {
 """Group → verb → description. `rlcli/cli/<verb>.py` has a function with the verb's name (or a Typer
 with several commands), and is imported when the verb is used."""
 
-LASTING = (*VERBS["Train"], "test", "convert", "push", "eval", "generate", "chat")
+LASTING = (*VERBS["Train"], "track", "test", "convert", "push", "eval", "generate", "chat")
 """Verbs that may run for a long time, during which garbage is collected."""
 
 QUIET = ("train", "resume", "validate")

@@ -27,6 +27,7 @@ from rlcli.inspect.before_start import check_before_start
 from rlcli.launch import lifeline
 from rlcli.launch.last_checkpoint import last_checkpoint, verified_checkpoint
 from rlcli.launch.meeting import remove_abandoned
+from rlcli.launch.mirrors import Mirrors
 from rlcli.launch.recipe_record import record_choices, write_recipe
 from rlcli.launch.stopping import StopSignals
 from rlcli.launch.workers import workers
@@ -249,9 +250,13 @@ def drive(
             record_choices(run, choices, display)
         has_begun = True
         lifeline.report(begun=True)
+        mirrors.start()
 
     is_job = recipe.launch.type == "slurm"  # nobody is watching its terminal
-    with _status_of_failures(recipe, run, lambda: has_begun or is_job):
+    with (
+        Mirrors(run.path, recipe.log.trackers, display) as mirrors,
+        _status_of_failures(recipe, run, lambda: has_begun or is_job),
+    ):
         warm_start, restarts = title != STEP, recipe.launch.max_restarts
         lifeline.report(
             run=str(run.path), begun=has_begun, warm_start=warm_start, max_restarts=restarts
@@ -300,7 +305,7 @@ def _attempt(
         )
         master.start()
         begin(start.state.step if start is not None else -1, master.choices)
-        with open_outputs(run, recipe.log.tensorboard, display.warning) as outputs:
+        with open_outputs(run, display.warning) as outputs:
             master.run(outputs)
         master.shut_down()
     code = 0 if master.steps_done == master.steps else stop.exit_code

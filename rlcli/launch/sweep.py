@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.api.run_folder import RESOLVED_RECIPE, SWEEP
 from rlcli.errors import ResourceError, UsageError
 from rlcli.files import known_object, make_folder, not_writable, private_file, replace_file
 from rlcli.inspect.cores import available_cores
@@ -31,7 +31,6 @@ from rlcli.recipe.sweep import SweepRun
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
-SWEEP_FILE = "sweep.json"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOOK_SECONDS = 0.2
 
@@ -56,12 +55,12 @@ class Sweep:
         return cls(places[0], tuple(places[1:]), tuple(overrides), tuple(runs))
 
     def write(self, folder: Path) -> None:
-        replace_file(folder / SWEEP_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
+        replace_file(folder / SWEEP, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, folder: Path) -> Sweep | None:
         """Read the sweep of a folder; None if there is none that can be read."""
-        recorded = known_object(folder / SWEEP_FILE)
+        recorded = known_object(folder / SWEEP)
         try:
             runs = tuple(
                 SweepRun(str(run["name"]), _texts(run["settings"])) for run in recorded["runs"]
@@ -231,7 +230,7 @@ def open_sweep(folder: Path, sweep: Sweep) -> None:
         raise UsageError(
             message,
             where="--run-dir",
-            hint=f"{folder / SWEEP_FILE} says which; choose another folder",
+            hint=f"{folder / SWEEP} says which; choose another folder",
         )
     try:
         if recorded is None and folder.is_dir() and any(folder.iterdir()):

@@ -61,7 +61,7 @@ def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
     DataError F31."""
     alike: dict[str, list[Path]] = {}
     for run in runs:
-        alike.setdefault(_identity(run), []).append(run)
+        alike.setdefault(identity_of(run), []).append(run)
     labels = _labels([members[0] for members in alike.values()])
     return [
         RunGroup(label, tuple(members), tuple(map(_records, members)))
@@ -89,7 +89,7 @@ def _records(run: Path) -> list[dict[str, Any]]:
     return read_metrics(file) if file.is_file() else []
 
 
-def _identity(run: Path) -> str:
+def identity_of(run: Path) -> str:
     """The recipe as it ran, without what may differ within a group; comparable,
     as rlcli writes only one form."""
     directory = RunDirectory.open(run)

@@ -76,11 +76,11 @@ class Outputs:
 
 
 @contextmanager
-def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[Outputs]:
+def open_outputs(run: RunDirectory, warn: Warn) -> Iterator[Outputs]:
     """Add to the files in a run's folder. At the end all lines must be on disk: raises
     ResourceError if they are not, or warns if another error ends the run."""
     with (
-        MetricsWriter(run.metrics, run.tensorboard if tensorboard else None, warn) as metrics,
+        MetricsWriter(run.metrics, warn) as metrics,
         SampleWriter(run.samples, warn) as samples,
         closing(JsonLines(run.ledger, warn)) as ledger,
     ):

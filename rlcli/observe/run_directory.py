@@ -79,7 +79,6 @@ class RunDirectory:
         self.models = path / "models"
         self.checkpoints = path / CHECKPOINTS
         self.curve = path / "curve.png"
-        self.tensorboard = path / "tensorboard"
         self.recipe = path / "recipe"
         """The recipe's layers as written."""
         self.resolved_recipe = path / RESOLVED_RECIPE
@@ -392,6 +391,7 @@ origins |
 | `memory.json` | the highest point of the memory plan |
 | `environment.json` | versions, machine, commit |
 | `tensorboard/` | the metrics for `tensorboard --logdir` |
+| `trackers/` | what other trackers have of the run (`log.trackers`) |
 | `logs/` | output of the workers |
 | `job.json`, `job.sbatch`, `job.allocations.jsonl` | of a Slurm job: its number, its script, \
 when it began |

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlcli.errors import ResourceError
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import argument_of, declared, signature_of
-from rlcli.registry.requirements import missing_libraries
+from rlcli.registry.requirements import missing_libraries, missing_of, read_requirements
 
 if TYPE_CHECKING:
     from rlcli.recipe.parsing.tree import KeyPath
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def missing_here(resolved: Resolved) -> Iterator[ResourceError]:
     """An error for each library that is not installed, and for each variable that is not set."""
     yield from libraries_to_install(resolved)
+    yield from trackers_to_install(resolved)
     yield from variables_to_set(resolved)
 
 
@@ -49,6 +50,21 @@ def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:
                 location = str(resolved.origin((*path, "type")))
                 yield ResourceError(error.what, where=location, hint=error.hint, code=error.code)
             reported.add(error.what)
+
+
+def trackers_to_install(resolved: Resolved) -> Iterator[ResourceError]:
+    """An error for each library of a tracker that is not installed."""
+    for number, tracker in enumerate(resolved.recipe.log.trackers):
+        location = str(resolved.origin(("log", "trackers", number)))
+        for error in missing_for_tracker(tracker):
+            yield ResourceError(error.what, where=location, hint=error.hint, code=error.code)
+
+
+def missing_for_tracker(tracker: str) -> Iterator[ResourceError]:
+    """An error for each library of a tracker that is not installed. The extra with a tracker's
+    libraries has its name; what TensorBoard needs is always there."""
+    if tracker != "tensorboard":
+        yield from missing_of(f"tracker {tracker}", read_requirements().extras[tracker])
 
 
 def components_of(recipe: Recipe) -> Iterator[tuple[KeyPath, str, Component]]:

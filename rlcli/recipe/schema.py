@@ -31,6 +31,7 @@ MAX_PROMPTS = 10**7
 MAX_STALENESS = 1000
 """Maximum age of a sample in versions; long before that, it says nothing about the policy."""
 Keys = Annotated[list[Key], Field(max_length=256)]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class Component(Section):
@@ -283,8 +284,12 @@ class Log(Section):
 
     dir: str = "runs"
     """Folder of the run directories."""
-    tensorboard: bool = True
-    """Write TensorBoard events."""
+    trackers: list[Tracker] = Field(default=["tensorboard"])
+    """Tools that show the run, each written to by a process of its own while the run goes on:
+    `tensorboard`, `wandb`, `mlflow`, `trackio`."""
+    project: Name | None = None
+    """Name under which trackers keep runs together, as a project or an experiment; null: the
+    recipe's name."""
     samples_per_step: NotNegative = 4
     """Prompts per step whose responses are written to samples.jsonl."""
     plot: bool = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -116,14 +116,21 @@ def required(component: Signature) -> tuple[Requirement, ...]:
 
 
 def missing_libraries(component: Signature) -> Iterator[ResourceError]:
-    """An error for each required distribution that is not installed, or whose version is not
-    allowed; its hint is the command that installs it."""
-    for requirement in required(component):
+    """An error for each distribution that a component requires and that is not installed, or whose
+    version is not allowed."""
+    yield from missing_of(
+        f"{component.kind.removesuffix('s')} {component.name}", required(component)
+    )
+
+
+def missing_of(subject: str, requirements: Iterable[Requirement]) -> Iterator[ResourceError]:
+    """An error for each of the distributions that `subject` needs and that is not installed, or
+    whose version is not allowed; its hint is the command that installs it."""
+    for requirement in requirements:
         version = installed_version(requirement.name)
         if version is not None and fits(requirement, version):
             continue
         state = "is not installed" if version is None else f"is installed in version {version}"
-        subject = f"{component.kind.removesuffix('s')} {component.name}"
         yield ResourceError(
             f"{subject} needs {requirement}, which {state}",
             hint=pip_command(requirement),

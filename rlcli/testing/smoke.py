@@ -133,7 +133,7 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
         "at_end": False
     }
     document["checkpoint"] |= {"keep_best": 0}
-    document["log"] |= {"dir": str(folder / "runs"), "tensorboard": False, "plot": False}
+    document["log"] |= {"dir": str(folder / "runs"), "trackers": [], "plot": False}
     file = folder / f"{resolved.recipe.name}.yaml"
     file.write_text(to_yaml(document), encoding="utf-8")
     return load_recipe(file), tuple(tokenizers.replaced)

@@ -50,7 +50,7 @@ SMALL = (
     "models.actor.backend.args.eps=1e-3",
     "models.actor.backend.args.schedule=constant",
     "launch.type=inline",
-    "log.tensorboard=false",
+    "log.trackers=[]",
     "log.plot=false",
 )
 

@@ -77,7 +77,7 @@ train: {eval: {dataset: null}}
 cluster: {device: cpu, devices_per_node: 2}
 launch: {type: local, startup_deadline: 600}
 checkpoint: {save: false, at_end: false, on_stop: false, every_seconds: null}
-log: {tensorboard: false, plot: false, samples_per_step: 0}
+log: {trackers: [], plot: false, samples_per_step: 0}
 """
 
 
@@ -351,7 +351,7 @@ def run(servers: int, steps: int, staleness: int, fault: Fault | None = None) ->
         identity = RunIdentity(folder.run_id, "0", "0")
         master = MasterWorker(recipe, plan_topology(recipe), ranks, folder, display, identity)
         master.start()
-        with open_outputs(folder, False, display.warning) as outputs:
+        with open_outputs(folder, display.warning) as outputs:
             master.run(outputs)
         ledger, metrics = _records(folder.ledger), _records(folder.metrics)
     return Outcome(ranks.now, 1 - ranks.busy["train"] / ranks.now, ledger, metrics)

@@ -61,7 +61,7 @@ DISK_MB = 8
 HAS_MOUNTS = "RLCLI_FAULTS_MOUNTS"
 """Variable of a bench that is already in a private mount namespace."""
 NODES = ("launch=local", "cluster.nodes=2", "models.reward.backend=cpu_pool")
-QUICK = ("log.tensorboard=false", "log.plot=false", f"train.steps={STEPS}")
+QUICK = ("log.trackers=[]", "log.plot=false", f"train.steps={STEPS}")
 TOY = (
     "toy.yaml",
     "models.actor.devices='0'",

@@ -55,7 +55,7 @@ TINY = (
     "max_position_embeddings: 128, tie_word_embeddings: true}"
 )
 QUIET = (
-    "log.tensorboard=false",
+    "log.trackers=[]",
     "log.plot=false",
     "checkpoint.at_end=false",
     "checkpoint.every_seconds=null",

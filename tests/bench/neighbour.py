@@ -41,7 +41,7 @@ OVERRIDES = (
     "models.actor.tokenizer=builtin:arithmetic",
     "train.eval={dataset: null}",
     "checkpoint={every_seconds: null, at_end: false, save: false}",
-    "log={plot: false, tensorboard: false}",
+    "log={plot: false, trackers: []}",
 )
 """The model and the steps of ppo_math, without the warm start, the evaluations and the saving."""
 

@@ -84,7 +84,7 @@ train: {eval: {dataset: null}}
 cluster: {device: cpu}
 launch: {type: local, startup_deadline: 600}
 checkpoint: {save: false, at_end: false, on_stop: false, every_seconds: null}
-log: {tensorboard: false, plot: false, samples_per_step: 0}
+log: {trackers: [], plot: false, samples_per_step: 0}
 """
 
 
@@ -324,7 +324,7 @@ def simulated(
         identity = RunIdentity(run.run_id, "0", "0")
         master = MasterWorker(recipe, plan_topology(recipe), transport, run, display, identity)
         master.start()
-        with open_outputs(run, False, display.warning) as outputs:
+        with open_outputs(run, display.warning) as outputs:
             yield master, transport, lambda: master.run(outputs)
 
 

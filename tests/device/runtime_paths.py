@@ -40,7 +40,7 @@ from .engine_paths import memory_of, responses, role, weights
 from .interface_paths import data_of
 
 HOME = Path(__file__).resolve().parents[2]
-INLINE = ["launch.type=inline", "log.tensorboard=false", "log.plot=false"]
+INLINE = ["launch.type=inline", "log.trackers=[]", "log.plot=false"]
 TINY = (
     "{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, "
     "num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"

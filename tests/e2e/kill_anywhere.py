@@ -27,7 +27,7 @@ TINY_MODEL = (
     "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, "
     "num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"
 )
-QUICK = ("log.tensorboard=false", "log.plot=false", "checkpoint.every_steps=2", "train.steps=7")
+QUICK = ("log.trackers=[]", "log.plot=false", "checkpoint.every_steps=2", "train.steps=7")
 ALGORITHMS = {
     "ppo": (
         "ppo_math",

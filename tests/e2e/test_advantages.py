@@ -13,7 +13,7 @@ SETTINGS = (
         for setting in KILL_ANYWHERE["ALGORITHMS"]["dapo"]
         if "prompts_per_draw" not in setting
     ),
-    "log.tensorboard=false",
+    "log.trackers=[]",
     "log.plot=false",
     "train.eval.dataset=null",
     "grpo.baseline=batch",

@@ -20,7 +20,7 @@ KILL_ANYWHERE = runpy.run_path(str(Path(__file__).with_name("kill_anywhere.py"))
 HOME = str(Path(__file__).resolve().parents[2])
 RUN = (
     *KILL_ANYWHERE["ALGORITHMS"]["ppo"],
-    "log.tensorboard=false",
+    "log.trackers=[]",
     "log.plot=false",
     "checkpoint.every_steps=1",
     "train.steps=4",

@@ -19,7 +19,7 @@ def test_ranks_and_micro_batches_drop_the_same_prompts(tmp_path, train_into):
     # rounding would move weights like a gradient
     settings = (
         *KILL_ANYWHERE["ALGORITHMS"]["dapo"],
-        "log.tensorboard=false",
+        "log.trackers=[]",
         "log.plot=false",
         "train.steps=2",
         "train.eval.dataset=null",

@@ -21,7 +21,7 @@ TINY = (
     "train.eval.dataset=null",
     "train.steps=2",
     "log.plot=false",
-    "log.tensorboard=false",
+    "log.trackers=[]",
 )
 
 

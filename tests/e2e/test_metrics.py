@@ -29,7 +29,7 @@ SMALL = (
     "train.prompts_per_step=4",
     "train.steps=2",
     "log.plot=false",
-    "log.tensorboard=false",
+    "log.trackers=[]",
 )
 ARITHMETIC = ("datasets.train.args.problems=8",)
 EVALUATED = (*ARITHMETIC, "datasets.held_out.args.problems=2", "train.eval.every_steps=2")

@@ -15,7 +15,7 @@ SMALL = (
     "train.prompts_per_step=4",
     "train.eval.every_steps=null",
     "log.plot=false",
-    "log.tensorboard=false",
+    "log.trackers=[]",
 )
 MIXTURE = (
     "models.actor.scratch={model_type: qwen3_moe, hidden_size: 32, num_hidden_layers: 2, "

@@ -20,7 +20,7 @@ TINY_PPO = (
     "train.prompts_per_step=8",
     "train.eval.every_steps=null",
     "log.plot=false",
-    "log.tensorboard=false",
+    "log.trackers=[]",
     "train.steps=2",
 )
 
@@ -64,7 +64,7 @@ train:
                  max_tokens_per_microbatch: 9}
 cluster: {device: cpu}
 launch: {type: inline, startup_deadline: 300, step_deadline: 60}
-log: {tensorboard: false, plot: false, samples_per_step: 2}
+log: {trackers: [], plot: false, samples_per_step: 2}
 """
 
 

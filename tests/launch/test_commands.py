@@ -89,7 +89,7 @@ def test_a_comment_explains_each_command():
 
 def test_a_printed_command_is_broken_between_words_at_80_columns(tmp_path):
     folder = tmp_path / "two  words"
-    (only,) = commands("seed=7", "log.tensorboard=false", "train.steps=123", run_dir=folder)
+    (only,) = commands("seed=7", "log.trackers=[]", "train.steps=123", run_dir=folder)
     _, *lines = command_lines([only], "lo")
     assert len(lines) > 2
     wide = [line for line in lines if len(line) > 80]

@@ -24,7 +24,7 @@ TINY = {
         "tie_word_embeddings": True,
     },
     "train.prompts_per_step": 8,
-    "log.tensorboard": False,
+    "log.trackers": [],
 }
 CELLS = {
     "import": """

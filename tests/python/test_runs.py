@@ -118,7 +118,7 @@ tiny = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_
         "num_attention_heads": 2, "tie_word_embeddings": True}
 try:
     rlcli.train("sft_math", {"models.actor.scratch": tiny, "train.steps": 100_000,
-                             "train.prompts_per_step": 8, "log.tensorboard": False}, run_dir="long")
+                             "train.prompts_per_step": 8, "log.trackers": []}, run_dir="long")
 except rlcli.RlcliError as error:
     print(type(error).__name__, error.exit_code, error.hint)
 """

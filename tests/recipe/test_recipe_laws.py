@@ -187,7 +187,7 @@ VALUES = {
     "models.actor.backend.args.lr": st.floats(1e-9, 1),
     "models.ref.devices": st.just("0"),
     "log.plot": st.booleans(),
-    "log.tensorboard": st.booleans(),
+    "log.trackers": st.lists(st.sampled_from(["tensorboard", "wandb"]), unique=True),
     "launch.step_deadline": st.floats(1e-3, 1e9),
     "checkpoint.every_steps": st.none() | st.integers(1, 10**6),
     "checkpoint.best_metric": st.text(

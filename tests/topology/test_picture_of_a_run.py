@@ -43,7 +43,7 @@ train: {prompts_per_step: 4, steps: 12, eval: {dataset: null}}
 cluster: {device: cpu, devices_per_node: 2}
 launch: {type: local, startup_deadline: 600}
 checkpoint: {save: false, at_end: false, on_stop: false, every_seconds: null}
-log: {tensorboard: false, plot: false, samples_per_step: 0}
+log: {trackers: [], plot: false, samples_per_step: 0}
 """
 
 
@@ -108,7 +108,7 @@ def test_calls_begin_when_the_picture_shows_it(project, staleness, reward):
             recipe, topology, ranks, run, display, RunIdentity(run.run_id, "0", "0")
         )
         master.start()
-        with open_outputs(run, False, display.warning) as outputs:
+        with open_outputs(run, display.warning) as outputs:
             master.run(outputs)
     for call, row in Timetable(recipe, topology).turns().items():
         drawn = [row.index(step) for step in sorted({step for step in row if step is not None})]

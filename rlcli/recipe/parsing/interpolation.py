@@ -45,6 +45,11 @@ _SECRET = re.compile(
 )
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or a key of this name holds a secret, as far as its name says."""
+    return _SECRET.search(name) is not None
+
+
 @dataclass(frozen=True)
 class Reference:
     """A `${a.b}` in a recipe."""
@@ -211,7 +216,7 @@ class _Interpolator:
 
     def variable(self, name: str, mark: Mark) -> Node:
         value = self.environment.get(name)
-        if _SECRET.search(name):
+        if is_secret_name(name):
             message = f"{name} looks like a secret; recipes are copied into run directories"
             self.problems.add(
                 "R62",

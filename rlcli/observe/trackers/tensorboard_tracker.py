@@ -1,0 +1,108 @@
+"""TensorBoard: event files in the run's folder, through tensorboardX, which needs neither torch nor
+TensorFlow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.files import make_folder
+from rlcli.observe.samples import SampleRecord
+from rlcli.observe.trackers.contract import TrackedRun, Update
+
+PREFIX = "events"
+"""Names of our files begin with it; others in the folder are left alone."""
+
+
+class TensorBoardTracker:
+    """Its `SummaryWriter` passes events to a thread through a bounded queue and waits forever once
+    that thread has died from a full disk, so events go to its file writer directly."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def continues(self, run: TrackedRun, place: str) -> bool:
+        return any(_folder(run).glob(f"{PREFIX}*"))
+
+    def open(self, run: TrackedRun, place: str | None) -> str:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        make_folder(_folder(run))
+        self._writer = EventsWriter(str(_folder(run) / PREFIX))
+        if place is None:
+            # a TensorBoard that shows the run forgets what it has read of files that are replaced
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=0, session_log=start))
+            self._write_summary(0, [_text("recipe", _table(_recipe_rows(run)))])
+        return str(_folder(run))
+
+    def discard(self, run: TrackedRun, place: str) -> None:
+        for file in _folder(run).glob(f"{PREFIX}*"):
+            file.unlink()
+
+    def write(self, updates: Sequence[Update]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        for update in updates:
+            values = [
+                Summary.Value(tag=key, simple_value=number)
+                for key, number in update.numbers.items()
+            ]
+            for phase, samples in update.samples_by_phase().items():
+                values.append(_text(f"samples/{phase}", _table(map(_sample_row, samples))))
+            self._write_summary(update.step, values)
+        self._writer.flush()
+
+    def close(self, state: str, curve: Path | None) -> None:
+        self._writer.close()
+
+    def _write_summary(self, step: int, values: list[Any]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write_event(event)
+
+
+def _folder(run: TrackedRun) -> Path:
+    return run.folder / "tensorboard"
+
+
+def _text(tag: str, text: str) -> Any:
+    """A summary of TensorBoard's plugin for text, which renders Markdown."""
+    from tensorboardX.summary import text as text_summary
+
+    (value,) = text_summary(tag, text).value
+    value.tag = tag
+    return value
+
+
+def _recipe_rows(run: TrackedRun) -> list[tuple[str, ...]]:
+    return [
+        ("key", "value", "from"),
+        *((key, str(value), run.origins.get(key, "")) for key, value in run.settings.items()),
+    ]
+
+
+def _sample_row(sample: SampleRecord) -> tuple[str, ...]:
+    return (str(sample.id), str(sample.reward), sample.prompt, sample.response)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
+    """A table in Markdown; what is written in a cell has no other meaning."""
+    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    escaped = "".join(f"&#{ord(sign)};" if sign in SIGNS else sign for sign in text)
+    return escaped.replace("\n", "<br>")
+
+
+SIGNS = "\\`*_{}[]()<>#+-.!|&~"
+"""Signs that mean something in Markdown or HTML."""

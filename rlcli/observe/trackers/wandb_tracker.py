@@ -1,0 +1,118 @@
+"""Weights & Biases, online or offline (`WANDB_MODE`). Its own environment variables apply, such as
+WANDB_API_KEY, WANDB_ENTITY and WANDB_PROJECT."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.observe.trackers.contract import SAMPLE_COLUMNS, TrackedRun, Update, sample_row
+from rlcli.observe.trackers.redaction import bare_address
+
+OFFLINE = ("offline", "dryrun")
+
+
+class WandbTracker:
+    """Steps of W&B only increase, and what has been sent stays: a run whose steps are repeated gets
+    a new one there, of the same name and group. Offline, the files are written anew."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._next_step = 0
+        self._is_replaced = False
+        """Whether the server has a run of this id, whose steps have been repeated."""
+
+    def continues(self, run: TrackedRun, place: str) -> bool:
+        return not _is_offline() and place.startswith(_server(run))
+
+    def open(self, run: TrackedRun, place: str | None) -> str:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        fresh_id = f"{run.id}-{secrets.token_hex(2)}" if self._is_replaced else run.id
+        run_id = fresh_id if place is None else place.rpartition("/")[2]
+        folder = _folder(run)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._run = wandb.init(
+            id=run_id,
+            resume="never" if place is None else "must",
+            project=_project(run),
+            name=run.name,
+            group=run.group,
+            tags=list(run.tags),
+            config={**run.settings, "origins": dict(run.origins)},
+            dir=str(folder),
+            settings=_only_what_the_run_writes(),
+        )
+        self._next_step = self._run.step
+        if _is_offline():
+            return str(Path(self._run.dir).parent)
+        return f"{_server(run)}{run_id}"
+
+    def discard(self, run: TrackedRun, place: str) -> None:
+        self._is_replaced = place.startswith(_server(run))
+        if _is_offline():
+            for folder in (_folder(run) / "wandb").glob(f"offline-run-*-{run.id}"):
+                shutil.rmtree(folder)
+
+    def write(self, updates: Sequence[Update]) -> None:
+        import wandb
+
+        for update in updates:
+            values: dict[str, Any] = dict(update.numbers)
+            for phase, samples in update.samples_by_phase().items():
+                rows = [list(sample_row(sample)) for sample in samples]
+                values[f"samples/{phase}"] = wandb.Table(columns=list(SAMPLE_COLUMNS), data=rows)
+            is_late = update.step < self._next_step
+            # samples that come after the numbers of their step are sent with the next step
+            step = self._next_step if is_late else update.step
+            self._run.log(values, step=step, commit=not is_late)
+            self._next_step = step if is_late else step + 1
+
+    def close(self, state: str, curve: Path | None) -> None:
+        import wandb
+
+        if curve is not None:
+            self._run.log({"curve": wandb.Image(str(curve))}, step=self._next_step)
+        self._run.finish(exit_code=0 if state in ("done", "stopped") else 1)
+
+
+def _is_offline() -> bool:
+    return os.environ.get("WANDB_MODE", "online") in OFFLINE
+
+
+def _project(run: TrackedRun) -> str:
+    return os.environ.get("WANDB_PROJECT") or run.project
+
+
+def _server(run: TrackedRun) -> str:
+    """Where runs go, before their id."""
+    server = bare_address(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    names = (server, os.environ.get("WANDB_ENTITY"), _project(run), "")
+    return "/".join(name for name in names if name is not None)
+
+
+def _folder(run: TrackedRun) -> Path:
+    return Path(os.environ.get("WANDB_DIR") or run.folder / "trackers")
+
+
+def _only_what_the_run_writes() -> Any:
+    """Settings without what W&B would collect by itself: command lines, output, code, packages, and
+    figures of a process that is not the run."""
+    import wandb
+
+    return wandb.Settings(
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        save_code=False,
+        silent=True,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )

@@ -10,13 +10,14 @@ STAMP := .venv/.stamp
 TEST_STAMP := .venv/.stamp-test
 SGLANG := .venv-sglang
 SGLANG_LIST := tests/servers/requirements.txt
+TRACKERS := .venv-trackers
 VLLM := .venv-vllm
 VLLM_LIST := tests/servers/vllm-requirements.txt
 # Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-trackers test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +60,15 @@ test-servers: $(TEST_STAMP) ## run the generation contract against real SGLang a
 	  echo "!!! vLLM could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER OF VLLM" >&2; \
 	fi
 	@$(BIN)/python -m pytest tests/servers/test_whole_runs.py $(ARGS)
+
+# Not part of `make test`: the libraries of all trackers take some minutes and a gigabyte.
+test-trackers: export OMP_NUM_THREADS = 1
+test-trackers: $(TEST_STAMP) ## mirror runs to real stores of W&B, MLflow, Trackio and TensorBoard, and read them
+	@if $(MAKE) --no-print-directory $(TRACKERS)/.stamp; then \
+	  $(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS); \
+	else \
+	  echo "!!! The trackers could not be installed here: NOTHING WAS TESTED AGAINST REAL TRACKERS" >&2; \
+	fi
 
 # Not part of `make test`: it needs a GPU. Without one it says what was not tested, and succeeds; a GPU that torch cannot
 # use is a failure.
@@ -162,6 +172,16 @@ $(VLLM)/.stamp: $(VLLM_LIST)
 	@sed -n 's/^# then: //p' $(VLLM_LIST) | \
 	  xargs $(VLLM)/bin/python -m pip install -qq --no-compile --disable-pip-version-check
 	@sed -n 's/^# without: //p' $(VLLM_LIST) | xargs $(VLLM)/bin/python -m pip uninstall -qq -y
+	@touch $@
+
+# They are installed on top of the packages of .venv, which stay as they are.
+$(TRACKERS)/.stamp: $(TEST_STAMP)
+	@echo "set-up: the trackers, in an environment of their own (some minutes)"
+	@test -x $(TRACKERS)/bin/python || $(BIN)/python -m venv $(TRACKERS)
+	@$(TRACKERS)/bin/python -c 'import pathlib, site, sys; pathlib.Path(site.getsitepackages()[0], "packages_below.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+	  "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
+	@$(TRACKERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
+	  --editable '.[wandb,mlflow,trackio]' 'tensorboard>=2.19'
 	@touch $@
 
 clean: ## remove what building and checking made (environments and runs stay)

@@ -34,6 +34,7 @@ _VERBS = {
     "predict infer inference rollout": "rlcli generate MODEL",
     "serve deploy": "rlcli has no server; rlcli chat MODEL answers here",
     "export merge push upload": "rlcli convert CHECKPOINT OUT --to-hf",
+    "sync wandb mlflow trackio mirror": "rlcli track RUN --to wandb",
     "checkpoints checkpoint": "rlcli ckpt ls RUN",
     "rm delete prune clean": "rlcli ckpt prune RUN",
     "env info debug": "rlcli doctor",
@@ -132,7 +133,7 @@ def _unknown_option(
         return UsageError(f"{path} has no option {option}", hint=advice)
     key = _key_of(word) if takes_keys else None
     if key is not None:
-        value = "NAME" if key.endswith(".backend") else _value_of(option, arguments)
+        value = _value_of(option, arguments, key)
         return UsageError(
             f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}"
         )
@@ -148,16 +149,20 @@ def _options_of(command: Any, context: Any) -> list[str]:
     return [name for each in parameters for name in each.opts if name.startswith("-")]
 
 
-def _value_of(option: str, arguments: list[str]) -> str:
-    """The value of an option, as written with it or after it; or the value that the option stands
-    for, as `--bf16` does."""
-    from rlcli.recipe.synonyms import VALUES
+def _value_of(option: str, arguments: list[str], key: str) -> str:
+    """The value of a key for an option, as written with it or after it; or the value that the
+    option stands for, as `--bf16` does."""
+    from rlcli.recipe.synonyms import VALUES, trackers_in
 
+    if key.endswith(".backend"):
+        return "NAME"
     joined = (
         text.removeprefix(f"{option}=") for text in arguments if text.startswith(f"{option}=")
     )
     after = arguments[arguments.index(option) + 1 :] if option in arguments else []
     values = [*joined, *(text for text in after[:1] if not text.startswith("-"))]
+    if key == "log.trackers":
+        return trackers_in(option, *values)
     return values[0] if values else VALUES.get(option.lstrip("-"), "VALUE")
 
 

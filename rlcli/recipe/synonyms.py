@@ -24,13 +24,19 @@ _WORDS: Mapping[str, str] = {
         "output_dir fileroot default_local_dir logging_dir checkpoint_dir ckpt_path save_path "
         "log_dir save_dir run_dir"
     ),
-    "log.tensorboard": ("report_to use_tensorboard tensorboard_enabled metric_logger"),
+    "log.trackers": (
+        "report_to use_tensorboard tensorboard_enabled tensorboard metric_logger loggers "
+        "trainer.logger wandb use_wandb wandb_enabled mlflow use_mlflow trackio use_trackio"
+    ),
+    "log.project": (
+        "project_name wandb_project wandb_proj trackio_project mlflow_experiment_name"
+    ),
     "log.plot": "plot_loss",
     "log.samples_per_step": (
         "log_completions num_completions_to_print log_val_generations "
         "val_generations_to_log_to_wandb num_val_samples_to_print"
     ),
-    "name": "experiment_name exp_name trial_name run_name project_name",
+    "name": "experiment_name exp_name trial_name run_name wandb_run_name wandb_exp_name",
     "seed": "data_seed random_seed",
     "train.prompts_per_step": (
         "batch_size train_batch_size per_device_train_batch_size train_bs_n_seqs "
@@ -196,9 +202,8 @@ SYNONYMS: Mapping[str, str] = {**_ARGUMENTS, **_FOREIGN}
 
 _ABSENT_WORDS: Mapping[str, str] = {
     (
-        "wandb use_wandb wandb_project swanlab mlflow comet trackio"
-    ): "rlcli writes metrics.jsonl and files for TensorBoard (log.tensorboard=true), and sends "
-    "nothing to a service yet",
+        "swanlab use_swanlab comet clearml"
+    ): "rlcli mirrors runs to TensorBoard, W&B, MLflow and Trackio: log.trackers=[trackio]",
     (
         "lora qlora peft use_lora use_peft peft_config lora_r lora_rank lora_alpha lora_dropout "
         "lora_target_modules"
@@ -249,7 +254,18 @@ def called_here(word: str, key: str) -> str:
     """The hint for another framework's word, which may use another unit."""
     is_size, is_count = "batch_size" in word or word == "mbs", key.endswith("batches")
     unit = ", the number of parts that a batch is divided into" if is_size and is_count else ""
-    return f'"{word}" is called {key} in rlcli{unit}'
+    example = f": {key}={trackers_in(word)}" if key == "log.trackers" else ""
+    return f'"{word}" is called {key} in rlcli{unit}{example}'
+
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
+def trackers_in(*words: str) -> str:
+    """The value of `log.trackers` that another framework's key or option stands for, with its
+    value; for one that names no tracker, an example."""
+    named = [tracker for tracker in TRACKERS if any(tracker in word for word in words)]
+    return f"[{','.join(named or ['wandb'])}]"
 
 
 def translated(

@@ -75,6 +75,7 @@ def test_a_typo_begins_like_the_word():
         ("models", "rlcli status"),
         ("install", "pip or uv"),
         ("login", "hf auth login"),
+        ("sync", "rlcli track RUN"),
     ],
 )
 def test_a_verb_of_another_tool_gets_ours(rlcli, verb: str, hint: str):
@@ -87,7 +88,10 @@ def test_a_verb_of_another_tool_gets_ours(rlcli, verb: str, hint: str):
     [
         (("--gpus", "8"), "--with gpu8"),
         (("--resume", "x"), "rlcli resume RUN"),
-        (("--wandb",), "log.tensorboard=true"),
+        (("--wandb",), "write log.trackers=[wandb]"),
+        (("--report_to", "wandb"), "write log.trackers=[wandb]"),
+        (("--report_to=mlflow",), "write log.trackers=[mlflow]"),
+        (("--swanlab",), "log.trackers=[trackio]"),
         (("--use-lora",), "no LoRA yet"),
         (("--vllm",), "--with sglang"),
         (("--lr", "1e-4"), "write models.actor.backend.args.lr=1e-4"),

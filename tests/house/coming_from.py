@@ -51,7 +51,7 @@ WORDS = {
         "ppo_micro_batch_size_per_gpu ppo_mini_batch_size project_name prompt_key reward_model "
         "rollout.n save_freq target_kl tensor_model_parallel_size test_freq total_epochs "
         "rollout_is rollout_is_threshold rollout_rs "
-        "total_training_steps train_batch_size train_files trainer.device truncation "
+        "total_training_steps train_batch_size train_files trainer.device trainer.logger truncation "
         "ulysses_sequence_parallel_size use_dynamic_bsz use_kl_in_reward use_kl_loss "
         "use_prefix_grouper val_before_train val_files warmup_style weight_decay"
     ),
@@ -64,7 +64,8 @@ WORDS = {
         "micro_train_batch_size n_samples_per_prompt num_episodes overlong_buffer_len "
         "overlong_penalty_factor policy_loss_type pretrain prompt_data prompt_max_len "
         "remote_rm_url reward_clip_range reward_pretrain ring_attn_size rollout_batch_size "
-        "save_path save_steps train_batch_size use_kl_loss use_tensorboard value_clip"
+        "save_path save_steps train_batch_size use_kl_loss use_tensorboard use_wandb value_clip "
+        "wandb_project wandb_run_name"
     ),
     "axolotl": (
         "adam_beta1 adam_beta2 adam_epsilon base_model bf16 chat_template cosine_min_lr_ratio "
@@ -72,7 +73,7 @@ WORDS = {
         "learning_rate log_completions lr_scheduler max_steps micro_batch_size num_epochs "
         "num_generations optimizer output_dir reward_funcs rl save_steps save_strategy "
         "save_total_limit saves_per_epoch sequence_len tokenizer_config use_tensorboard "
-        "val_set_size warmup_ratio warmup_steps weight_decay"
+        "val_set_size wandb_project warmup_ratio warmup_steps weight_decay"
     ),
 }
 """Framework → words that it uses, as in the tables: the last part of its key, or its last parts."""

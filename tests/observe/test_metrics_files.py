@@ -1,4 +1,4 @@
-"""metrics.jsonl, samples.jsonl and TensorBoard files: whole lines, strict JSON,
+"""metrics.jsonl and samples.jsonl: whole lines, strict JSON,
 no way to stop a run."""
 
 import contextlib
@@ -7,8 +7,6 @@ import json
 import math
 import os
 import resource
-import struct
-import sys
 import tempfile
 from pathlib import Path
 
@@ -224,53 +222,6 @@ def test_a_file_that_cannot_be_opened_is_one_warning(tmp_path):
     with MetricsWriter(tmp_path / "missing" / "metrics.jsonl", warn=warnings.append) as writer:
         writer.write(1, {"a/x": 1.0})
     assert len(warnings) == 1
-
-
-def test_every_number_is_written_to_tensorboard(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-
-    with MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "tensorboard") as writer:
-        writer.write(7, {"actor/loss": 0.5, "eval/accuracy": 0.75, "note": "text"})
-        (file,) = (tmp_path / "tensorboard").iterdir()
-        content = file.read_bytes()  # before close: flushed per step
-    events = []
-    while content:
-        (length,) = struct.unpack("<Q", content[:8])
-        events.append(Event.FromString(content[12 : 12 + length]))
-        content = content[16 + length :]
-    scalars = {
-        value.tag: (event.step, value.simple_value)
-        for event in events
-        for value in event.summary.value
-    }
-    assert scalars == {"actor/loss": (7, 0.5), "eval/accuracy": (7, 0.75)}
-
-
-def test_missing_tensorboard_is_one_warning(tmp_path, monkeypatch):
-    warnings = []
-    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
-    with MetricsWriter(
-        tmp_path / "metrics.jsonl", tmp_path / "tensorboard", warnings.append
-    ) as writer:
-        writer.write(1, {"a/x": 1.0})
-    assert len(warnings) == 1
-    assert "TensorBoard" in warnings[0]
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "a/x": 1.0}]
-
-
-def test_a_failing_tensorboard_write_is_one_warning(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    warnings = []
-    with MetricsWriter(
-        tmp_path / "metrics.jsonl", tmp_path / "tensorboard", warnings.append
-    ) as writer:
-        monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter.write_event", full)
-        writer.write(1, {"a/x": 1.0})
-        writer.write(2, {"a/x": 2.0})
-    assert len(warnings) == 1
-    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 def test_samples_survive_a_round_trip_with_control_characters(tmp_path):

@@ -120,8 +120,8 @@ class Mirror:
             self.catch_up()
 
     def close(self) -> str:
-        """Write the last lines and the curve. Returns what the tracker calls the run. Raises
-        whatever the tracker does."""
+        """Write the last lines and the curve, and let others mirror the run. Returns what the
+        tracker calls the run. Raises whatever the tracker does."""
         self.catch_up()
         self._say("busy")
         curve = self.run.folder / "curve.png"
@@ -130,6 +130,7 @@ class Mirror:
         self._tracker.close(state, curve if curve.is_file() else None)
         self._write_record(is_closed=True)
         self._files.close()
+        os.close(self._lock)
         assert self._place is not None
         return self._place
 

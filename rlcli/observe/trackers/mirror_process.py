@@ -12,11 +12,13 @@ It exits with 0 once the tracker has everything. What the tracker's library prin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +39,8 @@ def main(folder: str, name: str) -> int:
     os.dup2(2, 1)
 
     def say(text: str) -> None:
-        os.write(messages, f"{text}\n".encode(errors="replace"))
+        with contextlib.suppress(BrokenPipeError):  # the run was killed
+            os.write(messages, f"{text}\n".encode(errors="replace"))
 
     is_over = threading.Event()
     threading.Thread(target=_await_end, args=(is_over,), name="end of the run", daemon=True).start()
@@ -52,8 +55,7 @@ def main(folder: str, name: str) -> int:
 def _mirror(folder: Path, name: str, is_over: threading.Event, say: Callable[[str], None]) -> None:
     mirror = Mirror(folder, name, say=say)
     while not mirror.acquire():  # the mirror of an earlier process of the run is about to end
-        if is_over.wait(LOOK_SECONDS):
-            raise TimeoutError("another process still mirrors the run")
+        time.sleep(LOOK_SECONDS)
     mirror.open()
     while not is_over.wait(LOOK_SECONDS):
         mirror.catch_up()

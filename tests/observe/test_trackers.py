@@ -1,0 +1,257 @@
+"""A tracker gets each step of a run once, whatever happens to the run or to the mirror, and no
+secret."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tracked_runs import (
+    RECIPE,
+    MemoryTracker,
+    add_steps,
+    make_run,
+    numbers_of,
+    tensorboard_events,
+    tensorboard_scalars,
+)
+
+from rlcli.cli import track
+from rlcli.errors import ResourceError
+from rlcli.files import replace_file
+from rlcli.observe.metrics import read_metrics
+from rlcli.observe.trackers import mirror
+from rlcli.observe.trackers.contract import CLASSES, Update
+from rlcli.observe.trackers.description import describe_run
+from rlcli.observe.trackers.mirror import Mirror
+from rlcli.observe.trackers.redaction import Redactor
+from rlcli.recipe.schema import Tracker
+from rlcli.recipe.synonyms import TRACKERS
+from rlcli.registry.requirements import read_requirements
+
+
+def mirrored(folder: Path, tracker: MemoryTracker) -> MemoryTracker:
+    """The tracker, with everything that the run has written."""
+    following = Mirror(folder, "memory", tracker)
+    assert following.acquire()
+    following.open()
+    following.close()
+    return tracker
+
+
+def shown(updates: list[Update]) -> tuple[dict[tuple[int, str], float], list[int]]:
+    """The numbers that a tracker shows, and the steps whose samples it shows."""
+    numbers: dict[tuple[int, str], float] = {}
+    for update in updates:
+        for key, value in update.numbers.items():
+            assert (update.step, key) not in numbers, "a duplicate"
+            numbers[update.step, key] = value
+    return numbers, [sample.step for update in updates for sample in update.samples]
+
+
+def assert_equal(tracker: MemoryTracker, folder: Path) -> None:
+    """The tracker shows exactly what the run's files say."""
+    records = read_metrics(folder / "metrics.jsonl")
+    numbers, sample_steps = shown(tracker.updates)
+    assert repr(sorted(numbers.items())) == repr(sorted(numbers_of(records).items()))
+    assert sample_steps == [record["step"] for record in records]
+
+
+def test_every_number_and_sample_arrives_once_and_in_order(tmp_path):
+    run = make_run(tmp_path / "run", range(4))
+    tracker = mirrored(run.path, MemoryTracker())
+    assert_equal(tracker, run.path)
+    assert [update.step for update in tracker.updates] == [0, 1, 2, 3]
+    assert math.isnan(tracker.updates[1].numbers["actor/odd"])
+    assert tracker.updates[1].numbers["actor/limit"] == -math.inf
+    assert tracker.updates[1].samples_by_phase()["train"][0].response == "attempt 0"
+    assert tracker.state == "done"
+
+
+def test_a_later_mirror_adds_only_what_is_new(tmp_path):
+    run, tracker = make_run(tmp_path / "run", [1, 2]), MemoryTracker()
+    mirrored(run.path, tracker)
+    add_steps(run.path, [3])
+    before = len(tracker.updates)
+    assert [update.step for update in mirrored(run.path, tracker).updates[before:]] == [3]
+    assert tracker.discarded == []
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path):
+    run, tracker = make_run(tmp_path / "run", [1]), MemoryTracker()
+    following = Mirror(run.path, "memory", tracker)
+    following.open()
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "actor/loss"')
+        file.flush()
+        following.catch_up()
+        assert [update.step for update in tracker.updates] == [1]
+        file.write(b': 0.5}\n{"broken\n[1]\n{"step": 3}\n')
+        file.flush()
+        following.catch_up()
+    assert [(update.step, update.numbers) for update in tracker.updates[1:]] == [
+        (2, {"actor/loss": 0.5}),
+        (3, {}),
+    ]
+
+
+OPERATIONS = ("step", "look", "end", "kill", "rewind", "rewrite")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(OPERATIONS), max_size=10))
+def test_no_sequence_of_ends_and_repeated_steps_leaves_gaps_or_duplicates(operations):
+    with tempfile.TemporaryDirectory() as home:
+        run, tracker = make_run(Path(home) / "run", [1]), MemoryTracker()
+        following, attempt, step = Mirror(run.path, "memory", tracker), 0, 1
+        following.open()
+        for operation in operations:
+            match operation:
+                case "step":
+                    step += 1
+                    add_steps(run.path, [step], attempt)
+                case "look":
+                    following.catch_up()
+                case "end" | "kill":
+                    if operation == "end":
+                        following.close()
+                    following = Mirror(run.path, "memory", tracker)
+                    following.open()
+                case "rewind":
+                    step, attempt = step // 2, attempt + 1
+                    run.forget_after(step)
+                case "rewrite":  # as after a sync that failed
+                    file = run.path / "metrics.jsonl"
+                    replace_file(file, file.read_bytes())
+        following.close()
+        assert_equal(tracker, run.path)
+
+
+def test_only_one_mirror_at_a_time_writes_to_a_tracker(tmp_path):
+    run = make_run(tmp_path / "run", [1])
+    first, second = (Mirror(run.path, "memory", MemoryTracker()) for _ in range(2))
+    assert first.acquire()
+    assert not second.acquire()
+
+
+def test_a_mirror_stops_before_it_takes_the_last_of_the_disk(tmp_path, monkeypatch):
+    run, tracker = make_run(tmp_path / "run", [1]), MemoryTracker()
+    following = Mirror(run.path, "memory", tracker)
+    following.open()
+    monkeypatch.setattr(mirror, "free_bytes", lambda folder: mirror.LEAST_FREE - 1)
+    with pytest.raises(ResourceError, match="left to the run"):
+        following.catch_up()
+    assert tracker.updates == []
+
+
+# -- what is shown of a run ------------------------------------------------------------------------
+
+
+def test_secrets_of_the_environment_and_of_the_recipe_are_redacted(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "canary-7193")
+    run = make_run(tmp_path / "run", [1], RECIPE + "note: my canary-7193\n")
+    line = '{"step": 1, "id": 1, "prompt": "say canary-7193", "response": "canary-7193"}\n'
+    (run.path / "samples.jsonl").write_text(line)
+    tracker = mirrored(run.path, MemoryTracker())
+    everything = f"{tracker.run} {tracker.updates}"
+    assert "canary" not in everything
+    assert "hunter22" not in everything
+    assert tracker.run.settings["note"] == "my <redacted>"
+    assert tracker.run.settings["judge.url"] == "http://<redacted>@judge/"
+    assert tracker.run.settings["train.steps"] == 4
+    assert tracker.run.origins == {"train.steps": "toy.yaml:3:16"}
+
+
+def test_runs_that_differ_in_their_seed_are_one_group(tmp_path):
+    redactor = Redactor({})
+    texts = {
+        "one": RECIPE,
+        "two": RECIPE.replace("seed: 1", "seed: 2"),
+        "other": RECIPE.replace("steps: 4", "steps: 5"),
+    }
+    runs = {
+        name: describe_run(make_run(tmp_path / name, recipe=text).path, redactor)
+        for name, text in texts.items()
+    }
+    assert runs["one"].group == runs["two"].group != runs["other"].group
+    assert (runs["one"].name, runs["one"].project, runs["one"].tags) == ("toy/one", "toy", ())
+
+
+def test_a_run_of_a_sweep_names_it(tmp_path):
+    folder = tmp_path / "20261127-100000"
+    run = make_run(folder / "01-lr-0.1", recipe=RECIPE.replace("null}", "studies}"))
+    (folder / "sweep.json").write_text("{}")
+    described = describe_run(run.path, Redactor({}))
+    assert described.name == "toy/20261127-100000/01-lr-0.1"
+    assert (described.project, described.tags) == ("studies", ("sweep:20261127-100000",))
+
+
+def test_a_run_whose_id_was_forged_is_refused(tmp_path):
+    run = make_run(tmp_path / "run", [1])
+    for name in ("status.json", "committed.json"):
+        text = (run.path / name).read_text()
+        (run.path / name).write_text(text.replace(run.run_id, "../../elsewhere"))
+    with pytest.raises(ResourceError, match="is not the id of a run"):
+        describe_run(run.path, Redactor({}))
+
+
+# -- the trackers ----------------------------------------------------------------------------------
+
+
+def test_every_tracker_of_recipes_has_a_class_an_extra_and_an_option():
+    names = set(get_args(Tracker))
+    assert names == set(CLASSES) == {str(name) for name in track.Tracker} == set(TRACKERS)
+    assert names - {"tensorboard"} <= set(read_requirements().extras)
+
+
+def test_tensorboard_has_every_number_once_and_shows_samples_as_they_are(tmp_path):
+    run = make_run(tmp_path / "run", [1, 2])
+    line = '{"step": 2, "id": 9, "prompt": "<b>|", "response": "[x](http://e) <script>\\n`"}\n'
+    with (run.path / "samples.jsonl").open("a") as file:
+        file.write(line)
+    following = Mirror(run.path, "tensorboard")
+    following.open()
+    following.close()
+    scalars = tensorboard_scalars(run.path / "tensorboard")
+    expected = numbers_of(read_metrics(run.path / "metrics.jsonl"))
+    assert repr(sorted(scalars)) == repr(sorted((*key, value) for key, value in expected.items()))
+    texts = [
+        value.tensor.string_val[0].decode()
+        for event in tensorboard_events(run.path / "tensorboard")
+        for value in event.summary.value
+        if value.tag == "samples/train" and event.step == 2
+    ]
+    assert len(texts) == 1
+    assert not {"<script>", "<b>", "[x]", "`"} & set(texts[0].split())
+    assert "&#60;script&#62;" in texts[0]
+
+
+def test_tensorboard_forgets_the_steps_that_a_run_repeats(tmp_path):
+    run = make_run(tmp_path / "run", [1, 2, 3])
+    for steps in ((), (3, 4)):
+        add_steps(run.path, steps, attempt=1)
+        following = Mirror(run.path, "tensorboard")
+        following.open()
+        following.close()
+        run.forget_after(2)
+    add_steps(run.path, [3], attempt=2)
+    following = Mirror(run.path, "tensorboard")
+    following.open()
+    following.close()
+    scalars = tensorboard_scalars(run.path / "tensorboard")
+    times = [(step, value) for step, tag, value in scalars if tag == "time/step"]
+    assert times == [(1, 0.5), (2, 0.5), (3, 2.5)]
+    starts = [e for e in tensorboard_events(run.path / "tensorboard") if e.HasField("session_log")]
+    assert len(starts) == 1, "the event that makes an open TensorBoard drop what it has read"
+
+
+def test_missing_libraries_are_said_when_a_tracker_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX.event_file_writer", None)
+    run = make_run(tmp_path / "run", [1])
+    with pytest.raises(ImportError):
+        Mirror(run.path, "tensorboard").open()

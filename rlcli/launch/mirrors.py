@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Self
 
 from rlcli.files import make_folder, open_private
 from rlcli.launch.children import run_environment
-from rlcli.observe.trackers.mirror_process import END_WITHIN
 from rlcli.processes import ended_how
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 SLOW_AFTER = 60.0
 """Seconds without an answer after which a tracker counts as hanging."""
+END_WITHIN = 20.0
+"""Seconds for the last lines, once the run is over."""
 NOTED_AFTER = 3.0
 """Seconds of waiting at the end of a run after which that is said."""
 MARGIN = 2.0
@@ -95,7 +96,7 @@ class MirrorProcess:
         module = "rlcli.observe.trackers.mirror_process"
         with os.fdopen(log, "wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(folder), name],
+                [sys.executable, "-m", module, str(folder), name, str(max(END_WITHIN, 0.01))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

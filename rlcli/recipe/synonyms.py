@@ -28,9 +28,7 @@ _WORDS: Mapping[str, str] = {
         "report_to use_tensorboard tensorboard_enabled tensorboard metric_logger loggers "
         "trainer.logger wandb use_wandb wandb_enabled mlflow use_mlflow trackio use_trackio"
     ),
-    "log.project": (
-        "project_name wandb_project wandb_proj trackio_project mlflow_experiment_name"
-    ),
+    "log.project": ("project_name wandb_project wandb_proj trackio_project mlflow_experiment_name"),
     "log.plot": "plot_loss",
     "log.samples_per_step": (
         "log_completions num_completions_to_print log_val_generations "

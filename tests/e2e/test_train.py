@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(420)  # some are several runs
 RUN_FILES = {
     "README.md", "curve.png", "environment.json", "metrics.jsonl", "models", "origins.json",
     "recipe", "recipe.resolved.yaml", "samples.jsonl", "status.json", "tensorboard",
+    "trackers",
 }  # fmt: skip
 
 

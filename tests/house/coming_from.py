@@ -51,8 +51,8 @@ WORDS = {
         "ppo_micro_batch_size_per_gpu ppo_mini_batch_size project_name prompt_key reward_model "
         "rollout.n save_freq target_kl tensor_model_parallel_size test_freq total_epochs "
         "rollout_is rollout_is_threshold rollout_rs "
-        "total_training_steps train_batch_size train_files trainer.device trainer.logger truncation "
-        "ulysses_sequence_parallel_size use_dynamic_bsz use_kl_in_reward use_kl_loss "
+        "total_training_steps train_batch_size train_files trainer.device trainer.logger "
+        "truncation ulysses_sequence_parallel_size use_dynamic_bsz use_kl_in_reward use_kl_loss "
         "use_prefix_grouper val_before_train val_files warmup_style weight_decay"
     ),
     "OpenRLHF": (

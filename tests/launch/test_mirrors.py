@@ -22,6 +22,12 @@ HOME = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(420)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Much time for the last lines, on a machine that is busy with other tests."""
+    monkeypatch.setattr(mirrors, "END_WITHIN", 200.0)
+
+
 class Words:
     """What the run says about its mirrors."""
 
@@ -79,7 +85,8 @@ def test_a_mirror_follows_a_run_and_has_its_last_lines_at_the_end(tmp_path):
     [("kill", "SIGKILL"), ("ENOSPC", "No space left on device"), ("stop", "SIGKILL")],
 )
 def test_a_tracker_that_dies_or_hangs_is_one_warning(tmp_path, monkeypatch, fault, action, reason):
-    monkeypatch.setattr(mirrors, "END_WITHIN", 30.0 if action != "stop" else 0.0)
+    if action == "stop":
+        monkeypatch.setattr(mirrors, "END_WITHIN", 0.0)
     fault(f"{action}@1")
     run, words = make_run(tmp_path / "run", [1, 2]), Words()
     with Mirrors(run.path, ["tensorboard"], words) as running:
@@ -173,12 +180,18 @@ def test_a_failing_tracker_changes_no_number_and_no_exit_code(
     assert capfd.readouterr().err.count("does not have all of this run") == 1
 
 
+def _is_written_no_more(file: Path) -> bool:
+    before = file.stat().st_size
+    time.sleep(1.0)
+    return file.stat().st_size == before
+
+
 @pytest.mark.exhaustive
 def test_tensorboard_shows_a_run_that_was_killed_and_resumed_without_gaps(endless, project, resume):
     process = endless("log.trackers=[tensorboard]", "checkpoint.every_steps=3")
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    time.sleep(1.0)
+    until(lambda: _is_written_no_more(project / "run" / "metrics.jsonl"))
     done = len(read_metrics(project / "run" / "metrics.jsonl"))
     resume(f"train.steps={done + 4}", accept=True)
     assert_complete(project / "run")

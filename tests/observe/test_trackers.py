@@ -4,6 +4,8 @@ secret."""
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import get_args
@@ -250,8 +252,20 @@ def test_tensorboard_forgets_the_steps_that_a_run_repeats(tmp_path):
     assert len(starts) == 1, "the event that makes an open TensorBoard drop what it has read"
 
 
+def test_writing_for_tensorboard_does_not_load_torch(tmp_path):
+    run = make_run(tmp_path / "run", [1])
+    script = (
+        "import sys; from pathlib import Path; from rlcli.observe.trackers.mirror import Mirror\n"
+        "mirror = Mirror(Path(sys.argv[1]), 'tensorboard'); mirror.open(); mirror.close()\n"
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_missing_libraries_are_said_when_a_tracker_is_opened(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX.event_file_writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     run = make_run(tmp_path / "run", [1])
     with pytest.raises(ImportError):
         Mirror(run.path, "tensorboard").open()

@@ -1,7 +1,8 @@
-"""The process that mirrors a run while it runs: `python -m … RUN TRACKER`.
+"""The process that mirrors a run while it runs: `python -m … RUN TRACKER SECONDS`.
 
 Its stdin is a pipe from the run: when that says anything, or closes because the run has died, the
-mirror writes the last lines and ends. It writes to stdout, one word or sentence per line:
+mirror writes the last lines and ends, within so many seconds. It writes to stdout, one word or
+sentence per line:
 
     busy             it hands something to the tracker
     idle             the tracker has taken it
@@ -29,12 +30,12 @@ from rlcli.processes import STOP_SIGNALS, keep_private
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at the files."""
-END_WITHIN = 20.0
-"""Seconds for the last lines, once the run is over."""
 LONGEST_REASON = 300
+NICENESS = 10
+"""A tenth of the share that a process of the run has of a busy core."""
 
 
-def main(folder: str, name: str) -> int:
+def main(folder: str, name: str, seconds: str) -> int:
     messages = os.dup(1)
     os.dup2(2, 1)
 
@@ -43,7 +44,8 @@ def main(folder: str, name: str) -> int:
             os.write(messages, f"{text}\n".encode(errors="replace"))
 
     is_over = threading.Event()
-    threading.Thread(target=_await_end, args=(is_over,), name="end of the run", daemon=True).start()
+    ending = threading.Thread(target=_await_end, args=(is_over, float(seconds)), daemon=True)
+    ending.start()
     try:
         _mirror(Path(folder), name, is_over, say)
     except BaseException as error:  # a library may even call sys.exit
@@ -62,11 +64,11 @@ def _mirror(folder: Path, name: str, is_over: threading.Event, say: Callable[[st
     mirror.close()
 
 
-def _await_end(is_over: threading.Event) -> None:
+def _await_end(is_over: threading.Event, seconds: float) -> None:
     """Wait for the end of the run. The kernel ends this process if the tracker then takes too long,
     whatever it does."""
     os.read(0, 1)
-    signal.setitimer(signal.ITIMER_REAL, END_WITHIN)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     is_over.set()
 
 
@@ -77,10 +79,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _stay_out_of_the_way(folder: Path) -> None:
-    """Take only processor time that nobody else wants, leave some of the disk, and end with the run
+    """Give way to others on the processor, leave some of the disk to them, and end with the run
     instead of by its signals."""
     keep_private()
-    os.nice(19)
+    os.nice(NICENESS)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

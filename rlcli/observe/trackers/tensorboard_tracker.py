@@ -3,8 +3,10 @@ TensorFlow."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ class TensorBoardTracker:
         return any(_folder(run).glob(f"{PREFIX}*"))
 
     def open(self, run: TrackedRun, place: str | None) -> str:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        with _without_torch():
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         make_folder(_folder(run))
         self._writer = EventsWriter(str(_folder(run) / PREFIX))
@@ -67,6 +70,19 @@ class TensorBoardTracker:
 
     def _write(self, event: Any) -> None:
         self._writer.write_event(event)
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """tensorboardX loads torch if it can, for what is not used here: seconds, and much memory."""
+    is_loaded = "torch" in sys.modules
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault("torch", None)
+    try:
+        yield
+    finally:
+        if not is_loaded:
+            del modules["torch"]
 
 
 def _folder(run: TrackedRun) -> Path:

@@ -15,7 +15,7 @@ from rlcli.observe.run_search import RUNS, short_name
 from rlcli.project import check_run_not_planted
 
 
-class Tracker(StrEnum):
+class TrackerName(StrEnum):
     """The trackers of `log.trackers`."""
 
     TENSORBOARD = "tensorboard"
@@ -27,7 +27,7 @@ class Tracker(StrEnum):
 def track(
     run: RunName,
     to: Annotated[
-        list[Tracker] | None,
+        list[TrackerName] | None,
         typer.Option("--to", metavar="TRACKER", help="Default: log.trackers of its recipe."),
     ] = None,
     runs: RunsFolder = RUNS,
@@ -44,11 +44,11 @@ def track(
     check_run_not_planted(folder, "track")
     documents = []
     for tracker in [*map(str, to or ())] or _trackers_of(folder):
-        place, last_step = _mirror(folder, tracker)
-        documents.append({"tracker": tracker, "last_step": last_step, "place": place})
+        entry, last_step = _mirror(folder, tracker)
+        documents.append({"tracker": tracker, "last_step": last_step, "entry": entry})
         if not as_json:
             news = "had everything" if last_step is None else f"has all steps up to {last_step}"
-            print_text(f"{tracker} {news} of {short_name(folder, runs)}: {place}")
+            print_text(f"{tracker} {news} of {short_name(folder, runs)}: {entry}")
     if as_json:
         print_json({"run": str(folder), "trackers": documents})
 
@@ -64,7 +64,7 @@ def _trackers_of(folder: Path) -> list[str]:
 
 
 def _mirror(folder: Path, name: str) -> tuple[str, int | None]:
-    """Mirror a run. Returns its place in the tracker and the last step that was added there.
+    """Mirror a run. Returns its entry in the tracker and the last step that was added there.
     Raises ResourceError."""
     from rlcli.observe.trackers.mirror import Mirror
     from rlcli.recipe.libraries import missing_for_tracker

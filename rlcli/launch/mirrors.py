@@ -48,7 +48,7 @@ class Mirrors:
         """Start them, unless they were started before."""
         if self._running:
             return
-        for name in self._names:
+        for name in dict.fromkeys(self._names):
             try:
                 self._running.append(MirrorProcess(self._folder, name, self._display.warning))
             except OSError as error:
@@ -138,9 +138,9 @@ class MirrorProcess:
             if not poll.poll(patience):
                 self._warn_once(f"it has not answered for {SLOW_AFTER:g} s")
                 continue
-            if not (said := os.read(descriptor, 1 << 12)):
+            if not (received := os.read(descriptor, 1 << 12)):
                 break
-            *lines, heard = (heard + said).split(b"\n")
+            *lines, heard = (heard + received).split(b"\n")
             for line in lines:
                 self._take(line.decode(errors="replace"))
         self._process.stdout.close()

@@ -51,37 +51,37 @@ def add_steps(folder: Path, steps: Iterable[int], attempt: int = 0) -> None:
 
 
 class MemoryTracker:
-    """Keeps places apart, as any store does; several mirrors may use one, after each other."""
+    """Keeps entries apart, as any store does; several mirrors may use one, after each other."""
 
     def __init__(self) -> None:
-        self.places: dict[str, list[Update]] = {}
+        self.entries: dict[str, list[Update]] = {}
         self.discarded: list[str] = []
         self.run: TrackedRun | None = None
         self.state: str | None = None
-        self._place = ""
+        self._entry = ""
 
-    def continues(self, run: TrackedRun, place: str) -> bool:
-        return place in self.places
+    def continues(self, run: TrackedRun, entry: str) -> bool:
+        return entry in self.entries
 
-    def open(self, run: TrackedRun, place: str | None) -> str:
-        self.run, self._place = run, place or f"place {len(self.discarded)}"
-        self.places.setdefault(self._place, [])
-        return self._place
+    def open(self, run: TrackedRun, entry: str | None) -> str:
+        self.run, self._entry = run, entry or f"entry {len(self.discarded)}"
+        self.entries.setdefault(self._entry, [])
+        return self._entry
 
-    def discard(self, run: TrackedRun, place: str) -> None:
-        self.discarded.append(place)
-        self.places.pop(place, None)
+    def discard(self, run: TrackedRun, entry: str) -> None:
+        self.discarded.append(entry)
+        self.entries.pop(entry, None)
 
     def write(self, updates: Sequence[Update]) -> None:
-        self.places[self._place] += updates
+        self.entries[self._entry] += updates
 
     def close(self, state: str, curve: Path | None) -> None:
         self.state = state
 
     @property
     def updates(self) -> list[Update]:
-        """What the only place has."""
-        (updates,) = self.places.values()
+        """What the only entry has."""
+        (updates,) = self.entries.values()
         return updates
 
 

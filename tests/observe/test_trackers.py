@@ -207,45 +207,47 @@ def test_a_run_whose_id_was_forged_is_refused(tmp_path):
 
 def test_every_tracker_of_recipes_has_a_class_an_extra_and_an_option():
     names = set(get_args(Tracker))
-    assert names == set(CLASSES) == {str(name) for name in track.Tracker} == set(TRACKERS)
+    assert names == set(CLASSES) == {str(name) for name in track.TrackerName} == set(TRACKERS)
     assert names - {"tensorboard"} <= set(read_requirements().extras)
 
 
-def test_tensorboard_has_every_number_once_and_shows_samples_as_they_are(tmp_path):
-    run = make_run(tmp_path / "run", [1, 2])
-    line = '{"step": 2, "id": 9, "prompt": "<b>|", "response": "[x](http://e) <script>\\n`"}\n'
-    with (run.path / "samples.jsonl").open("a") as file:
-        file.write(line)
-    following = Mirror(run.path, "tensorboard")
+def in_tensorboard(folder: Path) -> Path:
+    """The folder of TensorBoard's files, with everything that the run has written."""
+    following = Mirror(folder, "tensorboard")
     following.open()
     following.close()
-    scalars = tensorboard_scalars(run.path / "tensorboard")
-    expected = numbers_of(read_metrics(run.path / "metrics.jsonl"))
+    return folder / "tensorboard"
+
+
+def test_tensorboard_has_every_number_once(tmp_path):
+    run = make_run(tmp_path / "run", [1, 2])
+    scalars = tensorboard_scalars(in_tensorboard(run.path))
+    expected = numbers_of(read_metrics(run.metrics))
     assert repr(sorted(scalars)) == repr(sorted((*key, value) for key, value in expected.items()))
-    texts = [
+
+
+def test_tensorboard_shows_samples_as_they_are(tmp_path):
+    run = make_run(tmp_path / "run")
+    line = '{"step": 2, "id": 9, "prompt": "<b>|", "response": "[x](http://e) <script>\\n`"}\n'
+    run.samples.write_text(line)
+    (text,) = (
         value.tensor.string_val[0].decode()
-        for event in tensorboard_events(run.path / "tensorboard")
+        for event in tensorboard_events(in_tensorboard(run.path))
         for value in event.summary.value
-        if value.tag == "samples/train" and event.step == 2
-    ]
-    assert len(texts) == 1
-    assert not {"<script>", "<b>", "[x]", "`"} & set(texts[0].split())
-    assert "&#60;script&#62;" in texts[0]
+        if value.tag == "samples/train"
+    )
+    assert "&#60;script&#62;<br>&#96;" in text
+    assert not set("<[`") & set(text.replace("<br>", ""))
 
 
 def test_tensorboard_forgets_the_steps_that_a_run_repeats(tmp_path):
     run = make_run(tmp_path / "run", [1, 2, 3])
     for steps in ((), (3, 4)):
         add_steps(run.path, steps, attempt=1)
-        following = Mirror(run.path, "tensorboard")
-        following.open()
-        following.close()
+        in_tensorboard(run.path)
         run.forget_after(2)
     add_steps(run.path, [3], attempt=2)
-    following = Mirror(run.path, "tensorboard")
-    following.open()
-    following.close()
-    scalars = tensorboard_scalars(run.path / "tensorboard")
+    scalars = tensorboard_scalars(in_tensorboard(run.path))
     times = [(step, value) for step, tag, value in scalars if tag == "time/step"]
     assert times == [(1, 0.5), (2, 0.5), (3, 2.5)]
     starts = [e for e in tensorboard_events(run.path / "tensorboard") if e.HasField("session_log")]

@@ -147,31 +147,36 @@ def assert_equal(tracker: str, home: Path, folder: Path) -> None:
         assert shown[at][0] == pytest.approx(value, rel=tolerance, abs=0.0, nan_ok=True), at
 
 
-@pytest.mark.parametrize("tracker", READERS)
-def test_each_number_in_the_store_equals_the_file_after_an_end_and_after_repeated_steps(
-    tracker, home
-):
-    run = make_run(home / "run", range(4), RECIPE + f"note: {CANARY}\n")
+@pytest.fixture
+def run(home):
+    """A run with a curve, whose recipe and responses repeat what is in the environment."""
+    tracked = make_run(home / "run", range(4), RECIPE + f"note: {CANARY}\n")
     line = {"step": 3, "id": 7, "prompt": f"{CANARY} <b>", "response": "|", "phase": "eval"}
-    with (run.path / "samples.jsonl").open("a") as file:
+    with tracked.samples.open("a") as file:
         file.write(json.dumps(line) + "\n")
-    drawn = chart("actor/loss", {"run": read_metrics(run.metrics)})
-    run.curve.write_bytes(draw_charts([drawn]))
+    drawn = chart("actor/loss", {"run": read_metrics(tracked.metrics)})
+    tracked.curve.write_bytes(draw_charts([drawn]))
+    return tracked
+
+
+@pytest.mark.parametrize("tracker", READERS)
+def test_each_number_in_the_store_equals_the_file_also_after_repeated_steps(tracker, home, run):
     track(run.path, tracker)
     assert_equal(tracker, home, run.path)
     run.forget_after(2)
     add_steps(run.path, [3, 4, 5], attempt=1)
     track(run.path, tracker)
     assert_equal(tracker, home, run.path)
-    files = [
-        file for file in home.rglob("*") if file.is_file() and run.path / "samples.jsonl" != file
-    ]
-    ours = {run.resolved_recipe, run.metrics, run.samples}
-    assert [str(file) for file in files if file not in ours and _has_canary(file)] == []
 
 
-def _has_canary(file: Path) -> bool:
-    return CANARY.encode() in file.read_bytes()
+@pytest.mark.parametrize("tracker", READERS)
+def test_no_secret_is_in_any_file_that_a_tracker_writes(tracker, home, run):
+    track(run.path, tracker)
+    theirs = {file for file in home.rglob("*") if file.is_file()} - {
+        run.resolved_recipe,
+        run.samples,
+    }
+    assert [str(file) for file in theirs if CANARY.encode() in file.read_bytes()] == []
 
 
 @pytest.mark.parametrize("tracker", READERS)

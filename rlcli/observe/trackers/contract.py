@@ -64,18 +64,18 @@ class Tracker(Protocol):
     """Writes a run to one tool's store. Its methods may raise anything and take any time; nothing
     but this mirror depends on them."""
 
-    def continues(self, run: TrackedRun, place: str) -> bool:
-        """Whether `open` can add to a place that an earlier process has closed, and the tool's own
+    def continues(self, run: TrackedRun, entry: str) -> bool:
+        """Whether `open` can add to an entry that an earlier process has closed, and the tool's own
         settings, such as its environment variables, still lead there. Otherwise all is written
         anew."""
 
-    def open(self, run: TrackedRun, place: str | None) -> str:
-        """Open the run's place in the store, to add to it: the one that an earlier process has
+    def open(self, run: TrackedRun, entry: str | None) -> str:
+        """Open the run's entry in the store, to add to it: the one that an earlier process has
         closed, or (None) a new one. Returns what finds it again."""
 
-    def discard(self, run: TrackedRun, place: str) -> None:
-        """The steps in this place have been repeated, or it is unknown which of them are there: a
-        new place will hold all of them. Remove it, or mark it as replaced."""
+    def discard(self, run: TrackedRun, entry: str) -> None:
+        """The steps in this entry have been repeated, or it is unknown which of them are there: a
+        new entry will hold all of them. Remove it, or mark it as replaced."""
 
     def write(self, updates: Sequence[Update]) -> None:
         """Add what the run has written; steps do not decrease, from call to call, except for

@@ -28,20 +28,28 @@ def describe_run(folder: Path, redactor: Redactor) -> TrackedRun:
         raise ResourceError(
             f"{run.run_id[:80]!r} is not the id of a run", where=str(run.status), code="F72"
         )
-    identity = identity_of(run.path)
     recipe = yaml.safe_load(read_text(run.resolved_recipe))
-    is_swept = (run.path.parent / SWEEP).is_file()
-    sweep = run.path.parent.name
+    sweep = _sweep_of(run.path)
     return TrackedRun(
         folder=run.path,
         id=run.run_id,
-        name="/".join([recipe["name"], *([sweep] if is_swept else []), run.path.name]),
+        name="/".join([recipe["name"], *sweep, run.path.name]),
         project=recipe["log"].get("project") or recipe["name"],
-        group=f"{recipe['name']}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}",
-        tags=(f"sweep:{sweep}",) if is_swept else (),
+        group=f"{recipe['name']}-{_group_of(run.path)}",
+        tags=tuple(f"sweep:{name}" for name in sweep),
         settings=redactor.value(dict(_leaves(recipe))),
         origins=redactor.value(known_object(run.origins)),
     )
+
+
+def _sweep_of(run: Path) -> list[str]:
+    """The name of the folder of the sweep that a run belongs to, if it does."""
+    return [run.parent.name] if (run.parent / SWEEP).is_file() else []
+
+
+def _group_of(run: Path) -> str:
+    """The same for runs that differ only in their seed."""
+    return hashlib.sha256(identity_of(run).encode()).hexdigest()[:8]
 
 
 def _leaves(section: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ What was mirrored is recorded in the run's folder, `trackers/<tracker>.json`: wh
 and when it ends, never in between. A mirror that follows one that has ended properly continues
 after it, if the files still begin with what was mirrored. In any other case (a run that repeats
 steps after its last checkpoint, a mirror that was killed between two writes) nobody can say what
-the tracker has, so it gets everything anew, in a new place.
+the tracker has, so it gets everything anew, in a new entry.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LEAST_FREE = 128 << 20
 
 
 @dataclass(frozen=True)
-class Record:
+class MirrorRecord:
     """The content of `trackers/<tracker>.json`."""
 
-    place: str
+    entry: str
     """What the tracker calls the run."""
     positions: dict[str, tuple[int, str]]
     """File → what was read of it."""
@@ -42,11 +42,11 @@ class Record:
     """Whether the tracker has all of that, and nothing else."""
 
     def write(self, file: Path) -> None:
-        document = {"place": self.place, "read": self.positions, "closed": self.is_closed}
+        document = {"entry": self.entry, "read": self.positions, "closed": self.is_closed}
         replace_file(file, (json.dumps(document, indent=2) + "\n").encode())
 
     @classmethod
-    def read(cls, file: Path) -> Record | None:
+    def read(cls, file: Path) -> MirrorRecord | None:
         """None if there is none that can be read."""
         document = known_object(file)
         try:
@@ -54,7 +54,7 @@ class Record:
                 str(name): (int(size), str(digest))
                 for name, (size, digest) in document["read"].items()
             }
-            return cls(str(document["place"]), positions, document["closed"] is True)
+            return cls(str(document["entry"]), positions, document["closed"] is True)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -80,7 +80,7 @@ class Mirror:
         self._say = say
         self._file = self.run.folder / "trackers" / f"{name}.json"
         self._files = RunFiles(self.run.folder, self.redactor)
-        self._place: str | None = None
+        self._entry: str | None = None
         make_folder(self._file.parent)
         self._lock = open_private(self._file.with_suffix(".lock"), os.O_RDWR)
 
@@ -95,10 +95,10 @@ class Mirror:
     def open(self) -> None:
         """Continue where the last mirror ended, or begin anew. Raises whatever the tracker does."""
         self._say("busy")
-        record = Record.read(self._file)
+        record = MirrorRecord.read(self._file)
         if record is not None and not self._continue(record):
-            self._tracker.discard(self.run, record.place)
-        self._place = self._tracker.open(self.run, self._place)
+            self._tracker.discard(self.run, record.entry)
+        self._entry = self._tracker.open(self.run, self._entry)
         self._write_record(is_closed=False)
         self._say("idle")
 
@@ -109,12 +109,12 @@ class Mirror:
             while updates := self._files.new_updates():
                 self._write(updates)
         except Rewound:
-            assert self._place is not None
+            assert self._entry is not None
             self._say("busy")
             self._begin_anew()
             self._tracker.close("failed", None)
-            self._tracker.discard(self.run, self._place)
-            self._place = self._tracker.open(self.run, None)
+            self._tracker.discard(self.run, self._entry)
+            self._entry = self._tracker.open(self.run, None)
             self._write_record(is_closed=False)
             self._say("idle")
             self.catch_up()
@@ -131,19 +131,19 @@ class Mirror:
         self._write_record(is_closed=True)
         self._files.close()
         os.close(self._lock)
-        assert self._place is not None
-        return self._place
+        assert self._entry is not None
+        return self._entry
 
-    def _continue(self, record: Record) -> bool:
+    def _continue(self, record: MirrorRecord) -> bool:
         """Continue after what is recorded; False if that is not possible."""
-        if not record.is_closed or not self._tracker.continues(self.run, record.place):
+        if not record.is_closed or not self._tracker.continues(self.run, record.entry):
             return False
         try:
             self._files.skip(record.positions)
         except (Rewound, OSError, KeyError):
             self._begin_anew()
             return False
-        self._place = record.place
+        self._entry = record.entry
         return True
 
     def _begin_anew(self) -> None:
@@ -162,5 +162,5 @@ class Mirror:
         self.last_step = updates[-1].step
 
     def _write_record(self, *, is_closed: bool) -> None:
-        assert self._place is not None
-        Record(self._place, self._files.positions, is_closed).write(self._file)
+        assert self._entry is not None
+        MirrorRecord(self._entry, self._files.positions, is_closed).write(self._file)

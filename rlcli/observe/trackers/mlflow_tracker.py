@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlcli.observe.run_overview import UNDER_WAY
 from rlcli.observe.trackers.contract import SAMPLE_COLUMNS, TrackedRun, Update, sample_row
 from rlcli.observe.trackers.redaction import bare_address
 
@@ -31,22 +32,23 @@ class MlflowTracker:
         self._client: Any = None
         self._run_id = ""
 
-    def continues(self, run: TrackedRun, place: str) -> bool:
-        return place.startswith(f"{_store()} ")
+    def continues(self, run: TrackedRun, entry: str) -> bool:
+        return entry.startswith(f"{_store()} ")
 
-    def open(self, run: TrackedRun, place: str | None) -> str:
+    def open(self, run: TrackedRun, entry: str | None) -> str:
         self._connect()
-        if place is not None:
-            self._run_id = place.rpartition(" ")[2]
+        if entry is not None:
+            self._run_id = entry.rpartition(" ")[2]
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             self._run_id = self._begin(run)
         return f"{_store()} {self._run_id}"
 
-    def discard(self, run: TrackedRun, place: str) -> None:
+    def discard(self, run: TrackedRun, entry: str) -> None:
         self._connect()
-        if self.continues(run, place):
-            self._client.delete_run(place.rpartition(" ")[2])
+        run_id = entry.rpartition(" ")[2]
+        if self.continues(run, entry) and self._is_active(run_id):
+            self._client.delete_run(run_id)
 
     def write(self, updates: Sequence[Update]) -> None:
         from mlflow.entities import Metric
@@ -69,13 +71,18 @@ class MlflowTracker:
     def close(self, state: str, curve: Path | None) -> None:
         if curve is not None:
             self._client.log_artifact(self._run_id, str(curve))
-        self._client.set_terminated(self._run_id, ENDED.get(state, "FAILED"))
+        if state not in UNDER_WAY:
+            self._client.set_terminated(self._run_id, ENDED.get(state, "FAILED"))
 
     def _connect(self) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow import MlflowClient
+        self._client = self._client or _mlflow().MlflowClient()
 
-        self._client = self._client or MlflowClient()
+    def _is_active(self, run_id: str) -> bool:
+        """Whether it is there and not deleted."""
+        try:
+            return str(self._client.get_run(run_id).info.lifecycle_stage) == "active"
+        except _mlflow().exceptions.MlflowException:
+            return False
 
     def _begin(self, run: TrackedRun) -> str:
         from mlflow.entities import Param
@@ -99,10 +106,15 @@ class MlflowTracker:
         return run_id
 
 
-def _store() -> str:
+def _mlflow() -> Any:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
 
-    return bare_address(str(mlflow.get_tracking_uri()))
+    return mlflow
+
+
+def _store() -> str:
+    return bare_address(str(_mlflow().get_tracking_uri()))
 
 
 def _name(key: str) -> str:

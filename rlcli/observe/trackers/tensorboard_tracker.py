@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.files import make_folder
-from rlcli.observe.samples import SampleRecord
-from rlcli.observe.trackers.contract import TrackedRun, Update
+from rlcli.observe.trackers.contract import SAMPLE_COLUMNS, TrackedRun, Update, sample_row
 
 PREFIX = "events"
 """Names of our files begin with it; others in the folder are left alone."""
@@ -25,24 +24,26 @@ class TensorBoardTracker:
     def __init__(self) -> None:
         self._writer: Any = None
 
-    def continues(self, run: TrackedRun, place: str) -> bool:
+    def continues(self, run: TrackedRun, entry: str) -> bool:
         return any(_folder(run).glob(f"{PREFIX}*"))
 
-    def open(self, run: TrackedRun, place: str | None) -> str:
+    def open(self, run: TrackedRun, entry: str | None) -> str:
         with _without_torch():
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         make_folder(_folder(run))
         self._writer = EventsWriter(str(_folder(run) / PREFIX))
-        if place is None:
+        if entry is None:
             # a TensorBoard that shows the run forgets what it has read of files that are replaced
             start = SessionLog(status=SessionLog.START)
             self._write(Event(wall_time=time.time(), step=0, session_log=start))
-            self._write_summary(0, [_text("recipe", _table(_recipe_rows(run)))])
+            self._write_summary(
+                0, [_text("recipe", _table(("key", "value", "from"), _recipe_rows(run)))]
+            )
         return str(_folder(run))
 
-    def discard(self, run: TrackedRun, place: str) -> None:
+    def discard(self, run: TrackedRun, entry: str) -> None:
         for file in _folder(run).glob(f"{PREFIX}*"):
             file.unlink()
 
@@ -55,7 +56,8 @@ class TensorBoardTracker:
                 for key, number in update.numbers.items()
             ]
             for phase, samples in update.samples_by_phase().items():
-                values.append(_text(f"samples/{phase}", _table(map(_sample_row, samples))))
+                rows = [tuple(map(str, sample_row(sample))) for sample in samples]
+                values.append(_text(f"samples/{phase}", _table(SAMPLE_COLUMNS, rows)))
             self._write_summary(update.step, values)
         self._writer.flush()
 
@@ -99,20 +101,13 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _recipe_rows(run: TrackedRun) -> list[tuple[str, ...]]:
-    return [
-        ("key", "value", "from"),
-        *((key, str(value), run.origins.get(key, "")) for key, value in run.settings.items()),
-    ]
+    return [(key, str(value), run.origins.get(key, "")) for key, value in run.settings.items()]
 
 
-def _sample_row(sample: SampleRecord) -> tuple[str, ...]:
-    return (str(sample.id), str(sample.reward), sample.prompt, sample.response)
-
-
-def _table(rows: Iterable[tuple[str, ...]]) -> str:
+def _table(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
     """A table in Markdown; what is written in a cell has no other meaning."""
-    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
-    return "\n".join(lines)
+    lines = [list(columns), ["---"] * len(columns), *(list(map(_cell, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _cell(text: str) -> str:

@@ -24,19 +24,19 @@ class TrackioTracker:
         """Rows that the database must have at the end."""
         self._suffix = ""
 
-    def continues(self, run: TrackedRun, place: str) -> bool:
-        return place.startswith(f"{_store()} ")
+    def continues(self, run: TrackedRun, entry: str) -> bool:
+        return entry.startswith(f"{_store()} ")
 
-    def open(self, run: TrackedRun, place: str | None) -> str:
+    def open(self, run: TrackedRun, entry: str | None) -> str:
         import trackio
 
-        name = f"{run.name}{self._suffix}" if place is None else place.rpartition(" ")[2]
+        name = f"{run.name}{self._suffix}" if entry is None else entry.rpartition(" ")[2]
         self._run = trackio.init(
             project=run.project,
             name=name,
             group=run.group,
             config={**run.settings, "origins": dict(run.origins), "tags": list(run.tags)},
-            resume="never" if place is None else "must",
+            resume="never" if entry is None else "must",
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
@@ -44,13 +44,13 @@ class TrackioTracker:
         self._rows = self._stored_rows()
         return f"{_store()} {name}"
 
-    def discard(self, run: TrackedRun, place: str) -> None:
+    def discard(self, run: TrackedRun, entry: str) -> None:
         from trackio.sqlite_storage import SQLiteStorage
 
         if _remote() is not None:
             self._suffix = f"-{secrets.token_hex(2)}"
-        elif self.continues(run, place):
-            SQLiteStorage.delete_run(run.project, place.rpartition(" ")[2])
+        elif self.continues(run, entry):
+            SQLiteStorage.delete_run(run.project, entry.rpartition(" ")[2])
 
     def write(self, updates: Sequence[Update]) -> None:
         import trackio

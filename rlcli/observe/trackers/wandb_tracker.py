@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcli.observe.run_overview import DIED
 from rlcli.observe.trackers.contract import SAMPLE_COLUMNS, TrackedRun, Update, sample_row
 from rlcli.observe.trackers.redaction import bare_address
 
@@ -26,20 +27,20 @@ class WandbTracker:
         self._is_replaced = False
         """Whether the server has a run of this id, whose steps have been repeated."""
 
-    def continues(self, run: TrackedRun, place: str) -> bool:
-        return not _is_offline() and place.startswith(_server(run))
+    def continues(self, run: TrackedRun, entry: str) -> bool:
+        return not _is_offline() and entry.startswith(_server(run))
 
-    def open(self, run: TrackedRun, place: str | None) -> str:
+    def open(self, run: TrackedRun, entry: str | None) -> str:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         fresh_id = f"{run.id}-{secrets.token_hex(2)}" if self._is_replaced else run.id
-        run_id = fresh_id if place is None else place.rpartition("/")[2]
+        run_id = fresh_id if entry is None else entry.rpartition("/")[2]
         folder = _folder(run)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._run = wandb.init(
             id=run_id,
-            resume="never" if place is None else "must",
+            resume="never" if entry is None else "must",
             project=_project(run),
             name=run.name,
             group=run.group,
@@ -53,8 +54,8 @@ class WandbTracker:
             return str(Path(self._run.dir).parent)
         return f"{_server(run)}{run_id}"
 
-    def discard(self, run: TrackedRun, place: str) -> None:
-        self._is_replaced = place.startswith(_server(run))
+    def discard(self, run: TrackedRun, entry: str) -> None:
+        self._is_replaced = entry.startswith(_server(run))
         if _is_offline():
             for folder in (_folder(run) / "wandb").glob(f"offline-run-*-{run.id}"):
                 shutil.rmtree(folder)
@@ -78,7 +79,7 @@ class WandbTracker:
 
         if curve is not None:
             self._run.log({"curve": wandb.Image(str(curve))}, step=self._next_step)
-        self._run.finish(exit_code=0 if state in ("done", "stopped") else 1)
+        self._run.finish(exit_code=1 if state in ("failed", DIED) else 0)
 
 
 def _is_offline() -> bool:

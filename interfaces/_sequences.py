@@ -1,5 +1,5 @@
-"""Groups of sequences: which sample each belongs to, the best responses to each prompt, and a batch
-of those that a call has chosen."""
+"""Sequences of a batch: which of their tokens are answers, which sample each belongs to, the best
+responses to each prompt, and a batch of those that a call has chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ from itertools import compress
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import CHOSEN, SEQUENCES
+from rlcli.api.key_meaning import CHOSEN, PROMPT_MASK, SEQUENCES
+from rlcli.ops.packing import action_mask
+from rlcli.ops.preference_losses import sequence_sums
+
+
+def answer_mask(batch: SequenceSample) -> torch.Tensor:
+    """[T - N] bool: the actions that chose a token of an answer."""
+    return action_mask(batch.data[PROMPT_MASK], batch.flat_seqlens(SEQUENCES))
+
+
+def answer_tokens(batch: SequenceSample) -> torch.Tensor:
+    """[N] float32: the number of tokens in each answer."""
+    mask = answer_mask(batch)
+    return sequence_sums(
+        torch.ones_like(mask, dtype=torch.float32), mask, batch.flat_seqlens(SEQUENCES)
+    )
 
 
 def group_sizes(data: SequenceSample) -> list[int]:

@@ -23,7 +23,6 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.api.synonyms import Synonyms
-from rlcli.ops.packing import action_mask
 from rlcli.ops.preference_losses import (
     PREFERENCE_LOSSES,
     PreferenceLossName,
@@ -34,6 +33,7 @@ from rlcli.ops.preference_losses import (
 from ._evaluation import mean_loss, total
 from ._named import named
 from ._pairs import PairSettings, pair_stats
+from ._sequences import answer_mask, answer_tokens
 
 NLLAggregation = Literal["sequence", "token"]
 
@@ -91,7 +91,7 @@ class DPOInterface(DPOSettings, ModelInterface):
     """Raises the likelihood of chosen answers over that of rejected ones,
     relative to a reference policy."""
 
-    ELSEWHERE: ClassVar[str] = "simpo ipo orpo kto cpo"
+    ELSEWHERE: ClassVar[str] = "simpo ipo orpo cpo"
     READS: ClassVar[Declaration] = {
         "train_step": (
             "packed_input_ids",
@@ -138,9 +138,9 @@ class DPOInterface(DPOSettings, ModelInterface):
     def _loss(
         self, nll_scale: float, output: ModelOutput, batch: SequenceSample
     ) -> tuple[torch.Tensor, Stats]:
-        lengths, mask = batch.flat_seqlens("packed_input_ids"), _answer_mask(batch)
+        lengths, mask = batch.flat_seqlens("packed_input_ids"), answer_mask(batch)
         output.actions = mask
-        logprobs, tokens = output.logprobs, _answer_tokens(batch)
+        logprobs, tokens = output.logprobs, answer_tokens(batch)
         chosen, rejected = chosen_and_rejected(self._scores(logprobs, tokens, batch))
         weights = self._pair_weights(tokens, batch)
         loss = (named(PREFERENCE_LOSSES, self.loss, self)(chosen - rejected) * weights).sum()
@@ -163,7 +163,7 @@ class DPOInterface(DPOSettings, ModelInterface):
             logprobs if self.reference_free else logprobs - batch.data["packed_ref_logprobs"]
         )
         lengths = batch.flat_seqlens("packed_input_ids")
-        scores = sequence_sums(log_ratios, _answer_mask(batch), lengths)
+        scores = sequence_sums(log_ratios, answer_mask(batch), lengths)
         return scores / tokens.clamp(min=1) if self.length_normalized else scores
 
     def _nll(
@@ -182,7 +182,7 @@ class DPOInterface(DPOSettings, ModelInterface):
         over them."""
         if not self.nll_coef or self.nll_aggregation == "sequence":
             return 1.0
-        tokens = [chosen_and_rejected(_answer_tokens(batch))[0].sum() for batch in batches]
+        tokens = [chosen_and_rejected(answer_tokens(batch))[0].sum() for batch in batches]
         weight, count = (
             total(model, sum(parts, torch.zeros(())))
             for parts in ([*map(self._weight, batches)], tokens)
@@ -190,24 +190,12 @@ class DPOInterface(DPOSettings, ModelInterface):
         return weight / count if count else 0.0
 
     def _weight(self, batch: SequenceSample) -> torch.Tensor:
-        return self._pair_weights(_answer_tokens(batch), batch).sum()
+        return self._pair_weights(answer_tokens(batch), batch).sum()
 
     def _pair_weights(self, tokens: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
         """[P]. A pair in which neither answer has a token carries no signal, and does not count."""
         chosen, rejected = chosen_and_rejected(tokens)
         return self.pair_weights(batch, chosen + rejected > 0)
-
-
-def _answer_mask(batch: SequenceSample) -> torch.Tensor:
-    return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
-
-
-def _answer_tokens(batch: SequenceSample) -> torch.Tensor:
-    """[N] float32: the number of tokens in each answer."""
-    mask = _answer_mask(batch)
-    return sequence_sums(
-        torch.ones_like(mask, dtype=torch.float32), mask, batch.flat_seqlens("packed_input_ids")
-    )
 
 
 register_interface("dpo", DPOInterface)

@@ -21,9 +21,9 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.ops.losses import nll_loss
-from rlcli.ops.packing import action_mask
 
 from ._evaluation import mean_loss
+from ._sequences import answer_mask
 
 
 @dataclass(kw_only=True)
@@ -56,16 +56,12 @@ class SFTInterface(ModelInterface):
         return stats | {"ppl": _perplexity(stats["loss"]), "tokens": tokens}
 
 
-def _answer_mask(batch: SequenceSample) -> torch.Tensor:
-    return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
-
-
 def _answer_tokens(batch: SequenceSample) -> torch.Tensor:
-    return _answer_mask(batch).count_nonzero()
+    return answer_mask(batch).count_nonzero()
 
 
 def _loss(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
-    output.actions = _answer_mask(batch)
+    output.actions = answer_mask(batch)
     return nll_loss(output.logprobs, output.actions)
 
 

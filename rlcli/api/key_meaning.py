@@ -44,6 +44,8 @@ ADVANTAGES = "advantages"
 """How much better each token of a response was than expected."""
 CHOSEN = "chosen"
 """Which responses are trained on, where a call chooses; without it, all are."""
+DESIRABLE = "desirable"
+"""Which answers are good examples; the others show what to avoid."""
 
 SOURCE = "source"
 """Metadata of a sample: which dataset it comes from, if the run's dataset combines several."""
@@ -133,11 +135,14 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     (f"{PROMPTS} packed_seq input_ids seq", Meaning(full, TOKENS, has_own_sequences=True)),
     (PROMPT_MASK, Meaning(full, FLAGS)),
     ("loss_mask ppo_loss_mask", Meaning(minus_one, FLAGS)),
-    (f"{NOT_ENDED} greedy_seq_no_eos_mask {CHOSEN}", Meaning(one, FLAGS)),
+    (f"{NOT_ENDED} greedy_seq_no_eos_mask {CHOSEN} {DESIRABLE}", Meaning(one, FLAGS)),
     (
         f"{SAMPLED_LOGPROBS} packed_ref_logprobs proximal_logprobs old_logprobs",
         Meaning(minus_one, LOGPROBS),
     ),
+    ("mismatched_input_ids", Meaning(full, TOKENS, has_own_sequences=True)),
+    ("mismatched_prompt_mask", Meaning(full, FLAGS, has_own_sequences=True)),
+    ("mismatched_ref_logprobs", Meaning(minus_one, LOGPROBS, has_own_sequences=True)),
     ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
     (ROUTED_EXPERTS, Meaning(minus_one, EXPERTS, is_flat=False)),
     (f"values {DENSE_REWARDS}", Meaning(full, REALS)),

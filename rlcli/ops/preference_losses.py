@@ -1,7 +1,8 @@
-"""Losses that compare two sequences, by name, and the weight of each pair.
+"""Losses that compare two sequences, by name, and the weight of each pair; and the loss of an answer
+that is judged alone.
 
-A new loss is a function here, and its name in `PREFERENCE_LOSSES` and `PreferenceLossName`; its
-keyword-only parameters are its settings. Sequences are ordered as chosen 0, rejected 0, chosen 1,
+A new loss of pairs is a function here, and its name in `PREFERENCE_LOSSES` and
+`PreferenceLossName`; its keyword-only parameters are its settings. Sequences are ordered as chosen 0, rejected 0, chosen 1,
 rejected 1, …: 2 P of them make P pairs.
 
 Tokens outside a mask are never read: their entries may be NaN or Inf, and they receive no gradient.
@@ -24,6 +25,7 @@ __all__ = [
     "PreferenceLossName",
     "bradley_terry",
     "chosen_and_rejected",
+    "prospect_loss",
     "sequence_sums",
 ]
 
@@ -97,6 +99,22 @@ def bradley_terry(
     lead = chosen - rejected
     loss = -F.logsigmoid(lead if margins is None else lead - margins)
     return loss + centering * (chosen + rejected).square() if centering else loss
+
+
+def prospect_loss(
+    log_ratios: torch.Tensor, desirable: torch.Tensor, reference_point: float, *, beta: float
+) -> torch.Tensor:
+    """KTO (arXiv:2402.01306 eq. 7), without the weights of its two kinds of answers; [N].
+
+        1 - σ(beta * (log_ratio - z))    of a desirable answer
+        1 - σ(beta * (z - log_ratio))    of an undesirable one
+
+    `log_ratios` [N]: log-probs of answers, each minus the reference's. The reference point z is an
+    estimate of the policy's KL from the reference; with z = 0 it is APO-zero for answers without a
+    counterpart (arXiv:2408.06266 eq. 7).
+    """
+    gains = beta * (log_ratios - reference_point)
+    return torch.where(desirable, -gains, gains).sigmoid()
 
 
 def chosen_and_rejected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

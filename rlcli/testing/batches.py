@@ -169,6 +169,10 @@ class _Draw:
             [(drawn < 0.67) | (drawn == drawn.min()) for drawn in groups if len(drawn)], torch.bool
         )
 
+    def desirable(self) -> torch.Tensor:
+        """[N] bool: about half of them."""
+        return torch.rand(len(self.pairs), generator=self.stream("desirable")) < 0.5
+
     def solved(self) -> torch.Tensor:
         return torch.randint(0, 2, (len(self.pairs),), generator=self.stream("rewards")) > 0
 
@@ -201,6 +205,11 @@ _MAKERS: dict[str, Callable[[_Draw], torch.Tensor]] = {
     "loss_weights": lambda draw: 0.5 + draw.uniform("loss_weights"),
     "kl_weights": lambda draw: 0.2 * draw.uniform("kl_weights"),
     "chosen": _Draw.chosen,
+    "desirable": _Draw.desirable,
+    "mismatched_input_ids": _Draw.tokens,
+    "mismatched_prompt_mask": _Draw.prompt_mask,
+    # below those of a tiny model, so that the KL that they estimate is above 0
+    "mismatched_ref_logprobs": lambda draw: draw.logprobs("mismatched_ref_logprobs") - 3.0,
 }
 KEYS = tuple(_MAKERS)
 """All known keys."""

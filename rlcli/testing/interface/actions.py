@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import CHOSEN, PROMPT_MASK, SEQUENCES
+from rlcli.api.key_meaning import CHOSEN, MEANINGS, PROMPT_MASK, SEQUENCES
 
 LOSS_MASK = "loss_mask"
 
@@ -84,11 +84,13 @@ def with_noise_elsewhere(
 
 def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
     """Each sequence with some extra tokens behind it, or in front, that belong to no response;
-    other keys have noise there."""
+    other keys have noise there. Keys with sequences of their own stay as they are."""
     copy = batch.select(batch.keys)
     tokens = batch.seqlens[SEQUENCES]
     per_token = (tokens, [[length - 1 for length in group] for group in tokens])
     for key, lengths in batch.seqlens.items():
+        if key in MEANINGS and MEANINGS[key].has_own_sequences:
+            continue
         if lengths not in per_token:
             if lengths != [[1] * len(group) for group in tokens]:
                 pytest.skip(f"not tried: the length of {key} in a longer sequence is unknown")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rlcli.api.data import DatasetUtility, Preview
 from rlcli.api.limits import Limits, check_arguments
 
-from ._arithmetic import ArithmeticProblem, ArithmeticProblems
+from ._arithmetic import ArithmeticProblem, ArithmeticProblems, hasty, slipped
 from ._rendering import encode_answers, encode_prompts
 
 
@@ -73,3 +74,31 @@ class ArithmeticRows:
             "prompt": self.PROMPT.format(question=problem.question),
             "metadata": {"answer": problem.answer, "question": problem.question},
         }
+
+
+@dataclass(kw_only=True)
+class FaultyArithmetic(ArithmeticRows):
+    """Problems that also have answers with a fault."""
+
+    LIMITS: ClassVar[Limits] = {"hasty": {"ge": 0, "le": 1}}
+    LONGEST: ClassVar[int] = 80
+    """Tokens of the longest answer, including its question, at the default levels."""
+
+    levels: tuple[int, ...] = (2, 3, 4)
+    """Difficulties (numbers of operations, at least 2), used in rotation."""
+
+    hasty: float = 0.5
+    """The share of faulty answers that stop after the first line."""
+
+    def __post_init__(self) -> None:
+        if any(level < 2 for level in self.levels):
+            raise ValueError(
+                f"levels is {self.levels}; a hasty answer to a problem of one operation is correct"
+            )
+        super().__post_init__()
+
+    def _faulty(self, problem: ArithmeticProblem, rng: random.Random) -> str:
+        """An answer that stops after the first line and gives its total as the result, or has a
+        wrong result in some line, carried through the later lines."""
+        is_hasty = rng.random() < self.hasty
+        return hasty(problem) if is_hasty else slipped(problem, rng)

@@ -11,6 +11,8 @@ Setting = Callable[[str, str], str]
 
 PROMPT = ("prompt", "instruction", "question", "problem", "query", "input")
 ANSWER = ("answer", "completion", "response", "output", "solution")
+MESSAGES = ("messages", "conversations", "conversation")
+LABEL = ("label", "desirable")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class RowColumns:
 
 
 LAYOUTS = (
-    RowColumns("chat", {"messages": ("messages", "conversations", "conversation")}),
+    RowColumns("chat", {"messages": MESSAGES}),
     RowColumns(
         "paired",
         {
@@ -74,8 +76,24 @@ LAYOUTS = (
     ),
     RowColumns("prompt_only", {"prompt": PROMPT}),
     RowColumns("plain_text", {"text": ("text", "content")}),
+    RowColumns("unpaired", {"prompt": PROMPT, "answer": ANSWER, "label": LABEL}),
+    RowColumns("unpaired", {"answer": MESSAGES, "label": LABEL}, absent=("prompt",)),
+    RowColumns(
+        "unpaired",
+        {
+            "prompt": PROMPT,
+            "positive": ("pos_answers", "chosen"),
+            "negative": ("neg_answers", "rejected"),
+        },
+        absent=("answer", "label"),
+    ),
+    RowColumns(
+        "unpaired",
+        {"positive": ("chosen",), "negative": ("rejected",)},
+        absent=("prompt", "answer", "label"),
+    ),
 )
-"""The first that fits wins."""
+"""The first that fits wins; so rows are read as unpaired only by those who ask for it."""
 
 LEARNED_BY = {
     "chat": ("sft",),
@@ -84,6 +102,7 @@ LEARNED_BY = {
     "paired": ("dpo", "reward"),
     "math_prompts": ("grpo", "ppo"),
     "prompt_only": ("grpo", "ppo"),
+    "unpaired": ("kto",),
 }
 """Dataset → the recipes that learn from its rows."""
 

@@ -25,11 +25,15 @@ class PreferenceFields:
         """The prompt, the preferred and the rejected answers. Raises BadRow."""
         if is_conversation(fields.get(self.positive)):
             return self._of_conversations(fields)
-        positive, negative = (texts_field(fields, key) for key in (self.positive, self.negative))
+        positive, negative = (self._texts(fields, key) for key in (self.positive, self.negative))
         if self.prompt is not None:
             return prompt_field(fields, self.prompt), positive, negative
         self._refuse_other_texts(fields)
         return self._split(positive, negative)
+
+    def _texts(self, fields: dict[str, Any], key: str) -> list[str]:
+        """A row with one answer of a kind may give it without a list around it."""
+        return texts_field(in_list(fields, key), key)
 
     def _of_conversations(self, fields: dict[str, Any]) -> tuple[Prompt, list[str], list[str]]:
         before, positive = answered_field(fields, self.positive)
@@ -73,6 +77,12 @@ class PreferenceFields:
                 f"which field is the prompt? The row also has {', '.join(others)}",
                 hint=f"set {self.setting('prompt', others[0])}, or leave out the others",
             )
+
+
+def in_list(fields: dict[str, Any], key: str) -> dict[str, Any]:
+    """The row, with a list around a field that is a text or a number."""
+    value = fields.get(key)
+    return {**fields, key: [value]} if isinstance(value, str | float | int) else fields
 
 
 def _end_of_shared_words(texts: list[str]) -> int:

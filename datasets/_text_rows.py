@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar, Literal, TypeVar
 
 from rlcli.api.data import DatasetUtility, SequenceSample, Survey
@@ -17,12 +17,23 @@ from rlcli.api.limits import Limits, check_arguments
 from ._jsonl import BadRow, MissingField, Parsed, Row, read_rows
 from ._layouts import remedy
 from ._messages import Prompt, messages_of, text_of
-from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
+from ._rendering import (
+    Overlong,
+    Tokens,
+    encode_answers,
+    encode_prompts,
+    fit_answers,
+    uses_chat,
+    within_limit,
+)
 from ._scores import Scores
 from ._sources import RowSource
 
 Content = TypeVar("Content")
 T = TypeVar("T")
+
+Answered = tuple[Tokens, list[Tokens]]
+"""The tokens of a prompt, and of each of its answers."""
 
 CHUNK = 256
 """Rows of a stream held in memory at once."""
@@ -227,6 +238,23 @@ class TextRows(FileRows):
 
     def _encode_prompts(self, prompts: list[Prompt]) -> list[Tokens]:
         return encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
+
+    def _answered(
+        self, rows: list[Row[Any]], answers: Sequence[Sequence[str]]
+    ) -> list[tuple[Row[Any], Answered]]:
+        """Rows whose content begins with a prompt, with the tokens of the prompt and of each of
+        these answers to it, within the limit."""
+        texts = list(chain.from_iterable(answers))
+        tokens = iter(encode_answers(self.util.tokenizer, texts))
+        tokens_of_answers = [[next(tokens) for _ in group] for group in answers]
+        prompts = self._encode_prompts([row.content[0] for row in rows])
+        return self._within_limit(
+            rows,
+            list(zip(prompts, tokens_of_answers, strict=True)),
+            prompt=lambda row: row.content[0],
+            length=lambda encoded: len(encoded[0]) + max(map(len, encoded[1])),
+            fit=lambda encoded, limit, overlong: fit_answers(*encoded, limit, overlong),
+        )
 
     def _about(self, row: Row[Any], prompt: Prompt) -> dict[str, Any]:
         """The fields that every `Preview` of a row has in addition to its tokens."""

@@ -17,7 +17,9 @@ from ._layouts import LAYOUTS, RowColumns, layout_of, remedy
 from ._messages import is_conversation
 from ._text_rows import TextRows
 
-Kind = Literal["chat", "paired", "prompt_answer", "math_prompts", "prompt_only", "plain_text"]
+Kind = Literal[
+    "chat", "paired", "prompt_answer", "math_prompts", "prompt_only", "plain_text", "unpaired"
+]
 
 OPTIONAL = {"chat": ("tools",), "paired": ("margin",)}
 """Optional fields of some kinds, used if rows have them."""
@@ -47,8 +49,8 @@ class HuggingFace(TextRows):
     have."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    """Field of a row (prompt, answer, question, messages, tools, positive, negative) → the column
-    that holds it, if that has an unusual name."""
+    """Field of a row (prompt, answer, question, messages, tools, positive, negative, label) → the
+    column that holds it, if that has an unusual name."""
 
     _taken: Any = field(init=False, repr=False)
     """The dataset that handles the rows."""

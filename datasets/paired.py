@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, ClassVar
 
 from rlcli.api.config import stable_seed
@@ -14,15 +13,13 @@ from rlcli.api.limits import Limits
 
 from ._jsonl import BadRow, Row, numbers_field
 from ._messages import Prompt
-from ._preferences import PreferenceFields
-from ._rendering import Tokens, encode_answers, fit_answers
+from ._preferences import PreferenceFields, in_list
 from ._samples import paired_sample
-from ._text_rows import TextRows
+from ._text_rows import Answered, TextRows
 
 Pair = tuple[str, str, float]
 """A preferred and a rejected answer, and the margin between them."""
 Texts = tuple[Prompt, list[Pair]]
-Encoded = tuple[Tokens, list[Tokens]]
 
 
 @register_dataset("paired")
@@ -79,16 +76,10 @@ class Paired(TextRows):
     max_pairs_per_prompt: int = 2
     """Maximum number of pairs taken from one prompt, drawn with the run's seed."""
 
-    _rows: list[tuple[Row[Texts], Encoded]] = field(init=False, repr=False)
+    _rows: list[tuple[Row[Texts], Answered]] = field(init=False, repr=False)
 
-    def _encoded(self, rows: list[Row[Texts]]) -> list[tuple[Row[Texts], Encoded]]:
-        return self._within_limit(
-            rows,
-            self._encode(rows),
-            prompt=lambda row: row.content[0],
-            length=lambda encoded: len(encoded[0]) + max(map(len, encoded[1])),
-            fit=lambda encoded, limit, overlong: fit_answers(*encoded, limit, overlong),
-        )
+    def _encoded(self, rows: list[Row[Texts]]) -> list[tuple[Row[Texts], Answered]]:
+        return self._answered(rows, [self._answers(row) for row in rows])
 
     def __getitem__(self, index: int) -> SequenceSample:
         margins = (
@@ -110,38 +101,21 @@ class Paired(TextRows):
         )
 
     def _read(self, fields: dict[str, Any]) -> Texts:
-        fields = {
-            key: [value] if self._is_one(key, value) else value for key, value in fields.items()
-        }
         prompt, positive, negative = self._names.read(fields)
         if len(positive) != len(negative):
             raise BadRow(
                 f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}"
             )
         margins = (
-            numbers_field(fields, self.margin_key) if self.margin_key else [0.0] * len(positive)
+            numbers_field(in_list(fields, self.margin_key), self.margin_key)
+            if self.margin_key
+            else [0.0] * len(positive)
         )
         if len(margins) != len(positive):
             raise BadRow(
                 f"{len(positive)} {self.positive_key} but {len(margins)} {self.margin_key}"
             )
         return prompt, list(zip(positive, negative, margins, strict=True))
-
-    def _is_one(self, key: str, value: Any) -> bool:
-        """A row with one pair may give its answers, and its margin, without a list around them."""
-        return key in (self.positive_key, self.negative_key, self.margin_key) and isinstance(
-            value, str | float | int
-        )
-
-    def _encode(self, rows: list[Row[Texts]]) -> list[Encoded]:
-        prompts = [row.content[0] for row in rows]
-        encoded_prompts = self._encode_prompts(prompts)
-        answers = [self._answers(row) for row in rows]
-        encoded_answers = iter(
-            encode_answers(self.util.tokenizer, list(chain.from_iterable(answers)))
-        )
-        encoded = [[next(encoded_answers) for _ in row_answers] for row_answers in answers]
-        return list(zip(encoded_prompts, encoded, strict=True))
 
     def _answers(self, row: Row[Texts]) -> list[str]:
         """Positive 0, negative 0, positive 1, … of the selected pairs."""

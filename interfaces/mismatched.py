@@ -39,7 +39,9 @@ class MismatchedInterface(ModelInterface):
 
     ELSEWHERE: ClassVar[str] = "kl_dataset"
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
-    WRITES: ClassVar[Declaration] = {"inference": ("mismatched_input_ids", "mismatched_prompt_mask")}
+    WRITES: ClassVar[Declaration] = {
+        "inference": ("mismatched_input_ids", "mismatched_prompt_mask")
+    }
     TAKES_BATCH: ClassVar[tuple[str, ...]] = ("inference",)
 
     def inference(
@@ -57,6 +59,9 @@ class MismatchedInterface(ModelInterface):
             sequences.append(torch.cat([prompt, answer.to(prompt.device)]))
             masks.append(torch.arange(len(sequences[-1]), device=prompt.device) < len(prompt))
         return _with_keys(data, sequences, masks)
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        return self.inference(model, data, MicroBatchSpec())
 
 
 def answers_to_others(prompts: Sequence[int]) -> list[int]:

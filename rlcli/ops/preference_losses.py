@@ -1,9 +1,9 @@
-"""Losses that compare two sequences, by name, and the weight of each pair; and the loss of an answer
+"""Losses that compare two sequences, by name, and the weight of each pair; the loss of an answer
 that is judged alone.
 
 A new loss of pairs is a function here, and its name in `PREFERENCE_LOSSES` and
-`PreferenceLossName`; its keyword-only parameters are its settings. Sequences are ordered as chosen 0, rejected 0, chosen 1,
-rejected 1, …: 2 P of them make P pairs.
+`PreferenceLossName`; its keyword-only parameters are its settings. Sequences are ordered as chosen
+0, rejected 0, chosen 1, rejected 1, …: 2 P of them make P pairs.
 
 Tokens outside a mask are never read: their entries may be NaN or Inf, and they receive no gradient.
 """

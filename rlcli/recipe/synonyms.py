@@ -207,9 +207,7 @@ _ABSENT_WORDS: Mapping[str, str] = {
         "lora_target_modules"
     ): "rlcli trains all weights and has no LoRA yet; "
     "models.<role>.backend.args.gradient_checkpointing=true saves memory",
-    (
-        "kto orpo"
-    ): "rlcli has no KTO or ORPO yet; rlcli train dpo learns from pairs of chosen and rejected",
+    ("orpo"): "rlcli has no ORPO yet; rlcli train dpo learns from pairs of chosen and rejected",
     (
         "load_in_4bit load_in_8bit quantization quantize bnb_4bit fp8"
     ): "rlcli has no quantised training yet; "

@@ -1,4 +1,5 @@
 """KTO"""
+
 from rlcli.testing.interface import InterfaceContract
 
 

@@ -1,4 +1,5 @@
 """Prompts with answers to other prompts; `InterfaceContract` checks what holds for any interface."""
+
 from rlcli.testing.interface import InterfaceContract
 
 

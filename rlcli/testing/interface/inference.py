@@ -112,10 +112,12 @@ class InferenceChecks(CallSubject):
         lengths_of_tokens = inferring.batch.seqlens["packed_input_ids"]
         for key in inferring.result.keys:
             lengths_of_key = inferring.result.seqlens[key]
+            meaning = MEANINGS.get(key)
             for id_, lengths, tokens in zip(
                 inferring.batch.ids, lengths_of_key, lengths_of_tokens, strict=True
             ):
-                expected = [MEANINGS[key].rows(n) for n in tokens] if key in MEANINGS else lengths
+                follows = meaning is not None and not meaning.has_own_sequences
+                expected = [meaning.rows(n) for n in tokens] if follows else lengths
                 if len(lengths) != len(tokens) or lengths != expected:
                     cause = (
                         SHIFTED

@@ -1,5 +1,5 @@
-"""Losses and gradients of DPO, SimPO and reward models are those of TRL's trainers, on one tiny
-model and batch.
+"""Losses and gradients of DPO, SimPO, KTO and reward models are those of TRL's trainers, on one
+tiny model and batch.
 
 TRL pads a batch to a rectangle, rlcli packs it; nothing but the weights and the tokens is shared.
 Log-probs of the reference are computed by each for itself.
@@ -14,6 +14,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import call_interface
 from rlcli.interfaces.dpo import DPOInterface
+from rlcli.interfaces.kto import KTOInterface
 from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.interfaces.reward_model import RewardModelInterface
 from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
@@ -298,3 +299,102 @@ def test_the_reward_model_equals_trl(trl, common, centering, with_margins):
     check_equal(mine, expected)
     for key in ("accuracy", "margin"):
         assert mine[0][key] == pytest.approx(reported_by(trainer)[key], abs=TOLERANCE)
+
+
+def judged_rows():
+    """Token ids as TRL's collator takes them: each prompt with its answer, and with another's."""
+    drawn = [row for row, (_, chosen, _) in zip(drawn_rows(), LENGTHS, strict=True) if chosen]
+    others = [*drawn[1:], drawn[0]]
+    return [
+        {
+            "prompt_ids": row["prompt_ids"],
+            "completion_ids": row["chosen_ids"],
+            "KL_completion_ids": other["chosen_ids"],
+            "label": number % 3 != 1,
+        }
+        for number, (row, other) in enumerate(zip(drawn, others, strict=True))
+    ]
+
+
+def packed_answers(rows, answer):
+    """A sequence for each row: its prompt, and the answer of that name."""
+    sequences = [row["prompt_ids"] + row[answer] for row in rows]
+    pairs = zip(rows, sequences, strict=True)
+    masks = [torch.arange(len(tokens)) < len(row["prompt_ids"]) for row, tokens in pairs]
+    lengths = [[len(sequence)] for sequence in sequences]
+    return SequenceSample.from_default(
+        ids=[f"r{number}" for number in range(len(rows))],
+        seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},
+        data={
+            "packed_input_ids": torch.tensor([t for sequence in sequences for t in sequence]),
+            "prompt_mask": torch.cat(masks),
+        },
+    )
+
+
+def as_judged_batch(rows, reference):
+    """The same rows with the log-probs of our reference."""
+    own, others = (packed_answers(rows, f"{kind}completion_ids") for kind in ("", "KL_"))
+    for batch in (own, others):
+        batch.update_(
+            call_interface(ReferenceInterface(), "inference", role(reference, "inference"), batch)
+        )
+    others.remap_keys_(
+        {
+            "packed_input_ids": "mismatched_input_ids",
+            "prompt_mask": "mismatched_prompt_mask",
+            "packed_ref_logprobs": "mismatched_ref_logprobs",
+        }
+    )
+    own.update_(others)
+    labels = torch.tensor([row["label"] for row in rows])
+    own.update_(
+        SequenceSample.from_default(
+            ids=own.ids, seqlens={"desirable": [[1]] * len(rows)}, data={"desirable": labels}
+        )
+    )
+    return own
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_far"),
+    [
+        ({}, True),
+        ({}, False),
+        ({"desirable_weight": 1.5, "undesirable_weight": 0.4}, True),
+        ({"loss": "apo_zero_unpaired", "desirable_weight": 2.0}, True),
+    ],
+    ids=["kto", "kl-below-0", "weights", "apo-zero"],
+)
+def test_kto_equals_trl(trl, common, policy, reference, settings, is_far):
+    """`is_far`: the policy likes the mismatched answers better than the reference does, so that the
+    estimate of the KL is above 0."""
+    from datasets import Dataset
+
+    if not is_far:
+        policy, reference = reference, policy
+    rows = judged_rows()
+    of_trl = {{"loss": "loss_type"}.get(name, name): value for name, value in settings.items()}
+    trainer = trl.KTOTrainer(
+        copy.deepcopy(policy),
+        ref_model=copy.deepcopy(reference),
+        args=trl.KTOConfig(**common, beta=0.3, **of_trl),
+        train_dataset=Dataset.from_list([{"prompt": "a", "completion": "b", "label": True}] * 2),
+        processing_class=as_transformers(byte_tokenizer()),
+    )
+    expected = theirs(trainer, policy, trainer.data_collator(rows))
+    interface = KTOInterface(beta=0.3, **settings)
+    mine = ours(interface, policy, as_judged_batch(rows, reference))
+    check_equal(mine, expected)
+    reported = reported_by(trainer)
+    assert (mine[0].get("kl", 0.0) > 0) == (is_far and interface.loss == "kto")
+    for name, key in (
+        ("kl", "kl"),
+        ("rewards/chosen", "desirable_reward"),
+        ("rewards/rejected", "undesirable_reward"),
+        ("rewards/margins", "margin"),
+        ("logps/chosen", "desirable_logprob"),
+        ("logps/rejected", "undesirable_logprob"),
+    ):
+        value = mine[0].get(key, 0.0)
+        assert value == pytest.approx(reported[name], rel=TOLERANCE, abs=TOLERANCE), name

@@ -10,6 +10,7 @@ from rlcli.ops.preference_losses import (
     PREFERENCE_LOSSES,
     bradley_terry,
     chosen_and_rejected,
+    prospect_loss,
     sequence_sums,
 )
 
@@ -119,3 +120,20 @@ def test_pairs_or_prompts_have_equal_weights():
     assert PAIR_AGGREGATIONS["prompt"](pairs, counted).tolist() == [1, 0.5, 0.5, 1, 0, 0]
     for aggregate in PAIR_AGGREGATIONS.values():
         assert aggregate([], counted[:0]).tolist() == []
+
+
+def test_the_loss_of_an_answer_judged_alone_equals_its_formula():
+    """1 - σ(0.5 (2 - 1)) and 1 - σ(0.5 (1 + 3)) = σ(-2)"""
+    ratios, desirable = torch.tensor([2.0, -3.0]), torch.tensor([True, False])
+    losses = prospect_loss(ratios, desirable, 1.0, beta=0.5)
+    assert losses.tolist() == pytest.approx([1 / (1 + math.exp(0.5)), 1 / (1 + math.exp(2.0))])
+
+
+def test_an_answer_judged_alone_is_pulled_its_way_most_at_the_reference_point():
+    ratios = torch.tensor([-9.0, 1.0, 9.0] * 2, requires_grad=True)
+    desirable = torch.tensor([True] * 3 + [False] * 3)
+    prospect_loss(ratios, desirable, 1.0, beta=1.0).sum().backward()
+    good, bad = ratios.grad.split(3)
+    torch.testing.assert_close(good, -bad)
+    assert float(good[1]) == pytest.approx(-0.25)
+    assert (good[[0, 2]].abs() < 1e-3).all()

@@ -164,6 +164,7 @@ ALGORITHMS = {
     "grpo_moe": ("grpo_math_moe",),
     "rloo": ("grpo_math", "--with", "rloo"),
     "dpo": ("dpo_arithmetic",),
+    "kto": ("kto_arithmetic",),
     "best_of_n": ("best_of_n_math",),
     "distill": ("distill_math",),
 }

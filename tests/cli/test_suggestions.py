@@ -115,7 +115,8 @@ def test_an_option_of_another_tool_gets_ours(rlcli, option: tuple[str, ...], hin
         ("datasets", "rw-pair", "paired"),
         ("datasets", "sharegpt", "chat"),
         ("interfaces", "ppo", "ppo_actor"),
-        ("interfaces", "kto", "dpo"),
+        ("interfaces", "orpo", "dpo"),
+        ("interfaces", "kto-pair", "kto"),
         ("interfaces", "openai", "llm_judge"),
     ],
 )

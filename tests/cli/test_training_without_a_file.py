@@ -28,6 +28,8 @@ TALKS = [
 SUMS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(4)]
 PROMPTS = [{"prompt": f"Tell me about {n}."} for n in range(4)]
 ANSWERED = [{"prompt": f"{n}+1?", "completion": f"{n + 1}"} for n in range(4)]
+JUDGED = [{**row, "label": n != 2} for n, row in enumerate(ANSWERED)]
+WORDED = [{**row, "label": "good"} for row in ANSWERED]
 SMALL = ("train.prompts_per_step=2", "generation.max_new_tokens=4", "log.plot=false")
 
 
@@ -76,6 +78,9 @@ WRONG_ROWS = {
     "sums for a reward model": ("reward", SUMS, ["rlcli train grpo", "rlcli train sft"]),
     "prompts for sft": ("sft", PROMPTS, ["rlcli train grpo"]),
     "prompts without answers for grpo": ("grpo", PROMPTS, ["no answer", "--reward"]),
+    "answers without a label for kto": ("kto", ANSWERED, ["unpaired also have label or desirable"]),
+    "judged answers for dpo": ("dpo", JUDGED, ["rows of unpaired, for rlcli train kto"]),
+    "a label in other words": ("kto", WORDED, ["rows.jsonl:1", "'label' is 'good', not true"]),
     "no rejected answers": ("dpo", NO_REJECTED, ["rejected"]),
     "a misspelt prompt": (
         "sft",

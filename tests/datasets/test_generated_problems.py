@@ -180,3 +180,28 @@ def test_the_share_of_hasty_answers_is_as_requested():
         assert set(are_hasty) == {share == 1.0}
     with pytest.raises(UsageError, match="a hasty answer to a problem of one operation is correct"):
         dataset("arithmetic_pairs", levels=(1, 2))
+
+
+def judged_answers(**args):
+    """(question, right result, the text of the answer, whether it is desirable) of every row."""
+    data = dataset("arithmetic_unpaired", **args)
+    for sample in (data[i] for i in range(len(data))):
+        answer = sample.data["packed_input_ids"][~sample.data["prompt_mask"]]
+        text = TOKENIZER.decode(answer).removesuffix("<eos>")
+        question, result = sample.metadata["question"][0], sample.metadata["answer"][0]
+        yield question, result, text, bool(sample.data["desirable"][0])
+
+
+def test_desirable_answers_are_complete_and_right_and_the_others_are_not():
+    rows = list(judged_answers())
+    for question, result, text, is_desirable in rows:
+        is_complete = text.count("\n") == len(re.findall(r"[+-]", expression_of(question)))
+        is_right = wrong_lines(text) == [] and text.endswith(f"#### {result}")
+        assert (is_complete and is_right) == is_desirable
+    desirable = sum(flag for *_, flag in rows)
+    assert 0.4 * len(rows) < desirable < 0.6 * len(rows)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_share_of_desirable_answers_is_as_requested(share):
+    assert {flag for *_, flag in judged_answers(desirable=share)} == {share == 1.0}

@@ -32,6 +32,9 @@ def test_layouts_are_those_of_datasets_and_recipes():
         ("prompt messages chosen rejected", DEMONSTRATIONS, "chat"),
         ("prompt", DEMONSTRATIONS, None),
         ("title text", EVERY_KIND, "plain_text"),
+        ("prompt completion label", EVERY_KIND, "prompt_answer"),
+        ("prompt completion label", ("unpaired",), "unpaired"),
+        ("prompt chosen rejected", ("unpaired",), "unpaired"),
     ],
 )
 def test_the_datasets_that_may_read_rows_decide_what_columns_mean(columns, kinds, kind):
@@ -94,6 +97,68 @@ def test_a_system_prompt_of_the_row_takes_precedence(tmp_path):
 def test_pairs_whose_prompt_is_unclear_are_refused(tmp_path, row, message):
     with pytest.raises(DataError, match=message):
         build(tmp_path, "hf", [row], kind="paired")
+
+
+def said(*contents):
+    """A conversation, which the user begins."""
+    roles = ("user", "assistant") * len(contents)
+    return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("row", "flags"),
+    [
+        ({"prompt": "Hi", "completion": "Hello", "label": True}, [True]),
+        ({"prompt": "Hi", "response": "Hello", "label": "False"}, [False]),
+        ({"prompt": said("Hi"), "completion": said("Hi", "Hello")[1:], "label": 1}, [True]),
+        ({"messages": said("Hi", "Hello"), "label": 0}, [False]),
+        ({"prompt": "Hi", "chosen": "Hello", "rejected": "Ho"}, [True, False]),
+        ({"prompt": "Hi", "pos_answers": ["Hello", "Hey"], "neg_answers": ["Ho"]},
+         [True, True, False]),
+        ({"chosen": said("Hi", "Hello"), "rejected": said("Hi", "Ho")}, [True, False]),
+    ],
+)  # fmt: skip
+def test_answers_are_judged_alone_wherever_rows_hold_them(tmp_path, row, flags):
+    dataset = build(tmp_path, "hf", [row], kind="unpaired")
+    preview, sample = dataset.preview(0), dataset[0]
+    assert preview.prompt == "Hi"
+    assert [answer in ("Hello", "Hey") for answer in preview.answers] == (
+        flags if len(flags) > 1 else [True]
+    )
+    assert sample.data["desirable"].tolist() == flags
+    assert sample.seqlens["desirable"] == [[1] * len(flags)]
+    tokenizer = byte_tokenizer(chat=True)
+    prompts = [
+        tokenizer.decode([t for t, is_answer in zip(*pair, strict=True) if not is_answer])
+        for pair in zip(preview.sequences, preview.trained, strict=True)
+    ]
+    assert prompts == ["<bos><user>Hi<assistant>"] * len(flags)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "Q", "answer": "A", "label": "good"}, "'label' is 'good', not true or false"),
+        ({"prompt": "Q", "answer": "A", "label": 0.5}, "'label' is 0.5, not true or false"),
+        ({"prompt": "Q", "answer": "A", "label": None}, "'label' is null, not true or false"),
+        ({"prompt": "Q", "answer": said("Q", "A"), "label": True}, "messages before the answer"),
+        ({"messages": said("Q", "A")[1:], "label": True}, "and so no prompt"),
+    ],
+)
+def test_an_answer_without_a_clear_label_or_prompt_is_refused(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        build(tmp_path, "hf", [row], kind="unpaired")
+
+
+def test_rows_of_unpaired_answers_have_a_label_or_two_sides(tmp_path):
+    row = {"prompt": "Q", "answer": "A", "label": True}
+    for keys in (
+        {"label_key": None},
+        {"positive_key": "good"},
+        {"answer_key": None, "label_key": None},
+    ):
+        with pytest.raises(UsageError, match="rows have an answer and its label"):
+            build(tmp_path, "unpaired", [row], **keys)
 
 
 def test_the_first_row_that_fits_decides_and_bad_rows_can_be_skipped(tmp_path):

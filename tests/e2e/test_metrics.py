@@ -135,6 +135,19 @@ def recipes(judge):
                 "{model: actor, call: evaluate, interface: {type: dpo, args: '${dpo}'}}}"
             ),
         ),
+        "kto": (
+            "kto_arithmetic",
+            *SMALL,
+            *EVALUATED,
+            "models.reward=null",
+            "datasets.held_out.type=arithmetic_unpaired",
+            (
+                "train.eval.graph={_replace_: true, eval_mismatched: '${graph.mismatched}', "
+                "eval_ref: '${graph.ref_inf}', eval_ref_mismatched: '${graph.ref_mismatched_inf}', "
+                "eval_answers: {model: actor, call: evaluate, "
+                "interface: {type: kto, args: '${kto}'}}}"
+            ),
+        ),
         "distill": (
             "distill_math",
             *SMALL,

@@ -18,11 +18,13 @@ PAIRS = [
     }
     for n in range(4)
 ]
+JUDGED = [{"prompt": f"{n}+1?", "completion": f"{n + 1}", "label": n != 2} for n in range(4)]
 SCORE = "def score(response):\n    return float(len(response))\n"
 REWARD = "{type: function_reward, args: {path: brevity.py}}"
 RUNS = {
     "sft": ("sft", SUMS, SMALL),
     "dpo": ("dpo", PAIRS, SMALL),
+    "kto": ("kto", JUDGED, SMALL),
     "reward": ("reward", PAIRS, SMALL),
     "grpo": ("grpo", SUMS, GENERATED),
     "ppo": ("ppo", SUMS, GENERATED),

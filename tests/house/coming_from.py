@@ -99,6 +99,14 @@ COMMANDS = [
         "rlcli train dpo --model M --data D",
     ),
     (
+        "learn from answers judged alone",
+        {
+            "TRL": "trl kto --model_name_or_path M --dataset_name D",
+            "axolotl": "axolotl train config.yaml (rl: kto)",
+        },
+        "rlcli train kto --model M --data D",
+    ),
+    (
         "train a reward model",
         {
             "TRL": "trl reward --model_name_or_path M --dataset_name D",

@@ -172,7 +172,7 @@ def test_an_override_with_spaces_is_one_error_that_joins_it(words):
 @pytest.mark.parametrize(
     ("recipe", "hint"),
     [
-        ("kto", "rlcli train dpo learns from pairs"),
+        ("orpo", "rlcli train dpo learns from pairs"),
         ("lora", "rlcli trains all weights and has no LoRA yet"),
     ],
 )

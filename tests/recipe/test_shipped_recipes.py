@@ -30,7 +30,7 @@ JUDGE = (
     "models.judge={scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, "
     "num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: builtin:arithmetic}"
 )
-ROLE = {"sft": "actor", "dpo": "actor", "grpo": "actor", "ppo": "actor", "reward": "reward"}
+ROLE = dict.fromkeys(("sft", "dpo", "kto", "grpo", "ppo"), "actor") | {"reward": "reward"}
 """The recipes for any model, and the role that has it."""
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NEEDED_BY = {

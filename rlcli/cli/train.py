@@ -79,7 +79,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:
-    """Run a recipe, or sft, dpo, kto, reward, grpo or ppo with your --model and --data.
+    """Run a recipe, or sft, dpo, kto, reward, grpo, ppo with your --model and --data.
 
     Example: rlcli train sft --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl
     """

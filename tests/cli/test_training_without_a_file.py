@@ -78,7 +78,7 @@ WRONG_ROWS = {
     "sums for a reward model": ("reward", SUMS, ["rlcli train grpo", "rlcli train sft"]),
     "prompts for sft": ("sft", PROMPTS, ["rlcli train grpo"]),
     "prompts without answers for grpo": ("grpo", PROMPTS, ["no answer", "--reward"]),
-    "answers without a label for kto": ("kto", ANSWERED, ["unpaired also have label or desirable"]),
+    "answers without a label for kto": ("kto", ANSWERED, ["rlcli train sft"]),
     "judged answers for dpo": ("dpo", JUDGED, ["rows of unpaired, for rlcli train kto"]),
     "a label in other words": ("kto", WORDED, ["rows.jsonl:1", "'label' is 'good', not true"]),
     "no rejected answers": ("dpo", NO_REJECTED, ["rejected"]),

@@ -41,7 +41,7 @@ MISMATCHED = {
 
 
 @dataclass(frozen=True)
-class _WholeBatch:
+class _Totals:
     """Numbers of all answers of a call, in all its batches and on all ranks."""
 
     kl: float
@@ -132,36 +132,36 @@ class KTOInterface(ModelInterface):
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> dict[str, float]:
         """One optimizer step on the answers of a batch."""
-        whole = self._whole(model, [data], mb_spec)
-        loss = functools.partial(self._loss, whole)
+        totals = self._totals(model, [data], mb_spec)
+        loss = functools.partial(self._loss, totals)
         stats: dict[str, float] = model.module.train_batch(
             _answers(data), loss, _weight, mb_spec=mb_spec, cut=self.CUT
         )
-        return stats | self._reported(whole)
+        return stats | self._reported(totals)
 
     def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
         """`loss` over all batches and ranks, whose `kl` is estimated from all of them, and
         training's stats."""
-        whole = self._whole(model, eval_dataloader, None)
-        loss = functools.partial(self._loss, whole)
+        totals = self._totals(model, eval_dataloader, None)
+        loss = functools.partial(self._loss, totals)
         batches = [_answers(batch) for batch in eval_dataloader]
         stats, answers = mean_loss(model, batches, loss, _weight, cut=self.CUT)
-        return stats | self._reported(whole) | {"answers": answers}
+        return stats | self._reported(totals) | {"answers": answers}
 
     def _loss(
-        self, whole: _WholeBatch, output: ModelOutput, batch: SequenceSample
+        self, totals: _Totals, output: ModelOutput, batch: SequenceSample
     ) -> tuple[torch.Tensor, Stats]:
         log_ratios, desirable = _log_ratios(output, batch), batch.data[DESIRABLE]
-        losses = prospect_loss(log_ratios, desirable, whole.kl, beta=self.beta)
+        losses = prospect_loss(log_ratios, desirable, totals.kl, beta=self.beta)
         weights = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
         loss = (losses * weights * _counted(batch)).sum()
-        return loss, self._stats(whole, log_ratios.detach(), batch)
+        return loss, self._stats(totals, log_ratios.detach(), batch)
 
-    def _stats(self, whole: _WholeBatch, log_ratios: torch.Tensor, batch: SequenceSample) -> Stats:
+    def _stats(self, totals: _Totals, log_ratios: torch.Tensor, batch: SequenceSample) -> Stats:
         desirable, lengths = batch.data[DESIRABLE], batch.flat_seqlens(SEQUENCES)
         reference = sequence_sums(batch.data["packed_ref_logprobs"], answer_mask(batch), lengths)
-        good, bad = whole.means(self.beta * log_ratios, desirable)
-        good_logprob, bad_logprob = whole.means(log_ratios + reference, desirable)
+        good, bad = totals.means(self.beta * log_ratios, desirable)
+        good_logprob, bad_logprob = totals.means(log_ratios + reference, desirable)
         return {
             "desirable_reward": good,
             "undesirable_reward": bad,
@@ -170,19 +170,19 @@ class KTOInterface(ModelInterface):
             "undesirable_logprob": bad_logprob,
         }
 
-    def _reported(self, whole: _WholeBatch) -> dict[str, float]:
-        return {"kl": whole.kl} if self.loss == "kto" else {}
+    def _reported(self, totals: _Totals) -> dict[str, float]:
+        return {"kl": totals.kl} if self.loss == "kto" else {}
 
-    def _whole(
+    def _totals(
         self, model: Model, batches: Sequence[SequenceSample], mb_spec: MicroBatchSpec | None
-    ) -> _WholeBatch:
+    ) -> _Totals:
         counted = [_counted(batch) for batch in batches]
         desirable = [
             (batch.data[DESIRABLE] & counts).sum()
             for batch, counts in zip(batches, counted, strict=True)
         ]
         kl = self._kl(model, batches, mb_spec) if self.loss == "kto" else 0.0
-        return _WholeBatch(
+        return _Totals(
             kl, _sum(model, [counts.sum() for counts in counted]), _sum(model, desirable)
         )
 
@@ -200,9 +200,8 @@ class KTOInterface(ModelInterface):
                 )
             )
         count = _sum(model, [_weight(batch) for batch in mismatched])
-        return max(_sum(model, [ratios.double().sum() for ratios in log_ratios]), 0.0) / max(
-            count, 1.0
-        )
+        log_ratio = _sum(model, [ratios.double().sum() for ratios in log_ratios])
+        return max(log_ratio, 0.0) / max(count, 1.0)
 
 
 def _answers(batch: SequenceSample) -> SequenceSample:

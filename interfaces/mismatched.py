@@ -110,16 +110,22 @@ def _from_all_ranks(
     ]
     columns = torch.tensor(about, dtype=torch.int64).reshape(-1, 3)
     hashes, before, lengths = _at_their_places(model, columns, numbers, count).T
-    starts = lengths.cumsum(0) - lengths
-    positions = [
-        position
-        for number, answer in zip(numbers, answers, strict=True)
-        for position in range(int(starts[number]), int(starts[number]) + len(answer))
-    ]
-    mine = torch.cat([torch.zeros(0, dtype=torch.int64), *(answer.cpu() for answer in answers)])
-    tokens = _at_their_places(model, mine, positions, int(lengths.sum()))
     longest = int((before + lengths).max()) if count else 0
-    return _AllAnswers(hashes.tolist(), list(tokens.split(lengths.tolist())), longest)
+    tokens = _tokens_from_all_ranks(model, answers, numbers, lengths)
+    return _AllAnswers(hashes.tolist(), tokens, longest)
+
+
+def _tokens_from_all_ranks(
+    model: Model, answers: Sequence[torch.Tensor], numbers: Sequence[int], lengths: torch.Tensor
+) -> list[torch.Tensor]:
+    """N: the tokens of each answer. `lengths` [N]: how many they are."""
+    ends = lengths.cumsum(0).tolist()
+    positions: list[int] = []
+    for number, answer in zip(numbers, answers, strict=True):
+        positions += range(ends[number] - len(answer), ends[number])
+    rows = torch.cat([torch.zeros(0, dtype=torch.int64), *(answer.cpu() for answer in answers)])
+    tokens = _at_their_places(model, rows, positions, int(lengths.sum()))
+    return list(tokens.split(lengths.tolist()))
 
 
 def _at_their_places(

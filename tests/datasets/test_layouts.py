@@ -4,6 +4,7 @@ fit."""
 import json
 
 import pytest
+import torch
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
@@ -99,7 +100,7 @@ def test_pairs_whose_prompt_is_unclear_are_refused(tmp_path, row, message):
         build(tmp_path, "hf", [row], kind="paired")
 
 
-def said(*contents):
+def talk(*contents):
     """A conversation, which the user begins."""
     roles = ("user", "assistant") * len(contents)
     return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
@@ -110,29 +111,27 @@ def said(*contents):
     [
         ({"prompt": "Hi", "completion": "Hello", "label": True}, [True]),
         ({"prompt": "Hi", "response": "Hello", "label": "False"}, [False]),
-        ({"prompt": said("Hi"), "completion": said("Hi", "Hello")[1:], "label": 1}, [True]),
-        ({"messages": said("Hi", "Hello"), "label": 0}, [False]),
+        ({"prompt": talk("Hi"), "completion": talk("Hi", "Hello")[1:], "label": 1}, [True]),
+        ({"messages": talk("Hi", "Hello"), "label": 0}, [False]),
         ({"prompt": "Hi", "chosen": "Hello", "rejected": "Ho"}, [True, False]),
         ({"prompt": "Hi", "pos_answers": ["Hello", "Hey"], "neg_answers": ["Ho"]},
          [True, True, False]),
-        ({"chosen": said("Hi", "Hello"), "rejected": said("Hi", "Ho")}, [True, False]),
+        ({"chosen": talk("Hi", "Hello"), "rejected": talk("Hi", "Ho")}, [True, False]),
     ],
 )  # fmt: skip
 def test_answers_are_judged_alone_wherever_rows_hold_them(tmp_path, row, flags):
     dataset = build(tmp_path, "hf", [row], kind="unpaired")
     preview, sample = dataset.preview(0), dataset[0]
     assert preview.prompt == "Hi"
-    assert [answer in ("Hello", "Hey") for answer in preview.answers] == (
-        flags if len(flags) > 1 else [True]
-    )
+    if len(flags) > 1:
+        assert [answer in ("Hello", "Hey") for answer in preview.answers] == flags
+    else:
+        assert preview.answers == ["Hello"]
     assert sample.data["desirable"].tolist() == flags
     assert sample.seqlens["desirable"] == [[1] * len(flags)]
-    tokenizer = byte_tokenizer(chat=True)
-    prompts = [
-        tokenizer.decode([t for t, is_answer in zip(*pair, strict=True) if not is_answer])
-        for pair in zip(preview.sequences, preview.trained, strict=True)
-    ]
-    assert prompts == ["<bos><user>Hi<assistant>"] * len(flags)
+    tokens = torch.tensor(preview.sequences[0])
+    prompt = tokens[~torch.tensor(preview.trained[0])].tolist()
+    assert byte_tokenizer(chat=True).decode(prompt) == "<bos><user>Hi<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +140,11 @@ def test_answers_are_judged_alone_wherever_rows_hold_them(tmp_path, row, flags):
         ({"prompt": "Q", "answer": "A", "label": "good"}, "'label' is 'good', not true or false"),
         ({"prompt": "Q", "answer": "A", "label": 0.5}, "'label' is 0.5, not true or false"),
         ({"prompt": "Q", "answer": "A", "label": None}, "'label' is null, not true or false"),
-        ({"prompt": "Q", "answer": said("Q", "A"), "label": True}, "messages before the answer"),
-        ({"messages": said("Q", "A")[1:], "label": True}, "and so no prompt"),
+        (
+            {"prompt": "Q", "answer": talk("Q", "A"), "label": True},
+            "messages before the answer",
+        ),
+        ({"messages": talk("Q", "A")[1:], "label": True}, "and so no prompt"),
     ],
 )
 def test_an_answer_without_a_clear_label_or_prompt_is_refused(tmp_path, row, message):

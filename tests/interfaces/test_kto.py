@@ -50,25 +50,27 @@ def log_ratios(module, batch, prefix="packed", mask="prompt_mask", reference="pa
     return ratios
 
 
+def kl_by_hand(args, module, batch):
+    if args.loss != "kto":
+        return 0.0
+    keys = (f"mismatched_{key}" for key in ("prompt_mask", "ref_logprobs"))
+    ratios = [r for r in log_ratios(module, batch, "mismatched", *keys) if r is not None]
+    return max(0.0, float(sum(ratios).detach()) / len(ratios))
+
+
 def by_hand(args, module, batch):
     """(loss as it is minimised, number of answers, KL, mean reward of desirable answers, and of
     the others)."""
-    kl = 0.0
-    if args.loss == "kto":
-        of_others = (f"mismatched_{key}" for key in ("prompt_mask", "ref_logprobs"))
-        ratios = [r for r in log_ratios(module, batch, "mismatched", *of_others) if r is not None]
-        kl = max(0.0, float(sum(ratios).detach()) / len(ratios))
+    kl = kl_by_hand(args, module, batch)
     losses, rewards = [], {True: [], False: []}
-    for ratio, good in zip(
-        log_ratios(module, batch), batch.data["desirable"].tolist(), strict=True
-    ):
+    labels = batch.data["desirable"].tolist()
+    for ratio, good in zip(log_ratios(module, batch), labels, strict=True):
         if ratio is not None:
             value = torch.sigmoid(args.beta * (ratio - kl if good else kl - ratio))
-            losses.append(
-                (args.desirable_weight if good else args.undesirable_weight) * (1 - value)
-            )
+            weight = args.desirable_weight if good else args.undesirable_weight
+            losses.append(weight * (1 - value))
             rewards[good].append(args.beta * float(ratio.detach()))
-    good, bad = (sum(side) / len(side) for side in (rewards[True], rewards[False]))
+    good, bad = (sum(side) / len(side) for side in rewards.values())
     return sum(losses) / len(losses), len(losses), kl, good, bad
 
 
@@ -104,35 +106,31 @@ def test_the_kl_of_a_closer_policy_is_not_below_0(answers):
     assert below["loss"] == pytest.approx(without["loss"])
 
 
-def test_a_small_example_has_the_numbers_worked_out_by_hand():
-    """two answers of one token, under a policy that gives each of ten tokens the same log-prob,
-    -2.302585"""
-    two, ones = [[2], [2]], [[1], [1]]
-    prompt = torch.tensor([True, False, True, False])
-    batch = SequenceSample.from_default(
+@pytest.fixture
+def two_answers():
+    """A good and a bad one, of one token each."""
+    two, ones, prompt = [[2], [2]], [[1], [1]], torch.tensor([True, False, True, False])
+    columns = {
+        "packed_input_ids": (two, torch.tensor([3, 4, 5, 6])),
+        "prompt_mask": (two, prompt),
+        "packed_ref_logprobs": (ones, torch.tensor([-4.302585, -3.302585])),
+        "desirable": (ones, torch.tensor([True, False])),
+        "mismatched_input_ids": (two, torch.tensor([3, 6, 5, 4])),
+        "mismatched_prompt_mask": (two, prompt),
+        "mismatched_ref_logprobs": (ones, torch.tensor([-3.302585, -2.302585])),
+    }
+    return SequenceSample.from_default(
         ids=["good", "bad"],
-        seqlens={
-            "packed_input_ids": two,
-            "prompt_mask": two,
-            "packed_ref_logprobs": ones,
-            "desirable": ones,
-            "mismatched_input_ids": two,
-            "mismatched_prompt_mask": two,
-            "mismatched_ref_logprobs": ones,
-        },
-        data={
-            "packed_input_ids": torch.tensor([3, 4, 5, 6]),
-            "prompt_mask": prompt,
-            "packed_ref_logprobs": torch.tensor([-4.302585, -3.302585]),
-            "desirable": torch.tensor([True, False]),
-            "mismatched_input_ids": torch.tensor([3, 6, 5, 4]),
-            "mismatched_prompt_mask": prompt,
-            "mismatched_ref_logprobs": torch.tensor([-3.302585, -2.302585]),
-        },
+        seqlens={key: lengths for key, (lengths, _) in columns.items()},
+        data={key: numbers for key, (_, numbers) in columns.items()},
     )
+
+
+def test_a_small_example_has_the_numbers_worked_out_by_hand(two_answers):
+    """under a policy that gives each of ten tokens the same log-prob, -2.302585"""
     model = tiny_model(vocab=10)
     model.module.model.head.data.zero_()
-    stats = KTOInterface(beta=1.0, undesirable_weight=3.0).train_step(model, batch, SPEC)
+    stats = KTOInterface(beta=1.0, undesirable_weight=3.0).train_step(model, two_answers, SPEC)
     # log-ratios 2 and 1, KL (1 + 0) / 2: 1 - σ(2 - 0.5) = 0.182426, 3 (1 - σ(0.5 - 1)) = 1.867378
     assert stats["kl"] == pytest.approx(0.5, abs=1e-6)
     assert stats["loss"] == pytest.approx((0.182426 + 1.867378) / 2, abs=1e-6)

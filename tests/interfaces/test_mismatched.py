@@ -19,20 +19,16 @@ class TestContract(InterfaceContract):
 
 def batch_of(*rows):
     """Rows of a prompt and its answers; a letter is a token."""
-    sequences = [[prompt + answer for answer in answers] for prompt, *answers in rows]
-    lengths = [[len(text) for text in group] for group in sequences]
-    masks = [
-        [place < len(prompt) for place in range(len(prompt + answer))]
-        for prompt, *answers in rows
-        for answer in answers
-    ]
+    tokens, masks, lengths = [], [], []
+    for prompt, *answers in rows:
+        lengths.append([len(prompt + answer) for answer in answers])
+        for answer in answers:
+            tokens += map(ord, prompt + answer)
+            masks += [True] * len(prompt) + [False] * len(answer)
     return SequenceSample.from_default(
         ids=[f"s{number}" for number in range(len(rows))],
         seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},
-        data={
-            "packed_input_ids": torch.tensor([ord(c) for g in sequences for t in g for c in t]),
-            "prompt_mask": torch.tensor([flag for mask in masks for flag in mask]),
-        },
+        data={"packed_input_ids": torch.tensor(tokens), "prompt_mask": torch.tensor(masks)},
         metadata={"batch_index": list(range(len(rows)))},
     )
 
@@ -40,13 +36,14 @@ def batch_of(*rows):
 def texts(output):
     """Prompt and answer of each sequence, apart."""
     lengths = output.flat_seqlens("mismatched_input_ids")
-    columns = (
-        output.data[f"mismatched_{key}"].split(lengths) for key in ("input_ids", "prompt_mask")
-    )
-    return [
-        tuple("".join(map(chr, tokens[mask == side])) for side in (True, False))
-        for tokens, mask in zip(*columns, strict=True)
-    ]
+    tokens = output.data["mismatched_input_ids"].split(lengths)
+    masks = output.data["mismatched_prompt_mask"].split(lengths)
+    pairs = list(zip(tokens, masks, strict=True))
+    return [(text_of(row[mask]), text_of(row[~mask])) for row, mask in pairs]
+
+
+def text_of(tokens):
+    return "".join(map(chr, tokens))
 
 
 ROWS = (("ab", "x"), ("c", "yyyy", "z"), ("ab", "ww"), ("d", "v"))
@@ -61,8 +58,8 @@ def test_every_answer_is_used_once_and_none_for_its_own_prompt():
         ["v", "ww", "x", "yyy", "z"],  # cut to the longest sequence: five letters
         ["v", "ww", "x", "yyyy", "z"],
     )
-    own = {"ab": {"x", "ww"}, "c": {"yyyy", "z"}, "d": {"v"}}
-    assert [pair for pair in pairs if pair[1] in own[pair[0]]] == []
+    answers = {"ab": {"x", "ww"}, "c": {"yyyy", "z"}, "d": {"v"}}
+    assert [pair for pair in pairs if pair[1] in answers[pair[0]]] == []
     assert output.seqlens["mismatched_prompt_mask"] == output.seqlens["mismatched_input_ids"]
 
 
@@ -78,14 +75,14 @@ def test_a_long_answer_to_a_long_prompt_is_cut_to_the_longest_sequence():
 @pytest.mark.parametrize("shares", [[[0, 1, 2, 3], []], [[3], [0, 2], [1]]])
 def test_the_ranks_that_hold_the_samples_do_not_matter(shares):
     """the ranks that hold the samples do not matter"""
-    whole = texts(MismatchedInterface().inference(tiny_model(), batch_of(*ROWS), SPEC))
+    expected = texts(MismatchedInterface().inference(tiny_model(), batch_of(*ROWS), SPEC))
     ranks = TinyRanks(len(shares))
 
     def one_rank(rank):
         share = batch_of(*ROWS).select_indices(shares[rank])
         return MismatchedInterface().inference(tiny_model(ranks=ranks, rank=rank), share, SPEC)
 
-    of_sample = [whole[:1], whole[1:3], whole[3:4], whole[4:]]
+    of_sample = [expected[:1], expected[1:3], expected[3:4], expected[4:]]
     for share, output in zip(shares, ranks.run(one_rank), strict=True):
         assert texts(output) == [pair for place in share for pair in of_sample[place]]
 

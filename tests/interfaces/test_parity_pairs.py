@@ -304,97 +304,107 @@ def test_the_reward_model_equals_trl(trl, common, centering, with_margins):
 def judged_rows():
     """Token ids as TRL's collator takes them: each prompt with its answer, and with another's."""
     drawn = [row for row, (_, chosen, _) in zip(drawn_rows(), LENGTHS, strict=True) if chosen]
-    others = [*drawn[1:], drawn[0]]
+    neighbours = [*drawn[1:], drawn[0]]
     return [
         {
             "prompt_ids": row["prompt_ids"],
             "completion_ids": row["chosen_ids"],
-            "KL_completion_ids": other["chosen_ids"],
+            "KL_completion_ids": neighbour["chosen_ids"],
             "label": number % 3 != 1,
         }
-        for number, (row, other) in enumerate(zip(drawn, others, strict=True))
+        for number, (row, neighbour) in enumerate(zip(drawn, neighbours, strict=True))
     ]
 
 
 def packed_answers(rows, answer):
     """A sequence for each row: its prompt, and the answer of that name."""
-    sequences = [row["prompt_ids"] + row[answer] for row in rows]
-    pairs = zip(rows, sequences, strict=True)
-    masks = [torch.arange(len(tokens)) < len(row["prompt_ids"]) for row, tokens in pairs]
-    lengths = [[len(sequence)] for sequence in sequences]
+    tokens, masks, lengths = [], [], []
+    for row in rows:
+        prompt, completion = row["prompt_ids"], row[answer]
+        tokens += prompt + completion
+        masks += [True] * len(prompt) + [False] * len(completion)
+        lengths.append([len(prompt + completion)])
     return SequenceSample.from_default(
         ids=[f"r{number}" for number in range(len(rows))],
         seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},
-        data={
-            "packed_input_ids": torch.tensor([t for sequence in sequences for t in sequence]),
-            "prompt_mask": torch.cat(masks),
-        },
+        data={"packed_input_ids": torch.tensor(tokens), "prompt_mask": torch.tensor(masks)},
     )
 
 
 def as_judged_batch(rows, reference):
     """The same rows with the log-probs of our reference."""
-    own, others = (packed_answers(rows, f"{kind}completion_ids") for kind in ("", "KL_"))
-    for batch in (own, others):
+    matched, mismatched = (packed_answers(rows, f"{kind}completion_ids") for kind in ("", "KL_"))
+    for batch in (matched, mismatched):
         batch.update_(
             call_interface(ReferenceInterface(), "inference", role(reference, "inference"), batch)
         )
-    others.remap_keys_(
+    mismatched.remap_keys_(
         {
             "packed_input_ids": "mismatched_input_ids",
             "prompt_mask": "mismatched_prompt_mask",
             "packed_ref_logprobs": "mismatched_ref_logprobs",
         }
     )
-    own.update_(others)
+    matched.update_(mismatched)
     labels = torch.tensor([row["label"] for row in rows])
-    own.update_(
+    matched.update_(
         SequenceSample.from_default(
-            ids=own.ids, seqlens={"desirable": [[1]] * len(rows)}, data={"desirable": labels}
+            ids=matched.ids, seqlens={"desirable": [[1]] * len(rows)}, data={"desirable": labels}
         )
     )
-    return own
+    return matched
+
+
+@pytest.fixture
+def kto_trainer(trl, common):
+    from datasets import Dataset
+
+    def make(policy, reference, **settings):
+        return trl.KTOTrainer(
+            copy.deepcopy(policy),
+            ref_model=copy.deepcopy(reference),
+            args=trl.KTOConfig(**common, **settings),
+            train_dataset=Dataset.from_list(
+                [{"prompt": "a", "completion": "b", "label": True}] * 2
+            ),
+            processing_class=as_transformers(byte_tokenizer()),
+        )
+
+    return make
+
+
+REPORTED_BY_KTO = {
+    "kl": "kl",
+    "rewards/chosen": "desirable_reward",
+    "rewards/rejected": "undesirable_reward",
+    "rewards/margins": "margin",
+    "logps/chosen": "desirable_logprob",
+    "logps/rejected": "undesirable_logprob",
+}
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_far"),
+    ("settings", "of_trl", "is_far"),
     [
-        ({}, True),
-        ({}, False),
-        ({"desirable_weight": 1.5, "undesirable_weight": 0.4}, True),
-        ({"loss": "apo_zero_unpaired", "desirable_weight": 2.0}, True),
+        ({}, {}, True),
+        ({}, {}, False),
+        ({"desirable_weight": 1.5, "undesirable_weight": 0.4}, None, True),
+        ({"loss": "apo_zero_unpaired"}, {"loss_type": "apo_zero_unpaired"}, True),
     ],
     ids=["kto", "kl-below-0", "weights", "apo-zero"],
 )
-def test_kto_equals_trl(trl, common, policy, reference, settings, is_far):
+def test_kto_equals_trl(kto_trainer, policy, reference, settings, of_trl, is_far):
     """`is_far`: the policy likes the mismatched answers better than the reference does, so that the
     estimate of the KL is above 0."""
-    from datasets import Dataset
-
     if not is_far:
         policy, reference = reference, policy
     rows = judged_rows()
-    of_trl = {{"loss": "loss_type"}.get(name, name): value for name, value in settings.items()}
-    trainer = trl.KTOTrainer(
-        copy.deepcopy(policy),
-        ref_model=copy.deepcopy(reference),
-        args=trl.KTOConfig(**common, beta=0.3, **of_trl),
-        train_dataset=Dataset.from_list([{"prompt": "a", "completion": "b", "label": True}] * 2),
-        processing_class=as_transformers(byte_tokenizer()),
-    )
+    trainer = kto_trainer(policy, reference, beta=0.3, **(settings if of_trl is None else of_trl))
     expected = theirs(trainer, policy, trainer.data_collator(rows))
     interface = KTOInterface(beta=0.3, **settings)
     mine = ours(interface, policy, as_judged_batch(rows, reference))
     check_equal(mine, expected)
-    reported = reported_by(trainer)
-    assert (mine[0].get("kl", 0.0) > 0) == (is_far and interface.loss == "kto")
-    for name, key in (
-        ("kl", "kl"),
-        ("rewards/chosen", "desirable_reward"),
-        ("rewards/rejected", "undesirable_reward"),
-        ("rewards/margins", "margin"),
-        ("logps/chosen", "desirable_logprob"),
-        ("logps/rejected", "undesirable_logprob"),
-    ):
-        value = mine[0].get(key, 0.0)
-        assert value == pytest.approx(reported[name], rel=TOLERANCE, abs=TOLERANCE), name
+    stats, reported = {"kl": 0.0, **mine[0]}, reported_by(trainer)
+    assert (stats["kl"] > 0) == (is_far and interface.loss == "kto")
+    for name, key in REPORTED_BY_KTO.items():
+        assert stats[key] == pytest.approx(reported[name], rel=TOLERANCE, abs=TOLERANCE), name

@@ -116,8 +116,9 @@ class InferenceChecks(CallSubject):
             for id_, lengths, tokens in zip(
                 inferring.batch.ids, lengths_of_key, lengths_of_tokens, strict=True
             ):
-                follows = meaning is not None and not meaning.has_own_sequences
-                expected = [meaning.rows(n) for n in tokens] if follows else lengths
+                expected = lengths
+                if meaning is not None and not meaning.has_own_sequences:
+                    expected = [meaning.rows(n) for n in tokens]
                 if len(lengths) != len(tokens) or lengths != expected:
                     cause = (
                         SHIFTED

@@ -119,11 +119,9 @@ def two_answers():
         "mismatched_prompt_mask": (two, prompt),
         "mismatched_ref_logprobs": (ones, torch.tensor([-3.302585, -2.302585])),
     }
-    return SequenceSample.from_default(
-        ids=["good", "bad"],
-        seqlens={key: lengths for key, (lengths, _) in columns.items()},
-        data={key: numbers for key, (_, numbers) in columns.items()},
-    )
+    lengths = {key: column[0] for key, column in columns.items()}
+    numbers = {key: column[1] for key, column in columns.items()}
+    return SequenceSample.from_default(ids=["good", "bad"], seqlens=lengths, data=numbers)
 
 
 def test_a_small_example_has_the_numbers_worked_out_by_hand(two_answers):

@@ -51,17 +51,14 @@ class MismatchedInterface(ModelInterface):
         `mismatched_prompt_mask`, a sequence for each."""
         numbers, count = _numbered(model, data)
         prompts, answers = _prompts_and_answers(data)
-        every = _from_all_ranks(model, prompts, answers, numbers, count)
-        others = answers_to_others(every.prompts)
+        gathered = _from_all_ranks(model, prompts, answers, numbers, count)
+        others = answers_to_others(gathered.prompts)
         sequences, masks = [], []
         for number, prompt in zip(numbers, prompts, strict=True):
-            answer = every.tokens[others[number]][: every.longest - len(prompt)]
+            answer = gathered.tokens[others[number]][: gathered.longest - len(prompt)]
             sequences.append(torch.cat([prompt, answer.to(prompt.device)]))
             masks.append(torch.arange(len(sequences[-1]), device=prompt.device) < len(prompt))
         return _with_keys(data, sequences, masks)
-
-    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        return self.inference(model, data, MicroBatchSpec())
 
 
 def answers_to_others(prompts: Sequence[int]) -> list[int]:

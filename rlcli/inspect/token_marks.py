@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from rlcli.api.data import Preview
+from rlcli.api.token_texts import token_texts
 from rlcli.errors import escape_control
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
 LINE_END = "⏎"
 
 
@@ -39,27 +39,10 @@ def tokens_of(preview: Preview, tokenizer: Any) -> list[list[Token]]:
     return [
         [
             Token(id_, text, trained, id_ in special)
-            for id_, text, trained in zip(ids, _texts(ids, tokenizer), mask, strict=True)
+            for id_, text, trained in zip(ids, token_texts(ids, tokenizer), mask, strict=True)
         ]
         for ids, mask in zip(preview.sequences, masks, strict=True)
     ]
-
-
-def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
-    """The text that each token adds. It depends on the preceding tokens: on spaces,
-    and on bytes of one character."""
-    start = shown = 0
-    for position in range(len(ids)):
-        before, after = (
-            tokenizer.decode(list(ids[start:shown])),
-            tokenizer.decode(list(ids[start : position + 1])),
-        )
-        is_open = after.endswith(BROKEN) and position + 1 < len(ids) and position - shown < 4
-        if is_open:
-            yield ""
-            continue
-        yield after[len(before) :]
-        start, shown = shown, position + 1
 
 
 def runs(tokens: Sequence[Token]) -> Iterator[tuple[bool, list[Token]]]:

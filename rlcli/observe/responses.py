@@ -22,6 +22,7 @@ from rlcli.api.key_meaning import (
     SEQUENCES,
     SOLVED,
 )
+from rlcli.observe import token_details
 
 if TYPE_CHECKING:
     import torch
@@ -304,5 +305,14 @@ ASPECTS: Mapping[str, Aspect] = {
     "advantage": Aspect({ADVANTAGES, PROMPT_MASK}, _advantages),
     "turns": Aspect({SEQUENCES, PROMPT_MASK}, _turns),
     "turn_rewards": Aspect({DENSE_REWARDS, PROMPT_MASK}, _turn_rewards),
+    "tokens": Aspect({SEQUENCES, PROMPT_MASK}, token_details.texts),
+    "token_logprobs": Aspect(
+        {SAMPLED_LOGPROBS, PROMPT_MASK},
+        lambda sample, _: token_details.numbers(sample, SAMPLED_LOGPROBS),
+    ),
+    "token_advantages": Aspect(
+        {ADVANTAGES, PROMPT_MASK}, lambda sample, _: token_details.numbers(sample, ADVANTAGES)
+    ),
+    "versions": Aspect({PROMPT_MASK}, lambda sample, _: token_details.versions(sample)),
 }
 """What is shown of responses. Each aspect is described by the ranks that have its keys."""

@@ -49,6 +49,15 @@ class SampleRecord:
     on."""
     turn_rewards: Sequence[float | None] | None = None
     """The reward of each turn, if turns have rewards."""
+    tokens: Sequence[str] | None = None
+    """The texts of the tokens after the prompt; of the first response to a prompt only, unless it
+    is long."""
+    token_logprobs: Sequence[float | None] | None = None
+    """The log-prob with which each of them was sampled, in nats; None for those that were
+    observed."""
+    token_advantages: Sequence[float | None] | None = None
+    versions: Sequence[Sequence[int]] | None = None
+    """[version of the weights, sampled tokens] of each segment, if they changed meanwhile."""
 
     def parts(self) -> list[tuple[str, str]]:
         """The response as (label, text): a single part, or each turn and what was observed between
@@ -101,7 +110,9 @@ def iterate_samples(path: Path) -> Iterator[SampleRecord]:
             record = SampleRecord(**fields)
         except TypeError as error:
             raise _not_a_sample(path, str(error)) from None
-        if not (_has_valid_types(record) and _has_valid_turns(record)):
+        if not (
+            _has_valid_types(record) and _has_valid_turns(record) and _has_valid_tokens(record)
+        ):
             raise _not_a_sample(path, "a field has the wrong type")
         yield record
 
@@ -132,6 +143,23 @@ def _is_turn(turn: Any) -> bool:
         and isinstance(turn.get("text"), str)
         and isinstance(turn.get("sampled"), bool)
     )
+
+
+def _has_valid_tokens(record: SampleRecord) -> bool:
+    return (
+        _is_list_of(str, record.tokens)
+        and _is_list_of(int | float | None, record.token_logprobs)
+        and _is_list_of(int | float | None, record.token_advantages)
+        and _is_list_of(list, record.versions)
+        and all(len(span) == 2 and _is_list_of(int, span) for span in record.versions or ())
+    )
+
+
+def _is_list_of(kind: Any, field: Any) -> bool:
+    """Whether a field, if there is one, is a list of this kind of entries."""
+    if not isinstance(field, list):
+        return field is None
+    return all(isinstance(entry, kind) for entry in field)
 
 
 def read_samples(path: Path) -> list[SampleRecord]:

@@ -162,3 +162,34 @@ def test_defaults_of_the_recipe_are_shown_on_request(opened, tmp_path):
         before = rows.count()
         page.get_by_label("defaults too").check()
         assert rows.count() > before
+
+
+EPISODE = answered(
+    1,
+    "ab⟨no⟩c",
+    turns=[
+        {"sampled": True, "text": "ab", "tokens": 2},
+        {"sampled": False, "text": "no", "tokens": 1},
+        {"sampled": True, "text": "c", "tokens": 1},
+    ],
+    tokens=["a", "b", "no", "c"],
+    token_logprobs=[0.0, -9.0, None, -1.0],
+    versions=[[3, 1], [4, 2]],
+)
+
+
+def test_tokens_are_coloured_by_what_was_recorded_of_them(opened, tmp_path):
+    run = record_run(tmp_path / "run", samples=[answered(1, "other"), EPISODE])
+    with opened([run]) as page:
+        choice = page.locator("#responses label", has_text="colour").locator("select")
+        assert choice.locator("option").all_inner_texts() == ["nothing", "log-prob", "version"]
+        choice.select_option("logprob")
+        assert page.locator("#responses article").count() == 1, "the other one has no tokens"
+        tokens = page.locator(".token")
+        assert tokens.all_inner_texts() == ["a", "b", "c"]
+        assert page.locator("span.observed").all_inner_texts() == ["no"]
+        assert tokens.nth(1).get_attribute("title") == "log-prob -9, version 4"
+        colours = "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
+        certain, surprising, _ = tokens.evaluate_all(colours)
+        assert certain.endswith(", 0)")
+        assert surprising.endswith(", 0.6)")

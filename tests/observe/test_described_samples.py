@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.observe import token_details
 from rlcli.observe.responses import describe_samples
 
 
 class Digits:
     """Decodes each token as its number."""
 
-    def decode(self, ids, skip_special_tokens):
+    def decode(self, ids, skip_special_tokens=False):
         return " ".join(str(int(id_)) for id_ in ids)
 
 
@@ -31,7 +32,8 @@ def sample():
 
 def test_lengths_and_advantages_are_those_of_the_response_alone(sample):
     described = describe_samples([sample], Digits())["a"]
-    assert described.keys() == {"text", "length", "advantage", "turns"}, "it has these keys"
+    of_tokens = {"tokens", "token_advantages", "versions"}
+    assert described.keys() == {"text", "length", "advantage", "turns"} | of_tokens
     assert described["turns"] == [None, None], "there are no several turns"
     assert [text["response"] for text in described["text"]] == ["1 2 3", ""]
     assert described["length"] == [3, 0]
@@ -59,3 +61,34 @@ def test_an_episode_is_described_turn_by_turn():
         ]
     ]
     assert described["turn_rewards"] == [[0.5, None]], "those of its turns' last tokens"
+
+
+def test_tokens_of_the_first_response_are_described_one_by_one(sample):
+    described = describe_samples([sample], Digits())["a"]
+    assert described["tokens"] == [["1", " 2", " 3"], None]
+    assert described["token_advantages"] == [[1.0, 2.0, 6.0], None]
+    assert described["versions"] == [None, None]
+
+
+def test_observed_tokens_and_numbers_that_are_not_finite_have_none():
+    mask = torch.tensor([True, False, True, False])
+    tensors = {
+        "packed_input_ids": torch.tensor([7, 1, 3, 4]),
+        "prompt_mask": mask,
+        "packed_logprobs": torch.tensor([-0.123456, 0.0, float("nan")]),
+    }
+    lengths = {"packed_input_ids": [[4]], "prompt_mask": [[4]], "packed_logprobs": [[3]]}
+    episode = SequenceSample(
+        ids=["a"], seqlens=lengths, data=tensors, metadata={"weight_versions": [[[(2, 1), (3, 1)]]]}
+    )
+    described = describe_samples([episode], Digits())["a"]
+    assert described["tokens"] == [["1", " 3", " 4"]]
+    assert described["token_logprobs"] == [[-0.1235, None, None]]
+    assert described["versions"] == [[[2, 1], [3, 1]]]
+
+
+def test_tokens_of_long_responses_are_not_described(monkeypatch, sample):
+    monkeypatch.setattr(token_details, "MOST", 2)
+    described = describe_samples([sample], Digits())["a"]
+    assert described["tokens"] == [None, None]
+    assert described["token_advantages"] == [None, None]

@@ -8,6 +8,7 @@ const COLOURS = {
 };
 const CHART_HEIGHT = 210;
 const CHARTS_AT_FIRST = 6;
+const SURPRISING = 4; // nats from which a token has the strongest colour
 const WHOLE_STEPS = [0, 1, 2, 3, 4, 5, 6, 7].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const RESPONSES_PER_PAGE = 20;
 
@@ -267,7 +268,7 @@ const ORDERS = {
 class Responses {
   constructor(page) {
     this.page = page;
-    this.chosen = { phase: "", step: "", group: "", order: "step", query: "", view: "each" };
+    this.chosen = { phase: "", step: "", group: "", order: "step", query: "", view: "each", colouring: "" };
     this.first = 0;
     this.list = element("div");
     this.count = element("span", { class: "faint" });
@@ -290,7 +291,17 @@ class Responses {
       select("step", [["", "all"], ...steps.map((step) => [step, step])], set("step")),
       select("order", [["step", "latest step"], ["best", "highest reward"], ["worst", "lowest reward"],
         ["longest", "longest"], ["advantage", "largest advantage"]], set("order")),
-      select("view", [["each", "each response"], ["change", "before and after"]], set("view")));
+      select("view", [["each", "each response"], ["change", "before and after"]], set("view")),
+      this.colouring(set("colouring")));
+  }
+
+  /** A choice among what was recorded of tokens. */
+  colouring(choose) {
+    const names = { logprob: "log-prob", advantage: "advantage", version: "version" };
+    const fields = { logprob: "token_logprobs", advantage: "token_advantages", version: "versions" };
+    const recorded = Object.keys(fields).filter((name) => this.page.samples.some((sample) => sample[fields[name]]));
+    if (!recorded.length) return null;
+    return select("colour tokens by", [["", "nothing"], ...recorded.map((name) => [name, names[name]])], choose);
   }
 
   pager() {
@@ -303,10 +314,10 @@ class Responses {
   }
 
   matching() {
-    const { phase, step, group, query, order } = this.chosen;
+    const { phase, step, group, query, order, colouring } = this.chosen;
     const words = query.toLowerCase();
     const matches = (sample) =>
-      (!phase || sample.phase === phase) && (step === "" || sample.step === Number(step)) &&
+      (!colouring || sample.tokens) && (!phase || sample.phase === phase) && (step === "" || sample.step === Number(step)) &&
       (group === "" || sample.group === Number(group)) &&
       (!words || `${sample.prompt}\n${sample.response}`.toLowerCase().includes(words));
     return this.page.samples.filter(matches).sort(ORDERS[order]);
@@ -316,7 +327,7 @@ class Responses {
     const samples = this.matching();
     this.entries = this.chosen.view === "each" ? samples : changes(samples);
     const shown = this.entries.slice(this.first, this.first + RESPONSES_PER_PAGE);
-    this.list.replaceChildren(...shown.map((entry) => (Array.isArray(entry) ? change(entry) : response(entry))));
+    this.list.replaceChildren(...shown.map((entry) => (Array.isArray(entry) ? change(entry, this.chosen.colouring) : response(entry, this.chosen.colouring))));
     this.update();
   }
 
@@ -343,16 +354,16 @@ function changes(samples) {
   return [...ends.values()].filter(([first, last]) => first.response !== last.response);
 }
 
-function change([before, after]) {
+function change([before, after], colouring) {
   return element("article", { class: "response" }, facts(after, []),
     element("p", { class: "text prompt" }, before.prompt),
     element("div", { class: "sides" }, [before, after].map((sample) =>
-      element("div", {}, facts(sample, ["step", "reward"]), written(sample)))));
+      element("div", {}, facts(sample, ["step", "reward"]), written(sample, colouring)))));
 }
 
-function response(sample) {
+function response(sample, colouring) {
   return element("article", { class: "response" }, facts(sample, ["step", "reward", "measures"]),
-    element("p", { class: "text prompt" }, sample.prompt), written(sample),
+    element("p", { class: "text prompt" }, sample.prompt), written(sample, colouring),
     sample.reason ? element("p", { class: "faint" }, sample.reason) : null);
 }
 
@@ -373,8 +384,10 @@ function facts(sample, kinds) {
   return element("div", { class: "facts" }, texts.filter((text) => text != null).map((text) => element("span", {}, text)));
 }
 
-/** A response; of several turns, each with what was observed after it. */
-function written(sample) {
+/** A response; of several turns, each with what was observed after it. `colouring`: what its tokens
+ *  are coloured by, if they were recorded. */
+function written(sample, colouring) {
+  if (colouring && sample.tokens) return element("div", { class: "text" }, coloured(sample, colouring));
   const turns = sample.turns ?? [{ sampled: true, text: sample.response }];
   const rewards = [...(sample.turn_rewards ?? [])];
   return element("div", { class: "text" }, turns.map(({ sampled, text }) => {
@@ -382,6 +395,39 @@ function written(sample) {
     const reward = rewards.shift();
     return element("div", {}, text, reward == null ? null : element("span", { class: "faint" }, `  reward ${short(reward)}`));
   }));
+}
+
+/** A span for each token, with its numbers as a tooltip. */
+function coloured({ tokens, token_logprobs, token_advantages, versions, turns }, colouring) {
+  const sampled = turns?.flatMap((turn) => Array(turn.tokens).fill(turn.sampled)) ?? tokens.map(() => true);
+  const of_tokens = versionsOf(versions, sampled);
+  const oldest = Math.min(...of_tokens.filter((version) => version != null));
+  const largest = Math.max(...(token_advantages ?? []).map((advantage) => Math.abs(advantage ?? 0)), 1e-9);
+  return tokens.map((text, at) => {
+    if (!sampled[at]) return element("span", { class: "observed", title: "observed" }, text);
+    const [logprob, advantage, version] = [token_logprobs?.[at], token_advantages?.[at], of_tokens[at]];
+    const facts = { "log-prob": logprob, advantage, version };
+    const known = Object.entries(facts).filter(([, value]) => value != null);
+    const span = element("span", { class: "token", title: known.map(([name, value]) => `${name} ${short(value)}`).join(", ") }, text);
+    span.style.backgroundColor = {
+      logprob: () => tint("--accent", Math.min(-(logprob ?? 0) / SURPRISING, 1)),
+      advantage: () => tint(advantage < 0 ? "--bad" : "--good", Math.abs(advantage ?? 0) / largest),
+      version: () => (version == null ? "" : `${colour(version - oldest)}55`),
+    }[colouring]();
+    return span;
+  });
+}
+
+/** The version of each token; observed ones have none. */
+function versionsOf(versions, sampled) {
+  const of_sampled = (versions ?? []).flatMap(([version, count]) => Array(count).fill(version));
+  return sampled.map((is_sampled) => (is_sampled ? of_sampled.shift() : null));
+}
+
+/** A colour of the theme, as strong as a share of 1. */
+function tint(name, share) {
+  const strength = Math.round(share * 0x99).toString(16).padStart(2, "0");
+  return `${style(name)}${strength}`;
 }
 
 // -- time -------------------------------------------------------------------------------------

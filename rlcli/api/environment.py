@@ -145,7 +145,7 @@ def tools_of(environment: type[Environment]) -> tuple[str, ...]:
 def schemas_of(environment: type[Environment]) -> dict[str, Schema]:
     """The JSON schemas of an environment's tools. Raises ProjectError for a tool whose type hints
     JSON cannot express."""
-    return dict(_schemas_of(environment))
+    return dict(_schemas_of(environment))  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -159,8 +159,8 @@ def _schemas_of(environment: Any) -> dict[str, Schema]:
 
 def call_tool(environment: Environment, name: str, arguments: Mapping[str, Any]) -> str:
     """What a tool returns, as a text. Raises ToolMistake if there is no such tool, if the arguments
-    do not fit its type hints, or if it raises an exception; EnvironmentFailure and RlcliError, which
-    the policy cannot have caused, as they are."""
+    do not fit its type hints, or if it raises an exception. EnvironmentFailure and RlcliError,
+    which the policy cannot have caused, are raised as they are."""
     schemas = schemas_of(type(environment))
     if name not in schemas:
         raise ToolMistake(f"there is no tool {name!r}; the tools are {', '.join(schemas)}")

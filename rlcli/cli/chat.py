@@ -61,16 +61,13 @@ def chat(
     with options.answering(model, role, step, seed) as (trained, answerer):
         interface = chosen_interface(trained.run, environment, "chat")
         if interface is not None:
-            style = options.prompt_format_of(trained, system)
             player = Player(answerer, interface, settings)
-            of_run = trained.run if environment is None else None
-            rows = None if of_run is None else rows_to_play(of_run)
+            rows = rows_to_play(trained.run) if trained.run and environment is None else None
             print_talk(f"{trained.described}, playing with {player.environment}.")
             print_talk(_to_play(rows))
-            _play(player, rows, style)
+            _play(player, rows, options.prompt_format_of(trained, system))
         elif answerer.chats:
-            # a template that fails is refused here
-            answerer.tokens_of([{"role": "user", "content": "?"}])
+            answerer.check_template()
             print_talk(f"{trained.described}. {HELP}, /reset forgets the conversation")
             _talk(answerer, settings, system)
         else:

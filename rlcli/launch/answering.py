@@ -110,6 +110,10 @@ class Answerer:
             self.tokenizer, messages, add_generation_prompt=True, day=date.today()
         )
 
+    def check_template(self) -> None:
+        """Raise ModelError for a chat template that fails."""
+        self.tokens_of([{"role": "user", "content": "?"}])
+
     def tokens_of_text(self, text: str) -> list[int]:
         """Tokens of a text to be continued, with those that the tokenizer prepends."""
         ids = list(self.tokenizer(text).input_ids)

@@ -1,6 +1,7 @@
 """Paths of interfaces: every call of each, under settings that take other ways through it."""
 
 import torch
+from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.model import Model, call_interface
@@ -84,8 +85,9 @@ def plays_games(device, folder):
     args = {"responses_per_prompt": 2, "max_new_tokens": 16}
     limits = {"max_turns": 2, "turn_tokens": 4, "scored": True, "turn_rewards": True}
     game = interface("episodes", environment="guess", generation=args, **limits)
-    model, asked = role(device, backend="inference"), prompts().to(device)
-    return data_of(call_interface(game, "generate", model, asked, CUT))
+    sampler = role(device, backend="inference", tokenizer=ReadingTokenizer())
+    asked = prompts().to(device)
+    return data_of(call_interface(game, "generate", sampler, asked, CUT))
 
 
 def classifier_rewards(device, folder):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.model import MicroBatchSpec
@@ -205,13 +206,10 @@ def test_a_turn_that_is_shorter_than_the_shortest_response_is_refused():
         played(turn_tokens=2, generation={"min_new_tokens": 3})
 
 
-class Speaker(TinyTokenizer):
+class Speaker(ReadingTokenizer):
     """The tokenizer of a model that always says the same."""
 
     says = ""
-
-    def __call__(self, texts, add_special_tokens=True):
-        return SimpleNamespace(input_ids=[self.encode(text) for text in texts])
 
     def decode(self, ids, skip_special_tokens=False):
         return self.says

@@ -3,10 +3,10 @@ harms another episode, or counts as something that the policy did."""
 
 import json
 import os
-from types import SimpleNamespace
 
 import psutil
 import pytest
+from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.model import MicroBatchSpec
 from rlcli.errors import ProjectError
@@ -14,7 +14,6 @@ from rlcli.interfaces.episodes import EpisodesInterface
 from rlcli.interfaces.rewards import _syscall_filter
 from rlcli.testing.batches import make_batch
 from rlcli.testing.tiny_engine import tiny_model
-from rlcli.testing.tiny_models import TinyTokenizer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -170,13 +169,10 @@ GAME = (
 )
 
 
-class Speaker(TinyTokenizer):
+class Speaker(ReadingTokenizer):
     """The tokenizer of a model that always makes the same call, or the same move."""
 
     says = json.dumps({"name": "act", "arguments": {"count": 1}})
-
-    def __call__(self, texts, add_special_tokens=True):
-        return SimpleNamespace(input_ids=[self.encode(text) for text in texts])
 
     def encode(self, text, add_special_tokens=False):
         text.encode()  # as every tokenizer does

@@ -5,10 +5,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
+from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
@@ -72,13 +72,6 @@ class Role:
                     passes.acquire()
                 self.update()
             return responding.result()
-
-
-class ReadingTokenizer(TinyTokenizer):
-    """A tokenizer that also reads several texts at once."""
-
-    def __call__(self, texts, add_special_tokens=True):
-        return SimpleNamespace(input_ids=[self.encode(text) for text in texts])
 
 
 def watched(stream, passes):

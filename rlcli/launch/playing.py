@@ -266,8 +266,8 @@ class _WatchedStream:
         self._add("observed" if self._ids else "prompt", ids[len(self._ids) :])
         return int(self._stream.submit(prompt, seed))
 
-    def collect(self, *until: Any) -> Iterable[Any]:
-        responses: list[Any] = self._stream.collect(*until)
+    def collect(self, until: Callable[[], bool] = lambda: False) -> Iterable[Any]:
+        responses: list[Any] = self._stream.collect(until)
         for response in responses:
             self._turns += 1
             self._add(f"turn {self._turns}", response.tokens.tolist())

@@ -66,7 +66,7 @@ def complete(command, folder):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("tra", ["train"]),
+        ("trai", ["train"]),
         ("--ver", ["--version"]),
         ("train ppo_m", ["ppo_math"]),
         ("train mi", ["mine.yaml"]),
@@ -296,7 +296,7 @@ def shell(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rlcli tra", ["train"]),
+        ("rlcli trai", ["train"]),
         ("rlcli train ppo_math mod", ["models."]),
         ("rlcli train ppo_math launch=l", ["local"]),  # readline replaces what follows the =
         ("rlcli train ppo_math launch=", ["inline", "local", "slurm"]),
@@ -321,7 +321,7 @@ def test_completion_in_bash(shell, line, expected):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["rlcli", "tra"], ["train"]),
+        (["rlcli", "trai"], ["train"]),
         (["rlcli", "train", "ppo_math", "launch=l"], ["launch=local"]),
         (
             ["rlcli", "train", "ppo_math", "models.actor.path=recipe:sft_gs"],
@@ -343,7 +343,7 @@ def test_completion_in_zsh(shell, words, expected):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rlcli tra", ["train"]),
+        ("rlcli trai", ["train"]),
         ("rlcli train ppo_math launch=l", ["launch=local"]),
         (
             "rlcli train ppo_math models.actor.path=recipe:sft_gs",

@@ -76,7 +76,7 @@ CONVERSATION = {
 SMALL = (
     "models.actor.backend.args={_replace_: true, dtype: float32, lr: 1e-2, warmup_steps: 0}",
     "log.plot=false",
-    "log.tensorboard=false",
+    "log.trackers=[]",
 )
 
 

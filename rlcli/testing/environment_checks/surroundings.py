@@ -68,11 +68,11 @@ class Conduct:
             raise PermissionError("environments are tested without a network")
 
     def writes_to(self, path: Any) -> None:
-        """Note a file that is changed, unless it is the environment's or Python's."""
+        """Note a file that is changed, unless it is the environment's, Python's or the kernel's."""
         if not isinstance(path, str | bytes | os.PathLike):
             return
         absolute = os.path.realpath(os.fsdecode(path))
-        is_allowed = absolute == os.devnull or "__pycache__" in absolute
+        is_allowed = absolute.startswith(("/dev/null", "/proc/")) or "__pycache__" in absolute
         if not is_allowed and not Path(absolute).is_relative_to(self.scratch):
             self.writes.append(absolute)
 

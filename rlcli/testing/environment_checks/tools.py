@@ -107,19 +107,18 @@ class ToolChecks(Contract):
 
     def test_texts_come_back(self, trial: EnvironmentTrial) -> None:
         """a text that is repeated comes back as it was, with every character"""
-        repeating = set()
-        for probe in trial.probes:
-            if probe.kind != "hostile":
-                continue
-            text = _text_of(probe)
+        repeating: dict[tuple[str, str], str] = {}  # tool and argument → what precedes the text
+        for probe in (probe for probe in trial.probes if probe.kind == "hostile"):
+            text, observed = _text_of(probe), str(probe.text)
             key = (probe.tool, probe.words.partition(" in ")[2])
-            if text == "".join(MARKS) and text in str(probe.text):
-                repeating.add(key)
-            elif key in repeating and text.startswith(MARKS[0]):
+            beginning, mark, _ = observed.partition(MARKS[0])
+            if text == "".join(MARKS) and text in observed:
+                repeating[key] = beginning
+            elif mark and repeating.get(key) == beginning:
                 between = text[len(MARKS[0]) : -len(MARKS[1])]
-                finding = f"{probe.title} comes back as {str(probe.text or probe.result)!r:.120}"
+                finding = f"{probe.title} comes back as {observed!r:.120}"
                 cause = "pass texts on as they are: never as a format or in another encoding"
-                is_same = comes_back(between, str(probe.text)) or _refuses(probe)
+                is_same = comes_back(between, observed)
                 demand(is_same, finding, cause, trial.line_of(probe.tool or "step"))
 
 
@@ -133,12 +132,6 @@ def _does_not_bind(result: CallResult) -> bool:
     cause = getattr(result.error, "__cause__", None)
     trace = getattr(cause, "__traceback__", None)
     return isinstance(cause, TypeError) and trace is not None and trace.tb_next is None
-
-
-def _refuses(probe: Probe) -> bool:
-    """Whether a tool says that it does not take such a text."""
-    cause = getattr(probe.result.error, "__cause__", None)
-    return isinstance(cause, ValueError) and not any(mark in str(cause) for mark in MARKS)
 
 
 def _text_of(probe: Probe) -> str:

@@ -42,6 +42,41 @@ def test_episodes_of_one_turn_train_like_plain_responses_bit_for_bit(tmp_path, t
     assert numbers_of(played, *names) == numbers_of(plain, *names)
 
 
+FLAKY = """
+from rlcli.api.environment import EnvironmentFailure, register_environment
+from rlcli.interfaces.environments.guess import Guess
+
+
+class Flaky(Guess):
+    \"\"\"A game that half of the rows cannot play.\"\"\"
+
+    def step(self, action):
+        if self._seed % 2 == 0:
+            raise EnvironmentFailure("no server")
+        return super().step(action)
+
+    def reset(self, row, seed):
+        self._seed = seed
+        return super().reset(row, seed)
+
+
+register_environment("zz_flaky", Flaky)
+"""
+
+
+def test_prompts_whose_environment_fails_are_replaced(tmp_path, train_into):
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    environments = tmp_path / "interfaces" / "environments"
+    environments.mkdir(parents=True)
+    (environments / "zz_flaky.py").write_text(FLAKY)
+    settings = "{environment: zz_flaky, max_error_fraction: 1.0}"
+    run = train_into(tmp_path, "grpo_guess", *TINY, f"{ACTOR_GEN}.args={settings}")
+    numbers = numbers_of(run, "samples/dropped/environment_failed", "actor/discarded")
+    assert sum(dropped for dropped, _ in numbers) > 0
+    assert any(share > 0 for _, share in numbers)
+    assert len(run.steps) == 2
+
+
 def test_layouts_of_ranks_play_the_same_episodes(tmp_path, train_into):
     variants = {
         "inline": (),

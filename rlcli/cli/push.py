@@ -31,7 +31,8 @@ def push(
     Example: rlcli push runs/ppo_math/20260412-093011 --to me/arithmetic
     """
     from rlcli.launch.hub_upload import CARD, files_to_push, upload
-    from rlcli.launch.trained_model import HUB_ID, trained_model
+    from rlcli.launch.trained_model import trained_model
+    from rlcli.recipe.files import HUB_ID
 
     if not HUB_ID.fullmatch(to):
         raise UsageError(

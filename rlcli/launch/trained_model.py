@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.api.weight_files import PARTS
 from rlcli.errors import UsageError
 from rlcli.observe.run_search import named_folder
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+from rlcli.recipe.files import HUB_ID
 
 
 @dataclass(frozen=True)

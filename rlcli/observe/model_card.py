@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from rlcli.observe.report import MetricRow, before_and_after
 from rlcli.observe.run_comparison import Recorded, read_run, recorded_recipe
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.series import short
+from rlcli.recipe.files import HUB_ID
 from rlcli.recipe.introspection.fields import yaml_word
 from rlcli.recipe.parsing.tree import dotted, is_default
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
-HUB_PATH = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 TOLD = ("datasets", "models", "graph", "train", "generation", "seed")
 """Sections of the recipe whose settings are listed; those of machines and logs are left out."""
 
@@ -66,12 +65,12 @@ def _datasets(recipe: dict[str, Any]) -> Iterator[str]:
     for dataset in recipe.get("datasets", {}).values():
         path = (dataset.get("args") or {}).get("path")
         name = str(path).removeprefix("hf:")
-        if str(path).startswith("hf:") and HUB_PATH.fullmatch(name):
+        if str(path).startswith("hf:") and HUB_ID.fullmatch(name):
             yield name
 
 
 def _is_on_the_hub(path: str) -> bool:
-    return HUB_PATH.fullmatch(path) is not None and not Path(path).exists()
+    return HUB_ID.fullmatch(path) is not None and not Path(path).exists()
 
 
 def _algorithms(recipe: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ HUB = "hf:"
 """Prefix of the path of a Hub dataset; Hub models are written as owner/name only."""
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 """Endings of files that the names of datasets on the Hub do not have."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def with_found_files(
@@ -157,7 +157,7 @@ class _Finder:
                 message = f"{dotted(tree_path)}: {text} holds no {' or '.join(expected)}"
                 raise ModelError(message, where=where, hint=_model_below(Path(folder)))
             return folder
-        if _HUB_ID.fullmatch(text):
+        if HUB_ID.fullmatch(text):
             return text
         hint = f"{self.looked(tree_path)}; a model on the Hub is written owner/name"
         if text in whole_recipe_names():
@@ -221,7 +221,7 @@ def _likely_data(tree_path: KeyPath, text: str) -> str | None:
     near = nearest_name(file.name, neighbours)
     if near is not None:
         return f"did you mean {file.with_name(near)}?"
-    is_hub_id = _HUB_ID.fullmatch(text) and file.suffix not in _SUFFIXES
+    is_hub_id = HUB_ID.fullmatch(text) and file.suffix not in _SUFFIXES
     if is_hub_id and not file.parent.is_dir():
         return f"on the Hub it is written {HUB}{text}"
     return None

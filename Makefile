@@ -11,13 +11,14 @@ TEST_STAMP := .venv/.stamp-test
 SGLANG := .venv-sglang
 SGLANG_LIST := tests/servers/requirements.txt
 TRACKERS := .venv-trackers
+ENVIRONMENTS := .venv-environments
 VLLM := .venv-vllm
 VLLM_LIST := tests/servers/vllm-requirements.txt
 # Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-trackers test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-trackers test-environments test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,9 +34,10 @@ PYTEST_OF_ALL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-load
 test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one; ARGS=… goes to pytest)
 	$(PYTEST_OF_ALL) -m "not exhaustive" $(ARGS)
 
-# Not part of `make test`: every layout of ranks, series of killed processes, whole runs, benches.
+# Not part of `make test`: every layout of ranks, every value of every argument, series of killed processes, whole runs,
+# benches, and laws with four times as many examples.
 test-exhaustive: $(TEST_STAMP) ## run the tests that are marked exhaustive, and backends in every layout
-	$(PYTEST_OF_ALL) -m exhaustive $(ARGS)
+	$(PYTEST_OF_ALL) -m "exhaustive or hypothesis" --hypothesis-profile=thorough $(ARGS)
 	$(BIN)/rlcli test backend --all-layouts --timeout 900 -k ranks
 
 test-changed: $(TEST_STAMP) package-tree ## run the tests that import what has changed since SINCE=HEAD
@@ -68,6 +70,16 @@ test-trackers: $(TEST_STAMP) ## mirror runs to real stores of W&B, MLflow, Track
 	  $(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS); \
 	else \
 	  echo "!!! The trackers could not be installed here: NOTHING WAS TESTED AGAINST REAL TRACKERS" >&2; \
+	fi
+
+# Not part of `make test`: the libraries take some minutes and a gigabyte.
+test-environments: export OMP_NUM_THREADS = 1
+test-environments: export OMP_WAIT_POLICY = PASSIVE
+test-environments: $(TEST_STAMP) ## play other people's environments: MCP, OpenEnv, reasoning-gym, verifiers
+	@if $(MAKE) --no-print-directory $(ENVIRONMENTS)/.stamp; then \
+	  $(ENVIRONMENTS)/bin/python -m pytest tests/environments $(ARGS); \
+	else \
+	  echo "!!! The libraries could not be installed here: NOTHING WAS TESTED AGAINST REAL ENVIRONMENTS OF OTHERS" >&2; \
 	fi
 
 # Not part of `make test`: it needs a GPU. Without one it says what was not tested, and succeeds; a GPU that torch cannot
@@ -175,13 +187,16 @@ $(VLLM)/.stamp: $(VLLM_LIST)
 	@touch $@
 
 # They are installed on top of the packages of .venv, which stay as they are.
-$(TRACKERS)/.stamp: $(TEST_STAMP)
-	@echo "set-up: the trackers, in an environment of their own (some minutes)"
-	@test -x $(TRACKERS)/bin/python || $(BIN)/python -m venv $(TRACKERS)
-	@$(TRACKERS)/bin/python -c 'import pathlib, site, sys; pathlib.Path(site.getsitepackages()[0], "packages_below.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+$(TRACKERS)/.stamp: EXTRAS = wandb,mlflow,trackio
+$(TRACKERS)/.stamp: FURTHER = 'tensorboard>=2.19'
+$(ENVIRONMENTS)/.stamp: EXTRAS = mcp,openenv,reasoning-gym,verifiers
+$(ENVIRONMENTS)/.stamp: FURTHER = 'openenv>=0.4.1,<1'
+$(TRACKERS)/.stamp $(ENVIRONMENTS)/.stamp: $(TEST_STAMP)
+	@echo "set-up: the libraries of $(@D), an environment of its own (some minutes)"
+	@test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -c 'import pathlib, site, sys; pathlib.Path(site.getsitepackages()[0], "packages_below.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
 	  "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
-	@$(TRACKERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
-	  --editable '.[wandb,mlflow,trackio]' 'tensorboard>=2.19'
+	@$(@D)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --editable '.[$(EXTRAS)]' $(FURTHER)
 	@touch $@
 
 clean: ## remove what building and checking made (environments and runs stay)

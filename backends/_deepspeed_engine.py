@@ -16,7 +16,7 @@ from rlcli.api.model import EngineState, GivesParameters, Model, PipelinableEngi
 
 from ._engine import TransformersEngine
 from ._put_away import PutAway, copied_to_host, copy_into
-from ._recomputation import RecomputedLayers
+from ._recomputation import recomputed_layers
 from ._routed_training import RoutedTraining, routers_of
 from ._zero import configuration, import_deepspeed, own_group, surroundings
 from ._zero_stages import divide_parameters, make_stage
@@ -43,9 +43,7 @@ class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         self._config = configuration(
             self.settings, [p.shape for p in self.lm.parameters()], self.device
         )
-        self._recomputed = (
-            RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
-        )
+        self._recomputed = recomputed_layers(self.lm, self.settings)
         if self.is_sharded:
             assert model.source is not None
             with self._surroundings():

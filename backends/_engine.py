@@ -237,7 +237,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         seeds: Sequence[int],
     ) -> GeneratedResponses:
         prompts = self._prompts(input_, gconfig)
-        with self.generator(packing_pays(len(seeds), gconfig.max_new_tokens)) as lm:
+        with self.generator(self._packs(len(seeds), gconfig)) as lm:
             run = self._decoder(lm, tokenizer, gconfig).run
             if self._context_group is None:
                 return run(prompts, seeds)
@@ -255,7 +255,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         seeds: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
         prompts = self._prompts(input_, gconfig)
-        with self.generator(packing_pays(len(seeds), gconfig.max_new_tokens)) as lm:
+        with self.generator(self._packs(len(seeds), gconfig)) as lm:
             yield from self._decoder(lm, tokenizer, gconfig).stream(prompts, seeds)
 
     @property
@@ -265,15 +265,19 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def open(
         self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
     ) -> ResponseStream:
-        longest = longest_prompt + gconfig.max_new_tokens
-        self._check_length(longest)
-        packs = packing_pays(gconfig.max_concurrent_responses, gconfig.max_new_tokens)
+        self._check_length(longest_prompt + gconfig.max_new_tokens)
+        packs = self._packs(gconfig.max_concurrent_responses, gconfig)
         return DecodingStream(
             partial(self.generator, packs),
             lambda lm: self._decoder(lm, tokenizer, gconfig),
             lambda: self._weights_number,
-            longest,
+            self._check_length,
+            longest_prompt,
         )
+
+    def _packs(self, responses: int, gconfig: GenerationHyperparameters) -> bool:
+        width = self.packed.compute_dtype.itemsize
+        return packing_pays(responses, gconfig.max_new_tokens, width)
 
     def _decoder(
         self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters

@@ -11,7 +11,8 @@ from torch import nn
 
 from rlcli.api.model import FinishedResponse, ResponseStream, Segment
 
-from ._generation import BatchDecoder, Begun, Decoding
+from ._decoding_rows import Begun
+from ._generation import BatchDecoder
 from ._transformers import compute_in
 
 
@@ -23,23 +24,32 @@ class DecodingStream(ResponseStream):
         generator: Callable[[], AbstractContextManager[nn.Module]],
         decoder: Callable[[nn.Module], BatchDecoder],
         weights_number: Callable[[], int],
-        longest: int,
+        check_length: Callable[[int], None],
+        longest_prompt: int,
     ):
-        """`generator`: the model with its current weights; `longest`:
-        tokens of a prompt and its response."""
+        """`generator`: the model with its current weights; `check_length`: of a prompt with its
+        response."""
         self._generator = generator
         self._make_decoder = decoder
         self._weights_number = weights_number
-        self._longest = longest
+        self._check_length = check_length
         self._using = ExitStack()
         self._paused = False
         self._submitted = 0
         self._segments: dict[int, tuple[Segment, ...]] = {}
         """Number of a response in progress → its segments with earlier weights."""
         self._decoder = self._start()
-        self._decoding: Decoding = self._decoder.decoding(
-            self._decoder.gconfig.max_concurrent_responses, longest
-        )
+        self._longest = 0
+        """Tokens of a prompt and its response."""
+        self.make_room(longest_prompt)
+
+    def make_room(self, longest_prompt: int) -> None:
+        settings = self._decoder.gconfig
+        longest = longest_prompt + settings.max_new_tokens
+        if longest > self._longest:
+            self._check_length(longest)
+            self._longest = longest
+            self._decoding = self._decoder.decoding(settings.max_concurrent_responses, longest)
 
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
         longest = len(prompt) + self._decoder.gconfig.max_new_tokens

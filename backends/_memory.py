@@ -28,10 +28,13 @@ def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int 
     return min(total, most, total if cache_tokens is None else cache_tokens // longest)
 
 
-def packing_pays(responses: int, new_tokens: int) -> bool:
-    """Whether weights are packed for a call on a CPU: a pass over two rows or more saves an eighth
-    or more of what packing costs, one over a single row saves next to nothing."""
-    return responses > 1 and new_tokens >= 8
+def packing_pays(responses: int, new_tokens: int, width: int) -> bool:
+    """Whether weights with numbers of `width` bytes are packed for a call on a CPU. A pass over two
+    rows or more saves an eighth or more of what packing costs; one over a single row saves a tenth
+    in 16 bits, and next to nothing in 32."""
+    if responses > 1:
+        return new_tokens >= 8
+    return responses == 1 and width == 2 and new_tokens >= 32
 
 
 class SharedTokens(MemoryModel):
@@ -201,14 +204,13 @@ class InferenceMemory(SharedTokens):
         )
         read_at_once = min(prompts, -(-slots // asked.responses))
         keys = sizes.kv_heads * sizes.head_dim
-        key_width = self.width if sizes.position_rows else 4  # rotary embeddings make keys float32
-        cache = slots * longest * keys * len(sizes.layers) * (key_width + self.width)
+        cache = slots * longest * keys * len(sizes.layers) * 2 * self.width
         reading = read_at_once * prompt * self.passing_per_token() + slots * prompt * keys * 4
         decoding = slots * longest * self.attended_per_token()
         # of all ranks, to sample from
         logits = slots * self.role.architecture.vocabulary * (20 + self.width)
         gathered = self.gathered_to_generate()
-        if self.can_pack and packing_pays(prompts * asked.responses, asked.new_tokens):
+        if self.can_pack and packing_pays(prompts * asked.responses, asked.new_tokens, self.width):
             gathered += self.packed_to_generate()
         phases = (
             Parts(0, gathered, reading, cache),
@@ -244,8 +246,7 @@ class InferenceMemory(SharedTokens):
         keys and values spread over all heads."""
         sizes = self.sizes
         keys, queries = sizes.kv_heads * sizes.head_dim, sizes.heads * sizes.head_dim
-        copies = 0 if self.width == 4 else (4 + 2 + 2) * keys
-        return copies + (2 * self.width * queries if queries != keys else 0)
+        return 2 * self.width * queries if queries != keys else 0
 
 
 def head_backward(tokens: int, vocabulary: int, matrix: int, width: int) -> int:
@@ -309,6 +310,22 @@ def saved_by_layer(
     else:
         mlp = 4 * width * dense_width(sizes, layer)
     return norms + inputs + attention + mlp + _saved_by_shared_expert(sizes, layer, width)
+
+
+def results_of_layer(
+    sizes: Architecture, layer: TransformerBlock, width: int, in_attention: int
+) -> int:
+    """Bytes per token for the results of a block's products with weights, and of its attention."""
+    hidden = sizes.hidden
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    attention = width * (queries + 2 * keys + hidden) + in_attention * queries + 4 * sizes.heads
+    if sizes.position_rows:
+        return attention + width * (sizes.mlp + hidden)
+    if not layer.experts:
+        return attention + width * (2 * dense_width(sizes, layer) + hidden)
+    experts = sizes.experts_per_token * width * (2 * sizes.mlp + hidden)
+    shared = width * (2 * (layer.shared // (3 * hidden)) + hidden + 1) if layer.shared else 0
+    return attention + experts + shared
 
 
 def _saved_by_shared_expert(sizes: Architecture, layer: TransformerBlock, width: int) -> int:

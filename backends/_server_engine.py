@@ -4,6 +4,7 @@ weights as files."""
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
 from rlcli.api.generation import as_batch, check_positions, prompts_of, submit_all
+from rlcli.api.headway import Headway
 from rlcli.api.model import (
     EngineState,
     FinishedResponse,
@@ -88,8 +90,11 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         finished: dict[int, FinishedResponse] = {}
         with self._open(tokenizer, gconfig, continues=False) as stream:
             numbers = submit_all(stream, prompts, seeds)
+            work = Headway(len(numbers), "responses")
             while len(finished) < len(numbers):
-                finished |= {response.number: response for response in stream.collect()}
+                collected = stream.collect()
+                finished |= {response.number: response for response in collected}
+                work.advance(len(collected))
         return as_batch([finished[number] for number in numbers], gconfig.routing_replay)
 
     def measured(self) -> dict[str, tuple[float, int]]:
@@ -118,7 +123,14 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         self._servers.restore()
         at_once = min(self._most_at_once, gconfig.max_concurrent_responses)
         respond = partial(self._respond, sampling, gconfig.max_new_tokens, continues)
-        return ServerStream(self._servers, respond, at_once, self._on_pause, continues)
+        return ServerStream(
+            self._servers,
+            respond,
+            lambda prompt: self._check_length(prompt + gconfig.max_new_tokens),
+            at_once,
+            self._on_pause,
+            continues,
+        )
 
     def _respond(
         self,
@@ -128,8 +140,9 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         prompt: list[int],
         seed: int,
         stop: threading.Event,
+        asked: float,
     ) -> Response:
-        """A whole response, in as many pieces as servers return."""
+        """A whole response, in as many pieces as servers return; `asked`: when it was submitted."""
         response, routed = Response(sampling), sampling.routed
         room = bytes_of_experts(len(prompt) + limit, routed) if routed is not None else 0
         pieces, taken_at = 0, None
@@ -144,7 +157,8 @@ class ServerEngine(HoldsWeights, GenerationEngine):
                 taken_at,
             )
             pauses = self._servers.pauses
-            served = self._servers.generate(request, sampling, stop)
+            served = self._servers.generate(request, sampling, stop, asked)
+            asked = time.monotonic()
             if served is None:  # no longer wanted
                 response.is_aborted = True
                 return response

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.headway import doing
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
 from ._server_admission import LOOK_AGAIN_S, RequestAdmission
@@ -27,6 +28,7 @@ from ._server_dialect import Call, ResponseRequest, WeightUpdate
 from ._server_http import ServerGone, ServerLate, ServerRefused
 from ._server_metrics import PATH, Meter, read_metrics
 from ._server_process import TRIES, Server
+from ._server_times import RequestTimes
 
 READ_AGAIN_S = 5.0
 """Seconds between readings of the servers' metrics."""
@@ -67,6 +69,7 @@ class Servers:
         """Distinguishes our weights from those that others give to a server."""
         self._admission = RequestAdmission(len(servers), self._ready, deadlines.request)
         self._meter = Meter()
+        self.times = RequestTimes()
         self._aside = ThreadPoolExecutor(2, "aside")
         """Threads for requests that no response waits for."""
         self._next_look, self._next_reading = 0.0, 0.0
@@ -90,7 +93,13 @@ class Servers:
 
     def start(self) -> None:
         """Start all servers. Raises WorkerError, ResourceError."""
-        self.each(Server.start)
+        with doing("starting servers", len(self.servers), "servers") as work:
+
+            def start(server: Server) -> None:
+                server.start()
+                work.advance()
+
+            self.each(start)
 
     def label(self, number: int) -> str:
         """The servers' name for our weights."""
@@ -177,9 +186,10 @@ class Servers:
     # -- requests ----------------------------------------------------------------------------------
 
     def generate(
-        self, request: ResponseRequest, sampling: Sampling, stop: threading.Event
+        self, request: ResponseRequest, sampling: Sampling, stop: threading.Event, asked: float
     ) -> Served | None:
-        """A server's answer; None once `stop` is set.
+        """A server's answer to a request, which has waited since it was `asked` for; None once
+        `stop` is set.
 
         Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
@@ -199,6 +209,8 @@ class Servers:
                 failed = problem
             finally:
                 self._take(self._ended(flight, request, answer))
+                self.times.note(f"server {server.number}", asked, flight.began)
+                asked = time.monotonic()
             if answer is not None:
                 return Served(server, answer, flight.is_taken)
             if not stop.is_set():
@@ -304,7 +316,7 @@ class Servers:
     def paused(self, mode: str) -> Iterator[None]:
         """Pause requests in flight, and admit none. `mode`: retract (keys and values are recomputed
         afterwards) or in_place (they are kept, even if the weights change)."""
-        with self._admission.hold(drained=False):
+        with self._admission.hold(drained=False), self.times.paused():
             self.pauses += 1
             self._tell(self.dialect.pause(mode))
             self._paused = mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 import torch
 
 from rlcli.api.model import FinishedResponse, ResponseStream
+from rlcli.api.timing import add_span
 
 from ._server_pool import Servers
 from ._server_response import Response
@@ -27,15 +29,17 @@ class ServerStream(ResponseStream):
     def __init__(
         self,
         servers: Servers,
-        respond: Callable[[list[int], int, threading.Event], Response],
+        respond: Callable[[list[int], int, threading.Event, float], Response],
+        check_length: Callable[[int], None],
         most_at_once: int,
         mode: str,
         continues: bool,
     ):
-        """`respond(prompt, seed, stop)`; `mode` of pausing: retract or in_place. `continues`: what
-        is taken from a slow server is not lost."""
+        """`respond(prompt, seed, stop, asked)`. `check_length`: of a prompt. `mode` of pausing:
+        retract or in_place. `continues`: what is taken from a slow server is not lost."""
         self._servers = servers
         self._respond = respond
+        self._check_length = check_length
         self._mode = mode
         self._continues = continues
         self._threads = ThreadPoolExecutor(most_at_once, "response")
@@ -49,9 +53,13 @@ class ServerStream(ResponseStream):
         self._held = ExitStack()
         self._paused = False
 
+    def make_room(self, longest_prompt: int) -> None:
+        self._check_length(longest_prompt)
+
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
         number, self._submitted = self._submitted, self._submitted + 1
-        making = self._threads.submit(self._respond, prompt.tolist(), seed, self._stop)
+        asked = time.monotonic()
+        making = self._threads.submit(self._respond, prompt.tolist(), seed, self._stop, asked)
         self._making[making] = number
         making.add_done_callback(self._note)
         return number
@@ -111,4 +119,6 @@ class ServerStream(ResponseStream):
         while not self._done.empty():
             response = self._done.get()
             finished.append(response.result().finished(self._making.pop(response)))
+        for span in self._servers.times.take():
+            add_span(span)
         return finished

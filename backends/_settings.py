@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlcli.api.model import Model
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
+Recomputation = Literal["full", "selective"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,8 @@ class TrainingSettings(AdamWSettings, Precision):
     ON_RESUME: ClassVar[dict[str, str]] = {"gradient_checkpointing": "safe"}
 
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, and up to a third more time, see
+    `recompute`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,7 @@ class TransformersSettings(Precision):
         "attention": "safe",
         "share_prefixes": "safe",
     }
+    UNIFORMS: ClassVar[str | None] = "_decoding_rows.uniforms"
 
     kv_cache_tokens: int | None = None
     """Capacity of a rank's KV cache, in tokens of prompts and responses. Each response reserves the
@@ -205,3 +208,15 @@ class RouterLosses:
 @dataclass(frozen=True, kw_only=True)
 class TransformersTraining(RouterLosses, TransformersSettings, TrainingSettings):
     """A transformers model that also trains."""
+
+    NEEDS: ClassVar[Needs] = {"offload_activations": "gradient_checkpointing"}
+    ON_RESUME: ClassVar[dict[str, str]] = {"recompute": "safe", "offload_activations": "safe"}
+
+    recompute: Recomputation = "full"
+    """What `gradient_checkpointing` recomputes. full: whole layers, from their inputs, for about a
+    third more time. selective: all but the results of products with weights and of attention, for
+    a few percent more; these stay in memory, about half of what there is without it."""
+
+    offload_activations: bool = False
+    """Keep the inputs of recomputed layers in host memory until the backward pass. On a CPU nothing
+    changes."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rlcli.api.memory import PlacedRole
 
-from ._memory import InferenceMemory, head_backward, saved_by_layer
+from ._memory import InferenceMemory, head_backward, results_of_layer, saved_by_layer
 
 
 class TrainingMemory(InferenceMemory):
@@ -22,12 +22,26 @@ class TrainingMemory(InferenceMemory):
     def __init__(self, role: PlacedRole):
         super().__init__(role)
         self.checkpointing = bool(role.arguments.get("gradient_checkpointing"))
+        self.is_selective = (
+            self.checkpointing and role.arguments.get("recompute", "full") == "selective"
+        )
+        self.offloads = bool(role.arguments.get("offload_activations")) and role.device != "cpu"
+        """Whether the inputs of recomputed layers are in host memory."""
         self.trains = "train_step" in role.calls
 
     def savings(self) -> list[list[dict[str, Any]]]:
-        return (
-            [[{"gradient_checkpointing": True}]] if self.trains and not self.checkpointing else []
-        )
+        if not self.trains:
+            return []
+        rungs: list[dict[str, Any]] = []
+        if not self.checkpointing:
+            layers = {"gradient_checkpointing": True}
+            rungs = [{**layers, "recompute": "selective"}, layers]
+        elif self.is_selective:
+            rungs = [{"recompute": "full"}]
+        if self.role.device != "cpu" and not self.offloads:
+            full = rungs[-1] if rungs else {}
+            rungs.append({**full, "offload_activations": True})
+        return [rungs] if rungs else []
 
     @property
     def head_matrix(self) -> int:
@@ -39,28 +53,34 @@ class TrainingMemory(InferenceMemory):
         sizes, hidden = self.sizes, self.sizes.hidden
         last_norm = (8 if sizes.position_rows == 0 else 4) * hidden
         tail = last_norm + 8 * hidden + 8 * sizes.head_dim
-        if self.checkpointing:
-            return 4 * hidden * len(sizes.layers) + tail
-        return (
-            sum(
-                saved_by_layer(sizes, layer, self.width, self.in_attention)
-                for layer in sizes.layers
-            )
-            + tail
-        )
+        inputs = 4 * hidden * len(sizes.layers)
+        if not self.checkpointing or self.offloads:
+            inputs = 0
+        return sum(self._held_by_layers()) + inputs + tail
+
+    def _saved_by_layers(self) -> list[int]:
+        """Bytes per token that the backward pass of each block needs."""
+        return [
+            saved_by_layer(self.sizes, layer, self.width, self.in_attention)
+            for layer in self.sizes.layers
+        ]
+
+    def _held_by_layers(self) -> list[int]:
+        """What of it is held from the forward pass on; a recomputed block also holds its input."""
+        if self.is_selective:
+            return [
+                results_of_layer(self.sizes, layer, self.width, self.in_attention)
+                for layer in self.sizes.layers
+            ]
+        return [] if self.checkpointing else self._saved_by_layers()
 
     def backward_of_block(self) -> int:
         """Bytes per token for gradients inside one block and, with recomputation,
         for what it saves."""
         sizes = self.sizes
-        again = (
-            max(
-                saved_by_layer(sizes, layer, self.width, self.in_attention)
-                for layer in sizes.layers
-            )
-            if self.checkpointing
-            else 0
-        )
+        again = 0
+        if self.checkpointing:
+            again = max(self._saved_by_layers()) - max(self._held_by_layers(), default=0)
         return again + self.width * sizes.mlp * max(1, sizes.experts_per_token) + 8 * sizes.hidden
 
     def casts_at_head(self) -> int:

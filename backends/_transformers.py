@@ -103,7 +103,9 @@ def _attention(
             type(module).__name__, "no way to know which tokens belong together"
         )
     scoring = Scoring(scaling, window if sliding_window is None else sliding_window, softcap)
-    return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scoring), None
+    # keys that were rotated in float32, and values that were not; cached ones are narrow already
+    dtype = torch.promote_types(key.dtype, value.dtype)
+    return packing.attend(query.to(dtype), key.to(dtype), value.to(dtype), scoring), None
 
 
 def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> int | None:
@@ -354,9 +356,14 @@ def flash_attention_of(
         ) from error
 
 
-def compute_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
-    """Matrix products in `dtype` over float32 parameters."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16)
+def compute_in(
+    dtype: torch.dtype, device: torch.device, remembers_casts: bool = True
+) -> torch.autocast:
+    """Matrix products in `dtype` over float32 parameters, whose casts may be used again."""
+    is_narrow = dtype is torch.bfloat16
+    return torch.autocast(
+        device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=remembers_casts
+    )
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -27,7 +27,7 @@ from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine,
 
 from ._engine import TransformersEngine
 from ._muon import Muon
-from ._recomputation import RecomputedLayers
+from ._recomputation import recomputed_layers
 from ._routed_training import RoutedTraining, routers_of
 from ._settings import ContextParallelism, OptimizerChoice, TransformersTraining
 from ._sharding import (
@@ -102,9 +102,7 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         return [adamw, Muon(matrices, lr=settings.lr, momentum=settings.momentum, dtype=dtype)]
 
     def _lay_out(self, model: Model) -> None:
-        self._recomputed = (
-            RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
-        )
+        self._recomputed = recomputed_layers(self.lm, self.settings)
         if not self.is_sharded:
             return
         if model.expert_ranks > 1:

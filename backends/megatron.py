@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ResourceError
 
 from ._argument_checks import check_megatron
-from ._settings import ComputeDtype, ContextParallelism, RouterLosses, TrainingSettings
+from ._settings import (
+    ComputeDtype,
+    ContextParallelism,
+    Recomputation,
+    RouterLosses,
+    TrainingSettings,
+)
 
 
 @register_backend("megatron")
@@ -50,7 +56,7 @@ class Megatron(ContextParallelism, RouterLosses, TrainingSettings, ModelBackend)
     passes through all stages once for each group, so stages idle less but send more. Needs
     `mesh.pp`; must divide the number of layers of a stage."""
 
-    recompute: Literal["full", "selective"] = "full"
+    recompute: Recomputation = "full"
     """What `gradient_checkpointing` recomputes. full: whole layers, from their inputs. selective:
     attention and the MLP or the experts, from the inputs of each; less is recomputed, but norms,
     queries, keys and values stay in memory."""

@@ -131,7 +131,7 @@ def within_limit(
     overlong: Overlong,
 ) -> list[tuple[Row[Any], T]]:
     """Rows with their tokens, none longer than `max_length`;
-    `overlong` decides how to treat others."""
+    `overlong` decides how to treat others, and may leave no rows at all."""
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; it must be at least 1")
     within: list[tuple[Row[Any], T]] = []
@@ -160,7 +160,11 @@ def within_limit(
                 raise DataError(
                     message, where=row.where, hint=f"{overlong} cannot help", code="F30"
                 ) from None
-    _report_dropped(dropped, rows, max_length)
+    if dropped:
+        logger.warning(
+            "%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length
+        )
+        logger.info("dropped: %s", ", ".join(dropped))
     return within
 
 
@@ -172,20 +176,3 @@ def _too_long(
         message += f"; so have {len(longer)} of {n_rows} rows, up to {max(longer)} tokens"
     hint = "raise max_length, or set overlong to drop, truncate_left or truncate_right"
     return DataError(message, where=row.where, hint=hint, code="F30")
-
-
-def _report_dropped(dropped: list[str], rows: Sequence[Row[Any]], max_length: int) -> None:
-    """Warn of dropped rows; raises DataError if no others are left."""
-    if dropped:
-        logger.warning(
-            "%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length
-        )
-        logger.info("dropped: %s", ", ".join(dropped))
-    if len(dropped) == len(rows):
-        message = f"no rows are left: all {len(dropped)} are longer than max_length = {max_length}"
-        raise DataError(
-            message,
-            where=rows[0].where,
-            hint="overlong: drop removed them; raise max_length",
-            code="F80",
-        )

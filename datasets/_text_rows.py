@@ -13,6 +13,7 @@ from rlcli.api.data import DatasetUtility, SequenceSample, Survey
 from rlcli.api.declared_keys import declared_keys
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.limits import Limits, check_arguments
+from rlcli.errors import DataError
 
 from ._jsonl import BadRow, MissingField, Parsed, Row, read_rows
 from ._layouts import remedy
@@ -106,7 +107,7 @@ class FileRows:
             raise ValueError(
                 "scores choose among all rows, which streaming does not read: set max_rows as well"
             )
-        self._rows = [] if self.is_stream else self._encoded(self._chosen_rows())
+        self._rows = [] if self.is_stream else self._all_encoded()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -120,9 +121,11 @@ class FileRows:
         return self.streaming and self.max_rows is None
 
     def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
-        """The rows from number `start` on, in storage order, in every epoch."""
-        position = 0
+        """The rows from number `start` on, in storage order, in every epoch. Raises DataError if
+        all rows were dropped."""
+        position = count = 0
         for rows in self._chunks():
+            count += len(rows)
             if not rows or (self.overlong != "drop" and position + len(rows) <= start):
                 position += len(rows)  # none of these rows, nor their tokens, is needed
                 continue
@@ -131,6 +134,7 @@ class FileRows:
             for index in range(max(0, start - position), len(chunk._rows)):
                 yield chunk[index]
             position += len(chunk._rows)
+        self._demand_rows(position, count)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -140,7 +144,7 @@ class FileRows:
     def digest(self) -> str:
         """Fingerprint of the rows as they are trained on; for a stream, of the first ones."""
         content = hashlib.sha256()
-        for row, tokens in self._encoded(next(self._chunks())) if self.is_stream else self._rows:
+        for row, tokens in self._first_encoded() if self.is_stream else self._rows:
             content.update(repr((row.id, row.content, tokens)).encode())
         return content.hexdigest()
 
@@ -155,6 +159,28 @@ class FileRows:
     def _encoded(self, rows: list[Row[Any]]) -> list[tuple[Row[Any], Any]]:
         """Rows with their tokens, within the limit."""
         raise NotImplementedError
+
+    def _all_encoded(self) -> list[tuple[Row[Any], Any]]:
+        """All rows with their tokens, within the limit. Raises DataError if all were dropped."""
+        rows = self._chosen_rows()
+        encoded = self._encoded(rows)
+        self._demand_rows(len(encoded), len(rows))
+        return encoded
+
+    def _first_encoded(self) -> list[tuple[Row[Any], Any]]:
+        """The rows of the first chunk of a stream of which not all rows are dropped."""
+        return next(filter(None, map(self._encoded, filter(None, self._chunks()))), [])
+
+    def _demand_rows(self, remaining: int, count: int) -> None:
+        """Raises DataError if none of `count` rows remain because all were too long."""
+        if not remaining and self.overlong == "drop":
+            message = f"no rows are left: all {count} are longer than max_length = "
+            raise DataError(
+                f"{message}{self.max_length}",
+                where=self.path,
+                hint="overlong: drop removed them; raise max_length",
+                code="F80",
+            )
 
     def _chosen_rows(self) -> list[Row[Any]]:
         rows = self._read_rows(self._source().rows(), self._bad_rows)

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
+from rlcli.api.key_meaning import (
+    FORKS,
+    NOT_ENDED,
+    PROMPT_MASK,
+    REWARDS,
+    SAMPLED_LOGPROBS,
+    SEQUENCES,
+)
 from rlcli.ops.kl import kl_estimate
-from rlcli.ops.packing import action_mask, action_owner, summed
+from rlcli.ops.packing import action_mask, action_owner, drop_first, summed
 from rlcli.ops.policy_losses import behaviour_weights
 from rlcli.ops.reduce import AllReduce
 from rlcli.ops.rewards import dense_rewards, overlong_penalties, shape_scores, token_rewards
@@ -50,6 +57,18 @@ class Responses:
     def sizes(self) -> torch.Tensor:
         """[N] int64: the number of actions of each response."""
         return torch.bincount(self.owner[self.actions], minlength=len(self.lengths))
+
+    @property
+    def rereading(self) -> torch.Tensor | None:
+        """[A] bool: the actions that chose a token of what a policy read again because a template
+        had rewritten it: from where a row begins to its first sampled token. None without
+        `forks`."""
+        if FORKS not in self.data.keys:
+            return None
+        forks, sampled = self.data.data[FORKS], ~self.data.data[PROMPT_MASK]
+        places = torch.arange(1, len(forks) + 1, device=forks.device)
+        begun, spoken = ((places * flags).cummax(0).values for flags in (forks, sampled))
+        return drop_first(begun > spoken, self.lengths)
 
     @property
     def were_cut_off(self) -> torch.Tensor:

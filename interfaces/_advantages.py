@@ -54,6 +54,7 @@ class AdvantageInterface(ModelInterface):
             "prompt_mask",
             "packed_logprobs",
             "seq_no_eos_mask",
+            "forks if given",
             "packed_ref_logprobs if kl_ctl",
             "proximal_logprobs if use_decoupled_loss",
             "proximal_logprobs if recompute_logprob",
@@ -350,6 +351,7 @@ class AdvantageInterface(ModelInterface):
             seqlens=responses.lengths,
             group=responses.group,
             bootstrap=responses.were_cut_off,
+            skipped=responses.rereading,
         )
 
     def _output(

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,17 +27,26 @@ from rlcli.api.environment import (
     ToolMistake,
     call_tool,
     described,
+    named_variables,
+    tools_in,
 )
+from rlcli.api.tool_schema import Schema
 
 Request = Mapping[str, Any]
-"""`call`: reset, tools, step, score or close; and its arguments."""
+"""`call`: tool_schemas, reset, tools, step, score or close; and its arguments."""
 Reply = dict[str, Any]
 
 Result = tuple[str, bool, bool]
 """What a tool returned, or why it failed; whether it did; whether it took too long."""
 
+BEGINNINGS = ("tool_schemas", "reset")
+"""Calls with which an environment begins."""
+
 LONGEST_REPLY = 1 << 24
 """Bytes of a reply, as a line of JSON."""
+REDACTED = "<redacted>"
+SHORTEST_SECRET = 8
+"""Characters: shorter ones appear in ordinary texts."""
 LONGEST_REASON = 500
 """Characters of a text that says what went wrong."""
 
@@ -99,6 +109,12 @@ class AnsweringEnvironment:
         except (TypeError, ValueError) as error:
             raise Fault(f"reset() returned messages that are not JSON: {error}") from error
 
+    def _tool_schemas(self, **_: Any) -> list[Schema]:
+        try:
+            return list(tools_in(self._environment).values())
+        except ValueError as error:
+            raise Fault(f"tool_schemas(): {error}") from error
+
     def _tools(self, calls: list[tuple[str, dict[str, Any]]], **_: Any) -> list[Result]:
         return [self._tool(name, arguments) for name, arguments in calls]
 
@@ -134,6 +150,25 @@ def as_line(reply: Reply) -> bytes:
     if len(line) <= LONGEST_REPLY:
         return line
     return as_line({"fault": f"it returned more than {LONGEST_REPLY >> 20} MiB", "where": None})
+
+
+def secrets_of(environment: type[Environment], args: Mapping[str, Any]) -> list[str]:
+    """The values of the variables that an environment's arguments name."""
+    values = (os.environ.get(name, "") for name in named_variables(environment, args))
+    return [value for value in values if len(value) >= SHORTEST_SECRET]
+
+
+def without_secrets(value: Any, secrets: Sequence[str]) -> Any:
+    """A reply, or a part of one, in whose texts `REDACTED` stands for secrets."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, REDACTED)
+        return value
+    if isinstance(value, Mapping):
+        return {name: without_secrets(inner, secrets) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(inner, secrets) for inner in value]
+    return value
 
 
 def readable(text: str) -> str:

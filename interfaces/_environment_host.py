@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TextIO
 
@@ -28,10 +29,13 @@ from rlcli.api.config import EnvironmentAbstraction
 from rlcli.api.environment import Environment
 from rlcli.errors import RlcliError
 from rlcli.interfaces._environment_calls import (
+    BEGINNINGS,
     LONGEST_REPLY,
     AnsweringEnvironment,
     Reply,
     as_line,
+    secrets_of,
+    without_secrets,
 )
 from rlcli.interfaces.rewards._process_tree import (
     adopt_orphans,
@@ -73,7 +77,7 @@ class EnvironmentProcess:
 
 class Host:
     """Requests are lines `{"number": …, "request": …, "seconds": …}` of JSON, answered by
-    `{"number": …, "reply": …}` in any order. `reset` begins an environment, `close` ends it.
+    `{"number": …, "reply": …}` in any order. BEGINNINGS begin an environment, `close` ends it.
 
     Every environment has a process for itself. Once it is closed, the process ends too, or is used
     for another one, if environments are REPRODUCIBLE and so do not depend on what was before.
@@ -88,6 +92,9 @@ class Host:
         self._make = environment_maker(chosen)
         environment: Any = load("environments", settings["environment"])
         self._uses_again = environment.REPRODUCIBLE
+        self._secrets = secrets_of(environment, settings["args"])
+        for module in environment.PRELOAD:
+            importlib.import_module(module)
         self._homes: dict[int, EnvironmentProcess] = {}
         """Environment → its process."""
         self._free: list[EnvironmentProcess] = []
@@ -137,7 +144,7 @@ class Host:
 
     def _ask(self, number: int, request: dict[str, Any], seconds: float) -> None:
         call = request["call"]
-        if call == "reset":
+        if call in BEGINNINGS:
             try:
                 self._homes[number] = self._free.pop() if self._free else self._started()
             except OSError as error:
@@ -168,7 +175,7 @@ class Host:
             try:
                 self._forget(ours)
                 refuse_signals(self._spared)
-                live(theirs, self._make, self._settings)
+                live(theirs, self._make, self._settings, self._secrets)
             finally:
                 os._exit(1)
         theirs.close()
@@ -279,7 +286,12 @@ def _run_of(pid: int) -> list[int]:
     return [*above, *(groups - {0}), EVERYTHING]
 
 
-def live(link: socket.socket, make: Callable[[], Environment], settings: dict[str, Any]) -> None:
+def live(
+    link: socket.socket,
+    make: Callable[[], Environment],
+    settings: dict[str, Any],
+    secrets: Sequence[str],
+) -> None:
     """The life of an environment, in a process of its own, until it is ended."""
     os.setsid()
     die_with_parent()
@@ -290,13 +302,13 @@ def live(link: socket.socket, make: Callable[[], Environment], settings: dict[st
     pid = os.getpid()
     for line in link.makefile("rb"):
         request = json.loads(line)
-        if request["call"] == "reset":
+        if request["call"] in BEGINNINGS:
             os.chdir(settings["folder"])
             environment = AnsweringEnvironment(make, settings["longest"], settings["call_seconds"])
         reply = environment.answer(request)
         if os.getpid() != pid:  # a fork that an environment has left behind
             os._exit(0)
-        link.sendall(as_line(reply))
+        link.sendall(as_line(without_secrets(reply, secrets)))
 
 
 def _do_nothing(_number: int, _frame: Any) -> None:

@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rlcli.api.environment import named_variables
+from rlcli.api.tool_schema import Schema
 from rlcli.errors import ProjectError, WorkerError
 from rlcli.processes import start_isolated
 from rlcli.project import VARIABLE
+from rlcli.registry import load
 
-from ._environment_calls import Reply, Request
-from .rewards._worker_pool import START_LIMIT_S, end_processes
+from ._environment_calls import BEGINNINGS, Reply, Request
+from .rewards._worker_pool import START_LIMIT_S, STARTS, end_processes
 
 SCRIPT = str(Path(__file__).with_name("_environment_host.py"))
 CLOSING_S = 8.0
@@ -59,16 +62,33 @@ class EnvironmentSettings:
 class EnvironmentPool:
     """Starts the process with the first call, and another one if it ends. For several threads."""
 
-    def __init__(self, settings: EnvironmentSettings, variables: tuple[str, ...] = ()):
+    def __init__(self, settings: EnvironmentSettings, most: int, variables: tuple[str, ...] = ()):
+        """`most`: environments at once."""
         self.settings = settings
-        self._variables = {
-            name: os.environ[name] for name in (*VARIABLES, *variables) if name in os.environ
-        }
+        self._free = most
+        self._freed = threading.Condition()
+        self._variables = variables
         self._hosts: list[EnvironmentHost] = []
         """The one that runs, if any."""
         self._starting = threading.Lock()
+        self._schemas: list[Schema] | None = None
         self._numbers = itertools.count()
         self._stop = weakref.finalize(self, _stop, self._hosts)
+
+    @contextmanager
+    def room(self, episodes: int) -> Iterator[int]:
+        """Room for the environments of so many episodes, or for as many as other calls leave. Waits
+        until there is room for at least one."""
+        with self._freed:
+            self._freed.wait_for(lambda: self._free)
+            count = min(episodes, self._free)
+            self._free -= count
+        try:
+            yield count
+        finally:
+            with self._freed:
+                self._free += count
+                self._freed.notify_all()
 
     @contextmanager
     def calls(self) -> Iterator[EnvironmentCalls[Any]]:
@@ -78,6 +98,26 @@ class EnvironmentPool:
             yield calls
         finally:
             calls.close()
+
+    def tool_schemas(self) -> list[Schema]:
+        """The schemas of the tools that the environment states, of which it is asked once. Raises
+        WorkerError if it does not answer, ProjectError if the answer is wrong."""
+        if self._schemas is None:
+            with self.calls() as calls:
+                calls.ask("its tools", {"call": "tool_schemas"})
+                ((_, reply),) = calls.take(wait=True)
+            self._schemas = self._stated(reply)
+        return self._schemas
+
+    def _stated(self, reply: Reply) -> list[Schema]:
+        subject = f"the environment {self.settings.environment}"
+        match reply:
+            case {"value": list(schemas)}:
+                return schemas
+            case {"fault": fault, "where": where}:
+                raise ProjectError(f"{subject}: {fault}", where=where, code="F54")
+        reason = reply.get("failure") or reply.get("limit")
+        raise WorkerError(f"{subject} does not say which tools it has: {reason}", code="F52")
 
     def close(self) -> None:
         _stop(self._hosts)
@@ -92,8 +132,22 @@ class EnvironmentPool:
             if self._hosts and self._hosts[0].has_ended:
                 self._hosts.pop().stop()
             if not self._hosts:
-                self._hosts.append(EnvironmentHost(self.settings, self._variables))
+                self._hosts.append(self._started())
             return self._hosts[0]
+
+    def _started(self) -> EnvironmentHost:
+        variables = self._visible()
+        for _ in range(STARTS - 1):
+            with contextlib.suppress(WorkerError):
+                return EnvironmentHost(self.settings, variables)
+        return EnvironmentHost(self.settings, variables)
+
+    def _visible(self) -> dict[str, str]:
+        """The variables that environments see."""
+        environment: Any = load("environments", self.settings.environment)
+        secrets = named_variables(environment, self.settings.args)
+        names = (*VARIABLES, *self._variables, *secrets)
+        return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _stop(hosts: list[EnvironmentHost]) -> None:
@@ -218,10 +272,10 @@ class EnvironmentCalls(Generic[T]):
         return not self._answers.empty()
 
     def ask(self, episode: T, request: Request) -> None:
-        """Have an episode's environment answer a request. `reset` gives it a new one, `close` takes
-        it away."""
+        """Have an episode's environment answer a request. BEGINNINGS give it a new one, `close`
+        takes it away."""
         call, limit = request["call"], self._pool.settings.call_seconds
-        if call == "reset":
+        if call in BEGINNINGS:
             self._homes[episode] = self._pool.next_number(), self._pool.host()
         number, host = self._homes[episode]
         seconds = limit * len(request.get("calls", "1"))

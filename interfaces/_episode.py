@@ -6,18 +6,26 @@ import math
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from rlcli.api.chat_template import name_of, template_of
 from rlcli.api.config import stable_seed
-from rlcli.api.environment import Environment, EnvironmentFailure, has_score, is_game, schemas_of
+from rlcli.api.environment import (
+    Environment,
+    EnvironmentFailure,
+    has_score,
+    is_game,
+    schemas_of,
+    states_tools,
+)
 from rlcli.api.generation import Spans
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.model import FinishedResponse
 from rlcli.api.tool_formats import Parsed, ToolFormat, call_id
-from rlcli.api.turns import Conversation, Message, OnRewrite
+from rlcli.api.turns import Conversation, Message, OnRewrite, TokenRow
 from rlcli.errors import ProjectError, UsageError, WorkerError
 
 from ._environment_calls import Reply
@@ -53,6 +61,12 @@ class Rules:
     """Whether other ranks play the same episodes, so that nothing may depend on the clock."""
     prompts: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
     """Beginnings of episodes; the same one is the same object."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether turns are requested in an order that does not depend on the clock: log-probs are
+        rounded as the responses that are sampled together demand."""
+        return self.is_shared or self.environment.REPRODUCIBLE
 
 
 @dataclass(frozen=True)
@@ -124,6 +138,8 @@ class Episode:
     reward: float = 0.0
     failures: list[str] = field(default_factory=list)
     """Why its environments failed."""
+    asked: list[tuple[Mapping[str, Any], Reply]] = field(default_factory=list)
+    """What its environment was asked, and what it replied."""
 
     def __post_init__(self) -> None:
         self._start(self._unplayed())
@@ -143,14 +159,21 @@ class Episode:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens so far: those of the prompt, those that were sampled, exactly as they were,
-        and those of observations. Where the template rewrites earlier turns, the episode ends."""
-        return self.conversation.rows[0].ids
+        """The tokens that the policy continues: those of the prompt, those that were sampled,
+        exactly as they were, and those of observations; or, where the template has rewritten
+        earlier turns, what it writes instead."""
+        return self.conversation.ids
+
+    @property
+    def rows(self) -> list[TokenRow]:
+        """The texts that the policy has continued, each to its last sampled token."""
+        return self.conversation.rows
 
     # -- its course --------------------------------------------------------------------------------
 
     def _play(self) -> Moves:
-        """Play it, once more if the environment fails, and leave it out if it fails again."""
+        """Play it, once more if the environment fails, and leave it out if it fails again. Nothing
+        is sampled again if the environment can be asked the same again: see `_repeat`."""
         while not self.stop and len(self.failures) < TRIES:
             try:
                 self.stop = yield from self._attempt()
@@ -165,6 +188,7 @@ class Episode:
     def _attempt(self) -> Generator[Move, Any, str]:
         """Returns why it is over."""
         began, stop = time.monotonic(), None
+        self.asked = []
         row, seed = self.beginning.row, self.beginning.seed
         try:
             begins = yield from self._ask("reset", row=row, seed=seed)
@@ -191,13 +215,12 @@ class Episode:
         words = self.conversation.append_sampled(response.tokens.tolist())
         self.turns.append(SampledTurn(response, spans))
         self.rewards.append(0.0)
-        parsed: Parsed | None = None
+        parsed = self.rules.tool_format.parse(words) if self._has_tools else None
         stop = None
-        if is_game(self.rules.environment):
-            observed, stop = yield from self._step(response)
-        else:
-            parsed = self.rules.tool_format.parse(words)
+        if parsed is not None and (parsed.has_calls or not is_game(self.rules.environment)):
             observed = yield from self._call_tools(parsed)
+        else:
+            observed, stop = yield from self._step(response)
         if not observed:
             return "finished" if response.ended else "out_of_tokens"
         return stop or self._observe(observed, parsed, began)
@@ -230,9 +253,8 @@ class Episode:
         if rules.max_seconds is not None and time.monotonic() - began > rules.max_seconds:
             return "out_of_time"
         turn = parsed.message if parsed is not None else None
-        if self.conversation.append_messages(observed, turn).forked:
-            return "rewritten"
-        written = len(self.ids) - len(self.prompt)
+        self.conversation.append_messages(observed, turn)
+        written = sum(len(row.ids) for row in self.rows) - len(self.prompt)
         return "out_of_tokens" if written + rules.turn_tokens > rules.max_tokens else None
 
     def _score(self) -> Generator[Move, Any, None]:
@@ -245,14 +267,35 @@ class Episode:
     def _ask(self, call: str, **arguments: Any) -> Generator[Move, Any, Any]:
         """What the environment returns. Raises LimitReached, EnvironmentFailure, or ProjectError if
         its code is at fault."""
-        reply: Reply = yield EnvironmentCall({"call": call, **arguments})
+        request = {"call": call, **arguments}
+        reply: Reply = yield EnvironmentCall(request)
+        if "failure" in reply and self.rules.environment.REPRODUCIBLE and not self.failures:
+            self.failures.append(reply["failure"])
+            self._require_alone(reply["failure"])
+            reply = yield from self._repeat(request)
         if "failure" in reply:
             raise EnvironmentFailure(reply["failure"])
         if "limit" in reply:
             raise LimitReached(reply["limit"])
         if "fault" in reply:
             raise self._fault(reply["fault"], reply["where"])
+        self.asked.append((request, reply))
         return reply["value"]
+
+    def _repeat(self, request: Mapping[str, Any]) -> Generator[Move, Any, Reply]:
+        """Ask a new environment all that the failed one was asked, and at last a request. Returns
+        the reply to that, or why the new one failed too."""
+        yield EnvironmentCall({"call": "close"})
+        for earlier, expected in self.asked:
+            reply: Reply = yield EnvironmentCall(earlier)
+            if "failure" in reply or "limit" in reply:
+                return {"failure": reply.get("failure") or reply["limit"]}
+            if reply != expected:
+                raise self._fault(
+                    f"it is REPRODUCIBLE, but {earlier['call']}() returned something else when it "
+                    "was repeated"
+                )
+        return (yield EnvironmentCall(request))
 
     # -- its state ---------------------------------------------------------------------------------
 
@@ -293,8 +336,15 @@ class Episode:
 
     def _cut_observation(self) -> None:
         """It ends with its last sampled token."""
-        _, end = self.conversation.rows[0].turns[-1]
+        if not self.rows[-1].turns:  # the template rewrote what no turn has followed
+            self.rows.pop()
+        _, end = self.rows[-1].turns[-1]
         del self.ids[end:]
+
+    @property
+    def _has_tools(self) -> bool:
+        """Whether turns may call tools; in a game, turns that call none are steps."""
+        return bool(self.rules.tool_format.tools) or not is_game(self.rules.environment)
 
     @property
     def _asks_score(self) -> bool:
@@ -339,18 +389,27 @@ class Episode:
             "tool_calls": self.calls,
             "tool_mistakes": self.mistakes,
             "tool_timeouts": self.timeouts,
+            "forks": len(self.rows) - 1,
             "replayed": bool(self.failures),
             self.stop: 1,
         }
 
     def sequence(self) -> Written:
-        """Its tokens, and which of them were sampled."""
-        sampled = torch.zeros(len(self.ids), dtype=torch.bool)
-        logprobs = torch.zeros(len(self.ids) - 1)
+        """Its tokens, row after row, and which of them were sampled."""
+        ids = [id_ for row in self.rows for id_ in row.ids]
+        sampled = torch.zeros(len(ids), dtype=torch.bool)
+        logprobs = torch.zeros(len(ids) - 1)
         for (start, end), turn in self._spoken():
             sampled[start:end] = True
             logprobs[start - 1 : end - 1] = turn.response.logprobs
-        return Written(torch.tensor(self.ids, dtype=torch.int64), sampled, logprobs)
+        return Written(torch.tensor(ids, dtype=torch.int64), sampled, logprobs)
+
+    def forks(self) -> torch.Tensor:
+        """[L] bool: the tokens with which a row begins after another one."""
+        lengths = [len(row.ids) for row in self.rows]
+        forks = torch.zeros(sum(lengths), dtype=torch.bool)
+        forks[list(accumulate(lengths[:-1]))] = True
+        return forks
 
     def spans(self) -> Spans | None:
         """The versions that sampled it, turn after turn."""
@@ -360,15 +419,21 @@ class Episode:
     def turn_rewards(self) -> torch.Tensor:
         """[L] float32: the reward of each turn at its last token; that of the last turn includes
         the one at the end."""
-        rewards = torch.zeros(len(self.ids))
+        rewards = torch.zeros(sum(len(row.ids) for row in self.rows))
         for ((_, end), _), reward in zip(self._spoken(), self.rewards, strict=True):
             rewards[end - 1] = reward
         rewards[-1] += self.reward - math.fsum(self.rewards)
         return rewards
 
     def _spoken(self) -> Iterable[tuple[tuple[int, int], SampledTurn]]:
-        """Each turn with its [start, end) in the tokens."""
-        return zip(self.conversation.rows[0].turns, self.turns, strict=True)
+        """Each turn with its [start, end) in the tokens of all rows."""
+        begins = accumulate((len(row.ids) for row in self.rows), initial=0)
+        spans = [
+            (begin + start, begin + end)
+            for begin, row in zip(begins, self.rows, strict=False)
+            for start, end in row.turns
+        ]
+        return zip(spans, self.turns, strict=True)
 
 
 def _as_messages(parsed: Parsed, results: Sequence[str]) -> list[dict[str, Any]]:
@@ -388,7 +453,8 @@ def _as_messages(parsed: Parsed, results: Sequence[str]) -> list[dict[str, Any]]
 
 def check_environment(environment: type[Environment]) -> None:
     """Raise ProjectError for an environment with which nothing can be done."""
-    if not schemas_of(environment) and not is_game(environment) and not has_score(environment):
+    has_tools = states_tools(environment) or bool(schemas_of(environment))
+    if not (has_tools or is_game(environment) or has_score(environment)):
         raise ProjectError(
             f"{environment.__name__} has neither tools nor step() nor score()",
             hint="a public method is a tool: give it type hints and a docstring",

@@ -38,7 +38,7 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
             "packed_input_ids",
             "prompt_mask",
             "rewards if keep=best",
-            "rewards if min_reward",
+            "rewards unless min_reward=None",
             "solved if keep=solved",
         )
     }

@@ -5,27 +5,33 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 
+from rlcli.api.chat_template import name_of, template_of
 from rlcli.api.config import EnvironmentAbstraction, GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.environment import schemas_of
-from rlcli.api.key_meaning import DROPPED, MESSAGES, UNPLAYED, WEIGHT_VERSIONS
+from rlcli.api.environment import schemas_of, states_tools
+from rlcli.api.headway import Headway
+from rlcli.api.key_meaning import DROPPED, FORKS, MESSAGES, UNPLAYED, WEIGHT_VERSIONS
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import (
+    GenerationEngine,
     MicroBatchSpec,
     Model,
     ModelInterface,
     ResponseStream,
     register_interface,
 )
-from rlcli.api.tool_formats import tool_format
+from rlcli.api.tool_formats import AUTO, tool_format, writes_tools
+from rlcli.api.turns import OnRewrite
 from rlcli.errors import UsageError, WorkerError, escape_control
 from rlcli.registry import environment_maker, load
 
@@ -53,6 +59,9 @@ from .rewards._scores import most_errors
 
 log = logging.getLogger(__name__)
 
+Begun = tuple[EnvironmentCalls[Episode], Sequence[tuple[Episode, Move | None]]]
+"""Episodes with their first turns, and the calls of their environments."""
+
 
 @dataclass(kw_only=True)
 class EpisodesInterface(ModelInterface):
@@ -75,6 +84,7 @@ class EpisodesInterface(ModelInterface):
             "prompt_mask",
             "packed_logprobs",
             "seq_no_eos_mask",
+            "forks if on_rewrite=fork",
             "rewards if scored",
             "dense_rewards if turn_rewards",
         )
@@ -87,6 +97,7 @@ class EpisodesInterface(ModelInterface):
         "max_observation": {"ge": 1},
         "call_seconds": {"gt": 0, "le": 1_000_000},
         "memory_gib": {"gt": 0},
+        "max_environments": {"ge": 1},
         "max_error_fraction": {"ge": 0, "le": 1},
     }
     METRICS: ClassVar[Metrics] = {
@@ -97,7 +108,7 @@ class EpisodesInterface(ModelInterface):
         "out_of_turns": ("share", "share of episodes that max_turns cut off"),
         "out_of_tokens": ("share", "share of episodes that generation.max_new_tokens cut off"),
         "out_of_time": ("share", "share of episodes that max_seconds cut off"),
-        "rewritten": ("share", "share of episodes that a rewrite of earlier turns cut off"),
+        "forks": ("forks", "mean number of times that the template rewrote what was before"),
         "limited": ("share", "share of episodes that a limit of the environment cut off"),
         "replayed": ("share", "share of episodes that began again as their environment failed"),
         "discarded": ("share", "share of episodes left out as their environment failed twice"),
@@ -133,6 +144,10 @@ class EpisodesInterface(ModelInterface):
     memory_gib: float = 4.0
     """Address space of an environment, which is a process of its own."""
 
+    max_environments: int = 512
+    """Maximum number of environments of a rank at once. Where a call has more episodes, the others
+    begin when these are over."""
+
     limit_reward: float = 0.0
     """Instead of `score()`, where the environment exceeded a limit and cannot be asked."""
 
@@ -148,9 +163,11 @@ class EpisodesInterface(ModelInterface):
     """How the policy writes tool calls; auto: as the chat template writes them, and `json` without
     one."""
 
-    on_rewrite: Literal["cut", "refuse"] = "cut"
-    """What to do where the chat template rewrites earlier turns, for example drops their reasoning:
-    cut ends the episode there, refuse the run."""
+    on_rewrite: OnRewrite = "fork"
+    """What to do where the chat template rewrites earlier turns, for example drops their reasoning.
+    fork: the episode continues what the template writes now, as another row of its sequence, whose
+    tokens count towards `generation.max_new_tokens`; each turn is trained on in the row in which it
+    was sampled. refuse: the run ends."""
 
     scored: bool = False
     """Write the environment's reward of each episode to `rewards`. Otherwise a call of the graph
@@ -161,6 +178,7 @@ class EpisodesInterface(ModelInterface):
     `use_dense_reward: true` and `reward_delta: false`."""
 
     pool: EnvironmentPool = field(init=False, repr=False)
+    _tools_checked: bool = field(init=False, default=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,7 +191,7 @@ class EpisodesInterface(ModelInterface):
             call_seconds=self.call_seconds,
             memory_bytes=int(self.memory_gib * 2**30),
         )
-        self.pool = EnvironmentPool(settings, tuple(self.variables))
+        self.pool = EnvironmentPool(settings, self.max_environments, tuple(self.variables))
 
     def check_ready(self) -> None:
         check_environment(load("environments", self.environment))
@@ -183,22 +201,35 @@ class EpisodesInterface(ModelInterface):
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
         """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`,
-        `seq_no_eos_mask`; `prompt_mask` is False exactly on the tokens that were sampled. With
-        `scored` also `rewards` [N], with `turn_rewards` `dense_rewards` [T]."""
+        `seq_no_eos_mask`, `forks`; `prompt_mask` is False exactly on the tokens that were sampled,
+        `forks` [T] True where another row of an episode begins. With `scored` also `rewards` [N],
+        with `turn_rewards` `dense_rewards` [T]."""
         self._check(model)
         rules = self._rules(model)
         episodes = self._episodes(model, data, rules)
         discards = Discards(most_errors(self.max_error_fraction, len(episodes)), len(episodes))
         settings = replace(self.generation, max_new_tokens=rules.turn_tokens)
-        with self.pool.calls() as calls:
-            turns = begin(episodes, calls)
-            longest = max((len(episode.prompt) for episode in episodes), default=1)
-            room = rules.max_tokens - rules.turn_tokens
-            if episodes:
-                with model.module.open(model.tokenizer, settings, longest + room) as stream:
-                    play(stream, turns, calls, discards, in_step=rules.is_shared)
+        engine, waiting = model.module, deque(episodes)
+        room_for_turns = rules.max_tokens - rules.turn_tokens
+        with engine.open(model.tokenizer, settings, 1 + room_for_turns) as stream:
+            while waiting:
+                with self._begun(engine, waiting) as (calls, turns):
+                    longest = max(len(episode.prompt) for episode, _ in turns)
+                    stream.make_room(longest + room_for_turns)
+                    play(engine, stream, turns, calls, discards, in_step=rules.in_step)
         discards.report()
         return self._packed(data, episodes)
+
+    @contextmanager
+    def _begun(self, engine: GenerationEngine, waiting: deque[Episode]) -> Iterator[Begun]:
+        """As many of the waiting episodes as there is room for, with environments that are ready;
+        these are closed in the end."""
+        with ExitStack() as begun:
+            with engine.unused():
+                room = begun.enter_context(self.pool.room(len(waiting)))
+                calls = begun.enter_context(self.pool.calls())
+                turns = begin([waiting.popleft() for _ in range(room)], calls)
+            yield calls, turns
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Episodes of a single turn, made of words from their prompts; rewards are 0."""
@@ -206,9 +237,11 @@ class EpisodesInterface(ModelInterface):
             return super().mock(interface_type, model, data)
         output = imitate_responses(model, data, self.generation)
         cut_off = output.data["seq_no_eos_mask"]
+        of_tokens = torch.zeros(len(output.data["prompt_mask"]))
         zeros = {
+            FORKS: (self.on_rewrite == "fork", of_tokens.bool()),
             "rewards": (self.scored, torch.zeros(len(cut_off))),
-            "dense_rewards": (self.turn_rewards, torch.zeros(len(output.data["prompt_mask"]))),
+            "dense_rewards": (self.turn_rewards, of_tokens),
         }
         numbers = [{"turns": 1.0, "out_of_tokens": float(cut)} for cut in cut_off.tolist()]
         rewards = SequenceSample.from_default(
@@ -234,7 +267,12 @@ class EpisodesInterface(ModelInterface):
 
     def _rules(self, model: Model) -> Rules:
         environment: Any = load("environments", self.environment)
-        schemas = list(schemas_of(environment).values())
+        if states_tools(environment):
+            schemas = self.pool.tool_schemas()
+        else:
+            schemas = list(schemas_of(environment).values())
+        if schemas:
+            self._check_tools_are_written(model.tokenizer)
         writes = self.tool_format if schemas else "json"
         longest = self.generation.max_new_tokens
         share = max(1, self.generation.min_new_tokens, longest // self.max_turns)
@@ -244,7 +282,7 @@ class EpisodesInterface(ModelInterface):
             environment=environment,
             tokenizer=model.tokenizer,
             tool_format=tool_format(model.tokenizer, writes, schemas),
-            on_rewrite="fork" if self.on_rewrite == "cut" else "refuse",
+            on_rewrite=self.on_rewrite,
             max_turns=self.max_turns,
             max_tokens=longest,
             turn_tokens=min(turn, longest),
@@ -253,6 +291,19 @@ class EpisodesInterface(ModelInterface):
             limit_reward=self.limit_reward,
             is_shared=bool(_sharing(model)),
         )
+
+    def _check_tools_are_written(self, tokenizer: Any) -> None:
+        """Warn once of a chat template that says nothing of tools."""
+        if self._tools_checked or self.tool_format != AUTO or template_of(tokenizer) is None:
+            return
+        self._tools_checked = True
+        if not writes_tools(tokenizer):
+            log.warning(
+                "the chat template of %s does not say which tools there are: describe those of the "
+                "environment %s in the prompt, and set tool_format to how the policy calls them",
+                escape_control(name_of(tokenizer)),
+                self.environment,
+            )
 
     def _episodes(self, model: Model, data: SequenceSample, rules: Rules) -> list[Episode]:
         """An episode for each response. Those of a group begin in the same state."""
@@ -272,6 +323,9 @@ class EpisodesInterface(ModelInterface):
         group = self.generation.responses_per_prompt
         cut_off = [episode.stop != "finished" for episode in episodes]
         further = {"seq_no_eos_mask": torch.tensor(cut_off, dtype=torch.bool)}
+        if self.on_rewrite == "fork":
+            rows = [episode.forks() for episode in episodes]
+            further[FORKS] = torch.cat([torch.zeros(0, dtype=torch.bool), *rows])
         if self.scored:
             rewards = [episode.reward for episode in episodes]
             further["rewards"] = torch.tensor(rewards, dtype=torch.float32)
@@ -292,8 +346,12 @@ class Discards:
     """Of how many."""
     noted: list[Episode] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._work = Headway(self.episodes, "episodes")
+
     def note(self, episode: Episode) -> None:
         """An episode is over. Raises WorkerError if too many are left out."""
+        self._work.advance()
         if episode.is_discarded:
             self.noted.append(episode)
         if len(self.noted) > self.most:
@@ -329,6 +387,7 @@ def begin(
 
 
 def play(
+    engine: GenerationEngine,
     stream: ResponseStream,
     turns: Sequence[tuple[Episode, Move | None]],
     calls: EnvironmentCalls[Episode],
@@ -347,7 +406,7 @@ def play(
                 calls.ask(episode, move.request)
             else:
                 discards.note(episode)
-        with stream.unused():
+        with engine.unused():
             answers = calls.take(wait=not sampling, wait_for_all=in_step)
         moves = [(episode, episode.advance(reply)) for episode, reply in answers]
         if sampling and not moves:

@@ -85,6 +85,9 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     REPLACES: ClassVar[Mapping[str, Any]] = {
         "grpo": {"prepared_by": "group_relative", "args": {"loss_aggregation": "sequence"}}
     }
+    COUNTS_LEFT_OUT: ClassVar[Declaration] = {
+        "train_step": ("sequences if loss_aggregation=constant",)
+    }
     NO_EFFECT_WITHOUT: ClassVar[Mapping[str, str]] = {"kl_gradient": "kl_weights"}
     CUT: ClassVar[Cut] = "sequence"
     LIMITS: ClassVar[Limits] = {
@@ -98,6 +101,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     }
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
     NEEDS: ClassVar[Needs] = {
+        "eps_clip_high": "policy_loss=ppo|gspo|cispo|sequence|dppo_tv|dppo_kl",
         "c_clip": "policy_loss=ppo",
         "tau_pos": "policy_loss=sapo",
         "tau_neg": "policy_loss=sapo",

@@ -30,6 +30,7 @@ class ReferenceInterface(ModelInterface):
     HEAD: ClassVar[Declaration] = {"inference": ("lm unless store",)}
     CUT: ClassVar[Cut] = "sequence"
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_reference"
+    NO_EFFECT_ON_NUMBERS: ClassVar[tuple[str, ...]] = ("store",)
 
     temperature: float = 1.0
     """Logits are divided by this first; use the actor's sampling temperature

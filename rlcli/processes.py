@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.landlock import file_write_gap as file_write_gap
@@ -219,6 +220,16 @@ def limit_memory(size: int) -> None:
     limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
     with contextlib.suppress(ValueError):  # macOS limits no address space
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def seconds_in_queue(pid: int | None = None) -> float:
+    """For how long the main thread of a process, or of this one, has been ready to compute while
+    others did; 0 where the system does not say."""
+    try:
+        _, waited, _ = Path(f"/proc/{pid or os.getpid()}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(waited) / 1e9
 
 
 class OwnPauses:

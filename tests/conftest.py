@@ -3,14 +3,31 @@
 import gc
 import sys
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
+
+from rlcli.testing.contract import Contract
 
 # a busy machine is no fault of what is tested
-settings.register_profile("patient", parent=settings(), deadline=None)
-settings.load_profile("patient")
+PATIENT = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("quick", PATIENT, max_examples=25)
+settings.register_profile("thorough", PATIENT, max_examples=100)
+settings.load_profile("quick")
 # the command collects nothing while it reads a recipe; tests read thousands of them
 gc.set_threshold(50_000, 10, 20)
 
+OF_EVERY_VALUE = (
+    "test_every_argument_matters",
+    "test_every_variant",
+    "test_every_variant_trains",
+    "test_every_variant_infers",
+    "test_any_configuration_is_read",
+)
+"""Checks of contracts that repeat others for each value of each argument. `rlcli test` makes them,
+and for what is built in `make test-exhaustive` does."""
 MANY = 50
 """Modules that are imported between two tests when much has been made that stays."""
 _known = 0
@@ -24,3 +41,12 @@ def pytest_runtest_setup():
     if len(sys.modules) >= _known + MANY:
         gc.freeze()
         _known = len(sys.modules)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark checks of contracts that are exhaustive, before marks select."""
+    for item in items:
+        is_check = issubclass(getattr(item, "cls", None) or object, Contract)
+        if is_check and item.originalname in OF_EVERY_VALUE:
+            item.add_marker(pytest.mark.exhaustive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -54,6 +55,12 @@ class Python(Environment):
 
     def __post_init__(self) -> None:
         check_arguments(self)
+        _, room = resource.getrlimit(resource.RLIMIT_AS)
+        if resource.RLIM_INFINITY != room < self.memory_mib * _MIB:
+            raise ValueError(
+                f"memory_mib is {self.memory_mib}, but the process has only {room // _MIB} MiB: "
+                "raise memory_gib of the interface episodes"
+            )
 
     def run(self, program: str) -> str:
         """Run a Python program, and read what it prints."""

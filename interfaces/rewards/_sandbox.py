@@ -177,16 +177,18 @@ class Program:
         """Read everything it writes to a descriptor until it finishes,
         or it or its partner exceeds a limit."""
         received, is_open, status, why = bytearray(), True, UNFINISHED, ""
-        while status == UNFINISHED and not why:
-            if not is_open:  # it may still run
-                time.sleep(0.001)
-            elif select.select([output], [], [], _CHECK_S)[0]:
-                piece = os.read(output, 1 << 16)
-                received += piece
-                is_open = bool(piece)
-            status = UNFINISHED if is_open else self._status()
-            why = self._exceeded(len(received)) or (partner._exceeded(0) if partner else "")
-        self.end()
+        try:
+            while status == UNFINISHED and not why:
+                if not is_open:  # it may still run
+                    time.sleep(0.001)
+                elif select.select([output], [], [], _CHECK_S)[0]:
+                    piece = os.read(output, 1 << 16)
+                    received += piece
+                    is_open = bool(piece)
+                status = UNFINISHED if is_open else self._status()
+                why = self._exceeded(len(received)) or (partner._exceeded(0) if partner else "")
+        finally:
+            self.end()
         if status in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
             why = f"used up {self.limits.cpu_s} s of processor time"
         return Ended(bytes(received), status, why)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import FORKS
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,14 +19,26 @@ def response_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
 
 
 def prompt_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
-    """The prompt of each sequence (its tokens in `prompt_mask`), without special tokens."""
-    return _decode(tokenizer, [ids[mask].tolist() for ids, mask in _masked(data)])
+    """The prompt of each sequence (its tokens in `prompt_mask`), without special tokens; of its
+    last row, if a template has rewritten it."""
+    rows = zip(_masked(data), _last_rows(data), strict=True)
+    return _decode(tokenizer, [ids[begin:][mask[begin:]].tolist() for (ids, mask), begin in rows])
 
 
 def full_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
-    """Each sequence, prompt and response, without special tokens."""
+    """Each sequence, prompt and response, without special tokens; only its last row, if a template
+    has rewritten it."""
     tokens = data.data["packed_input_ids"].cpu().split(data.flat_seqlens("packed_input_ids"))
-    return _decode(tokenizer, [ids.tolist() for ids in tokens])
+    rows = zip(tokens, _last_rows(data), strict=True)
+    return _decode(tokenizer, [ids[begin:].tolist() for ids, begin in rows])
+
+
+def _last_rows(data: SequenceSample) -> list[int]:
+    """Where the last row of each sequence begins."""
+    if FORKS not in data.keys:
+        return [0] * len(data.flat_seqlens("packed_input_ids"))
+    flags = data.data[FORKS].cpu().split(data.flat_seqlens(FORKS))
+    return [max(of_sequence.nonzero()[:, 0].tolist(), default=0) for of_sequence in flags]
 
 
 def _masked(data: SequenceSample) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

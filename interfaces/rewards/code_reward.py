@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.interface import register_interface
+from rlcli.api.interface import Example, register_interface
 from rlcli.api.limits import Limits
 from rlcli.errors import ResourceError, WorkerError
 
@@ -66,6 +66,20 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
+    EXAMPLES: ClassVar[tuple[Example, ...]] = (
+        {
+            "row": {
+                "tests": [{"input": "2 3\n", "output": "5\n"}, {"input": "2 2\n", "output": "4"}]
+            },
+            "right": "```python\nprint(sum(map(int, input().split())))\n```",
+            "wrong": "```python\nprint(4)\n```",
+        },
+        {
+            "row": {"tests": ["assert add(2, 3) == 5", "assert add(0, 1) == 1"]},
+            "right": "```python\ndef add(a, b):\n    return a + b\n```",
+            "wrong": "```python\ndef add(a, b):\n    return 5\n```",
+        },
+    )
     LIMITS: ClassVar[Limits] = {
         "cpu_s": {"ge": 1, "le": 1_000_000},
         "wall_s": {"gt": 0, "le": 1_000_000},

@@ -15,7 +15,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
-from rlcli.api.limits import Limits
+from rlcli.api.limits import Limits, Needs
 from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
 from rlcli.processes import file_write_gap
 
@@ -54,6 +54,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     FILES: ClassVar[tuple[str, ...]] = ("path",)
+    NEEDS: ClassVar[Needs] = {"function=score": "path"}
     LIMITS: ClassVar[Limits] = {
         "cpu_s": {"gt": 0, "le": 1_000_000},
         "memory_gib": {"gt": 0},

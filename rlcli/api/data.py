@@ -21,6 +21,7 @@ from rlcli.api.component import make_dataset, register_dataset
 from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
 from rlcli.api.dataset import DatasetUtility
 from rlcli.api.elsewhere import attributes_of
+from rlcli.api.key_meaning import COMPANIONS
 from rlcli.api.lengths import Lengths, infer_lengths, read_lengths, rows_of
 from rlcli.api.partition import SequenceSplitSpec, ffd_allocate, flat2d, min_abs_diff_partition
 from rlcli.api.preview import Preview, Survey
@@ -209,8 +210,11 @@ class SequenceSample:
     # -- selecting and splitting -------------------------------------------------------------------
 
     def select(self, keys: Iterable[str]) -> SequenceSample:
-        """The same samples with these keys only."""
+        """The same samples with these keys only, and with those that go along with them
+        (`COMPANIONS`)."""
         chosen = KeySet(self._known(key) for key in read_keys(keys))
+        companions = {COMPANIONS[key] for key in chosen & COMPANIONS.keys()}
+        chosen = KeySet(chosen | companions & self.keys)
         return self._made(
             ids=list(self.ids),
             keys=chosen,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -26,6 +26,7 @@ import torch
 from rlcli.api.block_parts import BlockPart
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.forked_rows import for_responses, in_rows
 from rlcli.api.generation import GenerationEngine
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, on_host, read_loss, reduce_stats
@@ -242,8 +243,9 @@ class ForwardEngine(HoldsWeights):
         """The loss and stats that `train_batch` would report, without gradients."""
         micro_batches = self._micro_batches(input_, mb_spec, cut)
         weight = _total_weight(micro_batches, loss_weight_fn)
+        stats_of = for_responses(loss_fn)
         sums = self.forward_batch(
-            micro_batches, lambda output, sample: read_loss(loss_fn(output, sample))[1]
+            _in_rows(micro_batches), lambda output, sample: read_loss(stats_of(output, sample))[1]
         )
         return reduce_stats(sums, weight, self._reduce)
 
@@ -269,7 +271,7 @@ class ForwardEngine(HoldsWeights):
             else [n for group in seqlens for n in group]
         )
         micro_batches = self._micro_batches(input_, mb_spec, cut)
-        rows = self.forward_batch(micro_batches, post_hook or _logits)
+        rows = self.forward_batch(_in_rows(micro_batches), for_responses(post_hook or _logits))
         if not lengths:
             return torch.zeros(0, device=self.device)
         mine = rows_in_order(rows, micro_batches, lengths) if self.is_last_stage else torch.zeros(0)
@@ -280,7 +282,9 @@ class ForwardEngine(HoldsWeights):
     ) -> list[MicroBatch]:
         """Micro-batches under the token cap, the same number on every rank:
         a rank's last ones may be idle."""
-        micro_batches = split_batch(input_, mb_spec, cut, self.tokens_of)
+        micro_batches = split_batch(
+            input_, mb_spec, cut, lambda sample: self.tokens_of(in_rows(sample))
+        )
         count = int(self.all_reduce(torch.tensor(len(micro_batches), device=self.device), "max"))
         return micro_batches + [idle_micro_batch(self.device)] * (count - len(micro_batches))
 
@@ -356,7 +360,7 @@ class TrainEngine(ForwardEngine):
         self.optimizer_zero_grad()
         if total == 0:
             return {"loss": 0.0, "grad_norm": 0.0, "loss_weight": 0.0, "update_skipped": 1.0}
-        sums = self.forward_backward_batch(micro_batches, loss_fn, divisor)
+        sums = self.forward_backward_batch(_in_rows(micro_batches), for_responses(loss_fn), divisor)
         stats = reduce_stats(sums, weight, self._reduce) | {"loss_weight": total}
         if step_if is not None and not step_if(stats):
             self.optimizer_zero_grad()
@@ -404,6 +408,12 @@ abc.update_abstractmethods(_engine)
 
 def _logits(output: ModelOutput, micro_batch: SequenceSample) -> torch.Tensor:
     return output.logits
+
+
+def _in_rows(micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    return [
+        replace(micro_batch, sample=in_rows(micro_batch.sample)) for micro_batch in micro_batches
+    ]
 
 
 def _total_weight(

@@ -11,29 +11,31 @@ An environment is one class in `interfaces/environments/`, an instance of which 
     register_environment("calculator", Calculator)
 
 Its public methods are tools, which the policy calls by name; their type hints and docstrings
-describe them. A game defines `step` instead, which receives the text of each turn.
+describe them. A game defines `step` instead, which receives the text of each turn. Where only an
+instance knows its tools, such as those of a server, it states them: `tool_schemas`, `call_tool`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rlcli.api.component import register_environment
-from rlcli.api.tool_schema import Schema, check_arguments, tool_schema
+from rlcli.api.tool_schema import Schema, check_arguments, checked_schemas, tool_schema
 from rlcli.errors import ProjectError, RlcliError
 
 __all__ = [
     "Environment", "EnvironmentFailure", "Examples", "Observation", "ToolMistake", "call_tool",
-    "has_score", "is_game", "is_tool", "register_environment", "schemas_of", "tools_of",
+    "described", "has_score", "is_game", "is_tool", "named_variables", "register_environment",
+    "schemas_of", "states_tools", "tools_in", "tools_of",
 ]  # fmt: skip
 
 Examples = tuple[Mapping[str, Any], ...]
 
-CONTRACT = ("reset", "step", "score", "close")
+CONTRACT = ("reset", "step", "score", "close", "tool_schemas", "call_tool")
 """Public methods that are not tools."""
 
 
@@ -63,11 +65,21 @@ class Environment:
     REWARDS: ClassVar[tuple[float, float] | None] = None
     """The lowest and the highest reward of an episode; None: anything finite."""
 
-    ENDS: ClassVar[bool] = True
-    """Of a game: whether some turn ends it; False: only `max_turns` does."""
+    ENDS: ClassVar[bool | None] = True
+    """Of a game: whether some turn ends it; False: only `max_turns` does; None: that depends on its
+    arguments."""
 
     NETWORK: ClassVar[bool] = False
     """Whether it uses the network."""
+
+    PRELOAD: ClassVar[tuple[str, ...]] = ()
+    """Modules of libraries that its methods import. A process imports them once, before those of
+    the episodes are forked from it; they must start no threads."""
+
+    VARIABLES: ClassVar[tuple[str, ...]] = ()
+    """Arguments that name variables of the environment with secrets, such as a token. They must be
+    set before anything starts. Episodes see them, and what they return never contains their
+    values."""
 
     EXAMPLES: ClassVar[Examples] = ()
     """Episodes on which `rlcli test environment` tries it. Each shows the fields of a `row` and the
@@ -92,6 +104,21 @@ class Environment:
 
     def close(self) -> None:
         """End the episode, also one that is abandoned."""
+
+    def tool_schemas(self) -> Sequence[Schema]:
+        """The JSON schemas of its tools. Defined where these are not methods; may be asked of an
+        environment that was never reset."""
+        return list(schemas_of(type(self)).values())
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> object:
+        """What one of the tools returns for arguments that fit its schema."""
+        return getattr(self, name)(**arguments)
+
+
+def named_variables(environment: type[Environment], args: Mapping[str, Any]) -> list[str]:
+    """The variables that the arguments in `VARIABLES` of an environment name."""
+    values = (args.get(name, getattr(environment, name, None)) for name in environment.VARIABLES)
+    return [variable for variable in values if variable]
 
 
 class ToolMistake(Exception):
@@ -123,6 +150,11 @@ def is_game(environment: type[Environment]) -> bool:
 
 def has_score(environment: type[Environment]) -> bool:
     return environment.score is not Environment.score
+
+
+def states_tools(environment: type[Environment]) -> bool:
+    """Whether only an instance knows its tools."""
+    return environment.tool_schemas is not Environment.tool_schemas
 
 
 def tools_of(environment: type[Environment]) -> tuple[str, ...]:
@@ -157,18 +189,26 @@ def _schemas_of(environment: Any) -> dict[str, Schema]:
         raise ProjectError(f"{environment.__name__}: {error}", where=where) from error
 
 
+def tools_in(environment: Environment) -> dict[str, Schema]:
+    """The JSON schemas of an environment's tools, by their names. Raises ProjectError like
+    `schemas_of`, ValueError if it states what is not a schema."""
+    if states_tools(type(environment)):
+        return checked_schemas(environment.tool_schemas())
+    return schemas_of(type(environment))
+
+
 def call_tool(environment: Environment, name: str, arguments: Mapping[str, Any]) -> str:
     """What a tool returns, as a text. Raises ToolMistake if there is no such tool, if the arguments
-    do not fit its type hints, or if it raises an exception. EnvironmentFailure and RlcliError,
+    do not fit its schema, or if it raises an exception. EnvironmentFailure and RlcliError,
     which the policy cannot have caused, are raised as they are."""
-    schemas = schemas_of(type(environment))
+    schemas = tools_in(environment)
     if name not in schemas:
         raise ToolMistake(f"there is no tool {name!r}; the tools are {', '.join(schemas)}")
     problems = check_arguments(schemas[name], arguments)
     if problems:
         raise ToolMistake(f"{name}: {'; '.join(problems)}")
     try:
-        return str(getattr(environment, name)(**arguments))
+        return str(environment.call_tool(name, arguments))
     except (EnvironmentFailure, RlcliError):
         raise
     except (Exception, SystemExit) as error:

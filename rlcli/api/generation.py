@@ -82,6 +82,11 @@ class ResponseStream(abc.ABC):
     """Responses in progress. Used by one thread."""
 
     @abc.abstractmethod
+    def make_room(self, longest_prompt: int) -> None:
+        """From now on take prompts of so many tokens, if fewer were allowed. None may be in
+        progress."""
+
+    @abc.abstractmethod
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
         """Request a response to a prompt, [n] int64; returns its number."""
 
@@ -110,10 +115,6 @@ class ResponseStream(abc.ABC):
         """The versions that a response was sampled with, where they change meanwhile; None: all of
         it was sampled with the weights that the role had when the call began."""
         return None
-
-    def unused(self) -> AbstractContextManager[None]:
-        """A time in which the caller waits for something other than responses."""
-        return nullcontext()
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -177,6 +178,11 @@ class GenerationEngine(abc.ABC):
         """A stream for prompts of at most `longest_prompt` tokens.
         An engine has only one at a time."""
         raise NotImplementedError(f"{type(self).__name__} answers whole batches only")
+
+    def unused(self) -> AbstractContextManager[None]:
+        """A time in which the caller waits for something other than responses: weights may
+        change."""
+        return nullcontext()
 
 
 def submit_all(

@@ -30,6 +30,8 @@ RETURN_NUMBERS = ("train_step", "evaluate")
 CutName = Literal["sample", "sequence"]
 HeadName = Literal["lm", "value"]
 Generates = Mapping[str, Mapping[Literal["prompt", "response"], Sequence[str | int]]]
+Example = Mapping[Literal["row", "right", "wrong"], Any]
+"""Fields of a row, and texts: a right response to it and a wrong one."""
 
 
 def cut_of(declared: Any, call: str) -> Any:
@@ -97,6 +99,11 @@ class ModelInterface:
     """Method → the number of responses to each prompt that it needs at least, with conditions as in
     READS: `{"train_step": ("2 if baseline=group", "above best")}`."""
 
+    COUNTS_LEFT_OUT: ClassVar[Declaration] = {}
+    """Method → "sequences" where the divisor of its loss counts those of which nothing is trained
+    on, with conditions as in READS. `rlcli test` demands that what `loss_mask` leaves out does not
+    count elsewhere."""
+
     HEAD: ClassVar[Declaration] = {}
     """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS.
     A method that is not named may do without a model;
@@ -130,7 +137,8 @@ class ModelInterface:
 
     NO_EFFECT_ON_NUMBERS: ClassVar[tuple[str, ...]] = ()
     """Arguments that change no number, but how fast, how patiently or where it is computed. `rlcli
-    test` demands that every other argument changes some result."""
+    test` demands that every other argument changes some result, and that these change none; of a
+    text it tries an empty folder."""
 
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {}
     """Of an interface that plays with an environment, its arguments: "name" of the environment,
@@ -141,6 +149,12 @@ class ModelInterface:
     """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`,
     and the numbers in the metadata of its outputs. Those of engines and of runs are in
     `rlcli.api.metrics`."""
+
+    EXAMPLES: ClassVar[tuple[Example, ...]] = ()
+    """Of a reward whose rows have no short `answer`: rows and responses on which `rlcli test` tries
+    it. With all arguments at their defaults, and wherever an empty response earns less, the right
+    one earns more than the wrong one: `{"row": {"tests": ["assert f(1) == 2"]}, "right": "…",
+    "wrong": "…"}`."""
 
     TRIED: ClassVar[bool] = True
     """Whether `rlcli check` may call `inference` of a reward without weights on a few rows; False
@@ -239,6 +253,12 @@ class ModelInterface:
         """The numbers of responses to each prompt that a method needs at least;
         None if the class does not say."""
         return self._declared("NEEDS_GROUP", call)
+
+    def counts_left_out(self, call: str) -> bool:
+        """Whether the divisor of a method's loss counts sequences of which nothing is trained
+        on."""
+        declared = self._declared("COUNTS_LEFT_OUT", call)
+        return declared is not None and bool(declared.needed)
 
     def _declared(self, constant: str, call: str) -> DeclaredKeys | None:
         entries = inherited(

@@ -22,6 +22,11 @@ PROMPTS = "packed_prompts"
 PROMPT_MASK = "prompt_mask"
 """Which tokens of SEQUENCES the policy did not sample: the prompt, and what it observed between its
 turns."""
+FORKS = "forks"
+"""Which tokens of SEQUENCES begin another row of a response. A chat template that rewrites earlier
+turns makes them: the policy then continues a text that does not begin with what it has seen so far.
+The rows of a response follow each other in one sequence, and an engine computes each by itself
+(`rlcli.api.forked_rows`)."""
 REWARDS = "rewards"
 """The reward of a response; shown next to it."""
 SOLVED = "solved"
@@ -133,7 +138,7 @@ class Meaning:
 _TABLE: tuple[tuple[str, Meaning], ...] = (
     (SEQUENCES, Meaning(full, TOKENS)),
     (f"{PROMPTS} packed_seq input_ids seq", Meaning(full, TOKENS, has_own_sequences=True)),
-    (PROMPT_MASK, Meaning(full, FLAGS)),
+    (f"{PROMPT_MASK} {FORKS}", Meaning(full, FLAGS)),
     ("loss_mask ppo_loss_mask", Meaning(minus_one, FLAGS)),
     (f"{NOT_ENDED} greedy_seq_no_eos_mask {CHOSEN} {DESIRABLE}", Meaning(one, FLAGS)),
     (
@@ -158,3 +163,6 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
 
 MEANINGS: Mapping[str, Meaning] = {key: meaning for keys, meaning in _TABLE for key in keys.split()}
 """Key → its meaning."""
+
+COMPANIONS: Mapping[str, str] = {SEQUENCES: FORKS}
+"""Key → the key that goes along with it, if a batch has that: without it the first is misread."""

@@ -14,7 +14,7 @@ importing the class: `LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "dis
 0, "le": 1}}`."""
 
 Alternatives = tuple[str, ...]
-"""Arguments of which a backend needs exactly one: `ONE_OF:
+"""Arguments of which a backend or an environment needs exactly one: `ONE_OF:
 ClassVar[Alternatives] = ("python", "urls")`."""
 
 Needs = Mapping[str, str]

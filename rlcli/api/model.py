@@ -236,6 +236,10 @@ class ModelBackend(abc.ABC):
     """Whether its engines are `GenerationEngine`s."""
     REPRODUCIBLE: ClassVar[bool] = True
     """Whether a response depends only on its prompt, the weights and its seed."""
+    UNIFORMS: ClassVar[str | None] = None
+    """A function in a file next to it, `_my_file.my_function`: a response's seed, and a count → the
+    random numbers in [0, 1), [count] float64, with which its first tokens are drawn: each token has
+    an interval of the length of its probability. None: drawn in another way."""
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     """The mesh dimensions that its engines support."""
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")

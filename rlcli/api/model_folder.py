@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.headway import BYTES, Headway, doing
 from rlcli.api.model_sizes import LAYERS, wrong_sizes
 from rlcli.api.weight_files import MAX_JSON, SAVE_AGAIN, check_weights
 from rlcli.errors import ModelError, first_line
@@ -57,13 +58,35 @@ def _downloaded(source: str, weights: bool) -> Path:
 
     patterns = [pattern for pattern in WANTED_FILES if weights or "safetensors" not in pattern]
     try:
-        return Path(snapshot_download(source, allow_patterns=patterns))
+        with doing(f"downloading {source}", unit=BYTES) as work:
+            counter = download_counter(work)
+            return Path(snapshot_download(source, allow_patterns=patterns, tqdm_class=counter))
     except Exception as error:
         # network, authorisation, no such model, offline: each has its own class
         raise ModelError(
             f"{source} cannot be fetched from the Hugging Face Hub: {first_line(error)}",
             hint="check the name and the network, or give a local folder",
         ) from error
+
+
+def download_counter(work: Headway) -> type:
+    """A progress bar of the Hub's library that prints nothing: it counts the bytes that are
+    written."""
+    from tqdm.auto import tqdm
+
+    class Counter(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs | {"disable": True})
+            # others count the same bytes on their way through the network, and files
+            is_of_disk = kwargs.get("unit") == "B" and "Downloading" not in kwargs.get("desc", "")
+            self._work = work if is_of_disk else None
+
+        def update(self, n: float | None = 1) -> None:
+            if self._work is not None:
+                self._work.expect(int(self.total or 0))
+                self._work.advance(int(n or 0))
+
+    return Counter
 
 
 def check_folder(folder: Path, *, weights: bool) -> None:

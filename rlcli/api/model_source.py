@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from rlcli.api.headway import BYTES, doing
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -138,8 +140,12 @@ def fill(lm: nn.Module, source: ModelSource) -> None:
     """
     stored = lm.state_dict().keys()
     buffers = {name: buffer for name, buffer in lm.named_buffers() if name in stored}
-    for name, tensor in {**dict(lm.named_parameters()), **buffers}.items():
-        fill_tensor(tensor.detach(), source, name)
+    tensors = {**dict(lm.named_parameters()), **buffers}
+    sizes = {name: local_part(tensor.detach())[0].nbytes for name, tensor in tensors.items()}
+    with doing("loading weights", sum(sizes.values()), BYTES) as work:
+        for name, tensor in tensors.items():
+            fill_tensor(tensor.detach(), source, name)
+            work.advance(sizes[name])
 
 
 def fill_tensor(tensor: torch.Tensor, source: ModelSource, name: str) -> None:

@@ -57,6 +57,11 @@ class Parsed:
     """What is wrong with parts that look like calls, a line each."""
 
     @property
+    def has_calls(self) -> bool:
+        """Whether it calls tools, rightly or not."""
+        return bool(self.calls or self.problems)
+
+    @property
     def message(self) -> dict[str, Any]:
         """The turn as chat templates expect it. Calls have ids of nine characters, as some
         templates demand: see `call_id`."""
@@ -116,6 +121,17 @@ def tool_format(tokenizer: Any, name: str = AUTO, tools: Sequence[Schema] = ()) 
         hint="set tool_format: json, and describe it in the prompt",
         code="F32",
     )
+
+
+def writes_tools(tokenizer: Any) -> bool:
+    """Whether the tokenizer's chat template writes tools into the prompt, instead of refusing or
+    ignoring them. Found by trial."""
+    question = [{"role": "user", "content": "?"}]
+    try:
+        text = conversation_text(tokenizer, question, tools=[_PROBE_SCHEMA], day=DAY)
+    except ModelError:
+        return False
+    return PROBE.name in unmarked(text)
 
 
 def call_id(number: int) -> str:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Schema = dict[str, Any]
@@ -20,6 +20,11 @@ Schema = dict[str, Any]
 LONGEST_SHOWN = 60
 """Characters of a wrong value in a problem."""
 MOST_PROBLEMS = 8
+
+MOST_TOOLS = 128
+LONGEST_SCHEMAS = 1 << 16
+"""Characters of the schemas of all tools, as JSON."""
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 _NAMES: dict[Any, str] = {
     str: "string", int: "integer", float: "number", bool: "boolean", list: "array",
@@ -54,6 +59,34 @@ def tool_schema(method: Callable[..., Any]) -> Schema:
         parameters["required"] = required
     function = {"name": method.__name__, "description": summary, "parameters": parameters}
     return {"type": "function", "function": function}
+
+
+def checked_schemas(stated: Iterable[Schema]) -> dict[str, Schema]:
+    """The JSON schemas of tools that were stated, by a server for example, by their names. Raises
+    ValueError if they are not like those of `tool_schema`, or too many or too long."""
+    schemas: dict[str, Schema] = {}
+    for schema in stated:
+        match schema:
+            case {"type": "function", "function": {"name": str(name), "description": str()}}:
+                parameters = schema["function"].get("parameters")
+            case _:
+                raise ValueError(f"{_shown(schema)} is not the schema of a tool")
+        if not TOOL_NAME.fullmatch(name):
+            raise ValueError(f"a tool has the name {_shown(name)}; use letters, digits, _, . and -")
+        if name in schemas:
+            raise ValueError(f"two tools have the name {name}")
+        match parameters:
+            case {"type": "object", "properties": Mapping()}:
+                schemas[name] = schema
+            case _:
+                raise ValueError(f"the parameters of {name} are not those of a JSON object")
+    if len(schemas) > MOST_TOOLS:
+        raise ValueError(f"there are {len(schemas)} tools; at most {MOST_TOOLS} are possible")
+    length = len(json.dumps(list(schemas.values()), allow_nan=False))
+    if length > LONGEST_SCHEMAS:
+        limit = f"{LONGEST_SCHEMAS} are possible"
+        raise ValueError(f"the schemas of the tools have {length} characters; {limit}")
+    return schemas
 
 
 def schema_of_hint(hint: Any) -> Schema:

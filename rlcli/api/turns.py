@@ -210,8 +210,8 @@ class Conversation:
         return ModelError(
             f"the chat template of {name_of(self._tokenizer)} rewrites earlier turns: what the "
             f"model saw and wrote reads {before!r}, and {after!r} in the conversation that follows",
-            hint="use a template that keeps earlier turns, or set on_rewrite: cut, which ends "
-            "episodes there",
+            hint="use a template that keeps earlier turns, or set on_rewrite: fork, which trains "
+            "on each turn after what the model had seen then",
             code="F32",
         )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlcli.api.block_parts import BlockPart
+from rlcli.api.headway import BYTES, Headway, doing
 from rlcli.api.weight_files import read_head
 from rlcli.checkpoint.state import WHOLE, Tensors, local_blocks
 from rlcli.checkpoint.tensor_files import SHARDING
@@ -41,6 +42,22 @@ def fill(tensors: Tensors, folder: Path, writers: Collection[int] = ()) -> None:
     tensors = {name: tensor for name, tensor in tensors.items() if _blocks(tensor)}
     reader = _reader(tensors, folder, writers)
     stored = reader.read_metadata().state_dict_metadata
+    _check_shapes(tensors, stored, folder)
+    blocks = (local for tensor in tensors.values() for local, _ in local_blocks(tensor))
+    size = sum(local.nbytes for local in blocks)
+    try:
+        # without a process group it warns that there is one process
+        with doing("reading the checkpoint", size, BYTES) as work, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            load(dict(tensors), storage_reader=reader, planner=_planner(work), no_dist=True)
+    except CheckpointException as error:
+        raise ModelError(
+            f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}"
+        ) from error
+
+
+def _check_shapes(tensors: Tensors, stored: Mapping[str, Any], folder: Path) -> None:
+    """Raises ModelError."""
     for name, tensor in tensors.items():
         if name not in stored:
             hint = "the checkpoint belongs to another model"
@@ -50,15 +67,6 @@ def fill(tensors: Tensors, folder: Path, writers: Collection[int] = ()) -> None:
             raise ModelError(
                 f"{name} has shape {shape} in {folder}, and {tuple(tensor.shape)} in the model"
             )
-    try:
-        # without a process group it warns that there is one process
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            load(dict(tensors), storage_reader=reader, planner=_planner(), no_dist=True)
-    except CheckpointException as error:
-        raise ModelError(
-            f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}"
-        ) from error
 
 
 def _reader(tensors: Tensors, folder: Path, writers: Collection[int]) -> Any:
@@ -135,9 +143,10 @@ class _Listing:
         return self._files
 
 
-def _planner() -> Any:
+def _planner(work: Headway) -> Any:
     """Reads into any object that lists its chunks, as `BlockPart` does; the default planner
-    supports only tensors, because it first looks through nested dictionaries."""
+    supports only tensors, because it first looks through nested dictionaries. It counts the bytes
+    that are read."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.utils import find_tensor_shard
 
@@ -150,5 +159,8 @@ def _planner() -> Any:
 
         def lookup_tensor(self, index: Any) -> torch.Tensor:
             return find_tensor_shard(self.state_dict[index.fqn], index)
+
+        def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+            work.advance(tensor.nbytes)
 
     return Flat(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -14,9 +14,11 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
+from rlcli.api.headway import BYTES, Headway, doing
 from rlcli.checkpoint.disk import files_under, open_to_read
 from rlcli.checkpoint.manifest import MANIFEST, NEWER_FORMAT, FileDigest, Manifest, read_manifest
 from rlcli.disk_errors import explain_disk_errors
@@ -30,6 +32,8 @@ NAME = re.compile(rf"(?:{re.escape(SUPERSEDED)})?step-(?P<step>\d{{12}})")
 PART = re.compile(r"shard-(\d+)-model-\d+-of-\d+\.safetensors")
 """Name of a file with a rank's parts: the rank, counted from 1, and the number of the file among
 those of the rank."""
+BLOCK = 1 << 20
+"""Bytes that are read at a time."""
 State = Literal["ok", "incomplete", "corrupt"]
 THREADS = allowed_cores()
 """Files that are read at the same time, unless the process is one of several that share the
@@ -121,8 +125,13 @@ def examine(
 
 def damaged_files(checkpoint: Path, files: Iterable[FileDigest], threads: int) -> list[ModelError]:
     """What is wrong with files of a checkpoint, reading every byte of them."""
-    with ThreadPoolExecutor(max(1, threads)) as pool:
-        faults = pool.map(lambda file: _damage(checkpoint, file, read=True), files)
+    files = list(files)
+    phase = f"verifying {checkpoint.name}"
+    with (
+        doing(phase, sum(file.bytes for file in files), BYTES) as work,
+        ThreadPoolExecutor(max(1, threads)) as pool,
+    ):
+        faults = list(pool.map(lambda file: _damage(checkpoint, file, work), files))
     return [fault for fault in faults if fault]
 
 
@@ -228,11 +237,12 @@ def _incomplete(checkpoint: Path, file: FileDigest, paths: dict[str, Path]) -> M
     """What is wrong with a file, judged by its name and size."""
     if file.path not in paths:  # it may be behind a link, which is not followed
         return ModelError("it is missing", where=str(checkpoint / file.path), code="F20")
-    return _damage(checkpoint, file, read=False)
+    return _damage(checkpoint, file)
 
 
-def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None:
-    """What is wrong with an existing file; without `read` only its size is looked at."""
+def _damage(checkpoint: Path, file: FileDigest, work: Headway | None = None) -> ModelError | None:
+    """What is wrong with an existing file; without `work`, which counts the bytes that are read,
+    only its size is looked at."""
     path = checkpoint / file.path
     try:
         with os.fdopen(open_to_read(path), "rb") as opened:
@@ -241,7 +251,7 @@ def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None
                 return ModelError(
                     f"size {size}, the manifest says {file.bytes}", where=str(path), code="F17"
                 )
-            if read and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
+            if work is not None and _digest(opened, work) != file.sha256:
                 return ModelError(
                     "its content has changed since it was written", where=str(path), code="F18"
                 )
@@ -250,3 +260,11 @@ def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None
         message = "it is a link" if link else f"it cannot be read: {error.strerror}"
         return ModelError(message, where=str(path), code="F20" if link else "F29")
     return None
+
+
+def _digest(opened: BufferedReader, work: Headway) -> str:
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    while count := opened.readinto(block):
+        digest.update(block[:count])
+        work.advance(count)
+    return digest.hexdigest()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import NoSuchRun, find_run, find_runs, folder_of_runs
 
@@ -161,11 +162,9 @@ def answering(
     """The named model, and an answerer with it. Raises UsageError, ModelError, ResourceError."""
     from rlcli.launch.answering import Answerer
     from rlcli.launch.trained_model import trained_model
-    from rlcli.observe.status_line import status_line
 
     with trained_model(model, role, step) as trained:
-        with status_line() as say:
-            say("loading the model")
+        with doing("loading the model"):
             answerer = Answerer(trained.source, seed=seed)
         yield trained, answerer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlcli.cli import output
 from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
-from rlcli.cli.status import as_document, steps_of
+from rlcli.cli.status import as_document
 from rlcli.observe.run_search import RUNS, short_name
 
 DIED = 7
@@ -20,13 +20,13 @@ def attach(run: RunName, runs: RunsFolder = RUNS, as_json: AsJson = False) -> in
     """
     from rlcli.launch.run_jobs import Look
     from rlcli.observe.display import open_display
-    from rlcli.observe.replay import follow
+    from rlcli.observe.replay import FollowedRun, follow
 
     folder = overview_of(run, runs, is_running=True).folder
     name = short_name(folder, runs)
     try:
         with open_display(quiet=output.quiet) as display:
-            ended = follow(folder, display, name, Look())
+            ended = follow(FollowedRun(folder, Look()), display, name)
             display.finish()
     except KeyboardInterrupt:
         output.print_talk(f"detached; the run continues. Stop it: rlcli stop {name}")
@@ -35,5 +35,5 @@ def attach(run: RunName, runs: RunsFolder = RUNS, as_json: AsJson = False) -> in
         output.print_json(as_document(ended))
     else:
         why = f": {ended.message}" if ended.message else ""
-        output.print_text(f"{name} {ended.state} at step {steps_of(ended)}{why}")
+        output.print_text(f"{name} {ended.state} at step {ended.steps_done}{why}")
     return ended.exit_code if ended.exit_code is not None else DIED

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.findings import print_findings
 from rlcli.cli.output import print_json
@@ -31,7 +32,8 @@ def check(
     from rlcli.inspect.findings import exit_code
 
     resolved = load(recipe, overrides, with_)
-    findings = list(preflight(resolved, rows))
+    with doing("checking rows and files"):
+        findings = list(preflight(resolved, rows))
     code = exit_code(findings)
     if as_json:
         described = [finding.as_json() for finding in findings]

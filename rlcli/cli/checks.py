@@ -3,17 +3,17 @@ of each failure."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rlcli.cli.output import print_styled, print_talk, terminal_width, wrapped
-from rlcli.cli.units import count
 from rlcli.cli.watched_fork import report_stage
 from rlcli.errors import escape_control
+from rlcli.observe.status_line import can_redraw
 from rlcli.observe.terminal import one_line
+from rlcli.observe.units import count
 
 if TYPE_CHECKING:
     from rlcli.testing.results import Check, CheckFailure, Examined, Outcome
@@ -32,11 +32,7 @@ class SilentPrinter:
     """Shows the check in progress on a terminal, and nothing else."""
 
     def __init__(self) -> None:
-        self._is_live = sys.stderr.isatty() and os.environ.get("TERM", "") not in (
-            "",
-            "dumb",
-            "unknown",
-        )
+        self._is_live = can_redraw(sys.stderr)
         self._title = ""
         self._done = self._checks = 0
 
@@ -150,9 +146,14 @@ class CheckPrinter(SilentPrinter):
 
     def done(self, tested: Examined) -> None:
         super().done(tested)
-        if tested.broken is not None:
-            print_styled((tested.subject.title, "bold"), (" cannot be loaded", "red"))
-            _print_below(str(tested.broken))
+        if (error := tested.broken) is not None:
+            title = (tested.subject.title, "bold")
+            if tested.lacks_library:
+                print_styled(title, (" is skipped", "dim"))
+                _print_below(f"{error.what}: {error.hint}")
+            else:
+                print_styled(title, (" cannot be loaded", "red"))
+                _print_below(str(error))
             print_styled()
             return
         self._say_repeated()
@@ -172,11 +173,10 @@ class CheckPrinter(SilentPrinter):
 
     def total(self, tested: Sequence[Examined]) -> None:
         if len(tested) > 1:
-            sound = sum(
-                component.broken is None and not component.count("FAIL") for component in tested
-            )
+            tried = [component for component in tested if not component.lacks_library]
+            sound = sum(component.is_sound for component in tried)
             print_talk(
-                f"{sound} of {len(tested)} components fulfil their contracts: {summary(tested)}"
+                f"{sound} of {len(tried)} components fulfil their contracts: {summary(tried)}"
             )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics, runs_named
 from rlcli.cli.output import print_json, print_table, print_text, wrapped
 from rlcli.cli.plot import print_charts, usual_metrics, write_picture
@@ -55,7 +56,8 @@ def compare(
     from rlcli.observe.group_comparison import as_document, group_chart, groups_of
 
     folders, metrics = runs_and_metrics(words, lambda word: runs_named(word, runs))
-    groups = groups_of(folders)
+    with doing("reading runs"):
+        groups = groups_of(folders)
     chosen = metrics or usual_metrics([records for group in groups for records in group.records])
     charts = [group_chart(metric, groups) for metric in chosen]
     if output is not None:

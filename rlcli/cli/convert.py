@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.api.headway import BYTES, doing
 from rlcli.cli.arguments import AsJson, DryRun, RoleName, StepNumber
 from rlcli.cli.output import print_json, print_text, wrapped
-from rlcli.cli.units import count, size
 from rlcli.errors import UsageError
 from rlcli.observe.run_search import named_folder
+from rlcli.observe.units import count, size
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.conversion_check import ConversionReport
@@ -119,21 +119,19 @@ def convert(
 def _convert(plan: Conversion, verify: bool) -> tuple[ConversionReport | None, int]:
     """The result of the check, if there was one, and the peak memory before it."""
     from rlcli.checkpoint import convert as conversions
-    from rlcli.observe.status_line import status_line
 
     results: list[ConversionReport] = []
     peaks: list[int] = []
 
     def check(folder: Path) -> None:
         peaks.append(_peak())
-        with status_line() as say:
-            say("loading both models to compare them")
+        with doing("loading both models to compare them"):
             from rlcli.checkpoint.conversion_check import check_conversion
 
             results.append(check_conversion(plan, folder))
 
-    with _progress(plan.bytes) as progress:
-        conversions.convert(plan, progress, check if verify else None)
+    with doing(f"writing {plan.target}", plan.bytes, BYTES) as work:
+        conversions.convert(plan, work.advance, check if verify else None)
     return (results[0], peaks[0]) if verify else (None, _peak())
 
 
@@ -222,33 +220,6 @@ def _as_json(
         "notes": list(plan.notes),
         "verified": asdict(checked) if checked else None,
     }
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda written: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-
-        def advance(written: int) -> None:
-            bar.advance(task, written)
-            if bar.tasks[0].completed >= total:
-                bar.stop()
-
-        yield advance
 
 
 def _duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson
 from rlcli.cli.findings import finding_lines, print_findings, summary
 from rlcli.cli.output import print_json, print_text
@@ -28,7 +29,8 @@ def doctor(
     """
     from rlcli.inspect.doctor import examine, packages, variables
 
-    findings = list(examine())
+    with doing("checking the machine"):
+        findings = list(examine())
     failed = any(finding.level == "FAIL" for finding in findings)
     if as_json:
         described = [finding.as_json() for finding in findings]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, ModelName, Overrides, RoleName, StepNumber
 from rlcli.cli.output import print_json, print_table, print_text
 from rlcli.observe.series import short
@@ -83,7 +84,6 @@ def eval(  # the verb's name
     from rlcli.launch.evaluation import check_exam, exam_recipe, examine, find_exam
     from rlcli.launch.harness import run_tasks
     from rlcli.launch.trained_model import trained_model
-    from rlcli.observe.status_line import status_line
 
     if tasks is not None:
         with trained_model(model, role, step) as trained:
@@ -99,9 +99,9 @@ def eval(  # the verb's name
             exam = exam.with_reward(read_component(reward, "--reward"))
         resolved = exam_recipe(trained.source, exam, settings)
         check_exam(resolved)
-        phase = stack.enter_context(status_line())
         prompts = 10**9 if save is not None else show
-        evaluated = examine(resolved, phase, rows, prompts)
+        with doing("starting"):
+            evaluated = examine(resolved, rows, prompts)
     if save is not None:
         _save(evaluated, save)
     shown = evaluated.texts[: show * resolved.recipe.generation.responses_per_prompt]

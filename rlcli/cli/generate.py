@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli import arguments as options
 from rlcli.cli.output import print_json, print_piece, print_text
 from rlcli.errors import DataError, UsageError
@@ -51,8 +52,6 @@ def generate(
 
     Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 14+4-5-5?"
     """
-    from rlcli.observe.status_line import status_line
-
     prompts = _prompts(prompt, file)
     settings = options.sampling(max_new_tokens, temperature, top_p, samples)
     with options.answering(model, role, step, seed) as (trained, answerer):
@@ -61,8 +60,7 @@ def generate(
         if len(tokens) == 1 and samples == 1 and not as_json:
             _print_stream(answerer.stream(tokens[0], settings))
             return
-        with status_line() as say:
-            say("answering")
+        with doing("answering"):
             answers = answerer.answer(tokens, settings)
     (_print_json if as_json else _print)(prompts, answers)
 

@@ -44,6 +44,7 @@ from rlcli.errors import (
 )
 from rlcli.garbage import collect_rarely
 from rlcli.launch import lifeline
+from rlcli.observe.status_line import status_line
 
 VERBS = {
     "Train": {
@@ -60,6 +61,7 @@ VERBS = {
         "compare": "Compare the results of runs, over their seeds",
         "plot": "Draw metrics of runs, in the terminal or as a picture",
         "report": "Write a page about runs, for a browser",
+        "profile": "Show where the time of a step went",
         "track": "Send a run to TensorBoard, W&B, MLflow or Trackio",
     },
     "Recipes": {
@@ -238,7 +240,9 @@ def _call_verb(arguments: list[str], is_whole_process: bool) -> int:
         if "--json" in arguments:
             keep_stdout_for_results()
     settings = {WHOLE_PROCESS: is_whole_process}
-    result = app(arguments, prog_name="rlcli", standalone_mode=False, obj=settings)
+    is_silent = output.quiet or "--json" in arguments
+    with contextlib.nullcontext() if is_silent else status_line(print_talk):
+        result = app(arguments, prog_name="rlcli", standalone_mode=False, obj=settings)
     return result if isinstance(result, int) else 0
 
 

@@ -25,6 +25,7 @@ from rlcli.errors import (
     render,
 )
 from rlcli.launch.lifeline import moved_out_of_the_way
+from rlcli.observe.status_line import can_redraw
 
 quiet = False
 """Whether to suppress all output that is neither an error nor the result."""
@@ -170,6 +171,29 @@ def print_table(
     write_text("".join(line.rstrip() + "\n" for line in paper.getvalue().splitlines()))
 
 
+def print_entries(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose first column names what one may want to copy. Where names leave no room
+    for the other columns, these are below each name."""
+    cells = [[escape_control(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if sum(widths) + GAP * (len(widths) - 1) <= terminal_width():
+        print_table(columns, rows)
+        return
+    for name, *others in rows:
+        print_text(name)
+        print_described("  ", ", ".join(other for other in others if other != "-"))
+
+
+def print_described(label: str, text: str) -> None:
+    """Print a text next to its label, safe for a terminal; there, it wraps between words."""
+    width = terminal_width() if sys.stdout.isatty() else sys.maxsize
+    margin = " " * len(label)
+    lines = text.splitlines() or [""]
+    for first, line in zip([label, *[margin] * len(lines)], lines, strict=False):
+        line = escape_control(line)
+        print_text(wrapped(line, first, margin, width) if len(line) > width else first + line)
+
+
 GAP = 3
 """Characters between two columns of a table."""
 NARROWEST = 12
@@ -278,4 +302,4 @@ def has_colour(stream: TextIO) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    return can_redraw(stream)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
 from rlcli.cli.output import (
     has_colour,
@@ -113,7 +114,8 @@ def write_picture(charts: Sequence[Chart], file: Path) -> None:
             "-o needs a file name ending in .png", hint=f"-o {file.with_suffix('.png')}"
         )
     try:
-        replace_file(file, draw_charts(charts))
+        with doing(f"drawing {file}"):
+            replace_file(file, draw_charts(charts))
     except OSError as error:
         raise not_writable(file, error, "give another --output FILE.png") from None
     print_talk(f"wrote {file}")

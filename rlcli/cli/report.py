@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_named
 from rlcli.cli.output import print_json, print_text
 from rlcli.errors import UsageError
@@ -52,7 +53,8 @@ def report(
         raise UsageError(
             "-o needs a file name ending in .html", hint=f"-o {file.with_suffix('.html')}"
         )
-    page = render_page(contents(folders)).encode()
+    with doing(f"writing {file}"):
+        page = render_page(contents(folders)).encode()
     try:
         replace_file(file, page)
     except OSError as error:

@@ -13,10 +13,10 @@ import typer
 
 from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.output import print_json, print_labelled, print_styled, print_talk
-from rlcli.cli.units import count
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import RUNS
 from rlcli.observe.series import short
+from rlcli.observe.units import count
 
 if TYPE_CHECKING:
     from rlcli.observe.samples import SampleRecord, SampleSelection

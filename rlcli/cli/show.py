@@ -235,7 +235,7 @@ def _print_component(signature: Signature) -> None:
     if signature.kind == "interfaces":
         print_text("calls: " + ", ".join(_calls(signature)))
     if signature.kind == "environments":
-        print_text("tools: " + (", ".join(_tools(signature)) or "none"))
+        print_text(f"tools: {_tools_in_words(signature)}")
     print_text()
     arguments = list(arguments_in(signature))
     if not arguments:
@@ -266,10 +266,20 @@ def _calls(signature: Signature) -> list[str]:
     return [call.value for call in ModelInterfaceType if call.value in signature.methods]
 
 
-def _tools(signature: Signature) -> list[str]:
+def _tools(signature: Signature) -> list[str] | None:
+    """None: they are known where it is played, and not before."""
     from rlcli.api.environment import is_tool
 
+    if "tool_schemas" in signature.methods:
+        return None
     return sorted(filter(is_tool, signature.methods))
+
+
+def _tools_in_words(signature: Signature) -> str:
+    names = _tools(signature)
+    if names is None:
+        return "those that it states where it is played"
+    return ", ".join(names) or "none"
 
 
 def _component_json(signature: Signature) -> dict[str, Any]:

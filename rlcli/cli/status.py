@@ -12,16 +12,17 @@ import typer
 
 from rlcli.cli.arguments import AsJson, RunsFolder, overview_of
 from rlcli.cli.output import (
+    print_described,
+    print_entries,
     print_json,
     print_styled,
-    print_table,
     print_talk,
     print_text,
     speaks_unicode,
 )
-from rlcli.cli.units import age, count
 from rlcli.observe.run_search import RUNS, find_runs, short_name
 from rlcli.observe.series import clock_time, short, sparkline
+from rlcli.observe.units import age, count
 
 if TYPE_CHECKING:
     from rlcli.observe.progress import Progress
@@ -92,20 +93,15 @@ def _print_all(overviews: list[Overview], left_out: int, runs: Path) -> None:
             (
                 short_name(overview.folder, runs),
                 overview.state,
-                steps_of(overview),
+                overview.steps_done,
                 telling,
                 _where(overview),
                 old,
             )
         )
-    print_table(["run", "state", "step", "last", "where", "updated"], rows)
+    print_entries(["run", "state", "step", "last", "where", "updated"], rows)
     if left_out:
         print_talk(f"and {count(left_out, 'older run')}: --all")
-
-
-def steps_of(overview: Overview) -> str:
-    """`41/80`."""
-    return f"{overview.step}/{overview.steps}" if overview.steps is not None else str(overview.step)
 
 
 def _where(overview: Overview) -> str:
@@ -118,31 +114,24 @@ def _where(overview: Overview) -> str:
 
 def _progress(overview: Overview) -> Progress:
     """The progress of a run, from its metrics."""
-    from rlcli.observe.replay import records_of, replay
-    from rlcli.observe.tail import Tail
+    from rlcli.observe.replay import FollowedRun, progress_of
 
-    lines, _ = Tail(overview.folder / "metrics.jsonl").lines()
-    return replay(records_of(lines), overview.steps or 0, overview.updated or 0.0)
+    records, _ = FollowedRun(overview.folder).refresh()
+    return progress_of(overview, records)
 
 
 def _print_one(overview: Overview, progress: Progress, runs: Path) -> None:
     code = f", exit code {overview.exit_code}" if overview.exit_code else ""
-    style = {"running": "green", "done": "green", "failed": "red", "died": "red"}.get(
-        overview.state, "yellow"
-    )
     head = (
         (short_name(overview.folder, runs), "bold"),
         ("  ", ""),
-        (f"{overview.state}{code}", style),
+        (f"{overview.state}{code}", overview.style),
     )
-    print_styled(*head, (f"  step {steps_of(overview)}", ""))
+    print_styled(*head, (f"  step {overview.steps_done}", ""))
     rows = _facts(overview, progress)
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        first, *others = value.splitlines()
-        print_text(f"  {name:<{width}}  {first}")
-        for line in others:
-            print_text(f"  {'':<{width}}  {line}")
+        print_described(f"  {name:<{width}}  ", value)
     for command in _commands(overview, short_name(overview.folder, runs)):
         print_text(command)
 
@@ -244,12 +233,12 @@ def _commands(overview: Overview, name: str) -> list[str]:
     """The commands to type next."""
     name = shlex.quote(name)
     if overview.is_under_way:
-        return [f"follow it: rlcli attach {name}; stop it: rlcli stop {name}"]
+        return [f"follow it: rlcli attach {name}", f"stop it: rlcli stop {name}"]
     folder = shlex.quote(str(overview.folder))
     return (
         []
         if overview.state == "done"
-        else [f"look: rlcli logs {name}; continue: rlcli resume {folder}"]
+        else [f"look: rlcli logs {name}", f"continue: rlcli resume {folder}"]
     )
 
 

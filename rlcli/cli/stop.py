@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.cli.status import as_document, steps_of
+from rlcli.cli.status import as_document
 from rlcli.observe.run_search import RUNS
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def stop(
     if before.is_under_way:
         patience = _grace(before) if grace is None else grace
         end = stop_here if before.job is None else stop_job
-        has_stopped = end(before, at_once=now, seconds=patience, wait=not no_wait, say=print_talk)
+        with doing(f"waiting for {run} to end"):
+            has_stopped = end(
+                before, at_once=now, seconds=patience, wait=not no_wait, say=print_talk
+            )
         how = "asked to stop" if no_wait else "stopped" if has_stopped else "ended at once"
     after = overview_of(str(before.folder), runs)
     if as_json:
@@ -69,6 +73,6 @@ def _grace(run: Overview) -> float:
 
 def _print(after: Overview, how: str) -> None:
     state = "" if how == "asked to stop" else f": {after.state}"
-    print_text(f"{after.folder} {how}{state} at step {steps_of(after)}")
+    print_text(f"{after.folder} {how}{state} at step {after.steps_done}")
     if not after.is_under_way and after.state != "done":
         print_text(f"to continue: rlcli resume {shlex.quote(str(after.folder))}")

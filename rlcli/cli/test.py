@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.api.headway import doing, heard_by
 from rlcli.cli.arguments import AsJson
 from rlcli.cli.checks import CheckPrinter, SilentPrinter
 from rlcli.cli.output import print_json, print_table, print_text
@@ -93,7 +94,7 @@ def test(
 
     chosen = subjects(kind, name, settings or ())
     printer = SilentPrinter() if as_json else CheckPrinter(traceback)
-    with printer:
+    with printer, heard_by(None):  # it says itself what is done
         from rlcli.testing.runner import Options, run_checks
 
         options = Options(keyword, exit_first, junit, check_seconds, all_layouts)
@@ -119,7 +120,8 @@ def _try_reward(
         raise UsageError("--data is for a reward", hint="rlcli test reward NAME --data FILE.jsonl")
     from rlcli.testing.reward_trial import try_reward_on
 
-    trial = try_reward_on(name, settings, data)
+    with doing(f"scoring the rows of {data}"):
+        trial = try_reward_on(name, settings, data)
     if as_json:
         rows = [asdict(row) for row in trial.rows]
         print_json({"rows": rows, "mean": trial.mean, "rewards_per_second": trial.per_second})

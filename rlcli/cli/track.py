@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.output import print_json, print_text
 from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
@@ -44,7 +45,8 @@ def track(
     check_run_not_planted(folder, "track")
     documents = []
     for tracker in [*map(str, to or ())] or _trackers_of(folder):
-        entry, last_step = _mirror(folder, tracker)
+        with doing(f"sending the run to {tracker}"):
+            entry, last_step = _mirror(folder, tracker)
         documents.append({"tracker": tracker, "last_step": last_step, "entry": entry})
         if not as_json:
             news = "had everything" if last_step is None else f"has all steps up to {last_step}"

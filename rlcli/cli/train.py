@@ -20,7 +20,7 @@ from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rlcli.launch.run import Finished
-    from rlcli.launch.sweep import Sweep
+    from rlcli.launch.sweep import Local, Sweep
     from rlcli.recipe.resolve import Resolved
 
 SWEEP = "Sweep"
@@ -153,10 +153,8 @@ def _sweep(
     as_json: bool,
 ) -> int:
     """Run a sweep; returns the exit code."""
-    from rlcli.launch.sweep import Local, again, check_all, first_goes_alone, open_sweep, slots
-    from rlcli.observe.group_comparison import groups_of
+    from rlcli.launch.sweep import Local, check_all, first_goes_alone, open_sweep, slots
     from rlcli.observe.run_directory import fresh_folder
-    from rlcli.observe.status_line import status_line
     from rlcli.observe.terminal import short_path
 
     check_all(sweep)
@@ -173,8 +171,17 @@ def _sweep(
     local = Local(
         sweep, folder, slots(base, at_once), print_talk, goes_first, is_checked=not no_check
     )
-    with status_line() as look:
-        code = local.run(look)
+    code = local.run()
+    _tell_sweep(local, folder, code, as_json)
+    return code
+
+
+def _tell_sweep(local: Local, folder: Path, code: int, as_json: bool) -> None:
+    """Print how the runs of a sweep ended."""
+    from rlcli.launch.sweep import again
+    from rlcli.observe.group_comparison import groups_of
+    from rlcli.observe.terminal import short_path
+
     overviews = local.overviews()
     if as_json:
         shown = [
@@ -183,20 +190,13 @@ def _sweep(
         ]
         print_json({"ok": code == 0, "exit_code": code, "sweep": str(folder), "runs": shown})
     else:
-        finished = [
-            o.folder
-            for _, o in overviews
-            if o is not None and (o.folder / RESOLVED_RECIPE).is_file()
-        ]
+        folders = [overview.folder for _, overview in overviews if overview is not None]
+        finished = [each for each in folders if (each / RESOLVED_RECIPE).is_file()]
         if finished:
             print_groups(groups_of(finished))
     name = short_path(folder)
-    print_talk(
-        f"curves: rlcli compare {name}"
-        if code == 0
-        else f"to continue: {again(Path(name), sys.argv[1:])}"
-    )
-    return code
+    advice = f"to continue: {again(Path(name), sys.argv[1:])}"
+    print_talk(f"curves: rlcli compare {name}" if code == 0 else advice)
 
 
 def _submit_sweep(

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.cli.output import print_talk
-from rlcli.cli.units import count
 from rlcli.errors import HangError, WorkerError
 from rlcli.launch import lifeline
 from rlcli.launch.orphans import adopt_orphans, end_orphans, lasting_orphans, name_of
 from rlcli.launch.stacks import component_line
-from rlcli.processes import OwnPauses, die_with_parent, ended_how
+from rlcli.observe.units import count
+from rlcli.processes import OwnPauses, die_with_parent, ended_how, seconds_in_queue
 
 if TYPE_CHECKING:
     import psutil
@@ -122,6 +122,7 @@ class _WatchedFork:
         self._stage = ""
         self._deadline = math.inf
         self._pauses = OwnPauses()
+        self._queued = 0.0
         self._verdict: int | None = None
         self._has_ended = False
 
@@ -138,9 +139,14 @@ class _WatchedFork:
                 os.kill(self._pid, signal.SIGINT)
             if self._stage:
                 self._check_count()
-            self._deadline += self._pauses.since_last_look()
+            self._deadline += self._pauses.since_last_look() + self._in_queue()
             if time.monotonic() > self._deadline:
                 return self._overdue()
+
+    def _in_queue(self) -> float:
+        """For how many of the seconds since the last look others computed in its place."""
+        before, self._queued = self._queued, seconds_in_queue(self._pid)
+        return max(0.0, self._queued - before)
 
     def check_nothing_left(self) -> None:
         """Raises WorkerError if a command whose stages are watched has left processes running."""

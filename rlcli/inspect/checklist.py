@@ -13,7 +13,7 @@ from rlcli.inspect.constructors import component_faults
 from rlcli.inspect.devices import list_gpus
 from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.inspect.findings import Finding, count, failure, grouped, without_torch
-from rlcli.inspect.length_checks import check_answers, check_lengths
+from rlcli.inspect.length_checks import check_answers, check_lengths, check_taught
 from rlcli.inspect.model_files import check_model_files, faults_beyond_roles
 from rlcli.inspect.packing import check_packing
 from rlcli.inspect.reward_checks import check_reward, scores_responses, scores_texts, try_reward
@@ -33,6 +33,7 @@ from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.lengths import cache_of, kept_together
 from rlcli.recipe.libraries import libraries_to_install, variables_to_set
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
+from rlcli.recipe.warm_start import warm_starts
 
 if TYPE_CHECKING:
     from rlcli.api.architecture import Architecture
@@ -103,6 +104,7 @@ def _findings(subject: _Subject, rows: int) -> Iterator[Finding]:
     if not any(finding.level == "FAIL" for finding in components):
         yield from _check_rewards(resolved, datasets, looked_at)
     yield from _check_held_out(resolved, datasets, looked_at)
+    yield from _check_taught(subject, rows)
     yield from components
     yield _check_devices(resolved)
     yield from _check_doubtful(resolved)
@@ -116,6 +118,7 @@ def inspect_rows(resolved: Resolved, names: Collection[str], rows: int = 200) ->
     looked_at: Rows = {name: dataset.sample(rows) for name, dataset in datasets.items()}
     yield from _check_rows(subject, datasets, looked_at)
     yield from _check_held_out(resolved, datasets, looked_at)
+    yield from _check_taught(subject, rows)
 
 
 def quick_checks(
@@ -306,6 +309,24 @@ def _check_held_out(
     train, held_out = resolved.recipe.train.dataset, resolved.recipe.train.eval.dataset
     if held_out is not None and held_out != train and {train, held_out} <= set(datasets):
         yield check_leak(datasets[train], datasets[held_out], rows)
+
+
+def _check_taught(subject: _Subject, rows: int) -> Iterator[Finding]:
+    """Whether responses have room for the answers that their model learned to write in the recipe
+    that it starts from."""
+    recipe = subject.recipe
+    starts = {start.role: start.source for start in warm_starts(subject.resolved)}
+    source = starts.get(weights_origin(recipe, prompt_role(recipe)))
+    if source is None or not _generates(recipe.graph):
+        return
+    try:
+        answers = open_dataset(source, source.recipe.train.dataset).sample(rows)
+    except RlcliError:  # reported where that recipe is checked
+        return
+    new_tokens = recipe.generation.build().max_new_tokens
+    finding = check_taught(source.recipe.name, answers, new_tokens)
+    if finding is not None:
+        yield finding
 
 
 # -- rewards and devices ---------------------------------------------------------------------------

@@ -8,11 +8,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from rlcli import registry
-from rlcli.api.config import ModelBackendAbstraction, ModelInterfaceAbstraction
+from rlcli.api.config import (
+    EnvironmentAbstraction,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+)
 from rlcli.errors import RlcliError, UsageError
 from rlcli.project import is_built_in
 from rlcli.recipe.components import signature_of
 from rlcli.recipe.libraries import components_of
+from rlcli.registry.requirements import missing_libraries
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -23,25 +28,33 @@ MAKING = {"__init__", "__new__", "__post_init__", "check_ready"}
 
 
 def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """Errors that interfaces and backends raise when they are made, about their arguments or what
-    these name: some are found no other way. Datasets are opened when they are read.
+    """Errors that interfaces, backends and built-in environments raise when they are made, about
+    their arguments or what these name: some are found no other way. Datasets are opened when they
+    are read, and environments of a project may do anything.
 
     A component that only compares its arguments is not imported, because most import torch."""
     reported: set[str] = set()
-    for path, kind, component in components_of(resolved.recipe):
+    for named in components_of(resolved.recipe):
+        args = named.component.args
         try:
-            _check(kind, component)
+            _check(named.kind, named.component)
         except RlcliError as error:
             if error.what not in reported:
                 reported.add(error.what)
-                named = [word for word in re.findall(r"\w+", error.what) if word in component.args]
-                location = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
+                words = [word for word in re.findall(r"\w+", error.what) if word in args]
+                path = (*named.args_path, words[0]) if words else named.name_path
+                location = resolved.origin(path)
                 error.where = error.where or str(location)
                 yield error
 
 
 def _check(kind: str, component: Component) -> None:
     if kind == "datasets":
+        return
+    if kind == "environments":
+        described = signature_of(kind, component.type)
+        if is_built_in(described.path) and not any(missing_libraries(described)):
+            registry.make_environment(EnvironmentAbstraction(component.type, component.args))
         return
     if _only_compares_arguments(kind, component.type):
         _compare_arguments(kind, component)

@@ -15,6 +15,9 @@ from rlcli.recipe.warm_start import warm_starts
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
+USUAL_WEIGHTS = 0.02
+"""Standard deviation of the weights of most language models, at first and later."""
+
 
 def recipe_warnings(resolved: Resolved) -> Iterator[str]:
     """Warnings, each with its place. Nothing is loaded for them."""
@@ -28,6 +31,7 @@ def contradictions(resolved: Resolved) -> Iterator[str]:
     yield from _endless_warmups(resolved)
     yield from _heads_that_never_learned(resolved)
     yield from _unequal_temperatures(resolved)
+    yield from _steps_beyond_weights(resolved)
 
 
 def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
@@ -94,4 +98,20 @@ def _unequal_temperatures(resolved: Resolved) -> Iterator[str]:
                 f"{resolved.origin(('graph', name, 'interface'))}: {name} computes log-probs at "
                 f"temperature {temperature}, of responses sampled at {min(sampled_at)}; set its "
                 "temperature to ${generation.temperature}"
+            )
+
+
+def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
+    """A learning rate with which one step of AdamW, which moves each weight by up to that rate,
+    replaces what the weights were."""
+    for name in resolved.recipe.trained_roles:
+        role = resolved.recipe.models[name]
+        backend, scratch = role.backend, role.scratch or {}
+        lr = argument_of("backends", backend.type, backend.args, "lr") if backend else None
+        size = scratch.get("initializer_range", USUAL_WEIGHTS)
+        if isinstance(lr, float) and isinstance(size, float) and lr >= size:
+            yield (
+                f"{resolved.origin(('models', name, 'backend', 'args', 'lr'))}: lr {lr:g} moves "
+                f"each weight of {name} by up to {lr:g} a step, and weights are about {size:g} in "
+                f"size; one step replaces the model: try {size / 20:.0e}"
             )

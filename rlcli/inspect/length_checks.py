@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.data import Preview, Survey
@@ -114,16 +114,30 @@ def check_answers(
     if not limits.new_tokens or not any(answers.values()):
         return None
     encoded = tokenizer(list(answers.values()), add_special_tokens=False).input_ids
-    lengths = dict(zip(answers, map(len, encoded), strict=True))
-    cut = [where for where, length in lengths.items() if length + 1 > limits.new_tokens]
+    lengths = dict(zip(answers, (len(tokens) + 1 for tokens in encoded), strict=True))
+    return _check_responses(f"{name} answers", "", lengths, limits.new_tokens)
+
+
+def check_taught(recipe: str, rows: Sequence[Preview], new_tokens: int) -> Finding | None:
+    """Whether a response has room for the answers that its model was trained on in the recipe that
+    it starts from. None if nearly all fit, or the rows have no answers."""
+    lengths = {location(row): max(map(sum, row.trained)) for row in rows if row.trained}
+    return _check_responses("responses", f" that {recipe} trains on", lengths, new_tokens)
+
+
+def _check_responses(
+    about: str, of_what: str, lengths: Mapping[str, int], new_tokens: int
+) -> Finding | None:
+    """`lengths`: those of answers by their location, each with the token that ends it."""
+    cut = [where for where, length in lengths.items() if length > new_tokens]
     if len(cut) <= CUT_ANSWERS * len(lengths):
         return None
     return Finding(
         level="warn",
-        about=f"{name} answers",
+        about=about,
         says=(
-            f"{count(len(cut), 'answer')} ({share(len(cut), len(lengths))}) take more than the "
-            f"{limits.new_tokens} tokens of a response, its end included"
+            f"{count(len(cut), 'answer')}{of_what} ({share(len(cut), len(lengths))}) take more "
+            f"than the {new_tokens} tokens of a response, its end included"
         ),
         details=some_of(cut),
         fix="raise generation.max_new_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,9 +141,7 @@ def check_exam(resolved: Resolved) -> None:
         )
 
 
-def examine(
-    resolved: Resolved, phase: Callable[[str], None], rows: int | None, shown: int
-) -> Evaluated:
+def examine(resolved: Resolved, rows: int | None, shown: int) -> Evaluated:
     """Have the recipe's workers answer at most the first `rows` rows,
     and read the responses to the first `shown`."""
     from rlcli.launch.workers import workers
@@ -155,7 +153,7 @@ def examine(
         tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder,
         workers(resolved.recipe, topology, Path(folder)) as running,
     ):
-        return evaluate_alone(resolved.recipe, topology, running.transport, phase, rows, shown)
+        return evaluate_alone(resolved.recipe, topology, running.transport, rows, shown)
 
 
 def _keys(prefix: str, component: Component) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.api.headway import say
 from rlcli.errors import ModelError, NoWholeCheckpoint
 
 if TYPE_CHECKING:
@@ -78,13 +79,14 @@ def verified_checkpoint(
     """The newest checkpoint that the ranks found to be whole, every byte of it; None if there is
     none yet. Raises NoWholeCheckpoint."""
     from rlcli.runtime.checkpoints import verify_on_ranks
+    from rlcli.runtime.rank_counts import VERIFYING
     from rlcli.runtime.ranks import Ranks
 
     ranks = Ranks(running.transport, topology.world_size, recipe.launch.step_deadline)
     patience = recipe.launch.startup_deadline
     rejected: dict[Path, ModelError] = {}
     while start is not None:
-        display.phase("verifying the checkpoint")
+        say(VERIFYING)
         faults = ranks.run(verify_on_ranks(start.folder, ranks, topology.world_size, patience))
         if not faults:
             break

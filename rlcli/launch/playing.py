@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import registry
+from rlcli.api.chat_template import shared_length
 from rlcli.api.config import (
     GenerationHyperparameters,
     MicroBatchSpec,
@@ -248,7 +249,7 @@ class _WatchedStream:
         self._tokenizer = tokenizer
         self._show = show
         self._ids: list[int] = []
-        """The tokens that were shown."""
+        """The tokens that were shown, of what the policy continues."""
         self._turns = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -263,7 +264,12 @@ class _WatchedStream:
 
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
         ids = prompt.tolist()
-        self._add("observed" if self._ids else "prompt", ids[len(self._ids) :])
+        shared = shared_length(self._ids, ids)
+        label = "prompt"
+        if self._ids:
+            label = "observed" if shared == len(self._ids) else "rewritten"
+        del self._ids[shared:]
+        self._add(label, ids[shared:])
         return int(self._stream.submit(prompt, seed))
 
     def collect(self, until: Callable[[], bool] = lambda: False) -> Iterable[Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from yaml import YAMLError
 
+from rlcli.api.headway import heard_by
 from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object, read_text
 from rlcli.launch import lifeline
@@ -68,6 +69,7 @@ def resume_run(
     named = found_from_here(recipe_file)
     check_run_not_planted(run_dir, "resume")
     with (
+        heard_by(display),
         RunDirectory.reopen(run_dir, lifeline.supervisor) as run,
         StopSignals(display.warning) as stop,
         _in_its_folder(run, display.note),

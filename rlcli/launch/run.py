@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
+from rlcli.api.headway import doing, heard_by
 from rlcli.errors import (
     DataError,
     HangError,
@@ -71,18 +72,20 @@ def run_recipe(
     """Run a recipe, after the recipes that it starts from; `check_rows`: check some rows of each
     first. Raises RlcliError."""
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
-    check_before_start(
-        resolved,
-        run_dir,
-        runs_first(resolved, log_dir),
-        display.warning if check_rows else None,
-        display.note,
-    )
-    with StopSignals(display.warning) as stop:
-        recipe, stopped = with_warm_starts(resolved, log_dir, display, stop)
-        if stopped is not None:
-            return stopped
-        return _run_one(resolved, recipe, run_dir, log_dir, display, stop, command=command)
+    with heard_by(display):
+        with doing("checking rows and files"):
+            check_before_start(
+                resolved,
+                run_dir,
+                runs_first(resolved, log_dir),
+                display.warning if check_rows else None,
+                display.note,
+            )
+        with StopSignals(display.warning) as stop:
+            recipe, stopped = with_warm_starts(resolved, log_dir, display, stop)
+            if stopped is not None:
+                return stopped
+            return _run_one(resolved, recipe, run_dir, log_dir, display, stop, command=command)
 
 
 def prepare_run(resolved: Resolved, run_dir: Path) -> None:
@@ -226,9 +229,11 @@ def drive(
     unless it is a job.
     """
     from rlcli.disk_errors import explain_disk_errors
+    from rlcli.observe.setup_times import FILE, SetupTimes, usual_times
     from rlcli.recipe.measured import with_choices
 
     has_begun = write_down is None
+    times = SetupTimes(display, usual_times(run.path))
 
     def begin(step: int, choices: Sequence[Choice]) -> None:
         nonlocal has_begun, recipe
@@ -249,11 +254,13 @@ def drive(
         if choices:
             record_choices(run, choices, display)
         has_begun = True
+        run.write_text(FILE, times.end())
         lifeline.report(begun=True)
         mirrors.start()
 
     is_job = recipe.launch.type == "slurm"  # nobody is watching its terminal
     with (
+        heard_by(times),
         Mirrors(run.path, recipe.log.trackers, display) as mirrors,
         _status_of_failures(recipe, run, lambda: has_begun or is_job),
     ):
@@ -342,7 +349,8 @@ def _draw_curves(recipe: Recipe, run: RunDirectory) -> None:
 
     if recipe.log.plot and run.metrics.exists():
         title = f"{recipe.name}/{run.path.name}"
-        plot_curves(_read_or_warn(read_metrics, run.metrics), run.curve, title)
+        with doing("drawing the curves"):
+            plot_curves(_read_or_warn(read_metrics, run.metrics), run.curve, title)
 
 
 def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> RunOutcome:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.api.headway import doing
 from rlcli.api.run_folder import RESOLVED_RECIPE, SWEEP
 from rlcli.errors import ResourceError, UsageError
 from rlcli.files import known_object, make_folder, not_writable, private_file, replace_file
@@ -94,18 +95,25 @@ class Local:
     """Slot → the run in it."""
     _stopped_by: int | None = None
 
-    def run(self, look: Callable[[str], None]) -> int:
-        """Run everything that is not done yet; `look` gets the current state. Returns the exit
-        code: 0 if all are done, else that of the first run that is not."""
+    def run(self) -> int:
+        """Run everything that is not done yet. Returns the exit code: 0 if all are done, else that
+        of the first run that is not."""
         waiting = [run for run in self.sweep.runs if not self._is_done(run)]
-        with self._forwarded_signals():
+        done_before = last = self._steps()[0]
+        with (
+            self._forwarded_signals(),
+            doing(f"training {len(waiting)} runs", unit="steps") as work,
+        ):
             while (waiting and self._stopped_by is None) or self._busy:
                 for slot in range(len(self.slots)):
                     if waiting and slot not in self._busy and self._may_start():
                         self._start(slot, waiting.pop(0))
                 time.sleep(LOOK_SECONDS)
                 self._collect()
-                look(self._now())
+                done, total = self._steps()
+                work.expect(total - done_before)
+                work.advance(done - last)
+                last = done
         if self._stopped_by is not None:
             return 130 if self._stopped_by == signal.SIGINT else 75
         return next((code for code in self.exit_codes.values() if code), 0)
@@ -173,18 +181,13 @@ class Local:
         where = f"; see {self.folder / run.name}.log" if code else ""
         return f"{run.name}  {how}{where}"
 
-    def _now(self) -> str:
-        """The current state, in words."""
-        parts = []
-        for run, _ in self._busy.values():
-            overview = read_overview(self.folder / run.name)
-            parts.append(
-                f"{run.name} step {overview.step}"
-                if overview is not None
-                else f"{run.name} is starting"
-            )
-        over = len([run for run in self.sweep.runs if run.name in self.exit_codes])
-        return f"{over} of {len(self.sweep.runs)} runs are over; {', '.join(parts)}"
+    def _steps(self) -> tuple[int, int]:
+        """Steps that are done, and those of all runs, as far as these have said how many."""
+        overviews = [overview for _, overview in self.overviews() if overview is not None]
+        planned = [overview.steps for overview in overviews if overview.steps is not None]
+        mean = sum(planned) / len(planned) if planned else 0
+        unsaid = len(self.sweep.runs) - len(planned)
+        return sum(overview.step for overview in overviews), round(sum(planned) + unsaid * mean)
 
     @contextmanager
     def _forwarded_signals(self) -> Iterator[None]:

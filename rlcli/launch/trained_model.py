@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlcli.api.headway import BYTES, doing
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.api.weight_files import PARTS
 from rlcli.errors import UsageError
@@ -39,7 +40,6 @@ def trained_model(
 
     Raises UsageError, ModelError.
     """
-    from rlcli.checkpoint import convert
     from rlcli.checkpoint.role_folders import check_digests, find_role
 
     path = named_folder(Path(named).expanduser())
@@ -57,9 +57,17 @@ def trained_model(
     )
     run = path if (path / RESOLVED_RECIPE).is_file() else None
     with tempfile.TemporaryDirectory(prefix="rlcli-model-") as home:
-        folder = role_folder.folder
-        if any(folder.glob(PARTS)):
-            plan = convert.plan_to_hf(folder, Path(home, "model"))
-            convert.convert(plan, lambda _: None)
-            folder = plan.target
+        folder = _in_one_piece(role_folder.folder, Path(home, "model"))
         yield TrainedModel(str(folder), described, run, role_folder.role)
+
+
+def _in_one_piece(folder: Path, target: Path) -> Path:
+    """The folder of a model; the target, if shards of several ranks had to be combined there."""
+    from rlcli.checkpoint import convert
+
+    if not any(folder.glob(PARTS)):
+        return folder
+    plan = convert.plan_to_hf(folder, target)
+    with doing("combining the shards of the model", plan.bytes, BYTES) as work:
+        convert.convert(plan, work.advance)
+    return target

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.api.headway import doing
 from rlcli.errors import HangError
 from rlcli.launch.stacks import where_ranks_are
 from rlcli.open_files import (
@@ -31,7 +32,8 @@ LEAVE_WITHIN = 60.0
 def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Running]:
     """Workers of a recipe, in this process or in others that log to the run's folder."""
     _check_open_files(recipe, topology)
-    running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
+    with doing("starting the ranks"):
+        running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
     try:
         yield running
     except HangError as error:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.launch.stacks import ask_for_stacks
 from rlcli.messaging.messages import RESTARTED, Report
+from rlcli.messaging.pulse import LOST_AFTER, Peer
 from rlcli.open_files import TOO_MANY, needed_by_rank, too_few
 from rlcli.processes import ended_how
 from rlcli.runtime.worker_main import WORKER_FILE
@@ -91,6 +93,7 @@ class World:
         and the error of a rank that cannot start."""
         try:
             self.transport.wait_for_workers(self._deadline)
+            self._wait_for_heartbeats()
             self._is_up = True
         except HangError:
             missing = sorted({*self._ranks.nodes} - {*self._agent_facts()})
@@ -102,6 +105,18 @@ class World:
             command = shlex.join(agent_command(self._logs.parent, missing[0]))
             hint = f"start it: {command}" if self._by_hand else f"see the logs in {self._logs}"
             raise HangError(message, where=self.name_of(missing[0]), hint=hint) from None
+
+    def _wait_for_heartbeats(self) -> None:
+        """Wait for the first heartbeat of each agent and rank. On a busy machine an agent's may be
+        late, and the record of the run's processes holds only those that were heard from."""
+        agents: set[Peer] = {("node", node) for node in self._ranks.nodes}
+        ranks: set[Peer] = {("rank", rank) for rank in range(len(self._ranks.nodes))}
+        end = time.monotonic() + self._deadline
+        while late := sorted((agents | ranks) - self.transport.pulses.facts.keys()):
+            if time.monotonic() > end:
+                raise HangError(f"no heartbeat from {late[0][0]} {late[0][1]} so far")
+            self._check_alive(LOST_AFTER)
+            time.sleep(0.02)
 
     # -- who is alive ------------------------------------------------------------------------------
 
@@ -303,7 +318,8 @@ class World:
 
         def ask() -> None:
             for pid in asked.values():
-                os.kill(pid, signal.SIGUSR1)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, signal.SIGUSR1)
 
         ask_for_stacks(self._logs, list(asked), ask)
 

@@ -43,6 +43,9 @@ its `text`."""
 RESTARTED = "restarted"
 """Name of the report that a process of a server or pool was started again: its `group` and `name`,
 the `machine`, and `how` it had ended."""
+COUNTED = "counted"
+"""Name of the report of how far a request is: its `number`, the name `of` what was requested, and
+the `count` (`rlcli.api.headway.Count`)."""
 WRITTEN = "checkpoint_written"
 """Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
 
@@ -153,6 +156,8 @@ class Reply:
     rank: int
     value: Fields = field(default_factory=dict)
     failure: Failure | None = None
+    timing: Fields = field(default_factory=dict, compare=False)
+    """When it was worked on (`rlcli.api.timing.Timing`); empty if that was not recorded."""
 
 
 @dataclass(frozen=True)

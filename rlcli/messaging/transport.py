@@ -22,6 +22,8 @@ from typing import Any, Protocol
 
 import zmq
 
+from rlcli.api.headway import Headway
+from rlcli.api.timing import recorded
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.messaging.control import CONTROL_FILE, Control, listen
 from rlcli.messaging.messages import (
@@ -135,7 +137,10 @@ class ZmqMaster:
         """Wait until every rank has said hello. Raises the error of a rank that cannot start, and
         ResourceError F61 if there were no descriptors left for its connections."""
         end = time.monotonic() + deadline
+        work, is_up = Headway(self._world_size, "ranks"), 0
         while missing := sorted({rank for rank, _ in self._expected - {*self._identities}}):
+            work.advance(self._world_size - len(missing) - is_up)
+            is_up = self._world_size - len(missing)
             late = f"rank {missing[0]} to start ({len(missing)} of {self._world_size} are missing)"
             try:
                 message = self._next(
@@ -396,9 +401,16 @@ class ZmqWorker:
 
 def _answer(request: Request, rank: int, handle: Handle, failure: FailureOf) -> Reply:
     try:
-        return Reply(request.number, rank, handle(request))
+        return _answer_timed(request, rank, handle)
     except Exception as error:
         return Reply(request.number, rank, failure=failure(error))
+
+
+def _answer_timed(request: Request, rank: int, handle: Handle) -> Reply:
+    """The answer, with the time that it took. Raises what `handle` raises."""
+    with recorded() as timing:
+        value = handle(request)
+    return Reply(request.number, rank, value, timing=timing.as_json())
 
 
 def _end_here(why: str) -> None:
@@ -445,7 +457,7 @@ class InlineTransport:
         if request.lane == COMPUTE:
             self._check()
             with self._waiting(f"{request.name} on rank {rank}", limit):
-                self._replies.put(Reply(request.number, rank, self._handle(request)))
+                self._replies.put(_answer_timed(request, rank, self._handle))
             return
         if request.lane not in self._lanes:
             self._lanes[request.lane] = queue.SimpleQueue()

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
+from rlcli.api.headway import Count
 from rlcli.errors import escape_control
 from rlcli.observe.progress import EVALUATED, Progress
 from rlcli.observe.series import clock_time, short
+from rlcli.observe.status_line import SILENCE, StatusLine, StatusLog, can_redraw
 from rlcli.observe.terminal import PatientStream, one_line, short_path
 
 EVENTS = "RLCLI_EVENTS"
@@ -35,7 +37,10 @@ class Display(Protocol):
         """Continue from the known progress of the run that has begun, instead of from nothing."""
 
     def phase(self, text: str) -> None:
-        """The current activity: "loading actor", "actor_gen"."""
+        """The current activity: "loading actor", "actor_gen". May be called before `start`."""
+
+    def count(self, count: Count, of: str = "") -> None:
+        """So much is done of a phase, by default of the current one."""
 
     def step(self, record: Mapping[str, Any]) -> None:
         """A step is done; `record` is its line of metrics.jsonl."""
@@ -73,16 +78,13 @@ def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
 
         return EventDisplay(int(pipe))
     stream = stream or sys.stderr
-    if (
-        quiet
-        or not PatientStream(stream).isatty()
-        or os.environ.get("TERM", "") in ("", "dumb", "unknown")
-    ):
+    if quiet or not can_redraw(stream):
         return PlainDisplay(stream, quiet=quiet)
     from rlcli.observe.live import LiveDisplay
     from rlcli.observe.terminal import open_console
 
-    return LiveDisplay(open_console(stream))
+    console = open_console(stream)
+    return LiveDisplay(console, setting_up=StatusLine(lambda: console))
 
 
 class PlainDisplay:
@@ -90,8 +92,6 @@ class PlainDisplay:
     more if steps are slow."""
 
     LINES_PER_RUN = 20
-    LONGEST_SILENCE = 30.0
-    """Seconds without output after which a step gets an extra line."""
     SHORTEST_GAP = 1.0
 
     def __init__(
@@ -102,6 +102,7 @@ class PlainDisplay:
         self._quiet = quiet
         self._clock = clock
         self._progress: Progress | None = None
+        self._log = StatusLog(self.note, clock)
         self._printed = (-float("inf"), 0)
         """Time at which the last line of a step was printed, and its step."""
 
@@ -119,7 +120,11 @@ class PlainDisplay:
             self.note(step_line(progress))
 
     def phase(self, text: str) -> None:
-        """Do nothing: too short-lived for a log."""
+        """Print nothing: too short-lived for a log."""
+        self._log.phase(text)
+
+    def count(self, count: Count, of: str = "") -> None:
+        self._log.count(count, of)
 
     def step(self, record: Mapping[str, Any]) -> None:
         progress = self._need_progress()
@@ -158,7 +163,7 @@ class PlainDisplay:
         if progress.done <= 1 or (progress.steps and progress.done >= progress.steps):
             return True
         is_turn = progress.done - step >= progress.steps // self.LINES_PER_RUN
-        return silence >= self.LONGEST_SILENCE or (is_turn and silence >= self.SHORTEST_GAP)
+        return silence >= SILENCE or (is_turn and silence >= self.SHORTEST_GAP)
 
     def _need_progress(self) -> Progress:
         if self._progress is None:
@@ -166,6 +171,7 @@ class PlainDisplay:
         return self._progress
 
     def _say(self, text: str) -> None:
+        self._log.note_output()
         self._stream.write(f"{escape_control(text)}\n")
         self._stream.flush()
 

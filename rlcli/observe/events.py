@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Self
 
+from rlcli.api.headway import Count
 from rlcli.observe.display import Display
 from rlcli.observe.progress import Progress
 from rlcli.observe.terminal import PatientStream
@@ -29,6 +30,9 @@ class EventDisplay:
 
     def phase(self, text: str) -> None:
         self._send("phase", text)
+
+    def count(self, count: Count, of: str = "") -> None:
+        self._send("count", count, of)
 
     def step(self, record: Mapping[str, Any]) -> None:
         self._send("step", dict(record))
@@ -69,5 +73,8 @@ def show_event(line: str, display: Display) -> None:
         name, *arguments = json.loads(line)
     except (ValueError, TypeError, RecursionError):
         return
-    if name in SENT:
+    if name == "count":
+        count, of = arguments
+        display.count(Count(*count), of)
+    elif name in SENT:
         getattr(display, name)(*arguments)

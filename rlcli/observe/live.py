@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from textwrap import wrap
 from typing import Any, Protocol, Self
 
 from rich.cells import cell_len
@@ -15,14 +16,22 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from rlcli.api.headway import Count, Listener
 from rlcli.errors import escape_control
+from rlcli.observe.activity import Activity
 from rlcli.observe.display import evaluation_line
 from rlcli.observe.progress import EVALUATED, Progress
 from rlcli.observe.series import clock_time, short, sparkline
-from rlcli.observe.terminal import one_line, short_path, speaks_unicode
+from rlcli.observe.terminal import bar, cut, one_line, short_path, speaks_unicode
 
+NOW = "  now: "
 LABEL_WIDTH = 10
 VALUE_WIDTH = 9
+LONGEST_CALL = 30
+"""Maximum length of the name of a call."""
+NEXT_TO_TITLE = 40
+"""Columns that are left to steps, bar and remaining time."""
+BETWEEN_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 WIDEST = 100
 """Maximum width of the display, in columns."""
 
@@ -37,25 +46,37 @@ class Drawing(Protocol):
 class LiveDisplay:
     """Implements `Display`. Rich's thread redraws it twice a second, also during a step."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+        setting_up: Listener | None = None,
+    ):
+        """`setting_up` shows what is done before the run starts."""
         self._console = console
+        self._setting_up = setting_up
         self._clock = clock
         self._unicode = speaks_unicode(console)
         self._lock = threading.RLock()
         self._progress: Progress | None = None
-        self._phase = ""
+        self._activity = Activity(clock)
         self._live: Drawing | None = None
 
     def start(
         self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step"
     ) -> None:
         self.stop()
-        location = f"  ->  {one_line(short_path(run_dir))}"
-        self._console.print(Text.assemble("run  ", (one_line(run_name), "bold"), location))
+        name = one_line(run_name)
+        text = f"run  {name}  ->  {one_line(short_path(run_dir))}"
+        self._print(text, "bold", slice(5, 5 + len(name)))
         self._progress = Progress(one_line(title), steps, self._clock)
-        self._phase = "starting"
+        self._activity.phase("starting")
         self._live = self._start_drawing()
         atexit.register(self.stop)
+
+    def _end_set_up(self) -> None:
+        if self._setting_up is not None:
+            self._setting_up.phase("")
 
     def _start_drawing(self) -> Drawing:
         live = Live(
@@ -74,11 +95,19 @@ class LiveDisplay:
 
     def phase(self, text: str) -> None:
         with self._lock:
-            self._phase = one_line(text)
+            self._activity.phase(text)
+        if self._live is None and self._setting_up is not None:
+            self._setting_up.phase(text)
+
+    def count(self, count: Count, of: str = "") -> None:
+        with self._lock:
+            self._activity.count(count, of)
+        if self._live is None and self._setting_up is not None:
+            self._setting_up.count(count, of)
 
     def step(self, record: Mapping[str, Any]) -> None:
         with self._lock:
-            self._phase = ""
+            self._activity.phase("")
             self._need_progress().step(record)
 
     def evaluation(self, step: int, record: Mapping[str, Any]) -> None:
@@ -87,10 +116,21 @@ class LiveDisplay:
         self.note(evaluation_line(step, results))
 
     def note(self, text: str) -> None:
-        self._console.print(Text(escape_control(text)))
+        self._print(escape_control(text))
 
     def warning(self, text: str) -> None:
-        self._console.print(Text.assemble(("warning: ", "yellow"), escape_control(text)))
+        self._print(f"warning: {escape_control(text)}", "yellow", slice(0, 8))
+
+    def _print(self, text: str, style: str = "", styled: slice = slice(0)) -> None:
+        """Print lines that stay, wrapped between words only, so that a long path can be copied."""
+        lines = [
+            part
+            for line in text.split("\n")
+            for part in wrap(line, self._console.width, **BETWEEN_WORDS) or [""]
+        ]
+        shown = Text("\n".join(lines))
+        shown.stylize(style, styled.start, styled.stop)
+        self._console.print(shown, soft_wrap=True)
 
     def finish(self, summary: str | None = None) -> None:
         self.stop()
@@ -99,7 +139,8 @@ class LiveDisplay:
 
     def stop(self) -> None:
         with self._lock:
-            self._phase = ""
+            self._activity.phase("")
+        self._end_set_up()
         live, self._live = self._live, None
         if live is not None:
             atexit.unregister(self.stop)
@@ -114,16 +155,21 @@ class LiveDisplay:
     def picture(self) -> Group:
         """The current display; no line is wider than the console."""
         with self._lock:
-            progress = self._need_progress()
             width = min(self._console.width, WIDEST)
-            lines = [self._progress_line(progress, width), *self._curve_lines(progress, width)]
-            lines += self._pace_lines(progress, width)
-            if self._phase:
-                lines.append(Text(f"  now: {self._phase}", style="dim"))
+            lines = self._run_lines(self._need_progress(), width)
+            if activity := self._activity.line(width - len(NOW), self._unicode):
+                lines.append(Text(NOW, style="dim").append_text(activity))
         for line in lines:
             line.no_wrap = True
             line.truncate(width, overflow="ellipsis" if self._unicode else "crop")
         return Group(*lines)
+
+    def _run_lines(self, progress: Progress, width: int) -> list[Text]:
+        return [
+            self._progress_line(progress, width),
+            *self._curve_lines(progress, width),
+            *self._pace_lines(progress, width),
+        ]
 
     def _progress_line(self, progress: Progress, width: int) -> Text:
         elapsed = clock_time(progress.elapsed)
@@ -131,7 +177,8 @@ class LiveDisplay:
             return Text.assemble(
                 (f"{progress.title} {progress.done}", "bold"), f"  {elapsed} so far"
             )
-        head = f"{progress.title} {progress.done:>{len(str(progress.steps))}}/{progress.steps}  "
+        title = cut(progress.title, max(LABEL_WIDTH, width - NEXT_TO_TITLE), self._unicode)
+        head = f"{title} {progress.done:>{len(str(progress.steps))}}/{progress.steps}  "
         if progress.done >= progress.steps:
             tail = f"  took {elapsed}"
         else:
@@ -140,12 +187,9 @@ class LiveDisplay:
                 if progress.eta is not None
                 else f"  {elapsed} so far"
             )
-        room = max(0, width - cell_len(head) - len(tail))
-        filled = min(room, room * progress.done // progress.steps)
-        full, rest = ("━", "─") if self._unicode else ("#", "-")
-        return Text.assemble(
-            (head, "bold"), (full * filled, "green"), (rest * (room - filled), "dim"), tail
-        )
+        room = width - cell_len(head) - len(tail)
+        filled = bar(progress.done, progress.steps, room, self._unicode)
+        return Text.assemble((head, "bold"), filled, tail)
 
     def _curve_lines(self, progress: Progress, width: int) -> list[Text]:
         """Reward or loss, the main evaluation result, KL and length, as far as the run has them."""
@@ -182,7 +226,8 @@ class LiveDisplay:
         text = ""
         for name, seconds in progress.calls:
             digits = 1 if seconds >= 10 else 2
-            timing = f"{dot if text else ''}{one_line(name)} {seconds:.{digits}f}"
+            shown = cut(name, LONGEST_CALL, self._unicode)
+            timing = f"{dot if text else ''}{shown} {seconds:.{digits}f}"
             if len(text) + len(timing) > width - 2:
                 break
             text += timing

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console, Group
 
+from rlcli.api.headway import Count
 from rlcli.observe.live import Drawing, LiveDisplay
 from rlcli.observe.terminal import open_console
 
@@ -36,6 +37,10 @@ class NotebookDisplay(LiveDisplay):
 
     def phase(self, text: str) -> None:
         super().phase(text)
+        self._redraw()
+
+    def count(self, count: Count, of: str = "") -> None:
+        super().count(count, of)
         self._redraw()
 
     def step(self, record: Mapping[str, Any]) -> None:

@@ -18,6 +18,8 @@ from rlcli.observe.tail import Tail
 
 LOOK_SECONDS = 0.5
 
+Look = Callable[[Path], Overview | None]
+
 
 class Clock:
     """The current time of a replay; once it has caught up, the real time."""
@@ -64,30 +66,52 @@ def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Pr
     return progress
 
 
-def follow(
-    folder: Path,
-    display: Display,
-    name: str,
-    look: Callable[[Path], Overview | None] = read_overview,
-) -> Overview:
-    """Show a run until it is over, from its files alone; `look` returns its state. Returns the
-    final state. Raises ResourceError F72."""
-    tail = Tail(folder / "metrics.jsonl")
-    run = _known(look(folder), folder)
-    records = records_of(tail.lines()[0])
-    progress = replay(records, run.steps or 0, run.updated or time.time())
-    display.start(name, folder, progress.steps)
+def progress_of(run: Overview, records: Sequence[Mapping[str, Any]]) -> Progress:
+    """The progress of a run after these records, its last."""
+    return replay(records, run.steps or 0, run.updated or time.time())
+
+
+class FollowedRun:
+    """A run from its files alone, as it was when they were last looked at."""
+
+    def __init__(self, folder: Path, look: Look = read_overview):
+        """`look` returns the state of the run."""
+        self.folder = folder
+        self._look = look
+        self._tail = Tail(folder / "metrics.jsonl")
+        self.overview: Overview | None = None
+        """None: its folder is gone."""
+
+    def refresh(self) -> tuple[list[dict[str, Any]], bool]:
+        """Look again. Returns new records, and whether those before are void: the run was resumed
+        and repeats steps."""
+        # read before its metrics: a run that is over has written all of them
+        self.overview = self._look(self.folder)
+        lines, is_new = self._tail.lines()
+        return records_of(lines), is_new
+
+    def present(self) -> Overview:
+        """Its state. Raises ResourceError F72 if its folder is gone."""
+        if self.overview is None:
+            raise ResourceError(f"{self.folder} is not the folder of a run any more", code="F72")
+        return self.overview
+
+
+def follow(files: FollowedRun, display: Display, name: str) -> Overview:
+    """Show a run until it is over. Returns its final state. Raises ResourceError F72."""
+    records, _ = files.refresh()
+    run = files.present()
+    progress = progress_of(run, records)
+    display.start(name, files.folder, progress.steps)
     display.take_up(progress)
     while True:
-        # read before its metrics: a run that is over has written all of them
-        run = _known(look(folder), folder)
-        lines, is_new = tail.lines()
-        if is_new:  # it was resumed and repeats steps
-            progress = replay(records_of(lines), run.steps or 0, run.updated or time.time())
+        records, is_new = files.refresh()
+        run = files.present()
+        if is_new:
+            progress, records = progress_of(run, records), []
             display.take_up(progress)
-            lines = []
         progress.steps = run.steps or 0
-        for record in records_of(lines):
+        for record in records:
             if results := evaluation_in(record):
                 display.evaluation(int(record["step"]), results)
             if record["step"]:
@@ -97,12 +121,6 @@ def follow(
             return run
         display.phase(f"{run.state}, last update {run.age or 0:.0f} s ago")
         time.sleep(LOOK_SECONDS)
-
-
-def _known(run: Overview | None, folder: Path) -> Overview:
-    if run is None:
-        raise ResourceError(f"{folder} is not the folder of a run any more", code="F72")
-    return run
 
 
 def feed(progress: Progress, record: Mapping[str, Any]) -> None:

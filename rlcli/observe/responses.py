@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlcli.api.chat_template import shared_length
 from rlcli.api.key_meaning import (
     ADVANTAGES,
     ANSWER_CLASSES,
     DENSE_REWARDS,
+    FORKS,
     MEANINGS,
     NOT_ENDED,
     PROMPT_MASK,
@@ -193,24 +195,58 @@ def _lengths(batch: SequenceSample) -> list[int]:
 def _texts(sample: SequenceSample, tokenizer: Any) -> list[dict[str, Any]]:
     answer = sample.metadata.get("answer", [None])[0]
     shown_answer = None if answer is None else str(answer)
-    sequences = sample.data[SEQUENCES].cpu().split(sample.flat_seqlens(SEQUENCES))
-    texts = [
-        _texts_of_runs(tokens, mask, tokenizer)
-        for tokens, mask in zip(sequences, _response_masks(sample), strict=True)
-    ]
     return [
         {"prompt": prompt, "response": response, "answer": shown_answer}
-        for prompt, response in texts
+        for prompt, response in (_as_texts(runs, tokenizer) for runs in _runs_of(sample))
     ]
 
 
-def _texts_of_runs(tokens: torch.Tensor, mask: torch.Tensor, tokenizer: Any) -> tuple[str, str]:
+def _as_texts(runs: Sequence[TokenRun], tokenizer: Any) -> tuple[str, str]:
     """The prompt of a sequence, and what follows: the texts of turns, and between them, in angle
     brackets, what was observed."""
-    prompt, *runs = _runs(tokens, mask)
-    texts = [tokenizer.decode(run, skip_special_tokens=True) for run in runs]
+    prompt, *texts = [run.text(tokenizer) for run in runs]
     texts[1::2] = [f"⟨{observed}⟩" for observed in texts[1::2]]
-    return tokenizer.decode(prompt, skip_special_tokens=True), "".join(texts)
+    return prompt, "".join(texts)
+
+
+class TokenRun(NamedTuple):
+    """Tokens of a sequence: its prompt, a turn, or what was observed between two turns."""
+
+    tokens: torch.Tensor
+    repeated: int | None
+    """None, unless another row begins with it: how many of its tokens the row before begins with
+    too."""
+
+    def text(self, tokenizer: Any) -> str:
+        """Without what is repeated."""
+        new = self.tokens[self.repeated or 0 :]
+        return str(tokenizer.decode(new, skip_special_tokens=True))
+
+
+def _runs_of(sample: SequenceSample) -> list[list[TokenRun]]:
+    """The runs of each sequence, in the order of `_runs`."""
+    sequences = sample.data[SEQUENCES].cpu().split(sample.flat_seqlens(SEQUENCES))
+    repeated: Sequence[Mapping[int, int]] = [{}] * len(sequences)
+    if FORKS in sample.keys:
+        flags = sample.data[FORKS].cpu().split(sample.flat_seqlens(FORKS))
+        repeated = [_repeated(*pair) for pair in zip(sequences, flags, strict=True)]
+    columns = zip(sequences, _response_masks(sample), repeated, strict=True)
+    return [_with_places(_runs(tokens, mask), at_place) for tokens, mask, at_place in columns]
+
+
+def _with_places(runs: Sequence[torch.Tensor], repeated: Mapping[int, int]) -> list[TokenRun]:
+    places = accumulate(map(len, runs), initial=0)
+    return [TokenRun(run, repeated.get(place)) for run, place in zip(runs, places, strict=False)]
+
+
+def _repeated(tokens: torch.Tensor, forks: torch.Tensor) -> dict[int, int]:
+    """Where each row but the first begins → how many tokens it has in common with the row
+    before."""
+    begins = [0, *forks.nonzero()[:, 0].tolist()]
+    return {
+        begin: shared_length(tokens[before:begin].tolist(), tokens[begin:].tolist())
+        for before, begin in pairwise(begins)
+    }
 
 
 def _runs(values: torch.Tensor, mask: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -225,24 +261,18 @@ def _runs(values: torch.Tensor, mask: torch.Tensor) -> Sequence[torch.Tensor]:
 def _turns(sample: SequenceSample, tokenizer: Any) -> list[list[dict[str, Any]] | None]:
     """For each sequence of several turns, its turns and what was observed between them; None for
     the others."""
-    sequences = sample.data[SEQUENCES].cpu().split(sample.flat_seqlens(SEQUENCES))
-    return [
-        _parts_of(_runs(tokens, mask)[1:], tokenizer)
-        for tokens, mask in zip(sequences, _response_masks(sample), strict=True)
-    ]
+    return [_parts_of(runs[1:], tokenizer) for runs in _runs_of(sample)]
 
 
-def _parts_of(runs: Sequence[torch.Tensor], tokenizer: Any) -> list[dict[str, Any]] | None:
+def _parts_of(runs: Sequence[TokenRun], tokenizer: Any) -> list[dict[str, Any]] | None:
     if len(runs) < 2:
         return None
-    return [
-        {
-            "sampled": number % 2 == 0,
-            "text": tokenizer.decode(run, skip_special_tokens=True),
-            "tokens": len(run),
-        }
-        for number, run in enumerate(runs)
-    ]
+    return [_described(run, tokenizer, sampled=number % 2 == 0) for number, run in enumerate(runs)]
+
+
+def _described(run: TokenRun, tokenizer: Any, sampled: bool) -> dict[str, Any]:
+    turn = {"sampled": sampled, "text": run.text(tokenizer), "tokens": len(run.tokens)}
+    return turn if run.repeated is None else turn | {"repeated": run.repeated}
 
 
 def _turn_rewards(sample: SequenceSample, tokenizer: Any) -> list[list[float | None]]:

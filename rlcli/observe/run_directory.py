@@ -381,6 +381,7 @@ Started {started} (run {run_id}). To repeat it, in `{folder}`:
 | `metrics.jsonl` | one JSON object per step |
 | `samples.jsonl` | prompts, responses, rewards |
 | `curve.png` | the learning curve |
+| `trace.json` | the timeline of the last steps, for `rlcli profile` and https://ui.perfetto.dev |
 | `ledger.jsonl` | each row that was drawn, `e<epoch>r<row>`: trained on (by which weights' \
 versions) or dropped (why) |
 | `checkpoints/` | what `rlcli resume` continues from |
@@ -389,6 +390,7 @@ versions) or dropped (why) |
 | `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its \
 origins |
 | `memory.json` | the highest point of the memory plan |
+| `setup.json` | how long each phase before the first step took |
 | `environment.json` | versions, machine, commit |
 | `tensorboard/` | the metrics for `tensorboard --logdir` |
 | `trackers/` | what other trackers have of the run (`log.trackers`) |

@@ -29,6 +29,7 @@ STOP = "stop.json"
 """File that names the process that was asked to stop the run."""
 DIED = "died"
 """State of a run that claims to be in progress while its processes are gone."""
+STYLES = {"running": "green", "done": "green", "failed": "red", DIED: "red"}
 TELLING = ("reward", "loss")
 """Curves whose last value a list shows: the first one that a run has."""
 LARGEST_RECORDS = 1 << 22
@@ -64,6 +65,16 @@ class Overview:
     def is_under_way(self) -> bool:
         """Whether it is running, or will run without any action."""
         return self.state in (*UNDER_WAY, *AHEAD)
+
+    @property
+    def steps_done(self) -> str:
+        """`41/80`."""
+        return str(self.step) if self.steps is None else f"{self.step}/{self.steps}"
+
+    @property
+    def style(self) -> str:
+        """The style in which its state is written."""
+        return STYLES.get(self.state, "yellow")
 
     @property
     def telling(self) -> tuple[str, float] | None:

@@ -45,8 +45,9 @@ class SampleRecord:
     """Why it has its reward, as far as the reward says."""
     turns: Sequence[Mapping[str, Any]] | None = None
     """Of an episode of several turns: its turns, and what was observed after each but the last, in
-    order. `text`, `tokens`, and `sampled`: whether the policy wrote it, so that it is trained
-    on."""
+    order. `text`, `tokens`, and `sampled`: whether the policy wrote it, so that it is trained on.
+    Where the template has rewritten what was before, the policy read it again: `repeated` is the
+    number of tokens that stayed the same, which `text` leaves out."""
     turn_rewards: Sequence[float | None] | None = None
     """The reward of each turn, if turns have rewards."""
     tokens: Sequence[str] | None = None
@@ -68,7 +69,8 @@ class SampleRecord:
         parts, number = [], 0
         for turn in self.turns:
             if not turn["sampled"]:
-                parts.append(("observed", turn["text"]))
+                label = "rewritten" if "repeated" in turn else "observed"
+                parts.append((label, turn["text"]))
                 continue
             number += 1
             reward = next(rewards, None)

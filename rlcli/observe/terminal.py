@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+from rich.text import Text
 
 from rlcli.errors import escape_control, in_signs_of
 
@@ -83,3 +85,17 @@ def short_path(path: os.PathLike[str] | str) -> str:
 def one_line(text: str) -> str:
     """Text of any origin as one printable line."""
     return escape_control(" ".join(text.split()))
+
+
+def cut(text: str, width: int, unicode: bool) -> str:
+    """One printable line of at most `width` columns, without its end if it is longer."""
+    text, sign = one_line(text), "…" if unicode else "~"
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + sign
+
+
+def bar(done: int, total: int, width: int, unicode: bool) -> Text:
+    """A bar of `width` columns, filled in proportion."""
+    full, rest = ("━", "─") if unicode else ("#", "-")
+    width = max(0, width)
+    filled = min(width, width * done // total)
+    return Text.assemble((full * filled, "green"), (rest * (width - filled), "dim"))

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from rlcli.observe.progress import Progress
-from rlcli.observe.replay import records_of, replay
-from rlcli.observe.run_overview import Overview
+from rlcli.observe.replay import FollowedRun, Look, feed, progress_of
 from rlcli.observe.series import clock_time, short, sparkline
-from rlcli.observe.tail import Tail
-from rlcli.observe.terminal import one_line, speaks_unicode
+from rlcli.observe.terminal import bar, one_line, speaks_unicode
 
 LOOK_SECONDS = 1.0
 WIDEST = 120
 """Maximum width of a line, in columns."""
-USUAL = 80
-NAME, STATE, BAR, CURVE = 20, 9, 8, 8
-"""Columns of a name, of a state, of a bar and of a curve; in a wider terminal names have more."""
-STYLES = {"running": "green", "done": "green", "failed": "red", "died": "red"}
+NAME, BAR, CURVE = 20, 8, 8
+"""Columns that a name has at least, of a bar and of a curve."""
+GAP = "  "
 
-Look = Callable[[Path], Overview | None]
+LineCells = dict[str, Text]
+"""Column → what a line has in it."""
+COLUMNS = ("name", "state", "steps", "bar", "value", "curve", "left")
+GIVEN_UP = ("curve", "bar", "value")
+"""Columns that are left out where there is no room for all, the first one first."""
 
 
 class WatchedRun:
@@ -35,13 +35,10 @@ class WatchedRun:
 
     def __init__(self, folder: Path, name: str, look: Look):
         self.name = name
-        self._folder = folder
-        self._look = look
-        self._tail = Tail(folder / "metrics.jsonl")
-        self._records: list[dict[str, Any]] = []
+        self._files = FollowedRun(folder, look)
         self._progress = Progress("step", 0)
-        self.overview: Overview | None = None
-        """None: its folder is gone."""
+        self._is_begun = False
+        self.overview = self._files.overview
         self.refresh()
 
     @property
@@ -54,50 +51,34 @@ class WatchedRun:
 
     def refresh(self) -> None:
         """Look at it again."""
-        # read before its metrics: a run that is over has written all of them
-        self.overview = self._look(self._folder)
-        lines, is_new = self._tail.lines()
-        if is_new:  # it was resumed and repeats steps
-            self._records = []
-        self._records += records_of(lines)
-        if self.overview is not None and (lines or is_new):
-            steps, updated = self.overview.steps or 0, self.overview.updated or time.time()
-            self._progress = replay(self._records, steps, updated)
+        records, is_new = self._files.refresh()
+        self.overview = self._files.overview
+        if self.overview is None:
+            return
+        if is_new or not self._is_begun:
+            self._progress = progress_of(self.overview, records)
+            self._is_begun = bool(records)
+        else:
+            for record in records:
+                feed(self._progress, record)
+        self._progress.steps = self.overview.steps or 0
 
-    def line(self, width: int, name_width: int, unicode: bool) -> Text:
-        """Its name, state, progress, most telling curve and remaining time; cut off at the
-        width."""
-        name = _shortened(self.name, name_width, unicode)
-        line = Text(name.ljust(name_width + 1), no_wrap=True)
-        line.append(self.state.ljust(STATE), style=STYLES.get(self.state, "yellow"))
-        if self.overview is not None:
-            self._append_progress(line, self.overview, unicode)
-        self._append_curve(line, unicode)
-        line.truncate(width, overflow="ellipsis" if unicode else "crop")
-        return line
-
-    def _append_curve(self, line: Text, unicode: bool) -> None:
+    def cells(self, unicode: bool) -> LineCells:
+        """Its name, state, progress, most telling curve and remaining time."""
+        cells = dict.fromkeys(COLUMNS, Text())
+        cells["name"] = Text(one_line(self.name))
+        cells["state"] = Text(self.state, "yellow")
+        if (run := self.overview) is not None:
+            cells["state"].style = run.style
+            cells["steps"] = Text(run.steps_done)
+            if run.steps:
+                cells["bar"] = bar(run.step, run.steps, BAR, unicode)
         for name, values in self._progress.telling_curves()[:1]:
-            line.append(f"{name} {short(values[-1]):<7}", style="bold")
-            line.append(sparkline(values, CURVE, ascii_only=not unicode).ljust(CURVE + 1), "cyan")
+            cells["value"] = Text(f"{name} {short(values[-1])}", "bold")
+            cells["curve"] = Text(sparkline(values, CURVE, ascii_only=not unicode), "cyan")
         if not self.is_over and self._progress.eta is not None:
-            line.append(f"eta {clock_time(self._progress.eta)}", style="dim")
-
-    def _append_progress(self, line: Text, overview: Overview, unicode: bool) -> None:
-        steps = f"{overview.step}/{overview.steps}" if overview.steps else str(overview.step)
-        line.append(f"{steps:>9} ")
-        if overview.steps:
-            full, rest = ("━", "─") if unicode else ("#", "-")
-            filled = min(BAR, BAR * overview.step // overview.steps)
-            line.append(full * filled, style="green")
-            line.append(rest * (BAR - filled), style="dim")
-        line.append(" ")
-
-
-def _shortened(name: str, width: int, unicode: bool) -> str:
-    """A name of at most this width, without its beginning if it is longer."""
-    name, sign = one_line(name), "…" if unicode else "~"
-    return name if len(name) <= width else sign + name[1 - width :]
+            cells["left"] = Text(f"eta {clock_time(self._progress.eta)}", "dim")
+        return cells
 
 
 def watch_runs(runs: Sequence[WatchedRun], console: Console) -> None:
@@ -109,11 +90,51 @@ def watch_runs(runs: Sequence[WatchedRun], console: Console) -> None:
         _tell(runs, console)
 
 
+def lines_of(runs: Sequence[WatchedRun], width: int, unicode: bool) -> list[Text]:
+    """Their lines, in columns that fit the width: where there is no room for all of them, some are
+    left out, then names lose their beginnings."""
+    rows = [run.cells(unicode) for run in runs]
+    widths = _widths(rows, width)
+    return [_line(row, widths, width, unicode) for row in rows]
+
+
+def _widths(rows: Sequence[LineCells], width: int) -> dict[str, int]:
+    """The columns that are shown, with their widths."""
+    natural = {column: max(row[column].cell_len for row in rows) for column in COLUMNS}
+    widths = {column: columns for column, columns in natural.items() if columns}
+
+    def room_for_names() -> int:
+        return width + widths["name"] - sum(widths.values()) - len(GAP) * (len(widths) - 1)
+
+    for column in GIVEN_UP:
+        if room_for_names() < min(natural["name"], NAME):
+            widths.pop(column, None)
+    widths["name"] = max(1, min(natural["name"], room_for_names()))
+    return widths
+
+
+def _line(cells: LineCells, widths: dict[str, int], width: int, unicode: bool) -> Text:
+    cells = {**cells, "name": Text(_shortened(cells["name"].plain, widths["name"], unicode))}
+    shown = [cells[column].copy() for column in widths]
+    for cell, (column, columns) in zip(shown, widths.items(), strict=True):
+        cell.align("right" if column == "steps" else "left", columns)
+    line = Text(GAP, no_wrap=True).join(shown)
+    line.rstrip()
+    line.truncate(width)
+    return line
+
+
+def _shortened(name: str, width: int, unicode: bool) -> str:
+    """A name of at most this width, without its beginning if it is longer."""
+    sign = "…" if unicode else "~"
+    return name if len(name) <= width else sign + name[len(name) - width + 1 :]
+
+
 def _draw(runs: Sequence[WatchedRun], console: Console) -> None:
     unicode = speaks_unicode(console)
 
     def picture() -> Group:
-        return Group(*_lines(runs, min(console.width, WIDEST), unicode))
+        return Group(*lines_of(runs, min(console.width, WIDEST), unicode))
 
     is_seen = sys.stdout.isatty()  # results that go to a pipe must stay there
     with Live(get_renderable=picture, console=console, redirect_stdout=is_seen):
@@ -123,17 +144,10 @@ def _draw(runs: Sequence[WatchedRun], console: Console) -> None:
                 run.refresh()
 
 
-def _lines(runs: Sequence[WatchedRun], width: int, unicode: bool) -> list[Text]:
-    """Their lines, in columns."""
-    longest = max(len(run.name) for run in runs)
-    name_width = min(longest, NAME + max(0, width - USUAL))
-    return [run.line(width, name_width, unicode) for run in runs]
-
-
 def _tell(runs: Sequence[WatchedRun], console: Console) -> None:
     states: dict[str, str] = {}
     while True:
-        lines = _lines(runs, WIDEST, speaks_unicode(console))
+        lines = lines_of(runs, WIDEST, speaks_unicode(console))
         for run, line in zip(runs, lines, strict=True):
             if states.get(run.name) != run.state:
                 console.print(line, soft_wrap=True)

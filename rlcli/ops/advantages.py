@@ -53,6 +53,9 @@ class Trajectories:
     """[N] int64, from 0: the prompt that each sequence answers. Groups never span ranks."""
     bootstrap: torch.Tensor
     """[N] bool: whether the value of the last state stands for what would have followed."""
+    skipped: torch.Tensor | None = None
+    """[A] bool: the actions that are no steps, as they chose nothing that is new; None: there are
+    none."""
 
 
 def generalized(
@@ -67,7 +70,7 @@ def generalized(
     an episode to the next; None: what was observed is discounted token by token."""
     t = trajectories
     turns = None if turn_discount is None else TurnSteps(t.mask, turn_discount)
-    return gae(t.rewards, t.values, t.seqlens, t.bootstrap, discount, gae_lambda, turns)
+    return gae(t.rewards, t.values, t.seqlens, t.bootstrap, discount, gae_lambda, turns, t.skipped)
 
 
 def relative(

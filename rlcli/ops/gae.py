@@ -41,6 +41,7 @@ def gae(
     discount: float = 1.0,
     gae_lambda: float = 1.0,
     turns: TurnSteps | None = None,
+    skipped: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns of every action, each float32 [T - N]; the inputs are not modified.
 
@@ -64,6 +65,7 @@ def gae(
         discount: the discount factor per token.
         gae_lambda: 1 gives Monte Carlo returns, 0 one-step temporal differences.
         turns: the turns of episodes; None: each action is a step.
+        skipped: [T - N] bool, other actions that are no steps; their advantages are 0.
     """
     lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=values.device)
     n_tokens, n_seqs = int(lengths.sum()), lengths.numel()
@@ -84,10 +86,11 @@ def gae(
     state_values[last] = torch.where(bootstrap.to(values.device), state_values[last], 0.0)
     owner, current = action_owner(seqlens, values.device), state_values[~is_last]
     factors = torch.full_like(current, discount)
-    steps = torch.arange(len(owner), device=values.device)
+    are_steps = torch.ones_like(is_last[~is_last]) if skipped is None else ~skipped
     if turns is not None:
         factors[turns.begins(owner)] = turns.discount
-        steps = turns.mask.nonzero().squeeze(1)
+        are_steps = turns.mask
+    steps = are_steps.nonzero().squeeze(1)
     of_step = owner[steps]
     is_final = _is_final(of_step)
     factor = torch.where(is_final, discount, factors[steps].roll(-1))

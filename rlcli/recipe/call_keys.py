@@ -3,7 +3,7 @@ given the call's arguments and renames.
 
 `outputs` are the keys of WRITES that apply with these arguments. `inputs` are those of READS, and
 of its `KEY if given` those available: from the dataset, or from a call that does not wait for this
-one.
+one. Whatever a call lists, it also reads the companions of its keys (`COMPANIONS`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
+from rlcli.api.key_meaning import COMPANIONS
 from rlcli.recipe.components import dataset_keys, declared, declared_of_call
 from rlcli.recipe.graph import producers, waits_for
 from rlcli.recipe.parsing.tree import (
@@ -70,7 +71,22 @@ def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> d
     for name in silent:
         given_keys = _given(name, calls, brought)
         calls[name] = calls[name].model_copy(update={"inputs": [*calls[name].inputs, *given_keys]})
-    return calls
+    return _with_companions(calls)
+
+
+def _with_companions(calls: Mapping[str, Call]) -> dict[str, Call]:
+    """The calls, each with the keys that go along with what it reads, if the same call makes
+    them."""
+    makers, completed = producers(calls), {}
+    for name, call in calls.items():
+        companions = [
+            COMPANIONS[key]
+            for key in call.inputs
+            if key in COMPANIONS and makers.get(key) == makers.get(COMPANIONS[key], [])
+        ]
+        lacking = [key for key in companions if key not in call.inputs]
+        completed[name] = call.model_copy(update={"inputs": [*call.inputs, *lacking]})
+    return completed
 
 
 def _listing(call: Call, **fields: list[str]) -> Call:

@@ -298,6 +298,9 @@ class Log(Section):
     """A step, or up to ten, such as `2-3`, whose calls are traced by torch's profiler: one trace
     for each rank and step in the run's folder `profile`. The rate of matrix products is measured
     then, unless `peak_tflops` says it."""
+    trace_steps: NotNegative = 20
+    """The number of last steps whose timeline is in trace.json, for `rlcli profile`, `rlcli report`
+    and https://ui.perfetto.dev; 0: there is no such file."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """TFLOP/s that a device reaches with matrix products in the dtype of the models, for
     `perf/<role>/mfu`. null: there is no such metric before profiled steps have measured it."""

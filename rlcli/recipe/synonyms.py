@@ -134,6 +134,9 @@ _WORDS: Mapping[str, str] = {
         "enable_gradient_checkpointing enable_activation_checkpointing activation_checkpointing "
         "use_gradient_checkpointing recompute"
     ),
+    "models.<role>.backend.args.offload_activations": (
+        "activation_offloading enable_activation_offload activation_offload cpu_offload_activations"
+    ),
     "models.<role>.mesh": "allocation_mode parallel parallelism parallel_config n_parallelism",
     "models.<role>.mesh.tp": (
         "tensor_model_parallel_size tensor_parallel_size model_parallel_size tp_size "

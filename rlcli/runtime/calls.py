@@ -16,10 +16,12 @@ from rlcli.observe.responses import TEXT, Described
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer
+from rlcli.runtime.call_times import CallTimes
 from rlcli.runtime.ranks import Answers, Ranks
-from rlcli.runtime.report import Answered, StepTimes
+from rlcli.runtime.report import Answered
+from rlcli.runtime.timeline import Timeline
 from rlcli.topology import RolePlacement, Topology
-from rlcli.topology.groups import MOVES, lanes_of_roles, pausing_roles, pooled_roles
+from rlcli.topology.groups import MOVES, lanes_aside, lanes_of_roles, pausing_roles
 
 T = TypeVar("T")
 
@@ -67,7 +69,7 @@ class Calls:
     ):
         self.buffer = Buffer()
         self.turns, self.are_busy = ranks.turns, ranks.are_busy
-        self.times = StepTimes(topology.groups)
+        self.timeline = Timeline(topology.groups, ranks.times, lanes_aside(recipe))
         self.streams: set[str] = set()
         """Datasets that do not know how many rows they have."""
         self._topology = topology
@@ -76,7 +78,6 @@ class Calls:
         self._updates = updates_per_step(train_graph(recipe))
         self.pausing = pausing_roles(recipe, topology)
         """Roles whose calls generate side by side, and pause for new weights."""
-        self._pooled = pooled_roles(recipe)
         self._lanes = lanes_of_roles(recipe, topology)
         self._arrivals: list[Arrival] = []
         """What is being transferred."""
@@ -114,17 +115,22 @@ class Calls:
             requests[rank]["parts"] = parts
         return PreparedCall(mfc, placement, moves, requests)
 
-    async def move(self, call: PreparedCall) -> None:
+    def follow(self, mfc: MFCDef, title: str) -> CallTimes:
+        """The times of a call on its way; `title` of its batch."""
+        ranks = self._topology.placement(mfc.model_name).ranks
+        return self.timeline.follow(mfc.name, mfc.interface_type.value, title, ranks)
+
+    async def move(self, call: PreparedCall, times: CallTimes) -> None:
         """Have inputs that its ranks lack transferred to them; wait for these, and for those that
         are on their way for other calls, which are not sent twice."""
         needed = {(rank, id_) for rank, share in call.requests.items() for id_ in share["ids"]}
         earlier = [arrival for arrival in self._arrivals if not needed.isdisjoint(arrival.samples)]
         if call.moves:
-            await self._transfer(call.moves)
+            await self._transfer(call.moves, times)
         for arrival in earlier:
             await arrival.is_over.wait()
 
-    async def _transfer(self, plan: Sequence[Transfer]) -> None:
+    async def _transfer(self, plan: Sequence[Transfer], times: CallTimes) -> None:
         requests: dict[int, Fields] = {}
         for transfer in plan:
             described = transfer.as_json()
@@ -132,21 +138,18 @@ class Calls:
                 requests.setdefault(rank, {"transfers": []})["transfers"].append(described)
         arrival = Arrival({(transfer.target, id_) for transfer in plan for id_ in transfer.ids})
         self._arrivals.append(arrival)
-        answers = await self._ranks.ask(MOVE, requests, lane=MOVES)
-        self.times.count_move(answer["seconds"] for answer in answers.values())
+        await self._ranks.ask(MOVE, requests, lane=MOVES, call=times)
         self._arrivals.remove(arrival)
         arrival.is_over.set()
 
-    def run(self, call: PreparedCall) -> Awaitable[Answers]:
+    def run(self, call: PreparedCall, times: CallTimes) -> Awaitable[Answers]:
         """Send it to its ranks."""
         self._phase(call.mfc.name)
         lane = self._lanes.get(call.mfc.model_name, COMPUTE)
-        return self._ranks.ask("run_call", call.requests, lane=lane)
+        return self._ranks.ask("run_call", call.requests, lane=lane, call=times)
 
     def take_in(self, call: PreparedCall, answers: Answers) -> Answered:
         """Note which samples now have which outputs; returns the rest of the answers."""
-        if call.mfc.model_name not in self._pooled:
-            self.times.count_work(_seconds(answers))
         self._take_in_batches(answers)
         for answer in answers.values():
             self._reasons |= answer.get("reasons", {})
@@ -162,14 +165,14 @@ class Calls:
         followers = self._topology.placement(mfc.weight_copy.target).ranks
         return WeightCopy(tuple(sorted({*sources, *followers})), sources, followers, mfc.name)
 
-    def copy(self, copy: WeightCopy) -> Awaitable[Answers]:
+    def copy(self, copy: WeightCopy, times: CallTimes) -> Awaitable[Answers]:
         """Have the ranks of both roles copy the weights."""
-        return self._ranks.ask_all("copy_weights", {"after": copy.after}, ranks=copy.ranks)
+        args = {"after": copy.after}
+        return self._ranks.ask_all("copy_weights", args, ranks=copy.ranks, call=times)
 
     def copied(self, copy: WeightCopy, answers: Answers) -> tuple[float, int]:
         """Seconds until the last of the followers had the weights, and the bytes that all ranks
         sent."""
-        self.times.count_work(_seconds(answers))
         seconds = max(float(answers[rank]["seconds"]) for rank in copy.followers)
         return seconds, sum(int(answer["bytes"]) for answer in answers.values())
 
@@ -261,11 +264,6 @@ class Calls:
         for groups in parts.values():
             groups += [[] for _ in range(most - len(groups))]
         return parts
-
-
-def _seconds(answers: Answers) -> dict[int, float]:
-    """Rank → what it has spent."""
-    return {rank: answer["seconds"] for rank, answer in answers.items()}
 
 
 def _metadata_in_batch(

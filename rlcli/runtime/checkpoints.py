@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.timing import TimeSpan
 from rlcli.checkpoint.commit import begin, seal, write_json
 from rlcli.checkpoint.completion import MASTER, Commits, RunIdentity
 from rlcli.checkpoint.disk import check_free_space
@@ -243,8 +244,13 @@ class Checkpoints:
             failure = ResourceError(
                 message, where=failure.where, hint=failure.hint, code=failure.code
             )
+        step, began, ended = (report.value[name] for name in ("step", "began", "ended"))
+        span = TimeSpan(
+            f"writing the checkpoint of step {step}", "checkpoint", began, ended, "files"
+        )
+        self._ranks.times.add(report.rank, span)
         files = [FileDigest(**digest) for digest in report.value["files"]]
-        self._commits.add(report.value["step"], report.rank, files, failure)
+        self._commits.add(step, report.rank, files, failure)
 
     def _count_failure(self, step: int, why: ResourceError) -> None:
         self._failed += 1

@@ -4,10 +4,11 @@ trained."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.api.headway import say
 from rlcli.api.key_meaning import UNPLAYED
 from rlcli.messaging.messages import Fields
 from rlcli.messaging.transport import Transport
@@ -19,6 +20,7 @@ from rlcli.runtime.building import build_models
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.flow import Batch, Flow
+from rlcli.runtime.rank_counts import LOADING, READING
 from rlcli.runtime.ranks import Ranks
 from rlcli.runtime.report import Answered, named_reports
 from rlcli.topology import Topology
@@ -91,7 +93,6 @@ def evaluate_alone(
     recipe: Recipe,
     topology: Topology,
     transport: Transport,
-    phase: Callable[[str], None],
     rows: int | None,
     shown: int,
 ) -> Evaluated:
@@ -102,12 +103,12 @@ def evaluate_alone(
     ranks = Ranks(transport, topology.world_size, recipe.launch.step_deadline)
 
     async def run() -> Evaluated:
-        phase("reading the data")
+        say(READING)
         available = (await ranks.ask_all("open_datasets", deadline=deadline))[0]["rows"][dataset]
         check_dataset_sizes(recipe, {dataset: available})
-        phase("loading the model")
+        say(LOADING)
         await build_models(ranks, recipe, steps=1, rows=available)
-        calls = Calls(recipe, topology, ranks, phase)
+        calls = Calls(recipe, topology, ranks, say)
         flow = Flow(calls, [])
         evaluated = await evaluate(
             recipe, calls, flow, available if rows is None else min(rows, available), shown

@@ -22,6 +22,7 @@ from rlcli.api.dataflow import (
     weight_writers,
 )
 from rlcli.api.output_checks import Segments
+from rlcli.runtime.call_times import CHUNK, INPUTS, TENSORS, TURN, WEIGHTS, WORK, CallTimes
 from rlcli.runtime.calls import Calls, WeightCopy
 from rlcli.runtime.ranks import Turn
 from rlcli.runtime.report import Answered, add_report
@@ -78,8 +79,15 @@ class Batch:
     """Generating call → training steps behind its weights, if these change."""
     segments: dict[str, Mapping[str, Segments]] = field(default_factory=dict)
     """Generating call → sample → the segments of its responses, if weights change meanwhile."""
-    done: set[str] = field(default_factory=set)
-    """The calls that it has been through."""
+    done: list[str] = field(default_factory=list)
+    """The calls that it has been through, in the order in which they ended."""
+
+    def has_done(self, calls: Iterable[str]) -> bool:
+        return all(call in self.done for call in calls)
+
+    def last_done(self, calls: Iterable[str]) -> str:
+        """Which of some calls ended last; empty if there are none."""
+        return max(calls, key=self.done.index, default="")
 
     def gate(self, call: str, samples: int) -> AbstractAsyncContextManager[None]:
         """A context that admits `samples` samples to a call."""
@@ -122,6 +130,8 @@ class Versions:
         """`step`: how many are behind all of them now."""
         self.finished = step
         """Steps whose calls are all done."""
+        self.last_writer = ""
+        """The call that has made the newest version of a role."""
         self._writers = weight_writers(graph)
         self._versions = dict.fromkeys(self._writers, step)
         self._written: set[tuple[str, int]] = set()
@@ -145,6 +155,7 @@ class Versions:
         for role in mfc.written_roles:
             if all((writer, step) in self._written for writer in self._writers[role]):
                 self._versions[role] = step + 1
+                self.last_writer = mfc.name
         self._written = {(call, of_step) for call, of_step in self._written if of_step >= step}
 
 
@@ -182,39 +193,54 @@ class Flow:
     ) -> None:
         """The way of one call, after those `before` it; `turns`:
         those that were queued when its batch opened."""
+        times = self._calls.follow(mfc, batch.title)
         with _naming(f"in call {mfc.name} of {batch.title}"):
-            await self.progress.until(lambda: batch.done.issuperset(before))
+            with times.stage(INPUTS) as inputs:
+                await self.progress.until(lambda: batch.has_done(before))
+                inputs.cause = batch.last_done(before)
             if batch.is_step:
-                await self._reach_version(batch.number, {mfc.model_name, *mfc.written_roles})
+                await self._reach_version(batch.number, {mfc.model_name, *mfc.written_roles}, times)
             if ids := batch.samples.ids(mfc.name):
-                async with batch.gate(mfc.name, len(ids)):
-                    batch.take_in(await self._compute(mfc, ids, batch, turns))
+                async with times.entering(CHUNK, batch.gate(mfc.name, len(ids))):
+                    batch.take_in(await self._compute(mfc, ids, batch, turns, times))
             elif turns is not None:
                 await turns.skip()
             if mfc.written_roles:
                 self.versions.write(mfc, batch.number)
-            batch.done.add(mfc.name)
+            batch.done.append(mfc.name)
             self.progress.note()
+        self._calls.timeline.end(times)
 
-    async def _reach_version(self, step: int, roles: set[str]) -> None:
+    async def _reach_version(self, step: int, roles: set[str], times: CallTimes) -> None:
         """Wait until these roles have the weights that the steps before `step` trained."""
-        await self.progress.until(lambda: self.versions.have_reached(roles, step))
+        with times.stage(WEIGHTS) as weights:
+            await self.progress.until(lambda: self.versions.have_reached(roles, step))
+            weights.cause = self.versions.last_writer
 
     async def _compute(
-        self, mfc: MFCDef, ids: Sequence[str], batch: Batch, turns: CallTurns | None
+        self,
+        mfc: MFCDef,
+        ids: Sequence[str],
+        batch: Batch,
+        turns: CallTurns | None,
+        times: CallTimes,
     ) -> Answered:
         """Move, compute and copy. What is sent in a turn is awaited after it: the ranks have their
         next request before they are done with this one."""
         turns = turns or self._turns(mfc)
         call = self._calls.prepare(mfc, ids, batch.number, batch.ages)
-        await self._calls.move(call)  # the lane works while the owners compute
-        async with turns.compute:  # of all ranks involved
-            computing = self._calls.run(call)
-        answered = self._calls.take_in(call, await computing)
+        with times.stage(TENSORS):
+            await self._calls.move(call, times)  # the lane works while the owners compute
+        async with times.entering(TURN, turns.compute):  # of all ranks involved
+            computing = self._calls.run(call, times)
+        with times.stage(WORK):
+            answered = self._calls.take_in(call, await computing)
         if (copy := self._calls.copy_after(mfc)) is not None:
-            async with self._copy_turn(copy, turns.copy):  # of source and follower
-                copying = self._calls.copy(copy)
-            seconds, sent = self._calls.copied(copy, await copying)
+            turn = self._copy_turn(copy, turns.copy)
+            async with times.entering(TURN, turn):  # of source and follower
+                copying = self._calls.copy(copy, times)
+            with times.stage(WORK):
+                seconds, sent = self._calls.copied(copy, await copying)
             answered = replace(answered, copy_seconds=seconds, copy_bytes=sent)
         return answered
 

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from rlcli.api.headway import say
 from rlcli.checkpoint.completion import RunIdentity
 from rlcli.checkpoint.run_state import BEGINNING, RunState, Start
 from rlcli.errors import Stopped
@@ -18,17 +19,19 @@ from rlcli.messaging.transport import Transport
 from rlcli.observe.display import Display
 from rlcli.observe.outputs import Outputs
 from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.trace import TraceFile
 from rlcli.recipe.dataset_sizes import training_steps
 from rlcli.recipe.measured import Choice
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.building import build_models
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import Checkpoints, Schedule
+from rlcli.runtime.chunks import Ready
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flow import Flow
+from rlcli.runtime.rank_counts import LOADING, READING, RESTORING
 from rlcli.runtime.ranks import Ranks
 from rlcli.runtime.record import Recorder
-from rlcli.runtime.samples import Ready
 from rlcli.runtime.supply import Step, Supply, restored_samples
 from rlcli.topology import Topology
 from rlcli.topology.groups import lanes_of
@@ -67,14 +70,19 @@ class MasterWorker:
         self.should_stop = should_stop
         self.title = title
         """What the display calls this run's steps."""
-        self.ranks = Ranks(transport, topology.world_size, recipe.launch.step_deadline)
+        self._start = start
+        self._state = start.state if start is not None else BEGINNING
+        """What the run continues from."""
+        self.ranks = Ranks(
+            transport,
+            topology.world_size,
+            recipe.launch.step_deadline,
+            topology.devices_per_node,
+        )
         self.calls = Calls(recipe, topology, self.ranks, display.phase)
         self.checkpoints = Checkpoints(directory, identity, recipe, topology, self.ranks, display)
         self.choices: tuple[Choice, ...] = ()
         """Values that the ranks have measured for what the recipe leaves open."""
-        self._start = start
-        self._state = start.state if start is not None else BEGINNING
-        """What the run continues from."""
         self.recorder = Recorder(recipe, directory, display, self.calls, self.ranks, self._state)
         self.rows: dict[str, int | None] = {}
         """Rows of each dataset; None if the dataset does not know."""
@@ -92,12 +100,16 @@ class MasterWorker:
         """Run everything from the first evaluation to saving the models. If the run ends early, a
         checkpoint that is complete, or soon will be, is committed first."""
         self.recorder.outputs = outputs
+        steps_kept, step = self.recipe.log.trace_steps, self._state.step
+        self.calls.timeline.write_to(TraceFile(self.directory.path, steps_kept, step))
         try:
             self.ranks.run(self._run())
         except BaseException as error:
             at_once = isinstance(error, Stopped | KeyboardInterrupt)
             self.ranks.run(self.checkpoints.settle_at_error(SHORT_WAIT if at_once else LAST_WAIT))
             raise
+        finally:
+            self.calls.timeline.write()
 
     def shut_down(self) -> None:
         """Shut the workers down."""
@@ -130,7 +142,7 @@ class MasterWorker:
     async def _open_datasets(self) -> None:
         """Open the datasets; find the run's length and check that it may resume from its
         checkpoint."""
-        self.display.phase("reading the data")
+        say(READING)
         answers = await self.ranks.ask_all(
             "open_datasets", deadline=self.recipe.launch.startup_deadline
         )
@@ -144,7 +156,7 @@ class MasterWorker:
             self._start.check_end(self.steps, self.recipe)
 
     async def _build_roles(self) -> None:
-        self.display.phase("loading the models")
+        say(LOADING)
         train = self.recipe.train
         rows = self.rows[train.dataset] or self.steps * train.prompts_per_step
         built = await build_models(self.ranks, self.recipe, self.steps, rows)
@@ -162,7 +174,7 @@ class MasterWorker:
 
     async def _restore(self, start: Start) -> None:
         """Resume from a checkpoint as if the run had never stopped."""
-        self.display.phase("restoring the checkpoint")
+        say(RESTORING)
         state = start.state
         args = {
             "folder": str(start.folder),
@@ -196,12 +208,13 @@ class MasterWorker:
         is."""
         self.schedule = Schedule(self.recipe.checkpoint, self.supply.sizes)
         in_progress: deque[asyncio.Task[None]] = deque()
-        self.calls.times.begin()
+        self.calls.timeline.begin_step()
         for number in range(self.steps_done, self.steps):
             while len(in_progress) > self._most_before(number):
                 await in_progress.popleft()
             if not in_progress and self._is_checkpoint_due:
                 await self._take_checkpoint()
+                self.calls.timeline.begin_step()
             if self.should_stop() or (step := await self.supply.next_step(number)) is None:
                 break
             before = in_progress[-1] if in_progress else None
@@ -271,6 +284,11 @@ class MasterWorker:
     async def _take_checkpoint(self) -> None:
         """Take a checkpoint. No step is in progress: the workers hold the weights that the finished
         steps produced. Generation ahead of training continues."""
+        with self.calls.timeline.doing(f"checkpoint of step {self.steps_done}", "checkpoint"):
+            await self._copy_state()
+        self.schedule.note()
+
+    async def _copy_state(self) -> None:
         await self.recorder.wait()
         self.recorder.outputs.account(self.steps_done, self.supply.samples.drain_drops())
         ready = self.supply.ready_names()
@@ -283,7 +301,6 @@ class MasterWorker:
         by_rank = self.calls.buffer.shared_out(list(ready))
         sync = self.recorder.outputs.sync
         await self.checkpoints.take(state, self.recorder.numbers, sync, by_rank)
-        self.schedule.note()
 
     # -- reporting ---------------------------------------------------------------------------------
 
@@ -297,7 +314,7 @@ class MasterWorker:
         if self._is_evaluation_due():
             numbers |= await self._evaluate(self.steps_done)
         self.recorder.write(step, numbers, self.steps)
-        self.calls.times.begin()
+        self.calls.timeline.begin_step()
 
     def _is_evaluation_due(self) -> bool:
         ev = self.recipe.train.eval
@@ -313,7 +330,8 @@ class MasterWorker:
             return {}
         self.display.phase(f"evaluating on {dataset}")
         rows, shown = self.rows[dataset] or 0, self.recipe.log.samples_per_step
-        evaluated = await evaluate(self.recipe, self.calls, self.flow, rows, shown)
+        with self.calls.timeline.doing(f"evaluation on {dataset}", "evaluation"):
+            evaluated = await evaluate(self.recipe, self.calls, self.flow, rows, shown)
         numbers = evaluated.numbers()
         if self._stages.is_ahead:
             numbers["eval/version"] = float(evaluated.version)

@@ -8,9 +8,8 @@ stream pauses between two tokens, and continues with the new weights.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from rlcli.api.model import (
     Model,
     ResponseStream,
 )
+from rlcli.api.timing import apart, waiting
 from rlcli.recipe.schema import Recipe
 from rlcli.topology import Topology
 from rlcli.topology.groups import pausing_roles, prompts_in_progress
@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     import torch
 
 Condition = Callable[[], bool]
+Wait = Callable[[], AbstractContextManager[None]]
+"""Records how long a thread waits."""
+FOR_OTHERS: Wait = partial(apart, "other calls that sample")
+FOR_WEIGHTS: Wait = partial(apart, "new weights")
+FOR_RESPONSES: Wait = partial(waiting, "responses to pause")
+"""The seconds of a call are those in which it samples itself; those of a copy end when the weights
+are in use."""
 Response = tuple[ResponseStream, int]
 """A response that was requested: its stream, and its number there."""
 
@@ -50,16 +57,6 @@ class Handover:
         self._is_taken = False
         self._claims: list[Condition] = []
         self._failure: BaseException | None = None
-        self._waits = threading.local()
-        """For each thread, the `seconds` that it has waited for others."""
-
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds that this thread has waited for others."""
-        return float(getattr(self._waits, "seconds", 0.0))
-
-    def reset_seconds(self) -> None:
-        self._waits.seconds = 0.0
 
     def fail(self, error: BaseException) -> None:
         """Have all threads that wait, now or later, raise the first error."""
@@ -68,13 +65,14 @@ class Handover:
             self._changed.notify_all()
 
     @contextmanager
-    def change(self, condition: Condition = lambda: True) -> Iterator[None]:
-        """Change what others wait for, once a condition holds. Raises the failure, if there is
-        one."""
+    def change(
+        self, condition: Condition = lambda: True, wait: Wait = nullcontext
+    ) -> Iterator[None]:
+        """Change what others wait for, once a condition holds; `wait` records how long that takes.
+        Raises the failure, if there is one."""
         with self._changed:
-            began = time.perf_counter()
-            self._changed.wait_for(lambda: self._failure is not None or condition())
-            self._waits.seconds = self.seconds_waited + time.perf_counter() - began
+            with wait():
+                self._changed.wait_for(lambda: self._failure is not None or condition())
             if self._failure is not None:
                 raise self._failure
             yield
@@ -85,11 +83,12 @@ class Handover:
         return any(may_have() for may_have in tuple(self._claims))
 
     @contextmanager
-    def claim(self, may_have: Condition) -> Iterator[None]:
-        """Have the stream, between two tokens, as soon as a condition holds."""
+    def claim(self, may_have: Condition, wait: Wait) -> Iterator[None]:
+        """Have the stream, between two tokens, as soon as a condition holds; `wait` records how
+        long that takes."""
         self._claims.append(may_have)
         try:
-            with self.change(lambda: not self._is_taken and may_have()):
+            with self.change(lambda: not self._is_taken and may_have(), wait):
                 self._is_taken = True
         finally:
             self._claims.remove(may_have)
@@ -106,9 +105,13 @@ class Handover:
             return until() or is_done()
 
         self._claims.append(until)
+
+        def may_continue() -> bool:
+            return is_over() or not (self._is_taken or self.is_claimed())
+
         try:
             while True:
-                with self.change(lambda: is_over() or not (self._is_taken or self.is_claimed())):
+                with self.change(may_continue, FOR_OTHERS):
                     if is_over():
                         return
                     self._is_taken = True
@@ -168,16 +171,9 @@ class PausingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds that this thread's call has waited, for the engine or for others to sample its
-        responses."""
-        return self._threads.seconds_waited
-
     @contextmanager
     def in_use(self) -> Iterator[Model]:
         """A call of the role; gives the model that it works with."""
-        self._threads.reset_seconds()
         self._become_active()
         try:
             yield replace(self._model, module=self)
@@ -199,7 +195,9 @@ class PausingEngine:
         has ended the stream."""
         self._has_update = True
         try:
-            with self._threads.claim(lambda: not self._active and not self._is_bound):
+            with self._threads.claim(
+                lambda: not self._active and not self._is_bound, FOR_RESPONSES
+            ):
                 if self._stream is not None:
                     self._stream.pause()
                 yield
@@ -225,7 +223,7 @@ class PausingEngine:
             empty: GeneratedResponses = self._engine.generate(input_, tokenizer, gconfig, seeds)
             return empty
         longest = max(map(len, prompts))
-        with self.idle():
+        with self.unused():
             responses = self.request(tokenizer, gconfig, longest, prompts, seeds)
             self._threads.share(
                 self._sample, lambda: self._finished.keys() >= set(responses), lambda: False
@@ -247,11 +245,18 @@ class PausingEngine:
         prompts: Sequence[torch.Tensor],
         seeds: Sequence[int],
     ) -> list[Response]:
-        """Request responses of the stream that all calls share."""
-        with self._entrance, self._threads.claim(lambda: self._fits(gconfig, longest)):
-            stream = self._stream or self._open(tokenizer, gconfig, longest)
-            responses = [(stream, n) for n in submit_all(stream, prompts, seeds)]
-            self._begun |= dict.fromkeys(responses, len(self._versions))
+        """Request responses of the stream that all calls share. If it does not fit, sample until it
+        is closed: calls with responses there may all wait for the entrance."""
+
+        def fits() -> bool:
+            return self._stream is None or (self._settings == gconfig and longest <= self._longest)
+
+        with self._entrance:
+            self._threads.share(self._sample, fits, lambda: False)
+            with self._threads.claim(fits, FOR_OTHERS):
+                stream = self._stream or self._open(tokenizer, gconfig, longest)
+                responses = [(stream, n) for n in submit_all(stream, prompts, seeds)]
+                self._begun |= dict.fromkeys(responses, len(self._versions))
         return responses
 
     def take_finished(
@@ -259,7 +264,7 @@ class PausingEngine:
     ) -> dict[Response, FinishedResponse]:
         """Those of some responses that have finished; waits for one, or `until` a condition
         holds."""
-        with self.idle():
+        with self.unused():
             self._threads.share(
                 self._sample, lambda: not self._finished.keys().isdisjoint(responses), until
             )
@@ -277,12 +282,6 @@ class PausingEngine:
         """Whether a response in progress has as many segments as it may."""
         oldest = next(iter(self._begun.values()), None)
         return oldest is not None and len(self._versions) - oldest + 1 >= self._max_segments
-
-    def _fits(self, gconfig: GenerationHyperparameters, longest: int) -> bool:
-        """Whether responses may be requested."""
-        if self._stream is None:
-            return True
-        return self._settings == gconfig and longest <= self._longest
 
     def _open(
         self, tokenizer: Any, gconfig: GenerationHyperparameters, longest: int
@@ -312,7 +311,7 @@ class PausingEngine:
     # -- calls -------------------------------------------------------------------------------------
 
     @contextmanager
-    def idle(self) -> Iterator[None]:
+    def unused(self) -> Iterator[None]:
         """A time in which a call waits: weights may change."""
         self._become_idle()
         try:
@@ -321,8 +320,19 @@ class PausingEngine:
             self._become_active()
 
     def _become_active(self) -> None:
-        with self._threads.change(lambda: not self._has_update):
-            self._active += 1
+        """Wait for new weights that come first, and sample the responses that these wait for."""
+
+        def need_responses() -> bool:
+            return self._has_update and self._is_bound
+
+        while True:
+            self._threads.share(self._sample, lambda: not need_responses(), lambda: False)
+            with self._threads.change(
+                lambda: not self._has_update or need_responses(), FOR_WEIGHTS
+            ):
+                if not self._has_update:
+                    self._active += 1
+                    return
 
     def _become_idle(self) -> None:
         with self._threads.change():
@@ -340,13 +350,17 @@ class CallStream(ResponseStream):
         longest_prompt: int,
     ):
         self._engine = engine
-        self._request = partial(engine.request, tokenizer, gconfig, longest_prompt)
+        self._request = partial(engine.request, tokenizer, gconfig)
+        self._longest = longest_prompt
         self._numbers: dict[Response, int] = {}
         """Response in progress → its number for the call."""
         self._submitted = 0
 
+    def make_room(self, longest_prompt: int) -> None:
+        self._longest = max(self._longest, longest_prompt)
+
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
-        (response,) = self._request([prompt], [seed])
+        (response,) = self._request(self._longest, [prompt], [seed])
         self._numbers[response] = self._submitted
         self._submitted += 1
         return self._submitted - 1
@@ -361,9 +375,6 @@ class CallStream(ResponseStream):
 
     def spans(self, response: FinishedResponse) -> Spans:
         return self._engine.spans(response)
-
-    def unused(self) -> AbstractContextManager[None]:
-        return self._engine.idle()
 
     def pause(self) -> None:
         raise NotImplementedError("the engine pauses the stream of all calls")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.api.key_meaning import PROMPTS, SEQUENCES
 from rlcli.api.model import Model
+from rlcli.api.timing import apart
 from rlcli.files import make_folder, replace_file
 from rlcli.messaging.messages import Fields
 from rlcli.observe.profile import trace_file
+from rlcli.observe.trace import event_line
 from rlcli.ops.product_rate import measured_rate
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
@@ -34,6 +35,8 @@ DAY = 86_400 * 10**9
 """Nanoseconds. Times of a trace count from midnight (UTC): viewers cannot tell apart the
 microseconds of a number that counts from 1970."""
 
+PROFILER = "profiler"
+"""Kind of a span: what is done for a profile alone."""
 _PROFILING = threading.Lock()
 """Held while a call is traced: torch has one profiler for a process."""
 
@@ -83,7 +86,8 @@ class CallPerformance:
     def watching(self, call: str, step: int, engine: Any) -> Iterator[None]:
         """Trace a call of a step, counted from 1, if this step is profiled."""
         if self._traces.includes(call, step):
-            self._rate.measure(engine)
+            with apart("measuring the device", PROFILER):
+                self._rate.measure(engine)
         with self._traces.of(call, step):
             yield
 
@@ -140,11 +144,18 @@ class CallTraces:
             return
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it prints when it starts and stops
         try:
+            profiler = torch.profiler.profile()
+            with apart("starting the profiler", PROFILER):
+                profiler.start()
             began = time.time_ns()
-            with torch.profiler.profile() as profiler:
+            try:
                 yield
-            results: Any = profiler.profiler
-            self._add(call, step, began, results.kineto_results.events())
+            finally:
+                with apart("stopping the profiler", PROFILER):
+                    profiler.stop()
+            with apart("writing the profile", PROFILER):
+                results: Any = profiler.profiler
+                self._add(call, step, began, results.kineto_results.events())
         finally:
             _PROFILING.release()
 
@@ -180,14 +191,5 @@ def _line(event: Any, rank: int) -> str:
 
 
 def _event(name: str, kind: str, began: int, duration: int, process: str, thread: int) -> str:
-    """A complete event of Chrome's trace format; times in nanoseconds."""
-    event: Mapping[str, Any] = {
-        "ph": "X",
-        "name": name,
-        "cat": kind,
-        "ts": began % DAY / 1000,
-        "dur": duration / 1000,
-        "pid": process,
-        "tid": thread,
-    }
-    return json.dumps(event, separators=(",", ":"))
+    """An event of the trace; times in nanoseconds."""
+    return event_line(name, kind, began % DAY / 1e9, duration / 1e9, pid=process, tid=thread)

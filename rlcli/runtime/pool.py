@@ -24,6 +24,7 @@ from safetensors.torch import load, save
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import DROPPED, REASONS
 from rlcli.api.model import call_interface
+from rlcli.api.timing import TimeSpan, Timing, add_span
 from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
 from rlcli.messaging.control import Control
@@ -59,6 +60,8 @@ NO_LIMIT = 1e9
 TRIES = 2
 """Number of processes that a call may cost."""
 RUN = "run"
+TASK = "task"
+"""Kind of a span: a call in the process of a pool."""
 LOOK_SECONDS = 2.0
 """Seconds between two checks, on the file system of the run's folder,
 of whether a process is still replaced."""
@@ -137,8 +140,13 @@ class PoolProcess:
             if reply is not None and reply.number == request.number:
                 if reply.failure is not None:
                     raise reply.failure.as_error()
+                self._record(request, Timing.from_json(reply.timing))
                 return reply.value
         return None
+
+    def _record(self, request: Request, timing: Timing) -> None:
+        """Add the time of a task in its process to that of the call."""
+        add_span(TimeSpan(request.args["call"], TASK, timing.began, timing.ended, self.name))
 
     def _hear(self, waiting_for: str) -> Reply | None:
         try:

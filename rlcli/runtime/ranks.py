@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rlcli.api.headway import current_listener
 from rlcli.errors import RlcliError
 from rlcli.messaging.messages import (
     COMPUTE,
+    COUNTED,
     END_LANE,
     LAST_REQUEST,
     Fields,
@@ -26,11 +28,15 @@ from rlcli.messaging.messages import (
     Request,
 )
 from rlcli.messaging.transport import Transport, ignore
+from rlcli.runtime.call_times import CallTimes
+from rlcli.runtime.clocks import Clocks
+from rlcli.runtime.rank_counts import RankCounts
+from rlcli.runtime.rank_times import RankTimes
 
 T = TypeVar("T")
 
 Answers = dict[int, Mapping[str, Any]]
-"""Rank → its answer."""
+"""Rank → its answer; to a request of a call, with the `seconds` that it took."""
 
 Asked = tuple[int, str]
 """A rank and one of its lanes. Each lane does one thing after the other."""
@@ -60,8 +66,16 @@ class Ranks:
     clock of its own.
     """
 
-    def __init__(self, transport: Transport, world_size: int, deadline: float):
+    def __init__(
+        self,
+        transport: Transport,
+        world_size: int,
+        deadline: float,
+        ranks_per_node: int | None = None,
+    ):
+        """`ranks_per_node`: None if all ranks are on the master's node."""
         self.turns = Turns()
+        self.times = RankTimes(Clocks(ranks_per_node or world_size))
         self._transport = transport
         self._world_size = world_size
         self._deadline = deadline
@@ -75,6 +89,8 @@ class Ranks:
         self._listeners: dict[str, Listener] = {}
         self._awaited: tuple[asyncio.Future[None], str, float] | None = None
         """Resolved by the next report; what it is, and the seconds that it may take."""
+        if (listener := current_listener()) is not None:
+            self.listen(COUNTED, RankCounts(listener).take)
         transport.on_report = self._take_report
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -93,15 +109,17 @@ class Ranks:
         args: Mapping[int, Fields],
         deadline: float | None = None,
         lane: str = COMPUTE,
+        call: CallTimes | None = None,
     ) -> Awaitable[Answers]:
         """Send a request to ranks, at once, each with its own arguments;
         await the result for their answers.
 
-        A rank that takes longer than `deadline` seconds ends the run.
+        A rank that takes longer than `deadline` seconds ends the run. `call`: the one that the
+        request belongs to.
         """
         answered: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         if args:
-            self._send(op, args, deadline, lane, answered)
+            self._send(op, args, deadline, lane, answered, call)
         else:
             answered.set_result({})
         return answered
@@ -113,10 +131,11 @@ class Ranks:
         deadline: float | None = None,
         ranks: Sequence[int] | None = None,
         lane: str = COMPUTE,
+        call: CallTimes | None = None,
     ) -> Awaitable[Answers]:
         """Ask ranks (default: all) the same."""
         asked = range(self._world_size) if ranks is None else ranks
-        return self.ask(op, {rank: args or {} for rank in asked}, deadline, lane)
+        return self.ask(op, {rank: args or {} for rank in asked}, deadline, lane, call)
 
     def tell(self, op: str, args: Mapping[int, Fields]) -> None:
         """Send a request whose answers are of no interest; an error still ends the run."""
@@ -146,6 +165,7 @@ class Ranks:
         self._questions.clear()
         self._queues.clear()
         self._due.clear()
+        self.times.cancel()
 
     async def let_go(self, lanes: Mapping[str, Sequence[int]]) -> None:
         """Have all workers end, after their other lanes: lane → the ranks that have it."""
@@ -160,6 +180,7 @@ class Ranks:
         deadline: float | None,
         lane: str,
         answered: asyncio.Future[Answers] | None,
+        call: CallTimes | None = None,
     ) -> None:
         self._number += 1
         requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
@@ -168,6 +189,7 @@ class Ranks:
         question = self._questions[self._number] = PendingRequest(
             self._number, name, lane, set(args), limit, answered
         )
+        self.times.sent(self._number, op, name, lane, requests, call)
         now = self._transport.clock()
         for rank, request in requests.items():
             queue = self._queues[rank, lane]
@@ -223,7 +245,8 @@ class Ranks:
         who = reply.rank, question.lane
         self._queues[who].remove(question)
         self._start_clock(who, self._transport.clock())
-        question.answers[reply.rank] = reply.value
+        seconds = self.times.answered(reply.number, *who, reply.timing)
+        question.answers[reply.rank] = reply.value | seconds
         question.waiting.discard(reply.rank)
         if question.waiting:
             return False

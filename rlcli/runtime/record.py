@@ -80,7 +80,8 @@ class Recorder:
 
     def measure(self, step: Step, supply: Supply) -> dict[str, float]:
         """The metrics of a step."""
-        seconds, tokens = self._calls.times.seconds, self._totals.count(step.samples.all_ids)
+        times = self._calls.timeline.end_step(step.number + 1)
+        tokens = self._totals.count(step.samples.all_ids)
         reports = supply.reports(step)
         numbers = named_reports(reports, Answered.reports, lambda mfc: mfc.model_name)
         numbers |= supply.numbers(step)
@@ -90,8 +91,8 @@ class Recorder:
         if step.number + 1 in self._profiled:
             calls = profile_of(step.number + 1, reports)
             self._directory.write_text(*described(step.number + 1, calls))
-        numbers |= self._calls.times.report(seconds)
-        numbers["tokens_per_second"] = tokens / seconds
+        numbers |= times
+        numbers["tokens_per_second"] = tokens / times["time/step"]
         numbers |= self._totals.numbers(supply.sizes.position(step.number + 1))
         return numbers | self._incidents.restarts()
 

@@ -1,8 +1,7 @@
-"""The answers of calls, and where the time of a step went."""
+"""The answers of calls, and what they say of a step."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from rlcli.api.output_checks import Segments
 from rlcli.observe.profile import ProfiledCall
 from rlcli.observe.responses import Moments
 from rlcli.runtime.ranks import Answers
-from rlcli.topology import RolePlacement, WorkerGroup
+from rlcli.topology import RolePlacement
 
 T = TypeVar("T")
 
@@ -81,7 +80,7 @@ class Answered:
             segments=segments,
             tokens=_summed(owned, "tokens"),
             operations=_summed(answers.values(), "operations"),
-            capacity=_summed(answers.values(), "capacity"),
+            capacity=_capacity(answers.values()),
         )
 
     def and_then(self, later: Answered) -> Answered:
@@ -123,6 +122,11 @@ class Answered:
         return {f"time/{call}": max(self.seconds.values())} | {
             name: cost for name, cost in copy.items() if cost
         }
+
+
+def _capacity(answers: Iterable[Mapping[str, Any]]) -> float:
+    """The operations that devices could have computed in the time of their answers."""
+    return sum(float(answer["rate"] * answer["seconds"]) for answer in answers)
 
 
 def _summed(answers: Iterable[Mapping[str, Any]], name: str) -> Any:
@@ -205,49 +209,3 @@ def named_reports(
         return f"{prefix}/{name}" if prefix else name
 
     return {full(mfc, name): value for mfc, name, value in named}
-
-
-class StepTimes:
-    """Adds up seconds since the last step ended. A call counts when it is done, even if it belongs
-    to a later step."""
-
-    def __init__(
-        self, groups: Sequence[WorkerGroup], clock: Callable[[], float] = time.perf_counter
-    ):
-        self._groups = {"+".join(group.roles): group.ranks for group in groups}
-        self._clock = clock
-        self.begin()
-
-    def begin(self) -> None:
-        """Start timing the next step."""
-        self._began = self._clock()
-        self._busy: Counter[int] = Counter()
-        self._moves = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the step began."""
-        return self._clock() - self._began
-
-    def count_work(self, seconds: Mapping[int, float]) -> None:
-        """Count a call or a copy of weights; `seconds`: what each of its ranks spent on it."""
-        self._busy.update(seconds)
-
-    def count_move(self, seconds: Iterable[float]) -> None:
-        """Count a transfer of tensors between ranks, `seconds` for each participant: it took as
-        long as the slowest."""
-        self._moves += max(seconds, default=0.0)
-
-    def report(self, seconds: float) -> dict[str, float]:
-        """Times of a step that took `seconds`: `time/moves`, and for each group of ranks
-        `time/idle/<roles>`, the mean seconds in which its ranks computed nothing, and
-        `time/idle_share/<roles>`, their share of the step."""
-        times = {"time/step": seconds}
-        for name, ranks in self._groups.items():
-            idle = max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
-            times[f"time/idle/{name}"] = idle
-            if seconds:
-                times[f"time/idle_share/{name}"] = idle / seconds
-        if self._moves:
-            times["time/moves"] = self._moves
-        return times

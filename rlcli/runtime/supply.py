@@ -20,10 +20,12 @@ from rlcli.checkpoint.run_state import RunState, Start
 from rlcli.errors import DataError
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls
+from rlcli.runtime.chunks import Chunk, Ready, StepSamples
 from rlcli.runtime.data_order import DataOrder, StepSizes, training_id
+from rlcli.runtime.draws import Draw, SampleQueue
 from rlcli.runtime.flow import Batch, Flow, Gate
 from rlcli.runtime.report import Answered, add_report
-from rlcli.runtime.samples import Admission, Chunk, Draw, Ready, SampleQueue, Samples, StepSamples
+from rlcli.runtime.samples import Admission, Samples
 from rlcli.topology.stages import Stages
 
 

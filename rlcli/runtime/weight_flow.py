@@ -10,7 +10,6 @@ message that it sends, and what it receives of a bucket.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from rlcli.api.config import ModelVersion
 from rlcli.api.dataflow import MFCDef, Transfer
 from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
+from rlcli.api.timing import apart
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
 from rlcli.failpoints import failpoint
@@ -223,10 +223,11 @@ class WeightCopies:
 
     def take_part(
         self, mfc: MFCDef, models: Mapping[str, Model], pausing: Mapping[str, PausingEngine]
-    ) -> tuple[float, int]:
+    ) -> int:
         """Take part in the copy after a call; `models`: those that this rank has; `pausing`: the
-        roles that may be generating meanwhile. Returns its seconds since all ranks of source and
-        follower were there, and the bytes that it sent."""
+        roles that may be generating meanwhile. Returns the bytes that it sent.
+
+        Its time is recorded since all ranks of source and follower were there."""
         hook = mfc.weight_copy
         assert hook is not None
         source, follower = models.get(mfc.model_name), models.get(hook.target)
@@ -234,14 +235,15 @@ class WeightCopies:
         target = follower.module if follower is not None else None
         transfer = WeightTransfer(channel, self._rank, self._device, source, target)
         wait_for_device(self._device)
-        transfer.wait_for_all()
-        began, sent_before = time.perf_counter(), channel.wire.bytes_sent
+        with apart("the other ranks of the copy"):
+            transfer.wait_for_all()
+        sent_before = channel.wire.bytes_sent
         if follower is None:
             transfer.finish()
         else:
             self._update(follower, transfer, hook.eta, pausing.get(hook.target))
         wait_for_device(self._device)
-        return time.perf_counter() - began, channel.wire.bytes_sent - sent_before
+        return channel.wire.bytes_sent - sent_before
 
     def _update(
         self, follower: Model, transfer: WeightTransfer, eta: float, engine: PausingEngine | None

@@ -18,6 +18,7 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelVersion
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
+from rlcli.api.headway import heard_by
 from rlcli.api.key_meaning import ATTEMPT, UNPLAYED
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.api.output_checks import (
@@ -28,6 +29,7 @@ from rlcli.api.output_checks import (
     versions,
     warn_of_changes,
 )
+from rlcli.api.timing import apart
 from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.rank_files import (
@@ -72,6 +74,7 @@ from rlcli.runtime.data_order import (
 from rlcli.runtime.pausing import PausingEngine, pausing_engines
 from rlcli.runtime.performance import CallPerformance, work_of
 from rlcli.runtime.pool import PoolProcess, connect_pools
+from rlcli.runtime.rank_counts import CountReporter
 from rlcli.runtime.roles import (
     Interfaces,
     Meshes,
@@ -96,6 +99,8 @@ NO_OUTPUT: Fields = {
 """Empty reports for what calls of other kinds report: a description of its outputs, its statistics,
 moments of the scores in its outputs and of the numbers that it counted, the samples that it drops,
 each with the reason, why responses have their rewards, and the segments of responses."""
+OFFLOAD = "offload"
+"""Kind of a span: weights go to the memory of the host."""
 OPERATIONS = frozenset({
     "open_datasets", "measure", "build", "load_rows", "load_samples", "clear", "run_call",
     "copy_weights", "describe", "checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST,
@@ -149,7 +154,8 @@ class ModelWorker:
             raise LookupError(f"a rank has no operation {request.op}")
         if self.device.type == "cuda":  # a thread begins with the first device
             torch.cuda.set_device(self.device)
-        with attribute_user_errors():
+        counts = CountReporter(self.report, request, self.topology.world_size)
+        with attribute_user_errors(), heard_by(counts):
             return getattr(self, request.op)(**request.args)
 
     # -- starting ----------------------------------------------------------------------------------
@@ -259,10 +265,10 @@ class ModelWorker:
         mfc = self.calls[call]
         engine = self.models[mfc.model_name].module
         with self._performance.watching(call, step + 1, engine):
-            answer = self._run_timed(mfc, ids, metadata or {}, empty, parts or [], step)
-        return {**answer, "capacity": answer["seconds"] * self._performance.rate(engine)}
+            answer = self._run(mfc, ids, metadata or {}, empty, parts or [], step)
+        return {**answer, "rate": self._performance.rate(engine)}
 
-    def _run_timed(
+    def _run(
         self,
         mfc: MFCDef,
         ids: Sequence[str],
@@ -271,7 +277,6 @@ class ModelWorker:
         parts: Sequence[Sequence[int]],
         step: int,
     ) -> Fields:
-        began = time.perf_counter()
         is_pooled = mfc.model_name in self._pools
         if not is_pooled:
             seed_global_streams(self.recipe.seed, mfc.name, step, self.rank)
@@ -286,10 +291,7 @@ class ModelWorker:
                 self._offload_after(mfc)
         if not is_pooled:
             wait_for_device(self.device)
-        seconds = time.perf_counter() - began
-        if (pausing := self._pausing.get(mfc.model_name)) is not None:
-            seconds -= pausing.seconds_waited
-        return {**answer, "version": version, "seconds": seconds}
+        return {**answer, "version": version}
 
     def _model_for(self, role: str) -> AbstractContextManager[Model]:
         """The model that a call of a role works with."""
@@ -382,16 +384,17 @@ class ModelWorker:
 
     def copy_weights(self, after: str) -> Fields:
         """Take part in the copy after a call: on all ranks of the call's role and of the role that
-        follows it. Returns this rank's seconds since all were there, and the bytes that it sent."""
+        follows it. Returns the bytes that this rank sent."""
         mfc = self.calls[after]
-        seconds, sent = self._copies.take_part(mfc, self.models, self._pausing)
+        sent = self._copies.take_part(mfc, self.models, self._pausing)
         if mfc.model_name in self.models:
             self._offload_after(mfc)
-        return {"seconds": seconds, "bytes": sent}
+        return {"bytes": sent}
 
     def _offload_after(self, mfc: MFCDef) -> None:
         if any(isinstance(hook, OffloadHook) for hook in mfc.post_hooks):
-            self.models[mfc.model_name].module.offload()
+            with apart(f"offload of {mfc.model_name}", OFFLOAD):
+                self.models[mfc.model_name].module.offload()
 
     # -- describing --------------------------------------------------------------------------------
 
@@ -527,18 +530,24 @@ def write_and_report(
     folder: Path, step: int, rank: int, write: Callable[[], Sequence[Path]], report: Tell
 ) -> threading.Thread:
     """Write files in a thread and seal them: sync and digest. It reports WRITTEN with the
-    checkpoint's `step` and the digests of its `files`, or with the error:
-    ResourceError if the disk was the cause."""
+    checkpoint's `step`, the digests of its `files`, and when it `began` and `ended`, or with the
+    error: ResourceError if the disk was the cause."""
 
     def work() -> None:
         sealed: list[FileDigest] = []
-        failure = None
+        failure, began = None, time.monotonic()
         try:
             with attribute_user_errors():
                 sealed = seal(folder, write())
         except BaseException as error:
             failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", shown=error)
-        report(WRITTEN, {"step": step, "files": [digest.as_json() for digest in sealed]}, failure)
+        value = {
+            "step": step,
+            "files": [digest.as_json() for digest in sealed],
+            "began": began,
+            "ended": time.monotonic(),
+        }
+        report(WRITTEN, value, failure)
 
     thread = threading.Thread(target=work, name="checkpoint", daemon=True)
     thread.start()

@@ -8,11 +8,19 @@ returns, learns, keeps as state or refuses.
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import copy
 import dataclasses
+import inspect
+import tempfile
+import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, islice
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
 
 from rlcli.api.limits import Needs
 from rlcli.testing.contract import Violation, place_of
@@ -24,6 +32,8 @@ FACTORS = (3, 1 / 3)
 NUMBERS = (2, 0.5, 1, 0, 0.1, 5, 30, -1, 1000)
 """Tried after the default times FACTORS: small ones cross thresholds on short sequences, too."""
 
+API = "rlcli.api."
+"""Modules whose classes have no arguments of their own."""
 MOST_VALUES = 5
 """Of an argument, tried beside each change of another one."""
 
@@ -37,6 +47,7 @@ class VariedArgument:
     others: tuple[Any, ...]
     """Other values, the first the likeliest to show a difference; empty for texts, whose meaning is
     unknown here."""
+    may_be_text: bool = False
 
     @property
     def is_choice(self) -> bool:
@@ -53,8 +64,9 @@ def arguments_of(component: Any) -> list[VariedArgument]:
     arguments: list[VariedArgument] = []
     for field in dataclasses.fields(component):
         if field.init:
-            value = getattr(component, field.name)
-            arguments.append(VariedArgument(field.name, value, _others(hints[field.name], value)))
+            value, hint = getattr(component, field.name), hints[field.name]
+            others = _others(hint, value)
+            arguments.append(VariedArgument(field.name, value, others, str in _kinds(hint)))
             arguments += [VariedArgument(field.name, value, others) for others in _by_entry(value)]
     return arguments
 
@@ -72,10 +84,13 @@ def _by_entry(value: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _others(hint: Any, value: Any) -> tuple[Any, ...]:
-    union = get_origin(hint) in (Union, types.UnionType)
-    kinds = get_args(hint) if union else (hint,)
-    candidates = [entry for kind in kinds for entry in _values(kind, value)]
+    candidates = [entry for kind in _kinds(hint) for entry in _values(kind, value)]
     return tuple(entry for entry in dict.fromkeys(candidates) if entry != value)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; or the only one."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _values(kind: Any, value: Any) -> list[Any]:
@@ -114,6 +129,12 @@ class Effects:
         self._differ = differ
         self._results: dict[str, Any] = {}
 
+    def compared_by(self, differ: Callable[[Any, Any], bool]) -> Effects:
+        """The same results, of which `differ` says whether two differ."""
+        copied = copy.copy(self)
+        copied._differ = differ
+        return copied
+
     def without(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Sequence[Any]]]:
         """The arguments without an effect, and the values that give equal results; `silent`: those
         that are not tried."""
@@ -123,21 +144,60 @@ class Effects:
                     if not self.matters(argument, values):
                         yield argument, values
 
+    def ignored(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Changes]]:
+        """The arguments that are off by default and do nothing when they are set, or the same
+        whatever they are set to, with the choice of another one beside which that is so; not those
+        that others need, and go with."""
+        needed = {need.partition("=")[0] for need in self._needs.values()}
+        for argument in self._arguments:
+            if argument.default or argument.name in needed or argument.name in silent:
+                continue
+            when_set = tuple(filter(None, argument.others))
+            values = when_set if len(when_set) > 1 else (argument.default, *when_set)
+            for beside in ({}, *self._choices_beside(argument.name)):
+                if self._differs_beside(beside, argument, values) is False:
+                    yield argument, beside
+
+    def _choices_beside(self, name: str) -> Iterator[Changes]:
+        """Each other choice of another argument that is accepted alone, and does not have all calls
+        refuse what they are given."""
+        for argument in self._arguments:
+            if (
+                argument.name == name
+                or not argument.is_choice
+                or isinstance(argument.default, bool)
+            ):
+                continue
+            for changes in self._each(argument):
+                if len(changes) == 1 and not _is_refusal(self._of(changes)):
+                    yield changes
+
     def with_effect(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Sequence[Any]]]:
-        """Those of the arguments `silent` that change results, and two values that show it."""
+        """Those of the arguments `silent` that change results, and two values that show it; of a
+        text, an empty folder is one."""
         for argument in (self._named[name] for name in silent):
-            values = (argument.default, *argument.others[:1])
-            for first, second in self._pairs({}, argument, values):
-                if self._differ(self._of(first), self._of(second)):
-                    yield argument, values
+            with tempfile.TemporaryDirectory() as folder:
+                others = (folder,) if argument.may_be_text else argument.others[:1]
+                values = (argument.default, *others)
+                for first, second in self._pairs({}, argument, values):
+                    if self._differ(self._of(first), self._of(second)):
+                        yield argument, values
 
     def variants(self) -> Iterator[Changes]:
         """Each other value of a flag or choice that is accepted, with what it needs."""
         for argument in self._arguments:
-            for value in argument.others if argument.is_choice else ():
-                changes = self._with_needs({}, argument.name, value)
-                if self._accepts(changes):
-                    yield changes
+            if argument.is_choice:
+                yield from self._each(argument)
+
+    def of_each_argument(self) -> Iterator[Changes]:
+        """Another value of each argument that has one and is accepted."""
+        for argument in self._arguments:
+            yield from islice(self._each(argument), 1)
+
+    def _each(self, argument: VariedArgument) -> Iterator[Changes]:
+        """Each other value of an argument that is accepted, with what it needs."""
+        changes = (self._with_needs({}, argument.name, value) for value in argument.others)
+        return filter(self._accepts, changes)
 
     def _unlike(self, argument: VariedArgument) -> list[tuple[Any, ...]]:
         """Values among which some result must differ: of choices any two, of numbers all."""
@@ -147,14 +207,25 @@ class Effects:
     def matters(self, argument: VariedArgument, values: Sequence[Any]) -> bool:
         """Whether two of these values give different results: with the defaults of other arguments,
         or with another value of one of them. True if no two of them are accepted."""
-        compared = False
+        verdicts = []
         for context in self._contexts(argument.name):
             tried = values[:MOST_VALUES] if context else values
-            for first, second in self._pairs(context, argument, tried):
-                compared = True
-                if self._differ(self._of(first), self._of(second)):
-                    return True
-        return not compared
+            verdicts.append(self._differs_beside(context, argument, tried))
+            if verdicts[-1]:
+                return True
+        return False not in verdicts
+
+    def _differs_beside(
+        self, context: Changes, argument: VariedArgument, values: Sequence[Any]
+    ) -> bool | None:
+        """Whether two of these values give different results beside other changes; None if no two
+        of them are accepted there."""
+        verdict = None
+        for first, second in self._pairs(context, argument, values):
+            if self._differ(self._of(first), self._of(second)):
+                return True
+            verdict = False
+        return verdict
 
     def _contexts(self, name: str) -> Iterator[Changes]:
         """No other change, then one of another argument; those with a similar name come first, on
@@ -163,10 +234,10 @@ class Effects:
         family = name.partition("_")[0]
         rest = [argument for argument in self._arguments if argument.name != name]
         neighbours = sorted(rest, key=lambda argument: not argument.name.startswith(family))
+        first_two = [list(islice(self._each(argument), 2)) for argument in neighbours]
         for index in (0, 1):
-            for argument in neighbours:
-                for value in argument.others[index : index + 1]:
-                    yield self._with_needs({}, argument.name, value)
+            for changes in first_two:
+                yield from changes[index : index + 1]
 
     def _pairs(
         self, context: Changes, argument: VariedArgument, values: Sequence[Any]
@@ -210,6 +281,13 @@ class Effects:
         return next((v for v in values if (str(v) in names if allowed else v)), argument.default)
 
 
+def _is_refusal(results: Any) -> bool:
+    """Whether none of several results is more than a message."""
+    return isinstance(results, list) and all(
+        result is None or isinstance(result, str) for result in results
+    )
+
+
 def declared_needs(cls: type) -> dict[str, str]:
     """NEEDS of a class and its bases."""
     needs: dict[str, str] = {}
@@ -226,15 +304,22 @@ def silent_arguments(cls: type) -> tuple[str, ...]:
     )
 
 
-def demand_effects(effects: Effects, cls: type) -> None:
+def demand_effects(effects: Effects, cls: type, silent: Sequence[str] | None = None) -> None:
     """Raises Violation for an argument without an effect, and for one that has an effect although
-    the class declares that it has none."""
-    silent = silent_arguments(cls)
+    the class declares that it has none (`silent`)."""
+    silent = silent_arguments(cls) if silent is None else silent
     for argument, values in effects.without(silent):
         tried = " and ".join(map(repr, values)) if argument.is_choice else "whatever it is"
         raise Violation(
             f"{argument.name} has no effect: results are the same with {tried}",
             "use it; or name it in NO_EFFECT_ON_NUMBERS, if it is about speed or patience",
+            place_of(cls),
+        )
+    for argument, others in effects.ignored(silent):
+        conditions = f"with {described(others)}" if others else "by itself"
+        raise Violation(
+            f"{argument.name} has no effect {conditions}: results are the same whatever it is",
+            "use it there too, or refuse it, by a condition in NEEDS",
             place_of(cls),
         )
     for argument, values in effects.with_effect(silent):
@@ -244,3 +329,92 @@ def demand_effects(effects: Effects, cls: type) -> None:
             "take it out of there, or leave numbers alone",
             place_of(cls),
         )
+
+
+def demand_use(component: Any) -> None:
+    """Raises Violation for an argument that is only checked and never used, where no input is known
+    that shows its effect. Skips the check if a method hands the component on as a whole."""
+    cls = type(component)
+    bases = [base for base in cls.__mro__ if not base.__module__.startswith(API)]
+    trees = [tree for base in bases if (tree := _source_of(base)) is not None]
+    nodes = [node for tree in trees for node in _used_nodes(tree)]
+    if sum(map(_is_self, nodes)) > sum(map(_asks_self, nodes)):
+        pytest.skip("not tried: a function elsewhere may use its arguments")
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for argument in arguments_of(component):
+        if argument.name not in (*read, *silent_arguments(cls)):
+            raise Violation(
+                f"{argument.name} has no effect: no method uses it",
+                "use it, or take the argument away",
+                place_of(cls),
+            )
+
+
+def _source_of(cls: type) -> ast.AST | None:
+    """The class as it is written; None if that is unknown."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def _used_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """What it consists of, without conditions under which it does nothing but raise."""
+    if isinstance(tree, ast.If) and all(isinstance(line, ast.Raise) for line in tree.body):
+        return
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        yield from _used_nodes(child)
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _asks_self(node: ast.AST) -> bool:
+    """Whether it is an attribute of the component, or its type."""
+    if isinstance(node, ast.Attribute):
+        return _is_self(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id == "type" and any(map(_is_self, node.args))
+    return False
+
+
+def check_variants(variants: Iterable[Changes], check: Callable[[Changes], None]) -> None:
+    """Make a check with each of these changes; a Violation names those with which it fails."""
+    for changes in variants:
+        try:
+            check(changes)
+        except Violation as violation:
+            finding = f"with {described(changes)}: {violation.finding}"
+            raise Violation(finding, violation.cause, violation.where) from violation
+
+
+def described(changes: Changes) -> str:
+    return ", ".join(f"{name}={value}" for name, value in changes.items())
+
+
+def run_each(tests: Iterable[Callable[..., None]], *subjects: Any) -> None:
+    """Run those checks that concern the subjects: the others skip themselves."""
+    for test in tests:
+        with contextlib.suppress(pytest.skip.Exception):
+            test(*subjects)
+
+
+def values_like(value: Any) -> list[Any]:
+    """Other values of the same kind, each changed in one place; none like null."""
+    if isinstance(value, str):
+        return [f"{value} differently"] if value else []
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1]
+    if isinstance(value, list):
+        return [
+            [*value[:place], changed, *value[place + 1 :]]
+            for place, entry in enumerate(value)
+            for changed in values_like(entry)
+        ]
+    if isinstance(value, dict):
+        return [{**value, key: changed} for key in value for changed in values_like(value[key])]
+    return []

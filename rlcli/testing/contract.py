@@ -18,7 +18,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rlcli.api.limits import unmet
 from rlcli.project import search_paths_kept
+from rlcli.registry import signature
 
 Note = Callable[[str, object], None]
 """pytest's `record_property`."""
@@ -69,6 +71,21 @@ class Contract:
         times."""
         with search_paths_kept():
             yield
+
+
+def skip_without_arguments(kind: str, name: str, args: Mapping[str, Any]) -> None:
+    """Skip a check of a component that needs arguments which are not given, or whose defaults do
+    not meet what its NEEDS demand."""
+    described = signature(f"{kind}s", name)
+    required = [(argument.name,) for argument in described.arguments if argument.required]
+    alternatives = tuple(described.constants.get("ONE_OF", ()))
+    defaults = {argument.name: argument.default for argument in described.arguments}
+    needed = [names[::-1] for names in unmet(described.constants.get("NEEDS", {}), defaults.get)]
+    choices = [*required, *needed, *([alternatives] if alternatives else [])]
+    lacking = [names for names in choices if args.keys().isdisjoint(names)]
+    if lacking:
+        settings = " ".join(" or ".join(f"{name}=…" for name in names) for names in lacking)
+        pytest.skip(f"not tried: needs arguments: rlcli test {kind} {name} {settings}")
 
 
 def place_of(code: type | Callable[..., Any]) -> str:

@@ -14,8 +14,10 @@ from rlcli.testing.dataset_checks.arguments import DatasetArgumentChecks
 from rlcli.testing.dataset_checks.building import BuildingChecks
 from rlcli.testing.dataset_checks.fields import FieldChecks
 from rlcli.testing.dataset_checks.files import FileChecks
+from rlcli.testing.dataset_checks.final_answers import FinalAnswerChecks
 from rlcli.testing.dataset_checks.formats import FormatChecks
 from rlcli.testing.dataset_checks.order import OrderChecks
+from rlcli.testing.dataset_checks.passes import PassChecks
 from rlcli.testing.dataset_checks.rendering import RenderingChecks
 from rlcli.testing.dataset_checks.samples import SampleChecks
 
@@ -25,6 +27,8 @@ __all__ = ["DatasetContract"]
 class DatasetContract(
     DatasetArgumentChecks,
     FormatChecks,
+    FinalAnswerChecks,
+    PassChecks,
     FieldChecks,
     FileChecks,
     OrderChecks,

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rlcli.project import PACKAGE, VARIABLE, current_project
 
 PATIENCE = 60
 
 
-def start(module: str, order: str, hash_seed: str) -> subprocess.Popen[str]:
-    """Start `python -m module order`; what it prints is for its caller."""
+def answers_elsewhere(
+    module: str, order: Any, hash_seeds: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """(hash seed, the JSON that `python -m module ORDER` prints last) for each of the seeds. Raises
+    RuntimeError if a process fails."""
+    with contextlib.ExitStack() as ended:
+        started = (_start(module, json.dumps(order), seed) for seed in hash_seeds)
+        processes = [ended.enter_context(process) for process in started]
+        for process in processes:
+            ended.callback(process.kill)
+        for seed, process in zip(hash_seeds, processes, strict=True):
+            out, err = process.communicate(timeout=PATIENCE)
+            if process.returncode:
+                raise RuntimeError(f"it does not work in another process:\n{err[-2000:]}")
+            yield seed, json.loads(out.splitlines()[-1])
+
+
+def _start(module: str, order: str, hash_seed: str) -> subprocess.Popen[str]:
     project = current_project()
     path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
     env = {

@@ -62,6 +62,12 @@ def _frames(error: BaseException | None) -> list[tuple[Path, int]]:
     return frames
 
 
+def line_in(error: BaseException, files: Sequence[Path]) -> str:
+    """`file:line` of the deepest frame of an exception in the first of the files that has one, of
+    which a folder stands for all files below it; empty if none has."""
+    return _innermost(_frames(error), files)
+
+
 def _frames_told(text: str) -> list[tuple[Path, int]]:
     """The frames of another process's traceback, received as text."""
     return [

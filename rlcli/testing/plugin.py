@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from rlcli.api.component import module_name
+from rlcli.processes import seconds_in_queue
 from rlcli.project import PACKAGE, search_path
 from rlcli.recipe.parsing.layers import shown
 from rlcli.testing.contract import Contract, TimeIsUp, Violation
@@ -98,7 +99,7 @@ class ChecksPlugin:
     ):
         """`suites`: file with a component's contract → the component; `values`: each one's values
         from the command line; `keyword`: words that selected checks must contain, empty for all;
-        `all_layouts`: try backends in every layout, and run own tests marked `exhaustive`."""
+        `all_layouts`: try backends in every layout, and run own tests that may take long."""
         self._suites = suites
         self._values = values
         self._watcher = watcher
@@ -107,8 +108,8 @@ class ChecksPlugin:
         self._all_layouts = all_layouts
         self._homes = dict(suites)
         for subject in suites.values():
-            if (tests := subject.own_tests) is not None:
-                self._homes[tests] = subject
+            for file in subject.own_tests:
+                self._homes.setdefault(file, subject)
         self._progress = {subject: _Progress(subject) for subject in suites.values()}
         self._open: list[_Case] = []
         """Cases of the current check."""
@@ -141,7 +142,7 @@ class ChecksPlugin:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> Generator[None, None, None]:
-        self._leave_out_exhaustive(config, items)
+        self._leave_out_long(config, items)
         self._choose(config, items)
         yield
         # pytest has grouped items that share a fixture, across components
@@ -164,10 +165,7 @@ class ChecksPlugin:
             item
             for item in items
             if item not in of
-            or (item.path in self._suites and of[item] in specified)
-            or (
-                self._is_contract(item, of[item], is_own=True) and not _is_asked_for(item, of[item])
-            )
+            or self._is_left_out(item, of[item], specified)
             or not answers(item, self._keyword)
         ]
         if dropped:
@@ -177,12 +175,22 @@ class ChecksPlugin:
         for contract in {item.cls for item in contracts}:  # type: ignore[attr-defined]
             self._give_values(contract)
 
-    def _leave_out_exhaustive(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def _leave_out_long(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Drop own tests that run with all layouts only."""
-        dropped = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+        dropped = [item for item in items if self._is_long(item)]
         if dropped and not self._all_layouts:
             config.hook.pytest_deselected(items=dropped)
             items[:] = [item for item in items if item not in dropped]
+
+    def _is_long(self, item: pytest.Item) -> bool:
+        """Whether it is exhaustive or, in a file that only mentions its component, may take longer
+        than a check."""
+        if item.get_closest_marker("exhaustive") is not None:
+            return True
+        subject, timeout = self._homes.get(item.path), item.get_closest_marker("timeout")
+        if subject is None or timeout is None or item.path == subject.named_tests:
+            return False
+        return [*timeout.args, timeout.kwargs.get("timeout", 0)][0] > self._check_seconds
 
     def _is_contract(self, item: pytest.Item, subject: Subject, is_own: bool = False) -> bool:
         cls = getattr(item, "cls", None)
@@ -192,6 +200,20 @@ class ChecksPlugin:
         return getattr(cls, "kind", kind) == kind and module_name(cls.name) == module_name(
             subject.name
         )
+
+    def _is_left_out(
+        self, item: pytest.Item, subject: Subject, specified: Collection[Subject]
+    ) -> bool:
+        """Whether a check is replaced by one of the component's own tests, or in these is that of
+        another component or of another part of the contract."""
+        if item.path in self._suites:
+            return subject in specified
+        cls = getattr(item, "cls", None)
+        if cls is None or not issubclass(cls, Contract):
+            return False
+        is_of_subject = self._is_contract(item, subject)
+        is_of_another = bool(cls.name) and not is_of_subject
+        return is_of_another or (is_of_subject and not _is_asked_for(item, subject))
 
     def _give_values(self, contract: type[Contract]) -> None:
         if self._all_layouts and hasattr(contract, "all_layouts"):
@@ -473,25 +495,27 @@ def with_line_numbers(error: BaseException) -> BaseException:
     numbered: TracebackType | None = None
     for entry in reversed(entries):
         line: int | None = entry.tb_lineno  # the type says that there always is one
-        first = entry.tb_frame.f_code.co_firstlineno
-        numbered = TracebackType(
-            numbered, entry.tb_frame, entry.tb_lasti, first if line is None else line
-        )
+        if line is None or line < 0:  # -1 until Python 3.11.2
+            line = entry.tb_frame.f_code.co_firstlineno
+        numbered = TracebackType(numbered, entry.tb_frame, entry.tb_lasti, line)
     return error.with_traceback(numbered)
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt a check that neither ends nor fails."""
+    """Interrupt a check that neither ends nor fails. The seconds in which others computed in its
+    place do not count."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeIsUp(f"not done after {seconds:g} s")
+        if time.monotonic() - began >= seconds + seconds_in_queue() - queued:
+            raise TimeIsUp(f"not done after {seconds:g} s")
 
-    began, before = time.monotonic(), signal.signal(signal.SIGALRM, stop)
-    # repeatedly, in case it is caught on the way
+    began, queued = time.monotonic(), seconds_in_queue()
+    before = signal.signal(signal.SIGALRM, stop)
+    # repeatedly, in case it is caught on the way, or too early
     others, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield

@@ -92,14 +92,15 @@ def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, 
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = [_Rank(number, size, Path(folder)) for number in range(size)]
+        deadline = time.monotonic() + timeout
         children = {rank: _fork(rank, work, timeout) for rank in ranks}
         try:
-            _wait(children, time.monotonic() + timeout + _GRACE)
+            _wait(children, deadline + _GRACE)
         finally:
             for child in children.values():
                 _kill(child)
         reports = [rank.report() for rank in ranks]
-        _raise_first_error(ranks, reports, timeout)
+        _raise_first_error(ranks, reports, timeout, deadline)
         return [report["result"] for report in reports if report is not None]
 
 
@@ -288,13 +289,18 @@ def _death(ranks: list[_Rank]) -> RankDeath:
 
 
 def _raise_first_error(
-    ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float
+    ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float, deadline: float
 ) -> None:
-    """The earliest error is the cause; the others follow from it."""
+    """The earliest error is the cause; the others follow from it, or from a rank that did not
+    finish before its deadline."""
+    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
+    stacks = {rank.number: rank.stood_at() for rank in unfinished}
+    ran_late = any(stacks.values())
     failed = [
         (report["at"], rank, report)
         for rank, report in zip(ranks, reports, strict=True)
         if report is not None and "result" not in report
+        if not ran_late or report["at"] < deadline
     ]
     if failed:
         _, rank, report = min(failed, key=lambda entry: entry[0])
@@ -306,9 +312,7 @@ def _raise_first_error(
             report["trace"],
             [tuple(frame) for frame in report["frames"]],
         )
-    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
-    stacks = {rank.number: rank.stood_at() for rank in unfinished}
-    if any(stacks.values()):
+    if ran_late:
         raise RankTimeout(len(ranks), timeout, stacks)
     if unfinished:
         raise _death(unfinished)

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rlcli import registry
+from rlcli.api.key_meaning import REWARDS, SOLVED
 from rlcli.errors import ModelError, RecipeError
 from rlcli.inspect.checklist import inspect_rows
 from rlcli.inspect.doubtful import contradictions
@@ -21,7 +24,7 @@ from rlcli.project import is_built_in
 from rlcli.recipe.introspection.minimal import superfluous
 from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.resolve import Resolved, load_recipe
-from rlcli.recipe.schema import Component
+from rlcli.recipe.schema import Component, Recipe
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.smoke import STEPS, SmokeRun, run_two_steps, write_rows
 from rlcli.topology.report import make_plan
@@ -35,6 +38,8 @@ WARMER = "generation.temperature=1.25"
 """No recipe has it, so that a call that does not follow the setting is seen."""
 PERPLEXITY = "ppl"
 """Metric of a step that learns given texts."""
+ROUNDING = 1e-5
+"""A smaller norm of gradients is what rounding leaves of 0."""
 UNDECIDED = 1.0
 """Nats per token by which a fresh model may differ from a uniform distribution, on a few rows."""
 HUB = "hf:"
@@ -176,11 +181,29 @@ class RecipeContract(Contract):
             )
         for role in smoke.recipe.trained_roles:
             norms = [record[name] for record in records if (name := f"{role}/grad_norm") in record]
-            if not norms or not norms[0]:
-                when = "in the first step" if any(norms) else ""
+            if not norms or norms[0] < ROUNDING:
+                when = "in the first step" if any(norm > ROUNDING for norm in norms) else ""
                 raise Violation(
                     f"no gradient reaches {role} {when}".rstrip(),
                     "its loss does not depend on its weights",
+                )
+
+    def test_rewards_matter(
+        self, resolved: Resolved, smoke: SmokeRun, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """what is learned from rewards changes with them"""
+        learners = _learners_from_rewards(smoke.recipe)
+        if not learners:
+            pytest.skip("learns from no rewards")
+        exchanged = run_two_steps(resolved, tmp_path_factory.mktemp("exchanged"), True)
+        for role in learners:
+            weights = [_weights(run.finished.outcome.models[role]) for run in (smoke, exchanged)]
+            if all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0]):
+                raise Violation(
+                    f"{role} learns the same when responses exchange their rewards",
+                    "compare several responses of a prompt, and leave some of them out or weigh "
+                    "them by their rewards",
+                    _where(resolved, "graph"),
                 )
 
     def test_starts_undecided(self, resolved: Resolved, smoke: SmokeRun) -> None:
@@ -219,6 +242,22 @@ class RecipeContract(Contract):
                 raise Violation(
                     f"{role} has no weights", "the interface's save() writes model.safetensors"
                 )
+
+
+def _learners_from_rewards(recipe: Recipe) -> list[str]:
+    """The saved roles that are trained on rewards, or on what other calls make of them."""
+    learners: set[str] = set()
+    from_rewards: set[str] = set()
+    for call in [*recipe.graph.values()] * len(recipe.graph):  # in whatever order they are written
+        if {REWARDS, SOLVED} & {*call.outputs} or from_rewards & {*call.inputs}:
+            from_rewards |= {call.output_key_remap.get(key, key) for key in call.outputs}
+            learners |= {call.model} if call.call == "train_step" else set()
+    return [role for role in recipe.saved_roles if role in learners]
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:

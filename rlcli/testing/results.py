@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rlcli.errors import RlcliError
+from rlcli.errors import ResourceError, RlcliError
 from rlcli.testing.subjects import Subject
 
 Outcome = Literal["ok", "FAIL", "skip"]
@@ -73,6 +73,15 @@ class Examined:
     broken: RlcliError | None = None
     """Why its file could not be loaded."""
 
+    @property
+    def lacks_library(self) -> bool:
+        """Whether it was left out because a library that it requires is not installed."""
+        return isinstance(self.broken, ResourceError)
+
+    @property
+    def is_sound(self) -> bool:
+        return (self.broken is None or self.lacks_library) and not self.count("FAIL")
+
     def count(self, outcome: Outcome) -> int:
         return sum(check.outcome == outcome for check in self.checks)
 
@@ -81,7 +90,7 @@ class Examined:
             "kind": self.subject.kind,
             "name": self.subject.name,
             "file": str(self.subject.file),
-            "ok": self.broken is None and not self.count("FAIL"),
+            "ok": self.is_sound,
             "passed": self.count("ok"),
             "failed": self.count("FAIL"),
             "skipped": self.count("skip"),
@@ -95,9 +104,8 @@ def exit_code(tested: Sequence[Examined]) -> int:
     """1 if a check failed, else the exit code of a file that could not be loaded, else 0."""
     if any(examined.count("FAIL") for examined in tested):
         return 1
-    return next(
-        (examined.broken.exit_code for examined in tested if examined.broken is not None), 0
-    )
+    errors = [examined.broken for examined in tested if not examined.is_sound]
+    return next((error.exit_code for error in errors if error is not None), 0)
 
 
 class Watcher(Protocol):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +45,7 @@ class Options:
     junit: Path | None = None
     check_seconds: float = CHECK_SECONDS
     all_layouts: bool = False
-    """Whether backends are tried in every layout, and own tests marked `exhaustive` run."""
+    """Whether backends are tried in every layout, and own tests run that may take long."""
 
 
 def run_checks(
@@ -67,14 +69,12 @@ def run_checks(
         checks = ChecksPlugin(
             suites, values, watcher, options.keyword, options.check_seconds, options.all_layouts
         )
-        own_tests = sorted(
-            {str(path) for subject in sound if (path := subject.own_tests) is not None}
-        )
+        own_tests = sorted({file for subject in sound for file in subject.own_tests})
         watcher.limited("loading the checks", LOADING_SECONDS)
         collect_as_usual()  # pytest goes through all objects several times as it ends
         with _undisturbed(has_own_tests=bool(own_tests)):
             code = pytest.main(
-                [*_arguments(Path(folder), options), *map(str, suites), *own_tests],
+                [*_arguments(Path(folder), own_tests, options), *map(str, [*suites, *own_tests])],
                 plugins=[checks],
             )
     if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:
@@ -183,11 +183,15 @@ def _check_arguments(subject: Subject, values: Any) -> None:
         validated(folder, subject.name, values)
 
 
-def _arguments(folder: Path, options: Options) -> list[str]:
-    """pytest arguments: none of the user project's settings apply,
-    and nothing is left behind in it."""
+def _arguments(folder: Path, own_tests: Sequence[Path], options: Options) -> list[str]:
+    """pytest arguments: none of the user project's settings apply except where its tests import
+    from, and nothing is left behind in it."""
     configuration = folder / "pytest.ini"
-    configuration.write_text("[pytest]\naddopts =\nconsole_output_style = classic\n")
+    projects = dict.fromkeys(tests.parents[2] for tests in own_tests)
+    imported = shlex.join(path for project in projects for path in _pythonpath(project))
+    configuration.write_text(
+        f"[pytest]\naddopts =\nconsole_output_style = classic\npythonpath = {imported}\n"
+    )
     root = current_project() or Path.cwd()
     words = [
         "-c",
@@ -205,6 +209,15 @@ def _arguments(folder: Path, options: Options) -> list[str]:
         else []
     )
     return words
+
+
+def _pythonpath(project: Path) -> list[str]:
+    """The folders that a project's pytest settings add to those that its tests import from."""
+    tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = tables.get("tool", {}).get("pytest", {}).get("ini_options", {})
+    folders = settings.get("pythonpath", [])
+    names = shlex.split(folders) if isinstance(folders, str) else folders
+    return [str(project / name) for name in names]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 from rlcli import registry
 from rlcli.api import model as model_api
 from rlcli.api.architecture import Architecture
-from rlcli.api.key_meaning import REWARDS
+from rlcli.api.key_meaning import REWARDS, SOLVED
 from rlcli.api.model import Model, ModelInterface
 from rlcli.errors import RlcliError
 from rlcli.launch.run import Finished, run_recipe
@@ -70,19 +70,22 @@ class SmokeRun:
     """Roles with the random weights of the recipe itself, because they are few."""
 
 
-def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
-    """Train the scaled-down recipe for two steps in `folder`. Raises whatever the run raises."""
+def run_two_steps(resolved: Resolved, folder: Path, exchanged_rewards: bool = False) -> SmokeRun:
+    """Train the scaled-down recipe for two steps in `folder`; `exchanged_rewards`: each response
+    gets the reward of the one before it. Raises whatever the run raises."""
     small, replaced = make_small(resolved, folder)
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, _some_better_than_others():
+    rewards = _some_better_than_others(shift=int(exchanged_rewards))
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, rewards:
         finished = run_recipe(small, folder / "run", PlainDisplay(nowhere, quiet=True))
     return SmokeRun(finished, small.recipe, replaced, tuple(_own_models(resolved)))
 
 
 @contextmanager
-def _some_better_than_others() -> Iterator[None]:
+def _some_better_than_others(shift: int) -> Iterator[None]:
     """A tiny model solves nothing, so a rule gives all its answers the same reward, from which
-    nothing can be learned. In that case the interface's mock rewards are used instead; to episodes
-    that an environment rewards, by turns 0 and 1."""
+    nothing can be learned, and so does a reward model whose head begins at 0. In that case the
+    interface's mock rewards are used instead; to episodes that an environment rewards, and by a
+    reward model, by turns 0 and 1. `shift`: how many responses further on each reward goes."""
     real = model_api.call_interface
 
     def call_interface(
@@ -90,12 +93,14 @@ def _some_better_than_others() -> Iterator[None]:
     ) -> Any:
         output = real(interface, call, model, data, *rest)
         rewards = output.data.get(REWARDS) if call in ("inference", "generate") else None
-        if rewards is None or len(rewards.unique()) > 1:
-            return output
-        if call == "generate":
-            output.data[REWARDS] = torch.arange(len(rewards)).to(rewards) % 2
-            return output
-        return output if model.module is not None else interface.mock(call, model, data)
+        if rewards is not None and len(rewards.unique()) == 1:
+            if call == "inference" and model.module is None:
+                output = interface.mock(call, model, data)
+            else:
+                output.data[REWARDS] = torch.arange(len(rewards)).to(rewards) % 2
+        for key in {REWARDS, SOLVED} & output.keys if rewards is not None else ():
+            output.data[key] = output.data[key].roll(shift)
+        return output
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlcli.runtime.worker.call_interface", call_interface)
@@ -108,8 +113,11 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
     document = resolved.to_json()
     prompts = max(2, *plan_topology(resolved.recipe).batch.minibatches.values())
     tokenizers, own_models = _Tokenizers(folder), _own_models(resolved)
+    first_with: dict[str, str] = {}
     for name, role in document["models"].items():
-        if role["path"] is not None or role["scratch"] is not None:
+        if first_with.setdefault(role["path"], name) != name and role["path"] is not None:
+            role |= {"path": None, "init": first_with[role["path"]]}
+        elif role["path"] is not None or role["scratch"] is not None:
             if name not in own_models:
                 role |= {"path": None, "scratch": _tiny(resolved, name)}
             role["tokenizer"] = tokenizers.local(*_source(resolved, name))

@@ -3,6 +3,7 @@ contract and own tests."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,10 @@ from pathlib import Path
 from rlcli import registry
 from rlcli.api.component import module_name
 from rlcli.errors import RecipeError, RlcliError, UnknownComponent, UsageError
-from rlcli.project import PACKAGE, current_project, is_project, search_path
+from rlcli.project import FOLDERS as OF_PROJECT
+from rlcli.project import PACKAGE, current_project, is_project, search_path, search_paths_kept
 from rlcli.spelling import nearest_name
+from rlcli.testing.own_tests import files_about
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,14 @@ COMPONENTS = {
 """Kind → its name in the registry."""
 FOLDERS = {**COMPONENTS, "family": "families", "recipe": "recipes"}
 """Kind → the folder of its files, and of its tests below `tests/`."""
+MENTIONED = {
+    "interface": ("interfaces",),
+    "reward": ("interfaces",),
+    "dataset": ("datasets",),
+    "environment": ("environments", "interfaces"),
+}
+"""Kind → the folders below `tests/` in which files that mention a component belong to it. Not those
+of backends, which most of their tests name as a means, and which take long."""
 FAMILIES = PACKAGE / "checkpoint" / "families"
 
 
@@ -68,19 +79,35 @@ class Subject:
     def title(self) -> str:
         return f"{self.kind} {self.name}"
 
-    @property
-    def own_tests(self) -> Path | None:
-        """Its own test file, in the user's project or in this checkout."""
-        homes = [current_project(), PACKAGE.parent if is_project(PACKAGE.parent) else None]
-        stem = re.sub(
-            r"\W", "_", self.file.stem if self.kind == "recipe" else module_name(self.name)
-        )
-        files = (
-            home / "tests" / FOLDERS[self.kind] / f"test_{stem}.py"
-            for home in homes
-            if home is not None
-        )
+    @functools.cached_property
+    def own_tests(self) -> tuple[Path, ...]:
+        """Its own test files: the one that is named after it, and those of its project that mention
+        it and no other component."""
+        named = [] if self.named_tests is None else [self.named_tests]
+        projects = [home for home in _homes() if self._is_in(home)]
+        mentioning = [file for home in projects for file in self._files_about(home / "tests")]
+        return tuple(dict.fromkeys([*named, *mentioning]))
+
+    @functools.cached_property
+    def named_tests(self) -> Path | None:
+        """The test file that is named after it, in the user's project or in this checkout."""
+        stem = self.file.stem if self.kind == "recipe" else module_name(self.name)
+        name = re.sub(r"\W", "_", stem)
+        files = (home / "tests" / FOLDERS[self.kind] / f"test_{name}.py" for home in _homes())
         return next((file for file in files if file.is_file()), None)
+
+    def _is_in(self, project: Path) -> bool:
+        return any(self.file.is_relative_to(project / folder) for folder in OF_PROJECT)
+
+    def _files_about(self, tests: Path) -> list[Path]:
+        """The files below `tests` that mention it, and that are named after no other."""
+        if self.kind not in MENTIONED:
+            return []
+        folders = [tests / folder for folder in MENTIONED[self.kind]]
+        module = registry.module_of(COMPONENTS[self.kind], self.name)
+        files = files_about({self.name, module_name(self.name)}, module, _modules(), folders)
+        others = {f"test_{module_name(name)}" for name in names(self.kind)}
+        return [file for file in files if file == self.named_tests or file.stem not in others]
 
     def load(self) -> None:
         """Import its file, so that a broken one is reported at once. Raises ProjectError."""
@@ -90,6 +117,23 @@ class Subject:
             from rlcli.checkpoint.families import family_of
 
             family_of(self.name)
+
+
+def _homes() -> list[Path]:
+    """The user's project, and this checkout if it is one."""
+    checkout = [PACKAGE.parent] if is_project(PACKAGE.parent) else []
+    project = current_project()
+    return list(dict.fromkeys([*([] if project is None else [project]), *checkout]))
+
+
+def _modules() -> set[str]:
+    """The modules of all components."""
+    with search_paths_kept():
+        return {
+            registry.module_of(kind, name)
+            for kind in registry.KINDS
+            for name in registry.names(kind)
+        }
 
 
 def subjects(kind: str, name: str | None = None, values: Sequence[str] = ()) -> list[Subject]:

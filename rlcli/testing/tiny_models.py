@@ -19,39 +19,37 @@ WINDOW = 4
 """Tokens visible to families with sliding windows: fewer than in a text of the contract."""
 
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": 2},
-    "deep_llama": {"model_type": "llama", "num_key_value_heads": 2, "num_hidden_layers": 4},
-    "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
-    "mistral": {"num_key_value_heads": 2, "sliding_window": WINDOW},
-    "qwen2": {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": WINDOW,
-              "max_window_layers": 1},
-    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16,
-               "sliding_window": WINDOW, "attn_logit_softcapping": 2.0,
-               "final_logit_softcapping": 5.0},
-    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16,
-                    "sliding_window": WINDOW,
+    "llama": {},
+    "deep_llama": {"model_type": "llama", "num_hidden_layers": 4},
+    "qwen3": {"head_dim": 16},
+    "biased_qwen3": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
+               "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
                     "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     "gpt_neox": {},
-    "cohere": {"num_key_value_heads": 2, "logit_scale": 0.25},
-    "granite": {"num_key_value_heads": 2, "logits_scaling": 3.0, "attention_multiplier": 0.2,
-                "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
-    "olmo2": {"num_key_value_heads": 2},
-    "mixtral": {"num_key_value_heads": 2, "intermediate_size": 24, "num_local_experts": 4},
-    "deep_mixtral": {"model_type": "mixtral", "num_key_value_heads": 2, "num_hidden_layers": 4,
-                     "intermediate_size": 24, "num_local_experts": 4},
-    "qwen2_moe": {"num_key_value_heads": 2, "intermediate_size": 48, "moe_intermediate_size": 24,
-                  "num_experts": 3, "num_experts_per_tok": 2, "decoder_sparse_step": 2,
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5,
+                "embedding_multiplier": 2.0},
+    "olmo2": {},
+    "mixtral": {"intermediate_size": 24, "num_local_experts": 4},
+    "deep_mixtral": {"model_type": "mixtral", "num_hidden_layers": 4, "intermediate_size": 24,
+                     "num_local_experts": 4},
+    "qwen2_moe": {"intermediate_size": 48, "moe_intermediate_size": 24, "num_experts": 3,
+                  "num_experts_per_tok": 2, "decoder_sparse_step": 2,
                   "shared_expert_intermediate_size": 40},
-    "qwen3_moe": {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48,
-                  "moe_intermediate_size": 24, "num_experts": 3, "num_experts_per_tok": 2,
-                  "decoder_sparse_step": 2},
-    "olmoe": {"num_key_value_heads": 2, "intermediate_size": 24, "num_experts": 3,
-              "num_experts_per_tok": 2},
+    "qwen3_moe": {"head_dim": 8, "intermediate_size": 48, "moe_intermediate_size": 24,
+                  "num_experts": 3, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+    "olmoe": {"intermediate_size": 24, "num_experts": 3, "num_experts_per_tok": 2},
     "modernbert-decoder": {},
 }  # fmt: skip
 """By `model_type`, or by another name with a `model_type`. Everything that scales, caps or hides
 something is set so that it has an effect."""
+ALL_HEADS = ("gpt2", "gpt_neox", "modernbert-decoder")
+"""Families that have keys for each head of queries."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> Any:
@@ -67,6 +65,8 @@ def tiny_config(family: str = "llama", **changes: Any) -> Any:
     }
     if family != "gpt2":
         size["intermediate_size"] = 64
+    if family not in ALL_HEADS:
+        size["num_key_value_heads"] = 2
     ids = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0}
     settings = {**size, **ids, **_FAMILIES[family], "attn_implementation": "eager", **changes}
     model_type = settings.pop("model_type", family)

@@ -154,6 +154,11 @@ def lanes_of_roles(recipe: Recipe, topology: Topology) -> dict[str, str]:
     return pools | {role: responses_name(role) for role in pausing_roles(recipe, topology)}
 
 
+def lanes_aside(recipe: Recipe) -> frozenset[str]:
+    """Lanes in which a rank does not compute: it moves tensors, or waits for a pool."""
+    return frozenset([MOVES, *map(pool_name, pooled_roles(recipe))])
+
+
 def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
     """Lane → the ranks that have it."""
     moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}

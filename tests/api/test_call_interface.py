@@ -16,7 +16,7 @@ from rlcli.api.config import FinetuneSpec, MicroBatchSpec
 from rlcli.api.model import Model, ModelInterface, call_interface
 from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import DigitTokenizer, make_batch
-from rlcli.testing.interface.inference_trial import ModalEngine
+from rlcli.testing.interface.call_engine import ModalEngine
 from rlcli.testing.interface.recording_engine import WatchedEngine
 from rlcli.testing.tiny_engine import TinyLM
 

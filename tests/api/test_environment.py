@@ -10,6 +10,8 @@ from rlcli.api.environment import (
     has_score,
     is_game,
     schemas_of,
+    states_tools,
+    tools_in,
     tools_of,
 )
 from rlcli.errors import ProjectError
@@ -80,6 +82,48 @@ def test_a_tool_whose_arguments_json_cannot_express_is_refused():
 
     with pytest.raises(ProjectError, match="Odd: dig: where has the type"):
         schemas_of(Odd)
+
+
+class Desk(Environment):
+    """Knows its tools when it is there."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def tool_schemas(self):
+        properties = {"count": {"type": "integer"}}
+        parameters = {"type": "object", "properties": properties, "required": ["count"]}
+        function = {"description": "Write. " * 100, "parameters": parameters}
+        return [{"type": "function", "function": {**function, "name": n}} for n in self.names]
+
+    def call_tool(self, name, arguments):
+        return [name] * arguments["count"]
+
+
+def test_an_environment_may_state_tools_that_are_not_methods():
+    assert (states_tools(Desk), states_tools(Workshop)) == (True, False)
+    assert list(tools_in(Desk("pen", "ink"))) == ["pen", "ink"]
+    assert tools_in(Workshop()) == schemas_of(Workshop)
+    assert call_tool(Desk("pen"), "pen", {"count": 2}) == "['pen', 'pen']"
+    for name, arguments in (("ink", {}), ("pen", {}), ("pen", {"count": "2"})):
+        with pytest.raises(ToolMistake):
+            call_tool(Desk("pen"), name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["pen", "pen"], "two tools have the name pen"),
+        (["<|im_end|>"], "a tool has the name"),
+        ([""], "a tool has the name"),
+        (map(str, range(200)), "there are 200 tools; at most 128"),
+        ([f"pen{number}-{'x' * 100}" for number in range(100)], "the schemas of the tools have"),
+        ([7], "is not the schema of a tool"),
+    ],
+)
+def test_tools_that_are_stated_wrongly_are_refused(names, problem):
+    with pytest.raises(ValueError, match=problem):
+        tools_in(Desk(*names))
 
 
 def test_a_tool_returns_a_text():

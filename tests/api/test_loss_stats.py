@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from pretend_cuda import needs_pretend_device, pretend_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.loss_stats import on_host, reduce_stats
 from rlcli.api.micro_batches import split_batch
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 
 class Transfers(TorchDispatchMode):

@@ -7,12 +7,16 @@ import shutil
 
 import pytest
 import torch
+from heard_work import heard_work
+from hub_server import hub_with
 from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
+from rlcli.api import headway
 from rlcli.api.config import FinetuneSpec
-from rlcli.api.model_folder import check_folder, check_sizes
+from rlcli.api.headway import BYTES, Count, doing
+from rlcli.api.model_folder import check_folder, check_sizes, download_counter
 from rlcli.api.model_source import open_source
 from rlcli.api.value_model import value_head
 from rlcli.checkpoint.huggingface import load_tokenizer
@@ -301,7 +305,7 @@ def test_only_data_files_are_downloaded_from_the_hub(monkeypatch, saved):
 
     downloads = []
 
-    def download(source, allow_patterns):
+    def download(source, allow_patterns, tqdm_class):
         downloads.append((source, allow_patterns))
         return str(saved)
 
@@ -317,6 +321,27 @@ def test_only_data_files_are_downloaded_from_the_hub(monkeypatch, saved):
         for pattern in ps
     )
     assert not any("safetensors" in pattern for pattern in downloads[1][1])
+
+
+def test_the_bytes_of_weights_are_counted_as_they_are_loaded(saved):
+    with heard_work() as heard:
+        model = load_model(str(saved), head="lm", tokenizer=None, seed=1)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert heard.phases == ["loading weights", ""]
+    assert heard.counts[-1] == Count(size, size, BYTES)
+
+
+def test_a_download_counts_the_bytes_on_disk(tmp_path, monkeypatch, capfd):
+    """The Hub's library, and a Hub on this machine."""
+    from huggingface_hub import snapshot_download
+
+    monkeypatch.setattr(headway, "APART", 0.0)
+    files = {f"{number}.json": b"%d" % number * 100_000 for number in range(3)}
+    with hub_with("a/b", files) as hub, heard_work() as heard, doing("", unit=BYTES) as work:
+        location = {"repo_type": "dataset", "endpoint": hub, "cache_dir": tmp_path}
+        snapshot_download("a/b", **location, tqdm_class=download_counter(work))
+    assert heard.counts[-1] == Count(300_000, 300_000, BYTES)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_invalid_settings_of_a_model_from_scratch_are_refused():

@@ -4,7 +4,7 @@ initialisation."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -68,7 +68,6 @@ def test_experts_are_read_one_at_a_time(tmp_path, monkeypatch):
     assert torch.equal(source.read(name, (slice(1, 3), slice(5, 7))), source.read(name)[1:3, 5:7])
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data(), block=st.sampled_from([16, 64, 1 << 20]))
 def test_a_region_equals_the_slice_of_the_full_tensor(data, block, sources):
     source = data.draw(st.sampled_from(sources))

@@ -12,7 +12,7 @@ from chat_templates import (
     sampled,
     written_turn,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.api.tool_formats import (
@@ -266,7 +266,6 @@ PIECES = (
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=150, deadline=None)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=30))
 def test_whatever_a_model_writes_is_survived(name, pieces):
     assert_survived(name, "".join(pieces))

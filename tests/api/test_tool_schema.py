@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional, Union
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils import get_json_schema
 
@@ -194,7 +194,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from([*GOOD, "within", "exact", "spot", "other"]), VALUES))
 def test_what_is_accepted_is_valid_json_schema(changed: dict[str, Any]):
     parameters = tool_schema(search)["function"]["parameters"] | {"additionalProperties": False}

@@ -39,6 +39,7 @@ def library():
 class TestStage1(BackendContract):
     name = "deepspeed"
     args = {"zero_stage": 1}
+    families = ("llama", "gpt2")
 
 
 @pytest.mark.exhaustive
@@ -171,6 +172,18 @@ def test_fsdp_and_deepspeed_continue_each_others_checkpoints(saves, continues, t
         assert rank["same"]
         assert rank["losses"][1] == pytest.approx(rank["losses"][0], rel=1e-6)
         assert rank["apart"] < 1e-4
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_changes_no_bit_of_the_weights(stage, recompute):
+    def weights(**settings):
+        engine = TestStage1().engine("llama", zero_stage=stage, **settings)
+        train(engine, 0)
+        return [parameter.detach().clone() for parameter in engine.lm.parameters()]
+
+    recomputed = weights(gradient_checkpointing=True, recompute=recompute)
+    assert all(map(torch.equal, weights(), recomputed))
 
 
 def test_the_library_leaves_signals_logging_and_torch_unchanged():

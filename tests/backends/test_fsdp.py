@@ -2,13 +2,13 @@
 files written by each rank."""
 
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
+from pretend_cuda import needs_pretend_device, pretend_cuda
+from router_checks import RouterChecks
 from safetensors.torch import load_file
 
 from rlcli.api.config import MicroBatchSpec
@@ -29,37 +29,33 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.backend.forward import ForwardChecks, scores
 from rlcli.testing.backend.generation import NEW_TOKENS, BackendGenerationChecks, generate
 from rlcli.testing.backend.lifecycle import ranks_in
+from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
-from rlcli.testing.backend.state import restore, save
+from rlcli.testing.backend.state import StateChecks, restore, save
 from rlcli.testing.backend.training import BackendTrainingChecks
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
+SELECTIVE = {"gradient_checkpointing": True, "recompute": "selective"}
 # ranks that wait for each other are found by the contract itself
 pytestmark = pytest.mark.timeout(900)
 
 
 class TestContract(BackendContract):
     name = "fsdp"
+    families = ("llama", "gpt2", "gemma2")
+
+
+class TestRouters(RouterChecks):
+    name = "fsdp"
 
 
 @pytest.mark.exhaustive
-class TestOtherFamilies(BackendTrainingChecks, BackendGenerationChecks, ForwardChecks):
+class TestOtherFamilies(
+    StateChecks, BackendGenerationChecks, OptimizerChecks, BackendTrainingChecks, ForwardChecks
+):
     name = "fsdp"
-    families = ("gemma3_text", "gpt_neox", "granite", "olmo2")
-
-
-@pytest.mark.parametrize(("recompute", "passes"), [(False, 1), (True, 2)])
-def test_layers_are_recomputed_only_with_gradient_checkpointing(recompute, passes):
-    engine = TestContract().engine(gradient_checkpointing=recompute)
-    seen = []
-    engine.lm.base_model.layers[0].mlp.register_forward_pre_hook(
-        lambda *_: seen.append(torch.is_grad_enabled())
-    )
-    train(engine, 0)
-    assert seen == [True] * passes
-    assert not any(module.training for module in engine.lm.modules())
+    families = ("mistral", "cohere", "gemma3_text", "gpt_neox", "granite", "olmo2")
 
 
 def test_two_ranks_hold_half_each_and_a_full_copy_only_to_generate(tmp_path):
@@ -338,33 +334,21 @@ def test_models_that_cannot_be_context_parallel_are_refused(
     assert all(hint in result["hint"] for result in ranks)
 
 
-def test_without_context_parallelism_none_of_it_is_imported():
-    code = """
-import sys, torch
-from rlcli.testing.backend.base import answer_loss, answer_weight, batch
-from rlcli.testing.backend import BackendContract
-class Subject(BackendContract): name = "fsdp"
-Subject().engine().train_batch(batch(), answer_loss, answer_weight)
-names = ("_context_parallel", "context_attention", "block_attention", "token_cut")
-print([name for name in sys.modules if name.rpartition(".")[2] in names])
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [
         ({"dp": 4}, {"shard_size": 2}),
         ({"dp": 2}, {"defer_reduction": True}),
-        ({"dp": 2, "tp": 2}, {"gradient_checkpointing": True}),
+        ({"dp": 2, "tp": 2}, SELECTIVE),
         *(
             pytest.param(layout, settings, marks=EXHAUSTIVE)
             for layout, settings in [
+                ({"dp": 2, "tp": 2}, {"gradient_checkpointing": True}),
                 ({"dp": 4}, {"shard_size": 2, "defer_reduction": True}),
                 ({"dp": 2, "cp": 2}, {"shard_size": 2}),
                 ({"dp": 2, "cp": 2}, {"defer_reduction": True, **RING}),
                 ({"cp": 2, "tp": 2}, {"gradient_checkpointing": True, **RING}),
+                ({"cp": 2, "dp": 2}, {**SELECTIVE, **RING}),
             ]
         ),
     ],
@@ -377,7 +361,8 @@ def test_layouts_train_like_a_plain_loop(layout, settings):
 @pytest.mark.parametrize(
     ("experts", "settings"),
     [
-        (2, {"gradient_checkpointing": True}),  # two ranks hold the same one, and halve it
+        (2, SELECTIVE),  # two ranks hold the same one, and halve it
+        pytest.param(2, {"gradient_checkpointing": True}, marks=EXHAUSTIVE),
         pytest.param(4, {"shard_size": 2, "defer_reduction": True}, marks=EXHAUSTIVE),
     ],
 )

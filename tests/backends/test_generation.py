@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from heard_work import heard_work
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcli.api.headway import Count
 from rlcli.backends import _generation
 from rlcli.errors import ModelError, UsageError
+from rlcli.ops.packed_product import can_pack
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import NEW_TOKENS, generate
@@ -56,6 +59,12 @@ def test_responses_do_not_depend_on_the_size_of_the_cache(backend, largest_cache
         assert all(map(torch.equal, actual.tokens, expected.tokens))
         torch.testing.assert_close(torch.cat(actual.logprobs), torch.cat(expected.logprobs))
         assert torch.equal(actual.ended, expected.ended)
+
+
+def test_responses_that_are_over_are_counted():
+    with heard_work() as heard:
+        count = len(generate(engine("inference"), responses_per_prompt=3).tokens)
+    assert heard.counts[-1] == Count(count, count, "responses")
 
 
 def test_a_cache_without_room_for_one_response_is_refused():
@@ -144,8 +153,19 @@ def test_matrices_are_packed_once_per_call_if_it_has_several_responses():
             generate(built, **options)
         assert packing.count == count
     with PackingCounter() as packing:
-        generate(built, prompts().select_indices([0]), [1])
+        generate(built, prompts().select_indices([0]), [1], max_new_tokens=32)
     assert packing.count == 0
     gc.collect()
     tensors = [one for one in gc.get_objects() if type(one) is torch.nn.Parameter]
     assert not any(tensor.is_mkldnn for tensor in tensors)
+
+
+@pytest.mark.parametrize(("new_tokens", "share"), [(31, 0), (32, 1)])
+def test_matrices_in_16_bits_are_packed_for_a_single_response_unless_it_is_short(new_tokens, share):
+    if not can_pack(torch.device("cpu"), torch.bfloat16):
+        pytest.skip("this processor has no products in bfloat16")
+    built = engine("fsdp", lm=tiny_model("llama"), dtype="bfloat16")
+    linear = sum(isinstance(module, torch.nn.Linear) for module in built.lm.modules())
+    with PackingCounter() as packing:
+        generate(built, prompts().select_indices([0]), [1], max_new_tokens=new_tokens)
+    assert packing.count == share * linear

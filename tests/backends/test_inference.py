@@ -1,4 +1,4 @@
-"""inference: the contract for more families, what its engine refuses, a full disk,
+"""inference: the contract, for more families too, what its engine refuses, a full disk,
 and matrices in bfloat16."""
 
 import json
@@ -15,7 +15,9 @@ from rlcli.disk_errors import explain_disk_errors
 from rlcli.errors import ModelError, ResourceError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import batch
-from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.forward import ForwardChecks
+from rlcli.testing.backend.generation import BackendGenerationChecks, generate
+from rlcli.testing.backend.state import StateChecks
 from rlcli.testing.tiny_models import tiny_model
 from rlcli.topology.architecture import read_architecture
 
@@ -29,8 +31,22 @@ class FSDPEngines(BackendContract):
 
 class TestContract(BackendContract):
     name = "inference"
-    families = ("llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox",
-                "cohere", "granite", "olmo2")  # fmt: skip
+    families = ("llama", "gpt2", "gemma2")
+
+
+@pytest.mark.exhaustive
+class TestOtherFamilies(StateChecks, BackendGenerationChecks, ForwardChecks):
+    name = "inference"
+    families = (
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "gemma3_text",
+        "gpt_neox",
+        "cohere",
+        "granite",
+        "olmo2",
+    )
 
 
 def test_the_engine_scores_and_generates_but_does_not_train():

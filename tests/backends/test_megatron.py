@@ -1,8 +1,6 @@
-"""megatron's specifics: an embedding tied to the head of another stage, roles with separate meshes,
-bfloat16 parameters, checkpoints that convert or that other backends continue, and what it refuses.
-
-`test_megatron_contract.py` checks the contract of all backends in every layout.
-"""
+"""megatron: the contract on an emulated GPU, and its specifics: an embedding tied to the head of
+another stage, roles with separate meshes, bfloat16 parameters, checkpoints that convert or that
+other backends continue, and what it refuses."""
 
 import functools
 import importlib
@@ -11,14 +9,18 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from pretend_cuda import needs_pretend_device, pretend_cuda
+from router_checks import RouterChecks
 from safetensors.torch import load_file, save_file
 
 from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction
 from rlcli.api.model import GenerationEngine, Model, TrainEngine
+from rlcli.backends.megatron import Megatron
 from rlcli.checkpoint.convert import convert, plan_to_hf
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.registry import make_backend
+from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import (
     OBJECTIVES,
     SETTINGS,
@@ -27,14 +29,17 @@ from rlcli.testing.backend.base import (
     batch,
     distance,
 )
+from rlcli.testing.backend.forward import ForwardChecks
+from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss
-from rlcli.testing.backend.state import restore, save
+from rlcli.testing.backend.state import StateChecks, restore, save
+from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
-pytestmark = needs_pretend_device
+# ranks that wait for each other are found by the contract itself
+pytestmark = [needs_pretend_device, pytest.mark.timeout(900)]
 
 pytest.importorskip("megatron.core")
 
@@ -78,6 +83,29 @@ def library():
     """Loaded once here rather than in every fork."""
     with pretend_cuda():
         importlib.import_module("rlcli.backends._megatron_engine")
+
+
+class OnEmulatedGPU:
+    name = "megatron"
+    device = "cuda:0"
+
+    def at_device(self):
+        return pretend_cuda()
+
+
+class TestContract(OnEmulatedGPU, BackendContract):
+    families = ("llama", "mixtral")
+
+
+class TestRouters(OnEmulatedGPU, RouterChecks):
+    """Losses of routers, likewise."""
+
+
+@pytest.mark.exhaustive
+class TestOtherFamilies(
+    OnEmulatedGPU, StateChecks, OptimizerChecks, BackendTrainingChecks, ForwardChecks
+):
+    families = tuple(name for name in Megatron.FAMILIES if name not in TestContract.families)
 
 
 def tied_model(seed=0):

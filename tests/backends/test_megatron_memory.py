@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from pretend_cuda import needs_pretend_device, pretend_cuda
 
 from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
@@ -16,7 +17,6 @@ from rlcli.api.model_source import open_source
 from rlcli.backends._megatron_memory import MegatronMemory
 from rlcli.checkpoint.families import family_of
 from rlcli.registry import make_backend
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer
 from rlcli.topology.architecture import read_architecture

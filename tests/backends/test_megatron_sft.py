@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretend_cuda import needs_pretend_device, pretend_cuda
 from warm_command import load_everything, run_here
 
 from rlcli.api.config import (
@@ -25,7 +26,6 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.registry import make_backend, make_interface
 from rlcli.testing.backend.base import batch
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 

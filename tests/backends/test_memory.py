@@ -112,6 +112,7 @@ CONFIG = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
 SHARDED = {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
 UPDATE = {"phase": "update", "backend": "fsdp", "count": 4, "length": 128}
 CHECKPOINTING = {"args": {"gradient_checkpointing": True}}
+SELECTIVE = {"args": {"gradient_checkpointing": True, "recompute": "selective"}}
 MUON = {"args": {"optimizer": "muon"}}
 INFERENCE = {"phase": "inference", "backend": "inference", "count": 4, "length": 256}
 GENERATE = {
@@ -129,11 +130,18 @@ RUNS = {
         {**UPDATE, "micro_batches": 2},
         {**UPDATE, "head": "value"},
         {**UPDATE, **CHECKPOINTING},
+        {**UPDATE, **SELECTIVE},
         {**UPDATE, **MUON, "length": 32},
         INFERENCE,
         GENERATE,
     ],
-    ("bfloat16", "dp", 1): [UPDATE, INFERENCE, {**INFERENCE, "head": "value"}, GENERATE],
+    ("bfloat16", "dp", 1): [
+        UPDATE,
+        {**UPDATE, **SELECTIVE},
+        INFERENCE,
+        {**INFERENCE, "head": "value"},
+        GENERATE,
+    ],
     ("auto", "dp", 2): [
         {**UPDATE, "length": 64},
         {**UPDATE, "length": 64, "micro_batches": 2},
@@ -314,7 +322,7 @@ def test_packed_weights_are_a_second_copy_unless_a_call_makes_one_anyway():
 
     def extra(**arguments):
         model = qwen(dtype="float32", **arguments)
-        several, single = (generating(slots) for slots in (2, 1))
+        several, single = generating(2), generating(1)
         return model.generate(several).gathered - model.generate(single).gathered
 
     assert extra() == pytest.approx(4 * (head + embedded), rel=0.001)  # less norms and biases
@@ -331,14 +339,23 @@ def test_muon_keeps_one_moment_of_the_matrices_of_blocks_and_needs_room_for_the_
     assert sharded.in_iterations() == 896 * 4864 * 24
 
 
-def test_memory_grows_with_tokens_and_slots_and_shrinks_with_checkpointing():
+def test_memory_grows_with_tokens_and_slots():
     model = qwen()
     assert model.update(8192, 1).total < model.update(16384, 1).total
     assert model.update(8192, 1).total < model.update(8192, 2).total
-    assert qwen(gradient_checkpointing=True).update(8192, 1).total < model.update(8192, 1).total
     assert model.generate(generating(64)).cache == 2 * model.generate(generating(32)).cache
-    assert model.generate(generating(64)).cache == 64 * 1024 * 24 * 128 * (4 + 2)
+    assert model.generate(generating(64)).cache == 64 * 1024 * 24 * 128 * (2 + 2)
     assert qwen("value").update(8192, 1).logits < model.update(8192, 1).logits
+
+
+def test_memory_shrinks_with_recomputation_and_with_inputs_in_host_memory():
+    recomputed = [
+        qwen(device="cuda", gradient_checkpointing=True, **settings).update(1 << 17, 1).total
+        for settings in ({"recompute": "selective"}, {}, {"offload_activations": True})
+    ]
+    totals = [qwen(device="cuda").update(1 << 17, 1).total, *recomputed]
+    assert totals == sorted(totals, reverse=True)
+    assert len({*totals}) == 4
 
 
 def test_the_cache_is_limited_by_its_budget():

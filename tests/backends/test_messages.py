@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from pretend_cuda import pretend_cuda
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +21,6 @@ from rlcli.backends import _deepspeed_memory
 from rlcli.backends._zero import import_deepspeed
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, answer_weight, batch
-from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 from rlcli.topology.architecture import read_architecture

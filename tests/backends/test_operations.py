@@ -1,16 +1,15 @@
 """The operations that engines count are those that torch counts."""
 
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
+from pretend_cuda import needs_pretend_device, pretend_cuda
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import VOCABULARY, TinyTokenizer
 
@@ -26,10 +25,13 @@ class Subject(BackendContract):
 
 class MegatronSubject(BackendContract):
     name = "megatron"
+    device = "cuda:0"
+
+    def at_device(self):
+        return pretend_cuda()
 
 
 SUBJECTS = {"fsdp": Subject, "megatron": MegatronSubject}
-DEVICES = {"fsdp": nullcontext, "megatron": pretend_cuda}
 WHOLE = {"fsdp": {"share_prefixes": False}, "megatron": {}}
 
 
@@ -154,8 +156,9 @@ def test_ranks_together_compute_what_one_rank_computes(backend, layout):
     expected = alone.operations.drain()
 
     def work(rank):
-        with DEVICES[backend]():
-            engine = SUBJECTS[backend]().engine(mesh=mesh_of_ranks(**layout), **WHOLE[backend])
+        subject = SUBJECTS[backend]()
+        with subject.at_device():
+            engine = subject.engine(mesh=mesh_of_ranks(**layout), **WHOLE[backend])
             mine = rows(1 + rank) if layout.get("dp") else rows(1, 2)
             engine.train_batch(mine, loss, weight)
             return engine.operations.drain()

@@ -226,6 +226,22 @@ def test_an_engine_that_ignores_the_setting_is_refused():
         sampled(Ignoring())
 
 
+@pytest.mark.parametrize(
+    ("family", "finding"), [("qwen2_moe", "experts per token in"), ("llama", "no routers")]
+)
+def test_experts_that_a_model_lacks_are_refused(family, finding):
+    with pytest.raises(ModelError, match=finding):
+        Trainer().engine(family).train_batch(
+            with_experts(batch(), "mixtral"), answer_loss, answer_weight
+        )
+
+
+def test_a_sampler_reports_experts_only_if_it_is_asked_and_has_routers():
+    assert generate(Sampler().engine("mixtral")).routed_experts is None
+    with pytest.raises(ModelError, match="has no routers"):
+        generate(Sampler().engine("llama"), routing_replay=True)
+
+
 def test_no_prompts_give_no_experts():
     role = SimpleNamespace(module=Sampler().engine("mixtral"), tokenizer=TinyTokenizer(), seed=0)
     settings = GenerationHyperparameters(max_new_tokens=4, routing_replay=True)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from tokenizers.models import WordLevel
 
 from rlcli.api.config import GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.model import make_backend
+from rlcli.api.timing import recorded
 from rlcli.backends._server_attach import Expected, check_model
 from rlcli.backends._server_http import Endpoint
 from rlcli.backends._server_metrics import read_metrics
@@ -563,10 +565,39 @@ def test_metrics_of_several_processes_of_a_server_are_added():
     assert read_metrics("a:b 1e308\n" * 3, {"running": "a:b"}) == {}
 
 
-# -- updates ---------------------------------------------------------------------------------------
+def test_a_call_records_when_its_requests_were_queued_and_running(attached, kind):
+    engine, (fake,) = attached()
+    fake.token_s = 0.01
+    fake.calls.clear()
+    with recorded() as timing:
+        generate(engine, responses_per_prompt=2, max_concurrent_responses=3)
+    states = Counter(span.kind for span in timing.spans)
+    assert states["queued"] == states["running"] == fake.count(kind.generate)
+    begins = sorted(span.began for span in timing.spans if span.kind == "running")
+    ends = sorted(span.ended for span in timing.spans if span.kind == "running")
+    assert all(begin >= end for begin, end in zip(begins[3:], ends, strict=False)), "three at once"
+
+
+def test_requests_are_paused_while_their_stream_is(attached):
+    engine, (fake,) = attached()
+    fake.token_s, fake.most_at_once = 0.01, 0
+    settings = GenerationHyperparameters(max_new_tokens=8)
+    with recorded() as timing, engine.open(TinyTokenizer(), settings, 8) as stream:
+        stream.submit(torch.tensor([3, 4]), 1)
+        while not fake.most_at_once:
+            time.sleep(0.001)
+        stream.pause()
+        stream.resume()
+        while not stream.collect():
+            time.sleep(0.001)
+    assert {"running", "paused"} <= {span.kind for span in timing.spans}
 
 
 @only_sglang
+
+# -- updates ---------------------------------------------------------------------------------------
+
+
 def test_every_update_flushes_cached_prefixes_and_changes_responses(attached):
     engine, (fake,) = attached()
     before = generate(engine, greedy=True).tokens

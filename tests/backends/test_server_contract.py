@@ -10,18 +10,20 @@ from attached_engines import Attached, follow
 from server_kinds import VLLM
 
 from rlcli.errors import WorkerError
+from rlcli.testing.backend.base import FAMILIES
 
 
 class TestContract(Attached):
-    def test_sampling_follows_the_distribution(self):
-        pytest.skip("this would test the sampler of the fake")
+    families = ("llama", "gpt2")
+    draws = 2  # the sampler is the fake's
 
 
 @pytest.mark.exhaustive
 class TestContractFromDisk(TestContract):
+    families = FAMILIES
     update = "disk"
 
-    def test_ids_without_a_token_are_never_sampled(self):
+    def test_tokens_are_drawn_as_settings_say(self):
         pytest.skip("tested above, and independent of how weights are updated")
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_server_path import fake_python_path
+from heard_work import heard_work
 from server_kinds import KINDS, SGLANG
 
+from rlcli.api.headway import Count
 from rlcli.backends._server_http import Endpoint, ServerRefused
 from rlcli.backends._server_process import Launch
 from rlcli.errors import WorkerError
@@ -116,6 +118,12 @@ def test_the_weights_that_a_killed_rank_left_are_removed_by_the_next_one(start_e
     assert current != abandoned
     engine.close()
     assert not list(tmp_path.glob("rlcli-*"))
+
+
+def test_servers_that_have_started_are_counted(start_engine):
+    with heard_work() as heard:
+        start_engine(2)
+    assert Count(2, 2, "servers") in heard.counts
 
 
 def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start_engine):

@@ -114,11 +114,12 @@ def role(
     seed: int = 0,
     backend: str = "fsdp",
     max_norm: float = MAX_NORM,
+    device: str = "cpu",
     **settings: Any,
 ) -> Model:
     """One rank of a real backend over a copy of the weights."""
     model = Model(
-        "actor", None, task.tokenizer, torch.device("cpu"), seed=seed, source=HeldSource(weights)
+        "actor", None, task.tokenizer, torch.device(device), seed=seed, source=HeldSource(weights)
     )
     of_training = {
         "lr": LR,

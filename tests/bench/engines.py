@@ -41,9 +41,11 @@ from rlcli.testing.backend.plain import (
     plain_answer_loss,
     scores_of,
 )
-from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fakes")]
+from pretend_cuda import pretend_cuda  # noqa: E402 - what tests share
 
 LIMITS = {
     "loss": 1e-6,

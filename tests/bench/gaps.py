@@ -20,6 +20,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ import torch
 from torch import nn
 
 HOME = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(HOME / "tests" / "servers")]
+sys.path[:0] = [str(HOME / "tests" / name) for name in ("servers", "fakes")]
 from cpu_servers import OPTIONS, backend_arguments  # noqa: E402 - scripts of other folders
+from pretend_cuda import pretend_cuda  # noqa: E402
 from real_servers import HEAD_SIZE, AnyTokenizer, own_servers  # noqa: E402
 
 from rlcli.api.config import GenerationHyperparameters  # noqa: E402
@@ -102,9 +104,11 @@ def computed(trainer: str, lm: nn.Module, sample: SequenceSample) -> torch.Tenso
         with torch.no_grad():
             logprobs = scores_of(exact(copy.deepcopy(lm)), sample, TEMPERATURE)[0]
     else:
-        checks = BackendContract()
+        checks: Any = BackendContract()
         checks.name, checks.args = trainer, {}
-        with checks.at_device():
+        is_for_gpus = "cpu" not in type(checks.backend()).DEVICES
+        checks.device = "cuda:0" if is_for_gpus else "cpu"
+        with pretend_cuda() if is_for_gpus else nullcontext():
             engine = checks.engine(lm=lm)
             logprobs = scores(engine, sample, "log-probs", TEMPERATURE)
     return logprobs[in_responses(sample)].double()

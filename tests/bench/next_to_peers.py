@@ -2,13 +2,15 @@
 both compute the same. Needs `trl`.
 
     python tests/bench/next_to_peers.py --model FOLDER [--only JOB] [--rounds 5]
-                                        [--dtype float32|bfloat16] [--write] [--json]
+                                        [--dtype float32|bfloat16] [--device cpu|cuda]
+                                        [--times N] [--write] [--json]
 
 Jobs: `grpo` (4 prompts × 8 responses of 18 to 32 tokens, with a reference) and `grpo_long` (the
 same with prompts of more than twice their length), `ppo` (as `grpo`, with a critic and responses of
-32 tokens), `branching` (16 trajectories of six turns that have most of them in common, next to our
-own step that computes each as a whole), `sft`, `dpo`, `decode` (1, 32 and 128 responses, 8 to a
-prompt).
+32 tokens), `branching` (16 trajectories of six turns, of whose tokens four fifths are copies, next
+to our own step that computes each as a whole), `sft`, `dpo`, `decode` (one response of up to 128
+tokens; 32 and 128 of up to 32, 8 to a prompt; next to vLLM too, if RLCLI_VLLM_PYTHON names a Python
+that has it).
 
 Each side is a process with one thread, and both take steps in turn. Times are processor seconds,
 which other work on the machine changes little; for `decode`, of a token of a response. The first
@@ -16,7 +18,11 @@ step is not timed; its loss must agree (1e-3 of the larger one, 2e-2 in bfloat16
 its greedy tokens in float32. Memory is the peak of the process, in which both sides also hold the
 weights as they were at the start. Exit code 1 if the two differ.
 
-`--write` puts the rows into the table of `docs/speed.md`, and leaves its other rows as they are.
+With `--device cuda` times are seconds until a GPU has computed everything, and memory is that of
+its tensors. `--times N` gives steps of training N times as many rows.
+
+`--write` puts the rows into the table of `docs/speed.md` for this device, and leaves its other rows
+as they are.
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ from typing import Any
 
 BENCHES = Path(__file__).parent
 PAGE = BENCHES.parents[1] / "docs/speed.md"
-BEGINNING, END = "<!-- written by tests/bench/next_to_peers.py -->", "<!-- up to here -->"
+BEGINNING = "<!-- written by tests/bench/next_to_peers.py, {device} -->"
+END = "<!-- up to here -->"
 JOBS = {
     "grpo_long": "TRL",
     "grpo": "TRL",
@@ -47,14 +54,30 @@ JOBS = {
     "decode_1": "HF generate",
     "decode_32": "HF generate",
     "decode_128": "HF generate",
+    "decode_1_vllm": "vLLM",
+    "decode_32_vllm": "vLLM",
+    "decode_128_vllm": "vLLM",
 }
 """Job → what ours is compared with."""
+VLLM = "RLCLI_VLLM_PYTHON"
 WITHIN = {"float32": 1e-3, "bfloat16": 2e-2}
 
 
-def command(job: str, side: str, model: str, dtype: str) -> list[str]:
+@dataclass(frozen=True)
+class Measuring:
+    """How each side of a job is run."""
+
+    model: str
+    dtype: str = "float32"
+    device: str = "cpu"
+    times: int = 1
+    rounds: int = 5
+
+
+def command(job: str, side: str, how: Measuring) -> list[str]:
     script = str(BENCHES / "peer_sides.py")
-    return [sys.executable, script, job, side, "--model", model, "--dtype", dtype]
+    options = [f"--{name}={value}" for name, value in asdict(how).items() if name != "rounds"]
+    return [sys.executable, script, job, side, *options]
 
 
 class Process:
@@ -95,10 +118,10 @@ class Process:
 @dataclass(frozen=True)
 class Comparison:
     job: str
-    dtype: str
+    how: Measuring
     peer: str
     ours: float
-    """Processor seconds of a step, or of a token: the median over the rounds."""
+    """Seconds of a step, or of a token: the median over the rounds."""
     theirs: float
     ratio: float
     least: float
@@ -107,10 +130,16 @@ class Comparison:
     their_mib: float
     agrees: bool
 
+    @property
+    def title(self) -> str:
+        has_rows = self.job != "branching" and not self.job.startswith("decode")
+        rows = f", {self.how.times} times the rows" if has_rows and self.how.times > 1 else ""
+        return f"{self.job}, {self.how.dtype}{rows}"
+
     def cells(self) -> list[str]:
         digits = ".4f" if self.job.startswith("decode") else ".2f"
         return [
-            f"{self.job}, {self.dtype}",
+            self.title,
             self.peer,
             f"{self.ours:{digits}}",
             f"{self.theirs:{digits}}",
@@ -120,10 +149,10 @@ class Comparison:
         ]
 
 
-def compare(job: str, model: str, dtype: str, rounds: int) -> Comparison:
-    sides = [Process(command(job, side, model, dtype)) for side in ("ours", "theirs")]
+def compare(job: str, how: Measuring) -> Comparison:
+    sides = [Process(command(job, side, how)) for side in ("ours", "theirs")]
     try:
-        rounds_of_both = [[side.step() for side in sides] for _ in range(1 + rounds)]
+        rounds_of_both = [[side.step() for side in sides] for _ in range(1 + how.rounds)]
     finally:
         for side in sides:
             side.end()
@@ -133,7 +162,7 @@ def compare(job: str, model: str, dtype: str, rounds: int) -> Comparison:
     ours_computed, theirs_computed = (figures["computed"] for figures in first)
     return Comparison(
         job,
-        dtype,
+        how,
         JOBS[job],
         statistics.median(ours),
         statistics.median(theirs),
@@ -141,7 +170,7 @@ def compare(job: str, model: str, dtype: str, rounds: int) -> Comparison:
         min(ratios),
         max(ratios),
         *(figures["mib"] for figures in timed[-1]),
-        agrees=agree(ours_computed, theirs_computed, dtype),
+        agrees=agree(ours_computed, theirs_computed, how.dtype),
     )
 
 
@@ -168,17 +197,18 @@ HEADINGS = [
 ]
 
 
-def write(rows: Sequence[Comparison], rounds: int, page: Path) -> None:
+def write(rows: Sequence[Comparison], how: Measuring, page: Path) -> None:
     """Replace these rows of the table, or add them to it. Raises ValueError without its marks."""
-    before, _, rest = page.read_text().partition(BEGINNING)
+    beginning = BEGINNING.format(device=how.device)
+    before, _, rest = page.read_text().partition(beginning)
     table, mark, after = rest.partition(END)
     if not mark:
-        raise ValueError(f"{page} has no place for the table: {BEGINNING} … {END}")
+        raise ValueError(f"{page} has no place for the table: {beginning} … {END}")
     lines = {cells[0]: _line(cells) for cells in (HEADINGS, ["---"] * len(HEADINGS))}
     lines |= {_first_cell(line): line for line in table.splitlines() if line.startswith("|")}
     lines |= {row.cells()[0]: _line(row.cells()) for row in rows}
-    machine = f"{_processor()}, shared machine, {rounds} rounds at the last writing."
-    page.write_text("\n".join([before + BEGINNING, *lines.values(), "", machine, END]) + after)
+    machine = f"{_machine(how.device)}, {how.rounds} rounds at the last writing."
+    page.write_text("\n".join([before + beginning, *lines.values(), "", machine, END]) + after)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -187,6 +217,14 @@ def _line(cells: Sequence[str]) -> str:
 
 def _first_cell(line: str) -> str:
     return line.split("|")[1].strip()
+
+
+def _machine(device: str) -> str:
+    if device == "cpu":
+        return f"{_processor()}, shared machine"
+    import torch
+
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
 def _processor() -> str:
@@ -199,13 +237,14 @@ def _processor() -> str:
 
 
 def chosen(only: str | None) -> list[str]:
-    """The jobs that a name means: one, the three of `decode`, or all."""
+    """The jobs that a name means: one, those of `decode`, or all; next to vLLM if it is there."""
+    jobs = [job for job, peer in JOBS.items() if peer != "vLLM" or VLLM in os.environ]
     if only == "decode":
-        return [job for job in JOBS if job.startswith("decode_")]
-    return list(JOBS) if only is None else [only]
+        return [job for job in jobs if job.startswith("decode_")]
+    return jobs if only is None else [only]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -213,18 +252,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=[*JOBS, "decode"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=WITHIN, default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--times", type=int, default=1, help="as many rows of a training step")
     parser.add_argument("--write", action="store_true", help="into docs/speed.md")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if JOBS.get(options.only) == "vLLM" and VLLM not in os.environ:
+        parser.error(f"{options.only} needs a Python that has vLLM: name it by {VLLM}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    how = Measuring(
+        options.model, options.dtype, options.device, options.times, rounds=options.rounds
+    )
     rows = []
     for job in chosen(options.only):
-        rows.append(compare(job, options.model, options.dtype, options.rounds))
+        rows.append(compare(job, how))
         print(
             json.dumps(asdict(rows[-1])) if options.json else " | ".join(rows[-1].cells()),
             flush=True,
         )
     if options.write:
-        write(rows, options.rounds, PAGE)
+        write(rows, how, PAGE)
     return 0 if all(row.agrees for row in rows) else 1
 
 

@@ -40,6 +40,7 @@ from real_servers import HEAD_SIZE, AnyTokenizer, own_servers  # noqa: E402
 from rlcli.api.config import GenerationHyperparameters, ModelInterfaceAbstraction  # noqa: E402
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook  # noqa: E402
 from rlcli.api.model import Model  # noqa: E402
+from rlcli.api.timing import recorded  # noqa: E402
 from rlcli.api.weight_blocks import WeightBlock  # noqa: E402
 from rlcli.runtime.pausing import PausingEngine  # noqa: E402
 from rlcli.runtime.weight_flow import WeightCopies  # noqa: E402
@@ -158,12 +159,11 @@ def copies(
         for _ in range(count + 1):
             while pausing._stream is None:
                 time.sleep(0.01)
-            seconds, _ = weights.take_part(
-                COPY, {"actor": actor, "rollout": rollout}, {"rollout": pausing}
-            )
+            with recorded() as timing:
+                weights.take_part(COPY, {"actor": actor, "rollout": rollout}, {"rollout": pausing})
             actor.version.global_step += 1
             if len(pauses.seconds) == len(figures) + 1:
-                figures.append(Figures(seconds, pauses.seconds[-1]))
+                figures.append(Figures(timing.seconds, pauses.seconds[-1]))
     return figures[1:]
 
 

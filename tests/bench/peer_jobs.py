@@ -18,7 +18,7 @@ from chat_sums import Row, Task
 from rlcli.api.data import SequenceSample
 
 GROUP, NEW_TOKENS, PROMPTS = 8, 32, 4
-"""Responses to a prompt, tokens of the longest, and prompts of a GRPO step."""
+"""Responses to a prompt, tokens of the longest, and prompts of a small GRPO step."""
 KL_CTL, BETA = 0.04, 0.1
 LONG = 12
 """Solved sums before a question whose prompt is several times as long as its response."""
@@ -28,13 +28,44 @@ CHECKED_TOKENS = 12
 """Tokens of greedy responses that both sides must agree on."""
 
 
+class Clock:
+    """Processor seconds and memory of this process."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def start(self) -> None:
+        self._began = time.process_time()
+
+    def seconds(self) -> float:
+        return time.process_time() - self._began
+
+    def peak_mib(self) -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class GPUClock(Clock):
+    """Seconds until the GPU has computed everything, and its memory that tensors take."""
+
+    def start(self) -> None:
+        torch.cuda.synchronize()
+        self._began = time.perf_counter()
+
+    def seconds(self) -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter() - self._began
+
+    def peak_mib(self) -> float:
+        return torch.cuda.max_memory_allocated() / 2**20
+
+
 class Pace:
     """Steps are started by a line on standard input, and end with a line on standard output."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._clock = Clock() if device == "cpu" else GPUClock()
         self._reports = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # libraries print too
-        self._began = (0.0, 0.0)
 
     def wait(self) -> bool:
         """Whether there is another step to take."""
@@ -44,17 +75,19 @@ class Pace:
         return True
 
     def begin(self) -> None:
-        self._began = time.perf_counter(), time.process_time()
+        self._clock.start()
 
     def end(self, computed: Any, units: float = 1.0) -> None:
         """`computed` is what both sides must agree on in the first step; times are per unit."""
-        wall, processor = self._began
         figures = {
             "computed": computed,
-            "seconds": (time.process_time() - processor) / units,
-            "wall": (time.perf_counter() - wall) / units,
-            "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "seconds": self._clock.seconds() / units,
+            "mib": self._clock.peak_mib(),
         }
+        self.report(figures)
+
+    def report(self, figures: dict[str, Any]) -> None:
+        """The figures of a step, which may be those of another process."""
         print(json.dumps(figures), file=self._reports, flush=True)
 
 
@@ -64,11 +97,29 @@ class Setting:
 
     folder: str
     dtype: str
+    device: str
+    times: int
+    """How many times as many rows a step has as a small one."""
     pace: Pace
 
     @property
     def task(self) -> Task:
         return Task.of(self.folder)
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of a step of GRPO or PPO."""
+        return PROMPTS * self.times
+
+    @property
+    def of_role(self) -> dict[str, str]:
+        """Settings of each of our roles."""
+        return {"dtype": self.dtype, "device": self.device}
+
+    @property
+    def of_trainer(self) -> dict[str, bool]:
+        """The same, as arguments of TRL."""
+        return {"use_cpu": self.device == "cpu", "bf16": self.dtype == "bfloat16"}
 
 
 # -- data, the same on both sides ------------------------------------------------------------------
@@ -80,7 +131,7 @@ def random_tokens(rng: random.Random, task: Task, least: int, most: int) -> list
     return [rng.randrange(top // 4, top) for _ in range(rng.randint(least, most))]
 
 
-def answered(task: Task, step: int, rows: int = 16) -> list[tuple[list[int], list[int]]]:
+def answered(task: Task, step: int, rows: int) -> list[tuple[list[int], list[int]]]:
     """Prompts and answers of a step of SFT, which differ in length as those of GSM8K do: about 64
     and 134 tokens, and few of them two or three times as long."""
     rng = random.Random(step)
@@ -96,7 +147,7 @@ def answered(task: Task, step: int, rows: int = 16) -> list[tuple[list[int], lis
     ]
 
 
-def pairs(task: Task, step: int, rows: int = 4) -> list[dict[str, list[int]]]:
+def pairs(task: Task, step: int, rows: int) -> list[dict[str, list[int]]]:
     """Pairs with prompts that are about as long as their answers."""
     rng = random.Random(step)
     sizes = {"prompt_ids": (60, 90), "chosen_ids": (30, 80), "rejected_ids": (30, 80)}
@@ -105,17 +156,17 @@ def pairs(task: Task, step: int, rows: int = 4) -> list[dict[str, list[int]]]:
     ]
 
 
-def questions(task: Task, step: int, shots: int) -> list[Row]:
+def questions(task: Task, step: int, shots: int, prompts: int) -> list[Row]:
     """Prompts of a step of GRPO, with as many solved sums before the question."""
     solved = " ".join(f"{row['prompt'][1]['content']} {row['answer']}." for row in task.held_out)
     system = {"role": "system", "content": solved[: shots * 16]}
-    rows = task.train[step * PROMPTS % (len(task.train) - PROMPTS) :][:PROMPTS]
+    rows = task.train[step * prompts % (len(task.train) - prompts) :][:prompts]
     return [row | {"prompt": [system, row["prompt"][1]]} for row in rows]
 
 
-def recorded_responses(task: Task, step: int, shortest: int = 18) -> list[list[int]]:
+def recorded_responses(task: Task, step: int, prompts: int, shortest: int = 18) -> list[list[int]]:
     rng = random.Random(step)
-    return [random_tokens(rng, task, shortest, NEW_TOKENS) for _ in range(PROMPTS * GROUP)]
+    return [random_tokens(rng, task, shortest, NEW_TOKENS) for _ in range(prompts * GROUP)]
 
 
 def reward_of(response: Sequence[int]) -> float:
@@ -142,15 +193,21 @@ def decoded_prompts(task: Task, count: int) -> list[list[int]]:
     ]
 
 
+FIRST_TURN, NEXT_TURN = 78, 26
+"""Tokens of the first turn of a trajectory, and of each later one."""
+
+
 def branches(task: Task, leaves: int = 16, turns: int = 6) -> list[list[int]]:
-    """Trajectories of six turns, of which each pair of neighbours parts at a later one: four fifths
-    of their tokens are in another, too."""
-    rng, length = random.Random(0), 26
-    paths: list[list[int]] = [[]]
-    for turn in range(turns):
-        width = 2 if turn in (1, 3, 4, 5) else 1
+    """Trajectories of six turns that part at the fifth and at the last one: four fifths of all
+    their tokens are copies."""
+    rng = random.Random(0)
+    paths = [random_tokens(rng, task, FIRST_TURN, FIRST_TURN)]
+    for turn in range(1, turns):
+        width = 4 if turn in (4, 5) else 1
         paths = [
-            path + random_tokens(rng, task, length, length) for path in paths for _ in range(width)
+            path + random_tokens(rng, task, NEXT_TURN, NEXT_TURN)
+            for path in paths
+            for _ in range(width)
         ]
     assert len(paths) == leaves
     return paths

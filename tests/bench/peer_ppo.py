@@ -14,7 +14,6 @@ from peer_jobs import (
     GROUP,
     KL_CTL,
     NEW_TOKENS,
-    PROMPTS,
     STEPS,
     Setting,
     prompts_of,
@@ -49,10 +48,10 @@ def value_model(task: Task) -> nn.Module:
     return critic
 
 
-def rollout_of(task: Task, number: int) -> tuple[list[list[int]], list[list[int]]]:
+def rollout_of(task: Task, number: int, count: int) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts of a step, and responses of equal lengths."""
-    prompts = [task.tokens(row) for row in questions(task, number, shots=1)]
-    return prompts, recorded_responses(task, number, shortest=NEW_TOKENS)
+    prompts = [task.tokens(row) for row in questions(task, number, 1, count)]
+    return prompts, recorded_responses(task, number, count, shortest=NEW_TOKENS)
 
 
 def our_interfaces() -> tuple[ModelInterface, ModelInterface, ModelInterface, ModelInterface]:
@@ -71,13 +70,13 @@ def our_interfaces() -> tuple[ModelInterface, ModelInterface, ModelInterface, Mo
 
 def our_ppo(setting: Setting) -> None:
     task = setting.task
-    actor = role(task, task.weights, dtype=setting.dtype)
-    critic = role(task, value_model(task), dtype=setting.dtype)
-    frozen = role(task, task.weights, backend="inference", dtype=setting.dtype)
+    actor = role(task, task.weights, **setting.of_role)
+    critic = role(task, value_model(task), **setting.of_role)
+    frozen = role(task, task.weights, backend="inference", **setting.of_role)
     policy, values, advantages, reference = our_interfaces()
 
     def step_of(number: int) -> Callable[[], float]:
-        prompts, responses = rollout_of(task, number)
+        prompts, responses = rollout_of(task, number, setting.prompts)
         batch = recorded_rollout(prompts, responses)
         # of the sampler, which reports them without a pass of its own
         batch.update_(call_interface(policy, "inference", actor, batch))
@@ -99,7 +98,7 @@ def their_ppo(setting: Setting, folder: str) -> None:
     from trl.experimental.ppo import ppo_trainer
 
     task = setting.task
-    trainer = trainer_of_ppo(task, setting.dtype, folder)
+    trainer = trainer_of_ppo(setting, task, folder)
     rollouts = Rollouts(task, ppo_trainer, trainer)
     logged: dict[str, Any] = {}
     trainer.log = logged.update
@@ -112,15 +111,15 @@ def their_ppo(setting: Setting, folder: str) -> None:
     trainer.train()
 
 
-def trainer_of_ppo(task: Task, dtype: str, folder: str) -> Any:
+def trainer_of_ppo(setting: Setting, task: Task, folder: str) -> Any:
     from datasets import Dataset
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-    count = PROMPTS * GROUP
+    count = setting.prompts * GROUP
     # TRL's PPO ignores every token that is the one for padding, also within prompts
     task.tokenizer.pad_token = task.tokenizer.convert_ids_to_tokens(0)
     rows = Dataset.from_list([{"input_ids": [0]}] * count)
-    arguments = trl_arguments(folder) | {"bf16": dtype == "bfloat16"}
+    arguments = trl_arguments(folder) | setting.of_trainer
     return PPOTrainer(
         args=PPOConfig(
             **arguments,
@@ -160,10 +159,10 @@ class Rollouts:
         """Prompts of each step, padded on the left. What a sampler reports without a pass of its
         own is computed before the step is timed."""
         for number in range(STEPS):
-            prompts, responses = rollout_of(self._task, number)
+            prompts, responses = rollout_of(self._task, number, setting.prompts)
             asked = self._padded([prompt for prompt in prompts for _ in range(GROUP)])
             self._rewards = [reward_of(response) for response in responses]
-            self._texts = torch.cat([asked, torch.tensor(responses)], 1)
+            self._texts = torch.cat([asked, torch.tensor(responses, device=asked.device)], 1)
             policy, padding = self._trainer.model.policy, self._task.tokenizer.pad_token_id
             with torch.no_grad():
                 logits = self._forward(policy, self._texts, padding).logits
@@ -174,7 +173,8 @@ class Rollouts:
 
     def _padded(self, prompts: Sequence[list[int]]) -> torch.Tensor:
         width, padding = max(map(len, prompts)), self._task.tokenizer.pad_token_id
-        return torch.tensor([[padding] * (width - len(row)) + row for row in prompts])
+        rows = [[padding] * (width - len(row)) + row for row in prompts]
+        return torch.tensor(rows, device=self._trainer.accelerator.device)
 
     def generate(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         self._generate(*arguments)
@@ -182,6 +182,7 @@ class Rollouts:
 
     def score(self, model: nn.Module, *inputs: Any) -> tuple[Any, Any, Any]:
         if model is self._trainer.reward_model:
-            return None, torch.tensor(self._rewards), None
+            rewards = torch.tensor(self._rewards, device=self._texts.device)
+            return None, rewards, None
         values: tuple[Any, Any, Any] = self._score(model, *inputs)
         return values

@@ -1,16 +1,20 @@
 """One side of a row of `next_to_peers.py`, in a process of its own: each line `step` on its
 standard input starts a step, whose figures it prints as a line of JSON.
 
-    python tests/bench/peer_sides.py JOB ours|theirs --model FOLDER --dtype float32|bfloat16
+    python tests/bench/peer_sides.py JOB ours|theirs --model FOLDER [--dtype float32|bfloat16]
+                                     [--device cpu|cuda] [--times N]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import torch
@@ -18,11 +22,11 @@ from chat_sums import Row, role
 from peer_jobs import (
     BETA,
     CHECKED_TOKENS,
+    FIRST_TURN,
     GROUP,
     KL_CTL,
     LONG,
     NEW_TOKENS,
-    PROMPTS,
     STEPS,
     Pace,
     Setting,
@@ -49,15 +53,17 @@ from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.interfaces.sft import SFTInterface
 
+VLLM = str(Path(__file__).with_name("vllm_decoding.py"))
+
 # -- ours ------------------------------------------------------------------------------------------
 
 
 def our_sft(setting: Setting) -> None:
     task, interface = setting.task, SFTInterface()
-    actor = role(task, task.weights, dtype=setting.dtype)
+    actor = role(task, task.weights, **setting.of_role)
 
     def step_of(number: int) -> Callable[[], float]:
-        batch = sample_of([[row] for row in answered(task, number)])
+        batch = sample_of([[row] for row in answered(task, number, 16 * setting.times)])
         return lambda: call_interface(interface, "train_step", actor, batch)["loss"]
 
     steps(setting, step_of)
@@ -65,14 +71,14 @@ def our_sft(setting: Setting) -> None:
 
 def our_dpo(setting: Setting) -> None:
     task, interface, reference = setting.task, DPOInterface(beta=BETA), ReferenceInterface()
-    actor = role(task, task.weights, dtype=setting.dtype)
-    frozen = role(task, task.weights, backend="inference", dtype=setting.dtype)
+    actor = role(task, task.weights, **setting.of_role)
+    frozen = role(task, task.weights, backend="inference", **setting.of_role)
 
     def step_of(number: int) -> Callable[[], float]:
         batch = sample_of(
             [
                 [(row["prompt_ids"], row["chosen_ids"]), (row["prompt_ids"], row["rejected_ids"])]
-                for row in pairs(task, number)
+                for row in pairs(task, number, 4 * setting.times)
             ]
         )
 
@@ -87,8 +93,8 @@ def our_dpo(setting: Setting) -> None:
 
 def our_grpo(setting: Setting, shots: int) -> None:
     task = setting.task
-    actor = role(task, task.weights, dtype=setting.dtype)
-    frozen = role(task, task.weights, backend="inference", dtype=setting.dtype)
+    actor = role(task, task.weights, **setting.of_role)
+    frozen = role(task, task.weights, backend="inference", **setting.of_role)
     policy = PPOActorInterface(
         generation=GenerationHyperparameters(responses_per_prompt=GROUP, max_new_tokens=NEW_TOKENS),
         minibatches=1,
@@ -97,9 +103,9 @@ def our_grpo(setting: Setting, shots: int) -> None:
     advantages, reference = GroupRelativeInterface(kl_ctl=KL_CTL), ReferenceInterface()
 
     def step_of(number: int) -> Callable[[], float]:
-        prompts = [task.tokens(row) for row in questions(task, number, shots)]
+        prompts = [task.tokens(row) for row in questions(task, number, shots, setting.prompts)]
         asked = prompts_of(prompts)
-        batch = recorded_rollout(prompts, recorded_responses(task, number))
+        batch = recorded_rollout(prompts, recorded_responses(task, number, setting.prompts))
         # of the sampler, which reports them without a pass of its own
         batch.update_(call_interface(policy, "inference", actor, batch))
 
@@ -116,8 +122,8 @@ def our_grpo(setting: Setting, shots: int) -> None:
 
 def our_branches(setting: Setting, shares: bool) -> None:
     task, interface = setting.task, SFTInterface()
-    actor = role(task, task.weights, dtype=setting.dtype, share_prefixes=shares)
-    batch = sample_of([[(path[:26], path[26:])] for path in branches(task)])
+    actor = role(task, task.weights, share_prefixes=shares, **setting.of_role)
+    batch = sample_of([[(path[:FIRST_TURN], path[FIRST_TURN:])] for path in branches(task)])
 
     def step_of(number: int) -> Callable[[], float]:
         return lambda: call_interface(interface, "train_step", actor, batch)["loss"]
@@ -125,12 +131,12 @@ def our_branches(setting: Setting, shares: bool) -> None:
     steps(setting, step_of)
 
 
-def our_decoding(setting: Setting, prompts: int, group: int) -> None:
+def our_decoding(setting: Setting, prompts: int, group: int, new_tokens: int) -> None:
     task = setting.task
-    sampler = role(task, task.weights, backend="inference", dtype=setting.dtype)
+    sampler = role(task, task.weights, backend="inference", **setting.of_role)
     asked = prompts_of(decoded_prompts(task, prompts))
     greedy = GenerationHyperparameters(max_new_tokens=CHECKED_TOKENS, greedy=True)
-    sampled = GenerationHyperparameters(responses_per_prompt=group, max_new_tokens=NEW_TOKENS)
+    sampled = GenerationHyperparameters(responses_per_prompt=group, max_new_tokens=new_tokens)
 
     def generate(gconfig: GenerationHyperparameters, first_seed: int) -> list[list[int]]:
         seeds = range(first_seed, first_seed + prompts * gconfig.responses_per_prompt)
@@ -181,7 +187,7 @@ def their_sft(setting: Setting, folder: str) -> None:
     rows = [
         {"input_ids": prompt + answer, "completion_mask": [0] * len(prompt) + [1] * len(answer)}
         for number in range(STEPS)
-        for prompt, answer in answered(task, number)
+        for prompt, answer in answered(task, number, 16 * setting.times)
     ]
     trainer = trl.SFTTrainer(
         task.weights,
@@ -197,7 +203,7 @@ def their_dpo(setting: Setting, folder: str) -> None:
     from datasets import Dataset
 
     task = setting.task
-    rows = [row for number in range(STEPS) for row in pairs(task, number)]
+    rows = [row for number in range(STEPS) for row in pairs(task, number, 4 * setting.times)]
     texts = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * len(rows)
     trainer = trl.DPOTrainer(
         task.weights,
@@ -213,20 +219,22 @@ def their_dpo(setting: Setting, folder: str) -> None:
 def _arguments(setting: Setting, folder: str, rows: Sequence[Row]) -> Row:
     sizes = {"max_steps": STEPS, "per_device_train_batch_size": len(rows) // STEPS}
     sizes["train_sampling_strategy"] = "sequential"
-    return trl_arguments(folder) | sizes | {"bf16": setting.dtype == "bfloat16"}
+    return trl_arguments(folder) | sizes | setting.of_trainer
 
 
 def their_grpo(setting: Setting, folder: str, shots: int) -> None:
     task = setting.task
-    rows = [row for number in range(STEPS) for row in questions(task, number, shots)]
+    rows = [
+        row for number in range(STEPS) for row in questions(task, number, shots, setting.prompts)
+    ]
     trainer = trainer_of_trl(
         task,
         rows,
         STEPS,
         folder,
         score=lambda completion_ids, **_: [reward_of(ids) for ids in completion_ids],
-        bf16=setting.dtype == "bfloat16",
-        per_device_train_batch_size=PROMPTS * GROUP,
+        **setting.of_trainer,
+        per_device_train_batch_size=setting.prompts * GROUP,
         num_generations=GROUP,
         max_completion_length=NEW_TOKENS,
         temperature=1.0,
@@ -239,23 +247,21 @@ def their_grpo(setting: Setting, folder: str, shots: int) -> None:
 
     def generated(prompts: list[list[int]], *others: Any) -> tuple[list[list[int]], None]:
         generate(prompts, *others)
-        return recorded_responses(task, next(numbers)), None
+        return recorded_responses(task, next(numbers), setting.prompts), None
 
     trainer._generate_single_turn = generated
     train_at_a_pace(trainer, setting.pace)
 
 
-def their_decoding(setting: Setting, folder: str, prompts: int, group: int) -> None:
-    from transformers import AutoModelForCausalLM
-
-    task = setting.task
-    lm = AutoModelForCausalLM.from_pretrained(
-        setting.folder, dtype=getattr(torch, setting.dtype)
-    ).eval()
+def their_decoding(
+    setting: Setting, folder: str, prompts: int, group: int, new_tokens: int
+) -> None:
+    task, lm = setting.task, _language_model(setting)
     asked, end = decoded_prompts(task, prompts), task.tokenizer.eos_token_id
 
     def generate(copies: int, **options: Any) -> list[list[int]]:
-        ids, mask = _padded_on_the_left([row for row in asked for _ in range(copies)], end)
+        rows = [row for row in asked for _ in range(copies)]
+        ids, mask = (tensor.to(setting.device) for tensor in _padded_on_the_left(rows, end))
         with torch.no_grad():
             out = lm.generate(input_ids=ids, attention_mask=mask, pad_token_id=end, **options)
         return [_until(row, end) for row in out[:, ids.shape[1] :].tolist()]
@@ -263,9 +269,36 @@ def their_decoding(setting: Setting, folder: str, prompts: int, group: int) -> N
     def sampled(number: int) -> list[list[int]]:
         torch.manual_seed(number)
         how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        return generate(group, max_new_tokens=NEW_TOKENS, **how)
+        return generate(group, max_new_tokens=new_tokens, **how)
 
     _decode(setting, generate(1, do_sample=False, max_new_tokens=CHECKED_TOKENS), sampled)
+
+
+def decoding_of_vllm(
+    setting: Setting, folder: str, prompts: int, group: int, new_tokens: int
+) -> None:
+    """In the Python that RLCLI_VLLM_PYTHON names, since vLLM needs other versions of libraries."""
+    file = Path(folder, "prompts.json")
+    file.write_text(json.dumps(decoded_prompts(setting.task, prompts)))
+    sizes = map(str, (group, new_tokens, CHECKED_TOKENS))
+    command = [os.environ["RLCLI_VLLM_PYTHON"], VLLM, setting.folder, setting.dtype, file, *sizes]
+    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        while setting.pace.wait():
+            print("step", file=process.stdin, flush=True)
+            figures = process.stdout.readline()
+            if not figures:
+                raise SystemExit("vLLM has failed")
+            setting.pace.report(json.loads(figures))
+        process.stdin.close()
+
+
+def _language_model(setting: Setting) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    dtype = getattr(torch, setting.dtype)
+    return AutoModelForCausalLM.from_pretrained(setting.folder, dtype=dtype).to(setting.device)
 
 
 def _padded_on_the_left(rows: list[list[int]], end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -283,6 +316,8 @@ def _until(tokens: list[int], end: int) -> list[int]:
 Side = Callable[[Setting, str], None]
 """Takes steps at a pace; the folder is empty."""
 
+DECODING = {1: (1, 1, 128), 32: (4, 8, NEW_TOKENS), 128: (16, 8, NEW_TOKENS)}
+"""Responses → prompts, responses to each, and tokens of the longest."""
 BOTH: dict[str, tuple[Side, Side]] = {
     "grpo_long": (
         lambda setting, folder: our_grpo(setting, shots=LONG),
@@ -300,11 +335,12 @@ BOTH: dict[str, tuple[Side, Side]] = {
     "sft": (lambda setting, folder: our_sft(setting), their_sft),
     "dpo": (lambda setting, folder: our_dpo(setting), their_dpo),
     **{
-        f"decode_{prompts * group}": (
-            lambda setting, folder, sizes=(prompts, group): our_decoding(setting, *sizes),
-            lambda setting, folder, sizes=(prompts, group): their_decoding(setting, folder, *sizes),
+        f"decode_{responses}{peer}": (
+            lambda setting, folder, sizes=sizes: our_decoding(setting, *sizes),
+            lambda setting, folder, sizes=sizes, side=side: side(setting, folder, *sizes),
         )
-        for prompts, group in ((1, 1), (4, 8), (16, 8))
+        for peer, side in (("", their_decoding), ("_vllm", decoding_of_vllm))
+        for responses, sizes in DECODING.items()
     },
 }
 """Job → our side, and that which it is compared with."""
@@ -318,10 +354,13 @@ def main() -> None:
     parser.add_argument("side", choices=["ours", "theirs"])
     parser.add_argument("--model", required=True, help="folder of a chat model")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--times", type=int, default=1)
     options = parser.parse_args()
     side = BOTH[options.job][options.side == "theirs"]
     with tempfile.TemporaryDirectory() as folder:
-        side(Setting(options.model, options.dtype, Pace()), folder)
+        pace = Pace(options.device)
+        side(Setting(options.model, options.dtype, options.device, options.times, pace), folder)
 
 
 if __name__ == "__main__":

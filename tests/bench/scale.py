@@ -42,7 +42,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import MEANINGS, PROMPTS
 from rlcli.checkpoint.completion import RunIdentity
-from rlcli.messaging.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
+from rlcli.messaging.messages import LARGEST, Reply, Report, Request, pack, unpack
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.outputs import open_outputs
 from rlcli.observe.run_directory import RunDirectory
@@ -136,8 +136,13 @@ class Stopwatch:
             self._waits = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def now(self) -> float:
-        """Seconds."""
-        return time.perf_counter() - self._waited()
+        """Seconds. What is read before and after a wait does not belong together."""
+        before = self._waited()
+        while True:
+            seconds, after = time.perf_counter(), self._waited()
+            if after == before:
+                return seconds - after
+            before = after
 
     def _waited(self) -> float:
         """Seconds for which the thread has waited for a processor; 0 where this is unknown."""
@@ -242,7 +247,7 @@ class SimulatedRanks:
             return {"batch": batch.as_json(), "names": names, "missing": [], "length": None}
         if request.op == "run_call":
             return self._computed(args["call"], args["ids"])
-        return {"seconds": 0.0, "bytes": 0} if request.op in (MOVE, "copy_weights") else {}
+        return {"bytes": 0} if request.op == "copy_weights" else {}
 
     def _computed(self, call: str, ids: list[str]) -> dict[str, Any]:
         """Answers differ in length, as those of a model do."""
@@ -264,9 +269,8 @@ class SimulatedRanks:
             "segments": {},
             "tokens": 0,
             "operations": 0.0,
-            "capacity": 0.0,
+            "rate": 0.0,
             "version": 0,
-            "seconds": self._seconds[call],
         }
 
 

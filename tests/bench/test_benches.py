@@ -61,11 +61,13 @@ def test_ahead_has_a_limit_for_each_staleness():
 
 @pytest.fixture
 def scale(tmp_path, monkeypatch):
-    """Runs measure() and returns the figures above their limits."""
+    """Runs measure() and returns the figures above their limits. A call may take far longer than
+    it does on an idle machine."""
     monkeypatch.setenv("RLCLI_PROJECT", "")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.chdir(tmp_path)
     bench = runpy.run_path(str(BENCHES / "scale.py"))
+    monkeypatch.setitem(bench["measure"].__globals__, "MS_PER_CALL", 250.0)
     bench["prepare"](tmp_path)
     return lambda: bench["measure"]([8], samples=16, real=0, staleness=0)[1]
 
@@ -80,11 +82,9 @@ def test_scale_reports_figures_above_the_limit_if_calls_sleep(scale, monkeypatch
         return prepare(self, *arguments, **options)
 
     monkeypatch.setattr(Calls, "prepare", slow)
-    above = scale()
-    cost = re.search(r"8 ranks: a call costs (\d+) ms", "\n".join(above))
-    assert cost, above
-    assert int(cost[1]) > 350  # of 500, from which a busy machine's waits are subtracted
-    assert any("of the critical path" in line for line in above), above
+    cost, path = scale()
+    assert re.fullmatch(r"8 ranks: a call costs \d+ ms, 255 allowed", cost)
+    assert "of the critical path" in path
 
 
 @pytest.mark.exhaustive
@@ -289,7 +289,9 @@ def next_to_peers(tmp_path, monkeypatch):
     """main() of the bench with a tiny model and a page of its own, and the page."""
     bench = runpy.run_path(str(BENCHES / "next_to_peers.py"))
     page = tmp_path / "speed.md"
-    page.write_text(f"Text before.\n\n{bench['BEGINNING']}\n{bench['END']}\nText after.\n")
+    page.write_text(
+        f"Text before.\n\n{bench['BEGINNING'].format(device='cpu')}\n{bench['END']}\nText after.\n"
+    )
     scope = bench["main"].__globals__
     monkeypatch.setitem(scope, "PAGE", page)
     folder = write_chat_model(tmp_path / "model")
@@ -300,13 +302,14 @@ def next_to_peers(tmp_path, monkeypatch):
         monkeypatch.setitem(
             scope,
             "command",
-            lambda job, side, model, dtype: command(job, side, str(models[side]), dtype),
+            lambda job, side, how: command(job, side, replace(how, model=str(models[side]))),
         )
         return bench["main"](["--model", str(folder), "--rounds", "1", *options])
 
     return run, page
 
 
+@pytest.mark.exhaustive
 def test_next_to_peers_finds_updates_that_differ(next_to_peers, tmp_path):
     run, page = next_to_peers
     folder = write_chat_model(tmp_path / "damaged")
@@ -318,6 +321,7 @@ def test_next_to_peers_finds_updates_that_differ(next_to_peers, tmp_path):
     assert re.search(r"\| branching, float32 \|.*\| no \|", page.read_text())
 
 
+@pytest.mark.exhaustive
 def test_next_to_peers_replaces_only_the_rows_that_it_has_measured(next_to_peers):
     run, page = next_to_peers
     lines = page.read_text().splitlines()
@@ -332,7 +336,33 @@ def test_next_to_peers_replaces_only_the_rows_that_it_has_measured(next_to_peers
     assert text.count("shared machine") == 1
 
 
+@pytest.mark.exhaustive
 def test_next_to_peers_shows_why_a_side_has_failed(next_to_peers, tmp_path):
     run, _ = next_to_peers
     with pytest.raises(SystemExit, match=r"peer_sides\.py(?s:.)*Traceback"):
         run("--only", "branching", theirs=tmp_path / "missing")
+
+
+@pytest.fixture
+def growth(monkeypatch):
+    """Runs main() with updates that take `seconds(number)`; returns its exit code."""
+    bench = runpy.run_path(str(BENCHES / "growth.py"))
+
+    def run(seconds, *arguments):
+        measured = lambda series, number, *how: seconds(number)  # noqa: E731
+        bench["measure"].__globals__["seconds_of"] = measured
+        return bench["main"](list(arguments))
+
+    return run
+
+
+def test_growth_names_the_formula_and_draws_it(growth, capsys, tmp_path):
+    assert growth(lambda number: 0.5 + 0.002 * number, "--picture", str(tmp_path / "a.png")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all("0.50 s + 2 ms per " in line for line in lines)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_growth_fails_where_time_does_not_grow_in_a_straight_line(growth):
+    assert growth(lambda number: number**2) == 1

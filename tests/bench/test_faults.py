@@ -51,6 +51,7 @@ sys.exit(bench["main"](sys.argv[1:]))
 """Errors name another rank, and a resumed run skips a row."""
 
 
+@pytest.mark.exhaustive
 def test_the_bench_finds_a_wrong_culprit_and_a_lost_sample():
     bench = run_bench("--seeds", "38,22", program=PLANTED.format(bench=str(FAULTS)))
     assert bench.returncode == 1, bench.stdout + bench.stderr

@@ -7,7 +7,7 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
-from recorded_runs import answered, record_run
+from recorded_runs import answered, record_run, record_timeline
 
 from rlcli.observe.page.contents import contents
 from rlcli.observe.page.rendering import render_page
@@ -176,6 +176,30 @@ EPISODE = answered(
     token_logprobs=[0.0, -9.0, None, -1.0],
     versions=[[3, 1], [4, 2]],
 )
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_timeline_of_a_step_is_drawn_to_scale(opened, tmp_path, width):
+    run = record_run(tmp_path / "run")
+    record_timeline(run)
+    with opened([run], width) as page:
+        drawing = page.locator("#timeline svg")
+        assert drawing.get_attribute("aria-label") == "timeline of step 2"
+        boxes = drawing.locator("rect").evaluate_all(
+            """boxes => Object.fromEntries(boxes.map((box) =>
+              [box.querySelector("title").textContent, box.getBoundingClientRect().width]))"""
+        )
+        gen, train = boxes["gen, step 2: 5 s"], boxes["train, step 2: 2.8 s"]
+        assert train / gen == pytest.approx(2.8 / 5, rel=0.02)
+        assert "rank 1 waits 5.00 s for it" in page.locator("#timeline").inner_text()
+        page.locator("#timeline select").select_option("3")
+        assert drawing.get_attribute("aria-label") == "timeline of step 3"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_run_without_a_timeline_has_no_such_section(opened, tmp_path):
+    with opened([record_run(tmp_path / "run")]) as page:
+        assert page.locator("#timeline").count() == 0
 
 
 def test_tokens_are_coloured_by_what_was_recorded_of_them(opened, tmp_path):

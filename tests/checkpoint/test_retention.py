@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.checkpoint.commit import begin, remove
@@ -145,7 +145,6 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(actions, max_size=12))
 def test_the_last_valid_checkpoint_is_always_kept(sequence):
     """If a checkpoint is valid before saving or pruning, one at least as new is valid afterwards,

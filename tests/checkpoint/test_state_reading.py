@@ -5,9 +5,11 @@ import os
 
 import pytest
 import torch
+from heard_work import heard_work
 
 from rlcli.api.block_parts import flat_part
 from rlcli.api.engine import EngineState
+from rlcli.api.headway import BYTES, Count
 from rlcli.checkpoint import state_reading
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, writers_of
 from rlcli.checkpoint.state_reading import fill
@@ -103,3 +105,12 @@ def test_without_recorded_shapes_all_files_are_opened(tmp_path, monkeypatch, ope
     fill(into, tmp_path, writers_of(into, 7, first=0))
     assert torch.equal(into["w"].values, parts_of(7)["w"].values)
     assert len(opened) == 2 + len(os.listdir(tmp_path))
+
+
+def test_the_bytes_that_a_rank_reads_are_counted(tmp_path):
+    save(tmp_path)
+    tensors = parts_of(1, value=-1.0)
+    with heard_work() as heard:
+        fill(tensors, tmp_path)
+    size = 4 * (ROWS * COLUMNS // RANKS + len(SHARED))
+    assert heard.counts[-1] == Count(size, size, BYTES)

@@ -10,9 +10,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from heard_work import heard_work
+from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli.api.headway import BYTES, Count
 from rlcli.checkpoint.manifest import FORMAT, MANIFEST, SEAL, read_manifest
 from rlcli.checkpoint.verify import checkpoints_in, examine, newest_verified, verify
 from rlcli.errors import ModelError, RlcliError
@@ -126,7 +128,6 @@ def test_garbage_in_a_file_is_refused(checkpoint, name, content):
     assert refusal(checkpoint).code in (("F19",) if name == MANIFEST else ("F17",))
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     content=st.binary(max_size=300)
     | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)
@@ -167,6 +168,13 @@ FORGERIES = {
 def test_invalid_fields_are_refused_despite_a_correct_digest(checkpoint, change):
     forge(checkpoint, change(fields_of(checkpoint)))
     assert refusal(checkpoint).code == "F19"
+
+
+def test_the_bytes_that_are_verified_are_counted(checkpoint):
+    with heard_work() as heard:
+        size = verify(checkpoint).manifest.size
+    assert heard.phases == [f"verifying {checkpoint.name}", ""]
+    assert heard.counts[-1] == Count(size, size, BYTES)
 
 
 def test_a_rewritten_valid_manifest_is_accepted(checkpoint):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -40,3 +42,33 @@ class Pages(AmberSnapshotExtension):
 def pages(snapshot):
     """Compares equal to the recorded output."""
     return snapshot.use_extension(Pages)
+
+
+HEAVY = (
+    "torch", "transformers", "datasets", "sympy", "math_verify", "huggingface_hub", "matplotlib",
+    "tensorboardX",
+)  # fmt: skip
+
+
+@pytest.fixture
+def assert_light():
+    """Runs verbs in one process, which starts once; none of them may fail, or load a heavy
+    library."""
+
+    def run(verbs, folder=None):
+        script = f"""
+import sys
+from rlcli.cli.main import main
+for arguments in {verbs!r}:
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert not ended.code, (arguments, ended.code)
+    loaded = [name for name in {HEAVY!r} if name in sys.modules]
+    assert not loaded, (arguments, loaded)
+"""
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+    return run

@@ -1,5 +1,6 @@
 """Environments are components like all others: listed, shown, created, checked in recipes."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,6 +21,21 @@ def test_an_environment_is_shown_with_its_tools(rlcli):
     assert "tools: calculate\n" in rlcli("show", "environment", "calculator")[1]
 
 
+def test_tools_that_are_known_where_it_is_played_are_not_shown(rlcli):
+    assert json.loads(rlcli("show", "mcp", "--json")[1])["tools"] is None
+    assert "tools: those that it states where it is played\n" in rlcli("show", "mcp")[1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mcp") is not None, reason="mcp is installed")
+def test_an_environment_whose_library_is_missing_says_how_to_install_it(rlcli):
+    server = (f"{GUESS}environment=mcp", f"{GUESS}environment_args.command=[server]")
+    for arguments in (("validate", "grpo_calculator", *server), ("test", "environment", "mcp")):
+        code, _, err = rlcli(*arguments)
+        assert code == 6
+        assert "environment mcp needs mcp<3,>=2, which is not installed" in err
+        assert "pip install 'rlcli[mcp]'" in err
+
+
 def test_a_new_environment_passes_its_test(rlcli, tmp_path):
     rlcli("new", "project", "mine")
     code, _, err = rlcli("--project", "mine", "new", "environment", "my-env")
@@ -36,18 +52,24 @@ def test_a_new_environment_passes_its_test(rlcli, tmp_path):
     assert "FAIL" not in out
 
 
-def test_environments_are_tested_without_torch(tmp_path):
+def test_environments_of_a_project_are_tested_without_torch(tmp_path):
     code = """
 import contextlib, sys
 from rlcli.cli.main import main
 with contextlib.suppress(SystemExit):
-    main(["test", "environment", "calculator", "--json"])
+    main(sys.argv[1:])
 assert "torch" not in sys.modules
 """
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["ok"]
+
+    def rlcli(*arguments):
+        command = [sys.executable, "-c", code, *arguments]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    rlcli("new", "project", "mine")
+    rlcli("--project", "mine", "new", "environment", "dice")
+    assert json.loads(rlcli("--project", "mine", "test", "environment", "dice", "--json"))["ok"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.cli.output import print_described
 from rlcli.launch.slurm.jobs import QUEUE
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_search import find_run, find_runs
@@ -492,3 +493,29 @@ def test_only_a_run_in_progress_on_this_machine_is_stopped(rlcli):
     (folder / "lock").write_text("{}")
     assert rlcli("stop", "one")[0] == 6
     assert not (folder / "stop.json").exists()
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_status_shows_everything_of_runs_with_long_names(rlcli, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    long = "grpo_for_a_cluster/sweep-20261127-075000/actor.optim.lr=1e-06,train.seed=3,x=1"
+    record(f"runs/{long}", "failed")
+    record("runs/ppo_math/one")
+    out = rlcli("status")[1]
+    assert sorted(out.splitlines()[::2]) == [long, "ppo_math/one"]
+    facts = dict(zip(out.splitlines()[::2], out.splitlines()[1::2], strict=True))
+    assert facts[long].startswith("  failed, 2/4, reward 0.200, here, ")
+    assert facts["ppo_math/one"].startswith("  done, 2/4, reward 0.200, here, ")
+
+
+def test_a_long_value_wraps_between_words_on_a_terminal_only(monkeypatch, capsys):
+    message = "rank 5 was killed by the system " + "/a/long/path" * 8 + " and more words than fit"
+    monkeypatch.setenv("COLUMNS", "60")
+    print_described("  why      ", f"{message}\nnext")
+    assert capsys.readouterr().out == f"  why      {message}\n           next\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_described("  why      ", message)
+    lines = capsys.readouterr().out.splitlines()
+    assert [word for line in lines for word in line.split()] == ["why", *message.split()]
+    assert all(line.startswith(" " * 11) for line in lines[1:])
+    assert all(len(line) <= 60 or len(line.split()) == 1 for line in lines)

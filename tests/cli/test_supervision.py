@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from warm_processes import warm_processes
 
 from rlcli.cli.supervision import WHOLE_PROCESS, is_to_supervise
 
@@ -98,12 +99,18 @@ def test_an_interrupt_of_the_supervisor_reaches_the_command(project_with):
 
 
 def test_a_run_writes_private_files_under_any_umask(tmp_path):
+    arguments = ("train", "sft_math", "train.steps=1", "--run-dir", "run", "--no-check")
     before = os.umask(0)
     try:
-        running = start(
-            "train", "sft_math", "train.steps=1", "--run-dir", "run", "--no-check", cwd=tmp_path
-        )
-        output = running.communicate(timeout=120)
+        with warm_processes():
+            running = subprocess.Popen(
+                [sys.executable, "-m", "rlcli", *arguments],
+                cwd=tmp_path,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            output = running.communicate(timeout=120)
     finally:
         os.umask(before)
     assert running.returncode == 0, output

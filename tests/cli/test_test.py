@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli.checks import CheckPrinter
-from rlcli.errors import ProjectError
+from rlcli.errors import ProjectError, ResourceError
 from rlcli.testing.results import Check, CheckFailure, Examined
 from rlcli.testing.subjects import Subject
 
@@ -115,6 +115,14 @@ def test_a_component_that_cannot_be_loaded_is_reported(capsys):
     out = capsys.readouterr().out
     assert "interface custom cannot be loaded" in out
     assert "interfaces/custom.py:3" in out
+
+
+def test_a_component_whose_library_is_not_installed_is_skipped(capsys):
+    lacking = ResourceError("interface custom needs nonesuch", hint="pip install 'rlcli[extra]'")
+    report(tested=Examined(SUBJECT, broken=lacking))
+    out = capsys.readouterr().out
+    assert "interface custom is skipped" in out
+    assert "interface custom needs nonesuch: pip install 'rlcli[extra]'" in out
 
 
 def test_progress_is_shown_on_a_terminal_and_erased(capsys, monkeypatch):

@@ -5,7 +5,7 @@ import json
 from itertools import groupby
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.api.config import DatasetAbstraction
@@ -176,7 +176,6 @@ WORDS = st.text(alphabet="aü <\n", min_size=1, max_size=5).filter(str.strip)
 DIALOGUES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3)
 
 
-@settings(max_examples=25, deadline=None)
 @given(DIALOGUES, st.sampled_from(["all", "last"]))
 def test_markers_and_prefixes_give_the_same_mask(tmp_path_factory, pairs, train_on):
     dialogue = [

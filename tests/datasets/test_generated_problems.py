@@ -9,6 +9,7 @@ from rlcli.api.config import DatasetAbstraction, EnvironmentAbstraction
 from rlcli.api.data import DatasetUtility
 from rlcli.api.environment import call_tool
 from rlcli.api.tool_formats import tool_format
+from rlcli.datasets import _arithmetic
 from rlcli.errors import DataError, UsageError
 from rlcli.interfaces._plain_turns import PlainTurns
 from rlcli.registry import load, make_dataset, make_environment
@@ -38,7 +39,8 @@ def total(expression):
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_answers_are_correct(held_out):
-    for sample in (dataset(held_out=held_out)[i] for i in range(200)):
+    data = dataset(held_out=held_out)
+    for sample in (data[i] for i in range(len(data))):
         assert total(expression_of(sample.metadata["question"][0])) == int(
             sample.metadata["answer"][0]
         )
@@ -123,7 +125,8 @@ def test_the_tokenizer_encodes_any_text_and_splits_digits():
     assert len(TOKENIZER("1234", add_special_tokens=False).input_ids) == 4
 
 
-def test_more_problems_than_exist_are_refused():
+def test_more_problems_than_exist_are_refused(monkeypatch):
+    monkeypatch.setattr(_arithmetic, "PATIENCE", 200)
     with pytest.raises(DataError, match="no new problem of level 1"):
         dataset(problems=20_000, levels=[1], held_out=True)[19_999]
 

@@ -121,6 +121,22 @@ def test_a_chunk_of_only_bad_rows_is_skipped(tmp_path):
     assert contents(stream.rows_from(0, 0)) == rows_in_memory(path, bad_rows="skip")
 
 
+def test_a_chunk_of_only_overlong_rows_is_dropped(tmp_path):
+    rows = [{"prompt": f"row {number}" + 99 * "!" * (number < 4)} for number in range(9)]
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    stream = build(path, streaming=True, overlong="drop")
+    assert contents(stream.rows_from(0, 1)) == rows_in_memory(path, overlong="drop")[1:]
+    changed = as_jsonl(tmp_path / "changed.jsonl", [*rows[:4], {"prompt": "row 9"}, *rows[5:]])
+    assert stream.digest() != build(changed, streaming=True, overlong="drop").digest()
+
+
+def test_a_stream_of_only_overlong_rows_is_refused(tmp_path):
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": 99 * "!"}] * 5)
+    with pytest.raises(DataError, match="all 5 are longer than max_length = 60") as caught:
+        list(build(path, streaming=True, overlong="drop").rows_from(0, 0))
+    assert (caught.value.code, caught.value.where) == ("F80", str(path))
+
+
 def test_a_stream_without_rows_is_refused(tmp_path):
     with pytest.raises(DataError, match="holds no rows"):
         next(build(as_jsonl(tmp_path / "none", []), streaming=True).rows_from(0, 0))

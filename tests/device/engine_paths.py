@@ -321,15 +321,23 @@ def engine_without_generation(device, folder):
 
 
 EXPERTS = {"family": "mixtral", "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.1}
+SELECTIVE = {"gradient_checkpointing": True, "recompute": "selective"}
 
 ENGINES = {
     "training": engine_trains,
     "training, recomputed": functools.partial(engine_trains, gradient_checkpointing=True),
+    "training, recomputed in part": functools.partial(engine_trains, **SELECTIVE),
+    "training, inputs of layers in host memory": functools.partial(
+        engine_trains, gradient_checkpointing=True, offload_activations=True
+    ),
     "training, biases": functools.partial(engine_trains, family="gpt2"),
     "training, capped scores and windows": functools.partial(engine_trains, family="gemma2"),
     "training, 16 bits": functools.partial(engine_trains, dtype="bfloat16"),
     "training, 16 bits, recomputed": functools.partial(
         engine_trains, dtype="bfloat16", gradient_checkpointing=True
+    ),
+    "training, 16 bits, recomputed in part": functools.partial(
+        engine_trains, dtype="bfloat16", **SELECTIVE
     ),
     "training, 16 bits, windows": functools.partial(
         engine_trains, family="mistral", dtype="bfloat16"

@@ -4,6 +4,8 @@ import torch
 from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import FORKS, PROMPT_MASK, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface
 from rlcli.testing.backend.base import prompts
@@ -22,18 +24,28 @@ def rollout(device, **changes):
     return make_batch(KEYS, vocabulary=VOCABULARY, end=END, **changes).to(device)
 
 
+def forked_rollout(device, **changes):
+    """Each response has two rows: the last token of its prompt begins the second one."""
+    batch = rollout(device, **changes)
+    prompt = batch.data[PROMPT_MASK]
+    forks = {FORKS: prompt & ~prompt.roll(-1)}
+    lengths = batch.seqlens[SEQUENCES]
+    batch.update_(SequenceSample.from_default(ids=batch.ids, seqlens=lengths, data=forks))
+    return batch
+
+
 def data_of(sample):
     return {key: tensor.cpu() for key, tensor in sample.data.items()} | {
         "metadata": sample.metadata
     }
 
 
-def two_steps(device, kind, module=None, leaving_out=(), **args):
+def two_steps(device, kind, module=None, leaving_out=(), batch_of=rollout, **args):
     if kind.startswith("ppo"):
         args = {"minibatches": 2, **args}
     made, model = interface(kind, **args), role(device, module)
     batches = [
-        rollout(device, seed=seed).select(key for key in KEYS if key not in leaving_out)
+        batch_of(device, seed=seed).select(key for key in KEYS if key not in leaving_out)
         for seed in range(2)
     ]
     return [call_interface(made, "train_step", model, batch, CUT) for batch in batches], weights(
@@ -46,11 +58,11 @@ def trains_by(kind, **args):
     return lambda device, folder: two_steps(device, kind, tiny_model(head=head), **args)
 
 
-def infers_by(kind, head="lm", **args):
+def infers_by(kind, head="lm", batch_of=rollout, **args):
     def path(device, folder):
         model = role(device, tiny_model(head=head), "inference")
         return data_of(
-            call_interface(interface(kind, **args), "inference", model, rollout(device), CUT)
+            call_interface(interface(kind, **args), "inference", model, batch_of(device), CUT)
         )
 
     return path
@@ -214,6 +226,7 @@ INTERFACES = {
     "actor, binary KL": trains_by("ppo_actor", policy_loss="dppo_kl", eps_clip=0.05),
     "actor, whole responses": trains_by("ppo_actor", policy_loss="sequence"),
     "actor, dual clip": trains_by("ppo_actor", c_clip=3.0),
+    "actor, forks": trains_by("ppo_actor", batch_of=forked_rollout),
     "advantages": infers_by("gae"),
     "advantages, dense rewards": infers_by("gae", use_dense_reward=True),
     "advantages, no critic": infers_by("gae", disable_value=True, kl_ctl=0),
@@ -234,6 +247,7 @@ INTERFACES = {
         "gae", recompute_logprob=True, adaptive_kl_ctl=True, bootstrap_no_eos=False
     ),
     "advantages, best of two": infers_by("gae", train_on_best=1),
+    "advantages, forks": infers_by("gae", batch_of=forked_rollout),
     "relative advantages": infers_by("group_relative"),
     "relative advantages, over the mean": infers_by("group_relative", scale="mean"),
     "relative advantages, over the batch": infers_by(
@@ -250,6 +264,7 @@ INTERFACES = {
     "critic": trains_by("ppo_critic"),
     "critic, other settings": trains_by("ppo_critic", value_norm_type="ma", value_loss="huber"),
     "log-probs": infers_by("ppo_actor"),
+    "log-probs, forks": infers_by("ppo_actor", batch_of=forked_rollout),
     "reference": infers_by("reference", temperature=0.7),
     "reference, kept": reference_keeps_what_it_computes,
     "values": infers_by("ppo_critic", head="value"),

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from pretend_cuda import pretend_cuda
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
@@ -29,7 +30,6 @@ from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch, prompts
-from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 from rlcli.topology import RolePlacement, plan_topology

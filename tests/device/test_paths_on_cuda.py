@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretend_cuda import needs_pretend_device, pretend_cuda
 
 from rlcli.backends._process_group import _group_of_one
 from rlcli.backends._zero import import_deepspeed
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 from .device_functions import Function, device_functions, functions_run
 from .engine_paths import ENGINES
@@ -105,6 +105,8 @@ NOT_HERE = {
     "backends/_product_speed.py": "measures the speed of the host",
     "backends/_generation_copy.py _linear": "multiplies with weights in an order of the host",
     "backends/_server_experts.py": "is on the host",
+    "backends/_training_memory.py TrainingMemory.savings": "speaks of a device, and uses none",
+    "backends/_decoding_rows.py uniforms": "is for checks, which read the numbers on the host",
     "backends/_vllm_dialect.py _unsuitable": "reads what a server says of its device",
     "backends/_server_response.py": "is on the host",
     "backends/_server_weights.py": "is on the host",

@@ -1,17 +1,19 @@
-"""Kills runs and resumes them: at random moments, `python kill_anywhere.py KILLS SEED FOLDER
-ALGORITHM[:RANKS]…`, or once at each failpoint that they pass, `… failpoints SEED FOLDER …`.
+"""Kills processes of runs and resumes them: at random moments, `python kill_anywhere.py KILLS SEED
+FOLDER ALGORITHM[:RANKS]…`, or the master once at each failpoint that it passes, `… failpoints SEED
+FOLDER …`.
 
 Each run is a fork of this process (see `warm_command`). Prints a JSON object for each algorithm:
-how many kills were made, after how many of them a checkpoint existed, and which ended runs differ
-from one that was never killed; or a failure, where a row that was drawn is not accounted for, or
-was trained on twice or with weights that are too old.
+which processes were killed, how often a checkpoint existed when a run was resumed, how many runs
+played episodes again, and which ended runs differ from one that was never killed; or a failure,
+where a row that was drawn is not accounted for, or was trained on twice or with weights that are
+too old.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,8 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from run_results import check_accounting, check_staleness, is_free, result
-from warm_command import finish, load_everything, start
+from flaky_game import FORGETFUL, NAME, make_flaky_project
+from run_processes import FATAL, disturb
+from run_results import check_accounting, check_staleness, forks, is_free, plays_again, result
+from warm_command import ENVIRONMENT, HOME, finish, load_everything, start
 
 TINY_MODEL = (
     "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, "
@@ -120,11 +124,78 @@ AHEAD = {
 }
 """Runs that sample ahead of training: after a kill no sample is lost or repeated,
 but metrics may differ."""
+GAME = (
+    "grpo_guess",
+    f"models.actor.scratch={{_replace_: true, {TINY_MODEL[1:]}",
+    "models.actor.backend.args.warmup_steps=0",
+    f"graph.actor_gen.interface.args={{environment: {NAME}, max_error_fraction: 1.0}}",
+    "graph.actor_gen.interface.args.environment_args={pause: 0.02}",
+    "graph.actor_gen.output_key_remap={rewards: won}",
+    (
+        "graph.reward_inf={model: reward, call: inference, interface: {type: weighted_sum, args: "
+        "{weights: {won: 1.0, seq_no_eos_mask: -0.5}}}}"
+    ),
+    "datasets.train={_replace_: true, type: arithmetic, args: {problems: 10}}",
+    "datasets.held_out.args.problems=4",
+    "generation.responses_per_prompt=4",
+    "train.prompts_per_step=4",
+    "train.eval.every_steps=3",
+)
+"""Games of several turns, of which some fail."""
+GAME_AND_POOL = (*GAME, "models.reward={backend: cpu_pool}")
+WITHOUT_POOL = (*GAME, "models.reward={backend: null}")
+GAME_APART = (
+    *WITHOUT_POOL,
+    "launch=local",
+    "cluster.devices_per_node=2",
+    "models.actor.rollout.devices=1",
+    "models.actor.rollout.backend.args.dtype=float32",
+)
+STALE = ("--with", "async_grpo", "train.max_staleness=2", "train.prompts_per_draw=1")
+
+
+def with_forks(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """The same games with a chat template that rewrites earlier turns, so that each turn begins
+    another row."""
+    roomy = (setting.replace("embeddings: 128", "embeddings: 512") for setting in settings)
+    return (*roomy, f"models.actor.tokenizer={FORGETFUL}", "generation.max_new_tokens=256")
+
+
+EPISODES = {
+    "guess": GAME_AND_POOL,
+    "guess_rollout": GAME_APART,
+    "guess_server": WITHOUT_POOL,
+    "guess_ahead": (*GAME_AND_POOL, "train.max_staleness=2", "train.prompts_per_draw=1"),
+    "guess_async": (*GAME_APART, *STALE),
+    "guess_async_server": (*WITHOUT_POOL, *STALE),
+    "guess_forks": with_forks(GAME_AND_POOL),
+    "guess_forks_async": (*with_forks(GAME_APART), *STALE),
+}
+"""Runs whose policy plays episodes: in a process with a pool, on ranks of its own, on a server; or
+in several rows."""
+
+
+LIMIT = 400
+"""Seconds after which a run of a few seconds hangs."""
+
+
+def outcomes_of(kills: int, seed: int, folder: Path, *cases: str) -> dict[str, dict[str, Any]]:
+    """Case → the outcome of its runs, which another process disturbs."""
+    command = [sys.executable, __file__, str(kills), str(seed), str(folder), *cases]
+    path = f"{HOME}:{HOME}/tests/fakes"
+    done = subprocess.run(
+        command,
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {outcome.pop("case"): outcome for outcome in map(json.loads, done.stdout.splitlines())}
 
 
 def quietly(arguments: list[str]) -> int:
     """Start a run whose messages are collected in log.txt; returns its pid."""
-    return start([*arguments, "--quiet"], os.devnull, "log.txt")
+    return start([*arguments, "--quiet"], os.devnull, "log.txt", seconds=LIMIT)
 
 
 def frozen(events: Path, process: subprocess.Popen) -> int:
@@ -144,19 +215,25 @@ def _lines(file: Path) -> list[str]:
 
 
 def kill_and_resume(
-    settings: tuple[str, ...], folder: Path, seconds: float, draws: random.Random
-) -> tuple[list[float], int]:
-    """A run that is killed at a random moment, perhaps again after it was resumed, and finally
-    ends; returns the moments, and after how many of them a checkpoint existed."""
-    moments, accounted = [], 0
+    settings: tuple[str, ...],
+    folder: Path,
+    seconds: float,
+    kinds: Counter[str],
+    draws: random.Random,
+) -> int:
+    """A run of which processes are killed at random moments, perhaps again after it was resumed,
+    and which finally ends; counts the kinds of these processes, and returns how often a checkpoint
+    existed."""
+    accounted = 0
     arguments = ["train", *settings, "--run-dir", str(folder)]
     for _ in range(draws.choice([1, 1, 2, 3])):
-        pid, moment = quietly(arguments), draws.uniform(0, seconds)
-        time.sleep(moment)
-        os.kill(pid, signal.SIGKILL)
-        finish(pid)
+        pid = quietly(arguments)
+        killed = disturb(pid, seconds, kinds, draws)
+        code = finish(pid)
+        if code and not set(killed) & set(FATAL):
+            raise SystemExit(f"{folder} ended with {code} after kills of {killed}: {log_text()}")
         wait_for_ranks(folder)
-        moments.append(moment)
+        kinds.update(killed)
         accounted += check_accounting(folder)
         if (folder / "recipe.resolved.yaml").exists():
             arguments = ["resume", str(folder)]
@@ -164,12 +241,15 @@ def kill_and_resume(
             folder = folder.with_name(f"{folder.name}-again")
             arguments = ["train", *settings, "--run-dir", str(folder)]
     end(arguments)
-    return moments, accounted
+    return accounted
 
 
 def wait_for_ranks(folder: Path) -> None:
     """They release the lock as they end."""
+    late = time.monotonic() + LIMIT
     while not is_free(folder / "lock"):
+        if time.monotonic() > late:
+            raise SystemExit(f"{folder}: a process of the run is still there: {log_text()}")
         time.sleep(0.01)
 
 
@@ -177,7 +257,12 @@ def end(arguments: list[str]) -> None:
     """A run, or the rest of one, that nothing interrupts."""
     code = finish(quietly(arguments))
     if code:
-        raise SystemExit(f"{arguments} ended with {code}: {Path('log.txt').read_text()[-2000:]}")
+        raise SystemExit(f"{arguments} ended with {code}: {log_text()}")
+
+
+def log_text() -> str:
+    """The last messages of runs."""
+    return Path("log.txt").read_text()[-6000:]
 
 
 @contextlib.contextmanager
@@ -212,10 +297,7 @@ def passages(settings: tuple[str, ...]) -> dict[str, int]:
 
 def killed_at_failpoints(case: str, home: Path) -> dict[str, Any]:
     """The outcome of one kill at each failpoint, midway through a run that runs ahead."""
-    settings = settings_of(case)
-    home.mkdir(parents=True, exist_ok=True)
-    os.chdir(home)
-    killed_at = {}
+    settings, killed_at = prepare(case, home), {}
     for point, count in passages(settings).items():
         folder, passage = Path(point), (count + 1) // 2
         with faults(f"{point}:kill@{passage}") as events:
@@ -239,38 +321,63 @@ def reference_run(settings: tuple[str, ...]) -> tuple[float, dict[str, str]]:
     return time.monotonic() - began, result(Path("reference"))
 
 
-def settings_of(case: str) -> tuple[str, ...]:
+def prepare(case: str, home: Path) -> tuple[str, ...]:
+    """Enter the folder of a case; returns the settings of its runs."""
+    home.mkdir(parents=True, exist_ok=True)
+    os.chdir(home)
     algorithm, _, ranks = case.partition(":")
-    several = (f"cluster.devices_per_node={ranks}", "launch=local") if ranks else ()
-    return (*(ALGORITHMS | APART | AHEAD)[algorithm], *several, *QUICK)
+    settings = (ALGORITHMS | APART | AHEAD | EPISODES)[algorithm]
+    if algorithm in EPISODES:
+        make_flaky_project(home)
+    if algorithm.endswith("_server"):
+        settings += (f"models.actor.rollout.backend={json.dumps(fake_server(home))}",)
+    if ranks:
+        settings += (f"cluster.devices_per_node={ranks}", "launch=local")
+    return (*settings, *QUICK)
+
+
+def fake_server(home: Path) -> dict[str, Any]:
+    """The backend that starts a server, which is a fake. Needs `tests/fakes` in PYTHONPATH."""
+    from fake_server_path import fake_python_path
+
+    environment = {"PYTHONPATH": fake_python_path(home)}
+    args = {"python": sys.executable, "update": "disk", "environment": environment}
+    return {"type": "sglang", "args": args}
+
+
+def is_exact(settings: tuple[str, ...]) -> bool:
+    """Whether a disturbed run must end as an undisturbed one does, bit by bit."""
+    return not any("async" in setting or "max_staleness" in setting for setting in settings)
 
 
 def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
     """The outcome of the runs of a case."""
-    algorithm, settings = case.partition(":")[0], settings_of(case)
-    home.mkdir(parents=True, exist_ok=True)
-    os.chdir(home)
+    settings = prepare(case, home)
     draws = random.Random(seed)
     seconds, expected = reference_run(settings)
-    kill_count, accounted, differing = 0, 0, []
-    while kill_count < kills:
-        folder = Path(f"run{kill_count}")
-        moments, checkpointed = kill_and_resume(settings, folder, seconds, draws)
-        kill_count, accounted = kill_count + len(moments), accounted + checkpointed
-        ended = next(path for path in sorted(Path().glob(f"{folder}*"), reverse=True))
-        if algorithm in AHEAD or "async" in settings:
+    kinds, accounted, replayed, differing = Counter[str](), 0, 0, []
+    numbers = itertools.count()
+    while kinds.total() < kills:
+        folder = Path(f"run{next(numbers)}")
+        accounted += kill_and_resume(settings, folder, seconds, kinds, draws)
+        ended = max(Path().glob(f"{folder}*"))
+        replayed += plays_again(ended)
+        if not is_exact(settings):
             check_accounting(ended)
             check_staleness(ended)
             continue
         wrong = [name for name, digest in result(ended).items() if expected.get(name) != digest]
         if wrong:
             differing.append({"run": str(ended), "differs": wrong})
-    summary = {
-        "kills": kill_count,
+    return {
+        "kills": kinds.total(),
+        "killed": dict(kinds),
         "with_a_checkpoint": accounted,
+        "replayed": replayed,
+        "forks": forks(ended),
         "seconds_of_a_run": round(seconds, 2),
+        "differing": differing,
     }
-    return {**summary, "differing": differing}
 
 
 def main(kills: str, seed: int, home: Path, cases: list[str]) -> None:

@@ -21,7 +21,7 @@ def result(folder: Path) -> dict[str, str]:
             key: value
             for key, value in line.items()
             if not key.startswith(COUNTERS)
-            and not key.endswith("/calls")
+            and not key.endswith(("/calls", "/replayed"))
             and "/servers/" not in key
         }
         for line in lines
@@ -63,12 +63,33 @@ def check_accounting(folder: Path) -> bool:
     return True
 
 
+def plays_again(folder: Path) -> bool:
+    """Whether a run has played episodes again because their environment failed once."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return any(
+        share > record[key.replace("/replayed", "/discarded")]
+        for record in records
+        for key, share in record.items()
+        if key.endswith("/replayed")
+    )
+
+
+def forks(folder: Path) -> bool:
+    """Whether episodes of a run have forked."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return any(
+        number > 0 for record in records for key, number in record.items() if key.endswith("/forks")
+    )
+
+
 def check_staleness(folder: Path) -> None:
-    """Check that an ended run trained on each sample once,
-    with weights within the recipe's limit of staleness."""
+    """Check that an ended run trained on each sample once, with weights within the recipe's limit
+    of staleness, and dropped others for a reason."""
     train = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())["train"]
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["state"] == "trained"]
+    if unexplained := [line for line in lines if line not in trained and not line.get("reason")]:
+        raise SystemExit(f"{folder}: neither trained on nor dropped for a reason: {unexplained}")
     lags = [line["step"] - 1 - version for line in trained for version in line["versions"].values()]
     samples = train["steps"] * train["prompts_per_step"]
     if not len(trained) == len({line["sample"] for line in trained}) == len(lags) == samples:
@@ -93,18 +114,18 @@ def is_free(lock: Path) -> bool:
         return True
 
 
-def check_segments(folder: Path) -> int:
-    """Check that responses were continued only with newer weights, that staleness counts the oldest
-    of a response, and that all are older than the step that trained on it. Returns the most
-    segments of a response."""
+def check_segments(folder: Path, has_turns: bool = False) -> int:
+    """Check that responses were continued only with newer weights, except from turn to turn, that
+    staleness counts the oldest of a response, and that all are older than the step that trained on
+    it. Returns the most weights that a response is of."""
     most = 1
     for line in map(json.loads, (folder / "ledger.jsonl").read_text().splitlines()):
         for spans in line.get("segments", ()):
             versions = [version for version, _ in spans]
-            is_ordered = versions == sorted(set(versions))
+            is_ordered = versions == sorted(versions if has_turns else set(versions))
             if not is_ordered or line["versions"]["actor_gen"] > versions[0]:
                 raise SystemExit(f"{folder}: {line}: segments are not from newer and newer weights")
             if versions[-1] >= line["step"]:
                 raise SystemExit(f"{folder}: {line}: was sampled with weights of its own step")
-            most = max(most, len(spans))
+            most = max(most, len(set(versions)))
     return most

@@ -37,8 +37,8 @@ def assert_fails(done, code, *words):
     return done
 
 
-def test_the_unchanged_recipe_trains(command, project):
-    done = command("train", "mine.yaml", "-q", cwd=project)
+def test_the_unchanged_recipe_trains(warm_command, project):
+    done = warm_command("train", "mine.yaml", "-q", cwd=project)
     assert done.returncode == 0, done.stderr
 
 
@@ -57,9 +57,9 @@ def test_a_misspelt_key_is_reported(command, project):
     assert not (project / "runs").exists()
 
 
-def test_a_misspelt_key_on_the_command_line_is_reported(command, project):
+def test_a_misspelt_key_on_the_command_line_is_reported(warm_command, project):
     assert_fails(
-        command("train", "mine.yaml", "ppo.kl_clt=0.1", cwd=project),
+        warm_command("train", "mine.yaml", "ppo.kl_clt=0.1", cwd=project),
         2,
         "command line",
         "kl_clt",
@@ -67,14 +67,14 @@ def test_a_misspelt_key_on_the_command_line_is_reported(command, project):
     )
 
 
-def test_a_missing_dataset_file_is_reported(command, project):
+def test_a_missing_dataset_file_is_reported(warm_command, project):
     (project / "rows.jsonl").unlink()
-    assert_fails(command("train", "mine.yaml", cwd=project), 4, "mine.yaml:3:", "rows.jsonl")
+    assert_fails(warm_command("train", "mine.yaml", cwd=project), 4, "mine.yaml:3:", "rows.jsonl")
     assert not (project / "runs").exists()
 
 
-def test_a_missing_model_is_reported(command, project):
-    done = command(
+def test_a_missing_model_is_reported(warm_command, project):
+    done = warm_command(
         "train",
         "mine.yaml",
         "models.actor.scratch=null",
@@ -85,35 +85,35 @@ def test_a_missing_model_is_reported(command, project):
     assert not (project / "runs").exists()
 
 
-def test_a_row_without_an_answer_is_reported(command, project):
+def test_a_row_without_an_answer_is_reported(warm_command, project):
     with (project / "rows.jsonl").open("a") as file:
         file.write('{"question": "What is 3+3?"}\n')
-    assert_fails(command("train", "mine.yaml", cwd=project), 4, "rows.jsonl:3", "answer")
+    assert_fails(warm_command("train", "mine.yaml", cwd=project), 4, "rows.jsonl:3", "answer")
 
 
-def test_a_tokenizer_larger_than_the_embedding_is_reported(command, project):
-    done = command("train", "mine.yaml", "models.actor.scratch.vocab_size=100", cwd=project)
+def test_a_tokenizer_larger_than_the_embedding_is_reported(warm_command, project):
+    done = warm_command("train", "mine.yaml", "models.actor.scratch.vocab_size=100", cwd=project)
     assert_fails(done, 5, "error[F32]", "380", "100")
 
 
-def test_a_prompt_longer_than_the_limit_is_reported(command, project):
-    done = command("train", "mine.yaml", "datasets.train.args.max_length=3", cwd=project)
+def test_a_prompt_longer_than_the_limit_is_reported(warm_command, project):
+    done = warm_command("train", "mine.yaml", "datasets.train.args.max_length=3", cwd=project)
     assert_fails(done, 4, "error[F30]", "rows.jsonl:1", "3")
 
 
-def test_a_dataset_that_is_empty_or_smaller_than_a_step_is_reported(command, project):
+def test_a_dataset_that_is_empty_or_smaller_than_a_step_is_reported(warm_command, project):
     assert_fails(
-        command("train", "mine.yaml", "train.prompts_per_step=3", cwd=project),
+        warm_command("train", "mine.yaml", "train.prompts_per_step=3", cwd=project),
         4,
         "F80",
         "2 rows",
         "3",
     )
     (project / "rows.jsonl").write_text("")
-    assert_fails(command("train", "mine.yaml", cwd=project), 4, "error[F80]")
+    assert_fails(warm_command("train", "mine.yaml", cwd=project), 4, "error[F80]")
 
 
-def test_a_model_with_code_or_pickles_is_reported(command, project):
+def test_a_model_with_code_or_pickles_is_reported(warm_command, project):
     model = project / "model"
     model.mkdir()
     (model / "config.json").write_text(
@@ -121,9 +121,14 @@ def test_a_model_with_code_or_pickles_is_reported(command, project):
     )
     (model / "model.safetensors").write_bytes(b"")
     settings = ("models.actor.scratch=null", "models.actor.path=./model")
-    assert_fails(command("train", "mine.yaml", *settings, cwd=project), 5, "error[S6]", "auto_map")
+    assert_fails(
+        warm_command("train", "mine.yaml", *settings, cwd=project), 5, "error[S6]", "auto_map"
+    )
     (model / "config.json").write_text('{"model_type": "llama"}')
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     assert_fails(
-        command("train", "mine.yaml", *settings, cwd=project), 5, "pytorch_model.bin", "safetensors"
+        warm_command("train", "mine.yaml", *settings, cwd=project),
+        5,
+        "pytorch_model.bin",
+        "safetensors",
     )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from chat_model import write_chat_model
+from flaky_game import NAME, make_flaky_project, write_environment
 from run_files import samples
 from toy_project import TINY_PPO
 
@@ -42,39 +43,36 @@ def test_episodes_of_one_turn_train_like_plain_responses_bit_for_bit(tmp_path, t
     assert numbers_of(played, *names) == numbers_of(plain, *names)
 
 
-FLAKY = """
-from rlcli.api.environment import EnvironmentFailure, register_environment
-from rlcli.interfaces.environments.guess import Guess
-
-
-class Flaky(Guess):
-    \"\"\"A game that half of the rows cannot play.\"\"\"
-
-    def step(self, action):
-        if self._seed % 2 == 0:
-            raise EnvironmentFailure("no server")
-        return super().step(action)
-
-    def reset(self, row, seed):
-        self._seed = seed
-        return super().reset(row, seed)
-
-
-register_environment("zz_flaky", Flaky)
-"""
-
-
 def test_prompts_whose_environment_fails_are_replaced(tmp_path, train_into):
-    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
-    environments = tmp_path / "interfaces" / "environments"
-    environments.mkdir(parents=True)
-    (environments / "zz_flaky.py").write_text(FLAKY)
-    settings = "{environment: zz_flaky, max_error_fraction: 1.0}"
+    make_flaky_project(tmp_path)
+    settings = f"{{environment: {NAME}, max_error_fraction: 1.0}}"
     run = train_into(tmp_path, "grpo_guess", *TINY, f"{ACTOR_GEN}.args={settings}")
     numbers = numbers_of(run, "samples/dropped/environment_failed", "actor/discarded")
     assert sum(dropped for dropped, _ in numbers) > 0
     assert any(share > 0 for _, share in numbers)
     assert len(run.steps) == 2
+
+
+def test_an_evaluation_leaves_out_prompts_whose_environment_fails(tmp_path, train_into):
+    """The others win as much as they can: no failure counts as a reward of 0."""
+    make_flaky_project(tmp_path)
+    args = {
+        "environment": NAME,
+        "environment_args": {"prize": 0.75},
+        "max_error_fraction": 1.0,
+    }
+    run = train_into(
+        tmp_path,
+        "grpo_guess",
+        *(setting for setting in TINY if "eval" not in setting),
+        f"train.eval.graph.eval_gen.interface.args={json.dumps(args)}",
+        "datasets.held_out.args.problems=16",
+    )
+    assert run.code == 0, run.err
+    (first, *_) = [record for record in run.records if "eval/reward" in record]
+    assert 0.0 < first["eval/discarded"] < 1.0
+    assert first["eval/reward"] == 0.75
+    assert "episodes; first, sample" in run.err
 
 
 def test_layouts_of_ranks_play_the_same_episodes(tmp_path, train_into):
@@ -164,6 +162,79 @@ def test_a_chat_model_plays_with_its_template_in_a_whole_run(tmp_path, train_int
     episode = max(samples(run.folder), key=lambda sample: sample["reward"])
     texts = [turn["text"] for turn in episode["turns"]]
     assert texts == [json.dumps(CALL), "<tool>13", "#### 13"]
+
+
+FORGETFUL = (
+    "{{ bos_token }}{% for message in messages %}<{{ message.role }}>"
+    "{{ message.content if message.role == 'user' or loop.last else '-' }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""It writes a dash in place of every earlier turn."""
+
+LISTENER = """
+from rlcli.api.environment import Environment, Observation, register_environment
+
+
+class Listener(Environment):
+    \"\"\"Likes some letters better than others.\"\"\"
+
+    REPRODUCIBLE = True
+
+    def step(self, action):
+        return Observation("and?", reward=sum(action.encode()) % 10 / 10)
+
+
+register_environment("zz_listener", Listener)
+"""
+
+
+OF_LISTENER = (
+    f"{ACTOR_GEN}={{_replace_: true, type: episodes, args: {{environment: zz_listener}}}}",
+    f"{ACTOR_GEN}.args.max_turns=3",
+    f"{ACTOR_GEN}.args.turn_tokens=5",
+    f"{ACTOR_GEN}.args.scored=true",
+    f"{ACTOR_GEN}.args.generation=${{generation}}",
+    "graph.reward_inf=null",
+    "train.eval.graph.eval_reward=null",
+    "models.reward=null",
+    "generation.max_new_tokens=240",
+    "generation.responses_per_prompt=4",
+    "train.prompts_per_step=2",
+    "train.steps=2",
+    *SMALL,
+    "models.actor.backend.args.eps=1e-5",
+)
+LAYOUTS = {
+    "inline": (),
+    "micro_batches": ("train.microbatches=3",),
+    "two_ranks": ("launch=local", "cluster.devices_per_node=2"),
+}
+
+
+@pytest.fixture
+def forgetful(tmp_path):
+    """Settings that name a model with this template, and rows."""
+    write_environment(tmp_path, "zz_listener", LISTENER)
+    model = write_chat_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(FORGETFUL)
+    questions = write_rows(tmp_path / "rows.jsonl", *[{"question": "?", "answer": "1"}] * 4)
+    return (f"models.actor.path={model}", f"datasets.train.args.path={questions}")
+
+
+def test_rows_of_forked_episodes_are_computed_as_they_were_sampled(tmp_path, train_into, forgetful):
+    """By every layout of ranks: with the same weights, the log-probs of the sampler are those of
+    the trainer."""
+    expected = None
+    for name, layout in LAYOUTS.items():
+        run = train_into(tmp_path, "grpo", *forgetful, *OF_LISTENER, *layout, name=name)
+        numbers = numbers_of(run, "actor/forks", "actor/loss", "actor/kl")
+        expected = expected or numbers
+        assert [forks for forks, *_ in numbers] == [2, 2]
+        assert numbers == [pytest.approx(step, rel=1e-4, abs=1e-6) for step in expected]
+        assert run.steps[0]["actor/sampler_gap"] < 1e-5
+    (line, *_) = samples(run.folder)
+    assert [turn.get("repeated") is not None for turn in line["turns"]] == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,8 @@ from fake_vllm import FakeVLLM
 from run_results import check_accounting, check_segments, check_staleness
 
 from rlcli.datasets.arithmetic import Arithmetic
+from rlcli.observe.critical_path import critical_path, steps_of
+from rlcli.observe.trace import read_trace
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -54,6 +56,7 @@ def run_ahead(train, tiny_ppo):
 def test_responses_go_on_with_new_weights_and_the_ledger_says_with_which(run_ahead):
     run = run_ahead("models.actor.backend.args.lr=1e-3")
     assert check_segments(run.folder) > 1
+    check_timeline(run)
     for record in run.steps:
         ages = [value for name, value in record.items() if name.startswith("staleness/tokens_")]
         assert sum(ages) == pytest.approx(1)
@@ -75,6 +78,25 @@ def test_responses_of_servers_go_on_with_new_weights(run_ahead, backend, fake):
     assert max(sent[1:]) < sent[0], "after the first copy only changes are sent"
     loads = [record.get("actor_rollout/servers/running", 0) for record in run.steps]
     assert max(loads) > 0
+    check_timeline(run)
+    assert states_of_requests(run) == {"queued", "running", "paused"}
+
+
+def states_of_requests(run):
+    """The states of requests to the server that a timeline shows."""
+    spans = [each.span for step in steps_of(read_trace(run.folder)) for each in step.traced]
+    return {span.kind for span in spans if span.track.startswith("server 0")}
+
+
+def check_timeline(run):
+    """What the ranks of a run do and wait for, and the critical path, fill each step."""
+    steps = {step.number: step for step in steps_of(read_trace(run.folder))}
+    for record in run.steps:
+        step, seconds = steps[record["step"]], record["time/step"]
+        path = sum(stretch.seconds for stretch in critical_path(step))
+        assert path == pytest.approx(seconds, rel=0.02)
+        idle = sum(step.inside(wait.span) for wait in step.waits if wait.process == 1)
+        assert idle == pytest.approx(record["time/idle/actor_rollout"], abs=0.02 * seconds)
 
 
 def test_with_one_segment_new_weights_wait_for_all_responses(run_ahead):

@@ -3,27 +3,17 @@ every algorithm."""
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from kill_anywhere import AHEAD, ALGORITHMS, QUICK, frozen, outcomes_of
+from run_results import is_free, result
+from warm_command import ENVIRONMENT
 
-SCRIPT = Path(__file__).with_name("kill_anywhere.py")
-KILL_ANYWHERE = runpy.run_path(str(SCRIPT))
-NAMES = ("ALGORITHMS", "AHEAD", "QUICK", "frozen", "is_free", "result")
-ALGORITHMS, AHEAD, QUICK, frozen, is_free, result = (KILL_ANYWHERE[name] for name in NAMES)
-HOME = str(Path(__file__).resolve().parents[2])
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "PYTHONPATH": HOME,
-}
-KILLS = "4"
+KILLS = 4
 CASES = (*ALGORITHMS, *AHEAD, "dapo:2", "generation:2", "sft:2", "dapo_ahead_4:2")
 """A number after the colon is the number of ranks."""
 
@@ -33,17 +23,7 @@ pytestmark = pytest.mark.timeout(900)  # each test is several runs
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """Case → the outcome of its runs."""
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        KILLS,
-        "1",
-        str(tmp_path_factory.mktemp("killed")),
-        *CASES,
-    ]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {outcome.pop("case"): outcome for outcome in map(json.loads, done.stdout.splitlines())}
+    return outcomes_of(KILLS, 1, tmp_path_factory.mktemp("killed"), *CASES)
 
 
 @pytest.mark.exhaustive
@@ -51,7 +31,7 @@ def outcomes(tmp_path_factory):
 def test_runs_killed_at_random_moments_resume_exactly(case, outcomes):
     outcome = outcomes[case]
     assert "failure" not in outcome, outcome["failure"]
-    assert outcome["kills"] >= int(KILLS)
+    assert outcome["kills"] >= KILLS
     assert outcome["differing"] == []
 
 
@@ -101,7 +81,7 @@ def frozen_at_step_2(folder, *settings):
     process = subprocess.Popen(
         [sys.executable, "-m", "rlcli", "train", *settings, "--run-dir", str(folder)],
         cwd=folder.parent,
-        env=ENVIRONMENT | faults,
+        env={**os.environ, **ENVIRONMENT, **faults},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -290,6 +290,15 @@ def processes(*words):
     return matches
 
 
+def kill_processes(*words):
+    """Kill `processes`, some of which may end when others do, and return them."""
+    running = processes(*words)
+    for process in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return running
+
+
 def test_a_killed_server_of_the_run_is_restarted(
     train_with, tmp_path, faultless, python_path, in_background
 ):
@@ -298,9 +307,7 @@ def test_a_killed_server_of_the_run_is_restarted(
     def kill():
         if (folder / "serves.json").exists() and not (folder / "settings.yaml").exists():
             time.sleep(0.5)
-            killed.extend(processes("sglang.launch_server", str(folder / "settings.yaml")))
-            for process in killed:
-                process.kill()
+            killed.extend(kill_processes("sglang.launch_server", str(folder / "settings.yaml")))
         return killed
 
     in_background(kill)
@@ -329,9 +336,7 @@ def test_a_server_over_two_nodes_is_replaced_as_one(
     def kill():
         if (slots[1] / "serves.json").exists() and not (slots[1] / "settings.yaml").exists():
             time.sleep(0.5)
-            killed.extend(processes("sglang.launch_server", str(slots[1] / "settings.yaml")))
-            for process in killed:
-                process.kill()
+            killed.extend(kill_processes("sglang.launch_server", str(slots[1] / "settings.yaml")))
         return killed
 
     in_background(kill)
@@ -374,13 +379,10 @@ def test_a_server_whose_agent_keeps_being_killed_ends_the_run_at_once(
     folder, killed = tmp_path / "run" / "servers" / f"{ROLLOUT}-server0", []
 
     def kill():
-        if (tmp_path / "run" / "metrics.jsonl").exists():
-            # Includes a fork of it that has not started another program yet.
-            running = processes("rlcli.launch.server", str(folder))
-            for process in running:
-                process.kill()
-            if running:
-                killed.append(time.monotonic())
+        # These include a fork of it that has not started another program yet.
+        has_begun = (tmp_path / "run" / "metrics.jsonl").exists()
+        if has_begun and kill_processes("rlcli.launch.server", str(folder)):
+            killed.append(time.monotonic())
 
     in_background(kill)
     run = train_with(

@@ -7,6 +7,7 @@ supervisor above it.
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -53,9 +54,11 @@ def start(
     err: str,
     folder: str = ".",
     prepare: Callable[[int], object] = lambda ranks: None,
+    seconds: float | None = None,
 ) -> int:
     """`rlcli <arguments>` in a separate process, the leader of a group; returns its pid. Its ranks
-    are forks too, and call `prepare` first (see `forked_ranks`)."""
+    are forks too, and call `prepare` first (see `forked_ranks`). After `seconds` it writes the
+    stacks of its threads to `err` and ends with exit code 1."""
     from forked_ranks import fork, forked_ranks, redirect
 
     from rlcli.cli.main import main as command
@@ -66,6 +69,8 @@ def start(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         redirect(1, out)
         redirect(2, err)
+        if seconds:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)
         with forked_ranks(prepare):
             command(arguments)
 

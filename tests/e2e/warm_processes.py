@@ -1,10 +1,10 @@
 """The processes of a run as forks of one that has everything loaded:
 a start takes one second instead of ten.
 
-`with warm_processes():` replaces `subprocess.Popen`. Whatever then starts `python -m rlcli…` gets a
-fork that does what a new process would: the same module, arguments, environment, descriptors and
-session. So supervisor, master, agents, torchrun, ranks, pools and the agents of servers are the
-real ones, and can be killed one by one.
+`with warm_processes():` replaces `subprocess.Popen`. Whatever then starts `python -m rlcli…`, or
+`python -c "import rlcli…"`, gets a fork that does what a new process would: the same module or
+code, arguments, environment, descriptors and session. So supervisor, master, agents, torchrun,
+ranks, pools and the agents of servers are the real ones, and can be killed one by one.
 """
 
 import contextlib
@@ -51,8 +51,7 @@ class ForkedPopen(subprocess.Popen):
     """A Popen whose child is a fork."""
 
     def _execute_child(self, args, *rest):  # type: ignore[no-untyped-def]
-        module = module_of(args)
-        if module is None:
+        if module_of(args) is None and code_of(args) is None:
             return super()._execute_child(args, *rest)
         (
             _,
@@ -86,17 +85,14 @@ class ForkedPopen(subprocess.Popen):
                 os.setsid()
             elif process_group >= 0:
                 os.setpgid(0, process_group)
-            for number, descriptor in zip(STANDARD, (p2cread, c2pwrite, errwrite), strict=True):
-                if descriptor not in (-1, number):
-                    os.dup2(descriptor, number)
-                os.set_inheritable(number, True)
+            _inherit((p2cread, c2pwrite, errwrite), pass_fds)
             os.chdir(cwd or ".")
             if env is not None:
                 _set_environment(env)
             if preexec_fn is not None:
                 preexec_fn()
             _close_descriptors(inherits=not close_fds, passed=pass_fds)
-            code = _become(module, args)
+            code = _become(args)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -109,6 +105,24 @@ def module_of(command: object) -> str | None:
         return None
     module = str(command[list(command).index("-m") + 1])
     return module if module.split(".")[0] == "rlcli" else None
+
+
+def code_of(command: object) -> str | None:
+    """The program that uses rlcli and is written in a command itself; None if it is another."""
+    if not isinstance(command, list | tuple) or tuple(command[:2]) != (sys.executable, "-c"):
+        return None
+    code = str(command[2])
+    return code if code.lstrip().startswith("import rlcli\n") else None
+
+
+def _inherit(streams: tuple[int, int, int], passed: tuple[int, ...]) -> None:
+    """Have these descriptors as stdin, stdout and stderr, and let what we start have those that
+    were passed to us, as it would have those of a new process."""
+    for number, descriptor in zip(STANDARD, streams, strict=True):
+        if descriptor not in (-1, number):
+            os.dup2(descriptor, number)
+    for descriptor in (*STANDARD, *passed):
+        os.set_inheritable(descriptor, True)
 
 
 def _set_environment(environment: dict[str, str]) -> None:
@@ -125,8 +139,8 @@ def _close_descriptors(inherits: bool, passed: tuple[int, ...]) -> None:
                 os.close(number)
 
 
-def _become(module: str, command: list[str]) -> int:
-    """Run the module as a new process would; returns the exit code."""
+def _become(command: list[str]) -> int:
+    """Run the module or code as a new process would; returns the exit code."""
     gc.freeze()  # objects of the parent must not be finalised here
     faulthandler.disable()
     signal.set_wakeup_fd(-1)
@@ -140,12 +154,10 @@ def _become(module: str, command: list[str]) -> int:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    sys.modules.pop(module, None)  # it is about to be run as __main__
-    sys.argv = ["-m", *command[command.index("-m") + 2 :]]
     sys.orig_argv = [*command]
     code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        _run(command)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -155,3 +167,14 @@ def _become(module: str, command: list[str]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return code
+
+
+def _run(command: list[str]) -> None:
+    module, code = module_of(command), code_of(command)
+    if module is not None:
+        sys.modules.pop(module, None)  # it is about to be run as __main__
+        sys.argv = ["-m", *command[command.index("-m") + 2 :]]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if code is not None:
+        sys.argv = ["-c", *command[3:]]
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})

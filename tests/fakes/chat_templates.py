@@ -46,6 +46,15 @@ def public_templates() -> Mapping[str, str]:
     return {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.jinja"))}
 
 
+FOR_PARTS = {"idefics3", "idefics3_training", "llava_next", "llava_next_training"}
+"""Templates that take the contents of messages as lists of parts only."""
+
+
+def text_templates() -> Mapping[str, str]:
+    """Those that take the contents of messages as texts."""
+    return {name: text for name, text in public_templates().items() if name not in FOR_PARTS}
+
+
 def byte_level(template: str) -> LightTokenizer:
     """A byte-level BPE with the special tokens of a template."""
     return _with_special(Tokenizer.from_str(_trained_byte_level()), template)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from rlcli.testing.pretend_cuda import pretend_cuda
+from pretend_cuda import pretend_cuda
 
 HERE = Path(__file__).parent
 NO_GPU = "no GPU here"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
+from pretend_cuda import pretend_cuda
 
 from rlcli.testing.backend.declaration import DeclarationChecks
 from rlcli.testing.backend.forward import ForwardChecks
@@ -14,7 +15,6 @@ from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.state import StateChecks
 from rlcli.testing.backend.streams import StreamChecks
 from rlcli.testing.backend.training import BackendTrainingChecks
-from rlcli.testing.pretend_cuda import pretend_cuda
 
 # an engine's first use of a GPU may compile kernels
 pytestmark = pytest.mark.timeout(900)
@@ -34,11 +34,6 @@ class OnGPU(
 
     __test__ = False
     device = "cuda:0"
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _require_device(cls):
-        """Without a GPU these checks are skipped already, or run on an emulated one."""
 
     @pytest.fixture(autouse=True)
     def _at_device(self, device_name):

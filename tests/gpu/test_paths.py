@@ -6,8 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-
-from rlcli.testing.pretend_cuda import pretend_cuda
+from pretend_cuda import pretend_cuda
 
 from ..device.engine_paths import ENGINES
 from ..device.interface_paths import INTERFACES

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from rlcli.testing.pretend_cuda import needs_pretend_device
+from pretend_cuda import needs_pretend_device
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -25,6 +24,7 @@ def run(*arguments):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_what_is_not_run_for_want_of_a_gpu_is_said_loudly():
     done = run("tests/gpu", "-m", "gpu")
@@ -43,6 +43,7 @@ def test_the_page_about_gpus_names_every_file_of_checks():
     assert [path.name for path in FILES if path.name not in page] == []
 
 
+@pytest.mark.exhaustive
 @needs_pretend_device
 def test_checks_run_on_an_emulated_device():
     few = "plain and float32 and 128 or generation"

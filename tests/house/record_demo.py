@@ -15,7 +15,14 @@ from typing import Any
 
 from rlcli.observe.page.rendering import DEMO
 
-AS_THEY_ARE = ("metrics.jsonl", "samples.jsonl", "recipe.resolved.yaml", "memory.json", "curve.png")
+AS_THEY_ARE = (
+    "metrics.jsonl",
+    "samples.jsonl",
+    "recipe.resolved.yaml",
+    "memory.json",
+    "curve.png",
+    "trace.json",
+)
 
 
 def record(run: Path) -> None:

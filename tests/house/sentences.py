@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,8 +78,13 @@ def of_recipe(path: Path) -> Iterator[Sentence]:
             yield Sentence(str(path.relative_to(HOME)), line, comment[1])
 
 
-def all_sentences() -> Iterator[Sentence]:
+@cache
+def all_sentences() -> tuple[Sentence, ...]:
     """Every sentence of the repository, document by document."""
+    return tuple(_read_all())
+
+
+def _read_all() -> Iterator[Sentence]:
     for name in (*DOCUMENTS, *sorted(str(p.relative_to(HOME)) for p in HOME.glob("docs/**/*.md"))):
         yield from of_document(HOME / name)
     for path in sorted(HOME.glob("recipes/**/*.yaml")):

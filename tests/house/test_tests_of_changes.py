@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from package_tree import build
-from tests_of_changes import nearest_tests, select_tests
+from tests_of_changes import CONTRACTS_OF_DATASETS, nearest_tests, select_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,11 +63,23 @@ def test_components_tests_and_recipes_have_tests(graph, path, expected):
     assert select_tests(path, {}, graph) == expected
 
 
+@pytest.mark.parametrize("path", ["datasets/prompt_only.py", "datasets/_scores.py"])
+def test_datasets_have_the_tests_that_make_them_by_their_names(path):
+    graph = pytest.importorskip("grimp").ImportGraph()
+    graph.add_module("rlcli.datasets.mixture")
+    graph.add_import(importer="rlcli.datasets.prompt_only", imported="rlcli.datasets._scores")
+    selected = select_tests(path, {}, graph)
+    assert selected >= {"tests/datasets/test_scores.py", CONTRACTS_OF_DATASETS}
+    assert "tests/datasets/test_mixture.py" not in selected
+
+
 def test_a_test_is_run_by_one_of_two_targets_which_are_both_run_before_release():
+    """A law is run by both, with more examples by the second one."""
     makefile = (ROOT / "Makefile").read_text()
     runs = dict(re.findall(r'^(test|test-exhaustive):.*\n\t\$\(PYTEST_OF_ALL\) -m (.+) \$\(ARGS\)$',
                            makefile, re.M))  # fmt: skip
-    assert runs == {"test": '"not exhaustive"', "test-exhaustive": "exhaustive"}
+    thorough = '"exhaustive or hypothesis" --hypothesis-profile=thorough'
+    assert runs == {"test": '"not exhaustive"', "test-exhaustive": thorough}
     script = (ROOT / ".ci/run").read_text()
     assert re.search(r"for target in test test-exhaustive ", script)
 

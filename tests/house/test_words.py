@@ -80,7 +80,7 @@ def test_messages_are_plain_english(folder: str):
 
 def test_no_sentence_contains_a_phrase_that_makes_a_reader_stop():
     pattern = re.compile("|".join(f"(?:{phrase})" for phrase in BANNED), re.IGNORECASE)
-    sentences = list(all_sentences())
+    sentences = all_sentences()
     problems = [
         f"{sentence}: {match.group()!r} is among BANNED"
         for sentence in sentences

@@ -1,5 +1,6 @@
 """The test files that concern what has changed since a commit: those that import a changed module
-or, if none does, those that import a module which imports it, and so on.
+or, if none does, those that import a module which imports it, and so on. Tests make most datasets
+by their names: theirs are those that `rlcli test` finds.
 
     python tests/house/tests_of_changes.py FOLDER [COMMIT]
 
@@ -20,6 +21,9 @@ TESTS = ROOT / "tests"
 MANY = 20
 """Test files above which only those in the room of the changed module are selected, if any are."""
 SHIPPED_RECIPES = "tests/recipe/test_shipped_recipes.py"
+DATASETS = "datasets"
+CONTRACTS_OF_DATASETS = "tests/datasets/test_shipped_datasets.py"
+"""Of all of them; other components have a file each."""
 
 
 def changed_files(commit: str) -> list[str]:
@@ -85,6 +89,25 @@ def in_own_room(path: str, tests: set[str]) -> set[str]:
     return {test for test in tests if test.startswith(f"tests/{room}/")} or tests
 
 
+def tests_of_datasets(module: str, graph: grimp.ImportGraph) -> set[str]:
+    """The test files about the dataset in a module, or about those that import this shared code."""
+    from rlcli.testing.own_tests import files_about  # the graph is built before rlcli is imported
+
+    datasets = set(filter(is_dataset, graph.modules))
+    concerned = {module} & datasets or graph.find_downstream_modules(module) & datasets
+    files = [
+        file
+        for dataset in concerned
+        for file in files_about({dataset.rpartition(".")[2]}, dataset, datasets, [TESTS / DATASETS])
+    ]
+    return {str(file.relative_to(ROOT)) for file in files} | {CONTRACTS_OF_DATASETS}
+
+
+def is_dataset(module: str) -> bool:
+    folder, _, name = module.removeprefix("rlcli.").partition(".")
+    return folder == DATASETS and bool(name) and not name.startswith("_")
+
+
 def select_tests(path: str, tests: Mapping[str, set[str]], graph: grimp.ImportGraph) -> set[str]:
     """The test files that concern a changed file."""
     name = Path(path).name
@@ -96,7 +119,11 @@ def select_tests(path: str, tests: Mapping[str, set[str]], graph: grimp.ImportGr
     if module is None:
         return set()
     namesakes = {str(file.relative_to(ROOT)) for file in TESTS.rglob(f"test_{name}")}
-    return namesakes | in_own_room(path, nearest_tests(module, tests, graph))
+    nearest = in_own_room(path, nearest_tests(module, tests, graph))
+    if not path.startswith(f"{DATASETS}/"):
+        return namesakes | nearest
+    in_room = {test for test in nearest if test.startswith(f"tests/{DATASETS}/")}
+    return namesakes | in_room | tests_of_datasets(module, graph)
 
 
 def select_all(paths: Iterable[str], package: Path) -> list[str]:

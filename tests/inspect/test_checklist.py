@@ -314,6 +314,20 @@ def test_answers_that_are_longer_than_a_response_are_reported(check):
     assert finding.details[0].endswith("train.jsonl:5")
 
 
+def test_responses_too_short_for_what_the_model_was_taught_are_reported(check, tmp_path):
+    (tmp_path / "taught.yaml").write_text(SFT)
+    recipe = PPO.replace("path: model", "path: recipe:taught#actor")
+    settings = ["datasets.train.args.question_key=prompt"]
+    rows = [{"prompt": f"{n}+1?", "answer": "it is ten"} for n in range(9)]
+    assert "responses" not in check(recipe, rows, overrides=settings)
+    finding = check(recipe, rows, overrides=[*settings, "generation.max_new_tokens=9"])["responses"]
+    assert (finding.level, finding.code) == ("warn", "F30")
+    assert finding.says == (
+        "9 answers that taught trains on (100 %) take more than the 9 tokens of a response, its "
+        "end included"
+    )
+
+
 def test_too_few_rows_for_a_step_are_reported(check):
     finding = check(overrides=["train.prompts_per_step=10"])["train"]
     assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)

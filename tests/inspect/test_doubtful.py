@@ -46,3 +46,10 @@ def test_log_probs_at_another_temperature_than_that_of_sampling_cause_a_warning(
     (warning,) = recipe_warnings(load_recipe("grpo_math", settings))
     assert "ref_inf computes log-probs at temperature 1.0, of responses sampled at 0.7" in warning
     assert not list(recipe_warnings(load_recipe("grpo_math", settings[:1])))
+
+
+def test_a_learning_rate_as_large_as_the_weights_causes_a_warning():
+    (warning,) = recipe_warnings(load_recipe("sft_math", ["models.actor.backend.args.lr=0.3"]))
+    assert "lr 0.3 moves each weight of actor by up to 0.3 a step" in warning
+    assert "weights are about 0.06 in size" in warning
+    assert not list(recipe_warnings(load_recipe("sft_math", ["models.actor.backend.args.lr=0.05"])))

@@ -110,3 +110,9 @@ def test_unknown_ways_to_keep_are_refused():
     """unknown ways to keep are refused"""
     with pytest.raises(ValueError, match="keep is 'worst'; it must be one of best, solved"):
         BestOfNInterface(keep="worst")
+
+
+def test_a_least_reward_of_zero_is_compared_with_rewards():
+    least = BestOfNInterface(keep="solved", min_reward=0.0)
+    assert "rewards" in least.reads("train_step").needed
+    assert "rewards" not in BestOfNInterface(keep="solved").reads("train_step").needed

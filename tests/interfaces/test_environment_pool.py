@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -143,6 +144,40 @@ def test_an_episode_whose_environment_fails_is_played_again(game, counters):
     assert output.data["rewards"].tolist() == [3.0] * 3
 
 
+FAILS_IN_ITS_SECOND_TURN = """self.turns += 1
+        file = Path(self.row)
+        if self.turns == 2 and not file.read_text():
+            file.write_text("x")
+            raise EnvironmentFailure("no server")
+        return Observation("7", reward=self.turns)"""
+
+
+@pytest.mark.parametrize(("member", "turns"), [("REPRODUCIBLE = True", 9), ("", 9 + 2)])
+def test_turns_are_sampled_again_unless_the_environment_is_reproducible(
+    game, counters, member, turns
+):
+    interface = game(FAILS_IN_ITS_SECOND_TURN, member, "turns = 0")
+    output = played(interface, counters)
+    undisturbed = played(interface, counters)
+    assert same(output, undisturbed)
+    assert output.data["rewards"].tolist() == [6.0] * 3
+    assert sums(output, "replayed") == [0.0, 1.0, 0.0]
+    assert sums(undisturbed, "replayed") == [0.0] * 3
+    counters[1].write_text("")
+    assert len(requested_turns(interface, rows=counters)) == turns
+
+
+def test_an_environment_that_answers_otherwise_when_it_is_repeated_is_at_fault(game, counters):
+    step = f"""
+        if self.row == {str(counters[1])!r} and len(Path(self.row).read_text()) < 2:
+            Path(self.row).open("a").write("x")
+            if len(Path(self.row).read_text()) == 2:
+                raise EnvironmentFailure("no server")
+        return Observation(Path(self.row).read_text())"""
+    with pytest.raises(ProjectError, match=r"REPRODUCIBLE, but step\(\) returned something else"):
+        played(game(step, "REPRODUCIBLE = True"), counters)
+
+
 def test_a_sample_is_dropped_whose_environment_fails_twice(game, counters, caplog):
     output = played(game(failing(2)), counters)
     assert output.metadata["dropped"] == [None, "environment_failed", None]
@@ -182,6 +217,27 @@ def test_a_process_of_environments_that_ends_is_replaced(game, tmp_path):
     assert same(output, played(game('return Observation("7", reward=1.0)')))
     assert sums(output, "replayed")[1] == 1.0
     assert sums(output, "discarded") == [0.0] * 3
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_process_of_environments_that_ends_as_it_starts_is_started_three_times(
+    game, tmp_path, deaths
+):
+    died = tmp_path / "died"
+    died.mkdir()
+    interface = game(
+        'return Observation("7", reward=1.0)',
+        f"""import sys
+    if sys.argv[0].endswith("_environment_host.py") and len(os.listdir({str(died)!r})) < {deaths}:
+        Path({str(died)!r}, str(os.getpid())).touch()
+        os.kill(os.getpid(), 9)""",
+    )
+    if deaths < 3:
+        assert sums(played(interface), "discarded") == [0.0] * 3
+    else:
+        with pytest.raises(WorkerError, match=r"did not start: .* ended \(-9\)"):
+            played(interface)
+    assert len(list(died.iterdir())) == deaths
 
 
 def test_a_stopped_process_of_environments_is_replaced(game, monkeypatch):
@@ -250,6 +306,51 @@ def test_an_environment_has_its_share_of_memory(game):
     assert sums(played(game(step, memory_gib=4.0), "a"), "limited") == [0.0]
 
 
+def test_a_program_may_not_have_more_memory_than_its_environment():
+    interface = EpisodesInterface(
+        environment="python", environment_args={"memory_mib": 4096}, memory_gib=1.0
+    )
+    with pytest.raises(ProjectError, match="memory_mib is 4096, but the process has only 1024 MiB"):
+        played(interface)
+    interface.pool.close()
+
+
+COUNTED = (
+    "def reset(self, row, seed): self._file = Path({0!r}, row['answer']); self._file.touch()",
+    "def close(self): self._file.unlink()",
+)
+
+
+def test_there_are_only_so_many_environments_at_once(game, tmp_path):
+    alive = tmp_path / "alive"
+    alive.mkdir()
+    members = [member.format(str(alive)) for member in COUNTED]
+    step = f"return Observation('7', reward=len(os.listdir({str(alive)!r})), done=True)"
+    unlimited = played(game(step, *members), range(7))
+    output = played(game(step, *members, max_environments=3), range(7))
+    assert output.data["rewards"].max() == 3.0
+    assert unlimited.data["rewards"].max() == 7.0
+    assert same(output, unlimited)
+
+
+def test_calls_share_the_room_for_environments(game):
+    pool = game("return Observation()", max_environments=3).pool
+    entered, left = threading.Event(), []
+
+    def wait():
+        entered.set()
+        with pool.room(2) as room:
+            left.append(room)
+
+    with ThreadPoolExecutor(1) as thread:
+        with pool.room(2) as first, pool.room(9) as second:
+            waiting = thread.submit(wait)
+            entered.wait()
+            assert (first, second, left) == (2, 1, [])
+        waiting.result()
+    assert left == [2]
+
+
 def test_environments_see_only_the_variables_that_are_named(game, monkeypatch):
     monkeypatch.setenv("ZZ_SECRET", "1")
     step = "return Observation('7', reward=float('ZZ_SECRET' in os.environ), done=True)"
@@ -296,7 +397,8 @@ from rlcli.interfaces._environment_pool import EnvironmentPool, EnvironmentSetti
 pool = EnvironmentPool(
     EnvironmentSettings(
         environment=sys.argv[1], args={}, longest=9, call_seconds=60.0, memory_bytes=1 << 32
-    )
+    ),
+    most=1,
 )
 with pool.calls() as calls:
     calls.ask("a", {"call": "reset", "row": {"answer": "a"}, "seed": 1})
@@ -319,6 +421,26 @@ def test_nothing_is_left_when_the_rank_is_killed(game):
     rank.wait()
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
+
+
+def test_an_environment_sees_a_variable_that_an_argument_names_and_nobody_else(game, monkeypatch):
+    monkeypatch.setenv("ZZ_TOKEN", "canary-of-the-game")
+    step = "return Observation(f'a {os.environ[self.variable]}: {action}', done=True)"
+    interface = game(step, "VARIABLES = ('variable',)", "variable = 'ZZ_TOKEN'")
+    with interface.pool.calls() as calls:
+        calls.ask("a", {"call": "reset", "row": {"answer": "a"}, "seed": 1})
+        calls.take(wait=True)
+        calls.ask("a", {"call": "step", "action": "canary-of-the-game"})
+        ((_, reply),) = calls.take(wait=True)
+    assert reply == {"value": ["a <redacted>: <redacted>", 0.0, True]}
+
+
+def test_no_failure_contains_a_variable_that_an_argument_names(game, monkeypatch):
+    monkeypatch.setenv("ZZ_TOKEN", "canary-of-the-game")
+    step = "raise EnvironmentFailure(f'refused {os.environ[self.variable]}')"
+    interface = game(step, "VARIABLES = ('variable',)", "variable = 'ZZ_TOKEN'")
+    with pytest.raises(WorkerError, match="refused <redacted>"):
+        played(interface)
 
 
 def test_environments_need_no_torch(game):

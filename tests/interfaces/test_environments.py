@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlcli.api.config import EnvironmentAbstraction
 from rlcli.api.environment import ToolMistake, call_tool
 from rlcli.errors import ResourceError
+from rlcli.interfaces._environment_calls import AnsweringEnvironment
 from rlcli.interfaces.rewards._sandbox import NoSandbox
 from rlcli.registry import make_environment
 
@@ -89,6 +91,15 @@ def test_programs_leave_nothing_to_each_other():
     call_tool(python, "run", {"program": "open('left', 'w').write('x')"})
     listing = call_tool(python, "run", {"program": "import os; print(os.listdir())"})
     assert listing == "['program.py']"
+
+
+def test_a_program_that_is_interrupted_ends():
+    python = AnsweringEnvironment(lambda: make("python", **LIMITED), longest=99, call_seconds=0.5)
+    before = psutil.Process().children(recursive=True)
+    program = {"program": "import time; time.sleep(3600)"}
+    reply = python.answer({"call": "tools", "calls": [("run", program)]})
+    assert reply == {"value": [("error: run took longer than 0.5 s", True, True)]}
+    assert psutil.Process().children(recursive=True) == before
 
 
 def test_a_machine_without_isolation_is_not_the_fault_of_the_policy(monkeypatch):

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from heard_work import heard_work
 from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.headway import Count
 from rlcli.api.model import MicroBatchSpec
 from rlcli.api.tool_formats import MOST_CALLS
 from rlcli.errors import ProjectError, UsageError
@@ -63,9 +65,11 @@ def test_episodes_of_one_turn_equal_plain_responses_bit_for_bit():
     plain = GenerationInterface(generation=settings).generate(model, prompts, SPEC)
     episodes = EpisodesInterface(environment="calculator", max_turns=1, generation=settings)
     output = episodes.generate(model, prompts, SPEC)
-    assert output.seqlens == {key: plain.seqlens[key] for key in KEYS}
+    assert output.keys == {*KEYS, "forks"}
     for key in KEYS:
+        assert output.seqlens[key] == plain.seqlens[key]
         assert torch.equal(output.data[key], plain.data[key])
+    assert not output.data["forks"].any()
 
 
 def test_exactly_the_sampled_tokens_are_trained_on(answers_with):
@@ -90,6 +94,12 @@ def test_the_first_turn_does_not_depend_on_what_follows(answers_with):
     long = list(columns(played(environment, turn_tokens=4, max_turns=4)))
     for (first, _, _), (tokens, _, _) in zip(short, long, strict=True):
         assert torch.equal(tokens[: len(first)], first)
+
+
+def test_episodes_that_are_over_are_counted():
+    with heard_work() as heard:
+        count = len(list(columns(played())))
+    assert heard.counts[-1] == Count(count, count, "episodes")
 
 
 @pytest.mark.parametrize(

@@ -33,3 +33,19 @@ def test_responses_that_are_not_chosen_are_masked():
     is_trained = torch.stack([mask.any() for mask in output.data["loss_mask"].split(actions)])
     assert torch.equal(is_trained, output.data["chosen"])
     assert int(is_trained.sum()) == batch.bs
+
+
+def test_dense_rewards_are_changes_of_the_score_or_the_scores():
+    """without a critic, an action's return is the last score less the one before it; without
+    reward_delta, the sum of the scores after it"""
+    settings = {"use_dense_reward": True, "disable_value": True, "kl_ctl": 0.0}
+    batch = make_batch(GAEInterface(**settings).reads("inference").needed, [[(1, 4)]])
+    scores = batch.data["dense_rewards"]
+    changes, sums = (
+        GAEInterface(**settings, reward_delta=delta)
+        .inference(tiny_model(), batch, MicroBatchSpec())
+        .data["returns"]
+        for delta in (True, False)
+    )
+    torch.testing.assert_close(changes, scores[-1] - scores[:-1])
+    torch.testing.assert_close(sums, scores[1:].flip(0).cumsum(0).flip(0))

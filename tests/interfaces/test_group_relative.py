@@ -116,6 +116,22 @@ def test_gradient_is_that_of_the_formula(step_by_hand, settings):
     assert ("kl_penalty" in stats) == (advantages.kl_in == "loss" and advantages.kl_ctl > 0)
 
 
+def test_rewards_are_scaled_after_their_bias_is_subtracted(rollout):
+    """Rewards of 0 and 1 become (0 - 0.5) * 2 = -1 and (1 - 0.5) * 2 = 1."""
+    settings = {"reward_output_bias": 0.5, "reward_output_scaling": 2.0, "kl_ctl": 0.0}
+    advantages = GroupRelativeInterface(baseline="none", scale="none", **settings)
+    output, _ = rate(advantages, tiny_model(), rollout)
+    counts = output.data["loss_mask"].split(output.flat_seqlens("advantages"))
+    expected = [2 * reward - 1 for reward in rollout.data["rewards"].tolist()]
+    for reward, mask, rows in zip(
+        expected,
+        counts,
+        output.data["advantages"].split(output.flat_seqlens("advantages")),
+        strict=True,
+    ):
+        assert rows[mask].tolist() == [reward] * int(mask.sum())
+
+
 def test_responses_with_equal_rewards_teach_nothing(rollout, sampled_by):
     """All responses to a prompt are right, or all wrong: there is nothing to compare."""
     model = tiny_model()

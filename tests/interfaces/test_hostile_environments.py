@@ -65,13 +65,13 @@ SLOW = MISTAKEN | {"tool_timeouts": 2}
 LIMITED = {"limited": 1}
 DISCARDED = {"discarded": 1, "replayed": 1}
 
-HANG = {
-    "spins": "while True: pass",
+SPIN = {"spins": "while True: pass"}
+SEARCH = {"searches without end": "re.match('(a+)+$', 'a' * 60 + 'b')"}
+WAIT = {
     "sleeps": "time.sleep(3600)",
     "waits for a signal": "signal.pause()",
     "waits for itself": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "waits for a process": "subprocess.run(['sleep', '3600'])",
-    "searches without end": "re.match('(a+)+$', 'a' * 60 + 'b')",
 }
 HANG_FAST = {
     "ignores the alarm": "signal.signal(signal.SIGALRM, signal.SIG_IGN); time.sleep(3600)",
@@ -152,19 +152,19 @@ def cases(call, codes, expected):
 
 
 TOOLS = (
-    cases("act", HANG, SLOW)
+    cases("act", SPIN | SEARCH | WAIT, SLOW)
     | cases("act", HANG_FAST, LIMITED | {"turns": 1})
     | cases("act", DIE, DISCARDED)
     | cases("act", HARMLESS, CALLED)
     | cases("act", RAISE, MISTAKEN)
 )
 GAME = (
-    cases("reset", {"sleeps": HANG["sleeps"]}, DISCARDED)
+    cases("reset", {"sleeps": WAIT["sleeps"]}, DISCARDED)
     | cases("reset", HANG_FAST, DISCARDED)
     | cases("reset", DIE, DISCARDED)
-    | cases("step", HANG, LIMITED | {"turns": 1})
-    | cases("score", {"sleeps": HANG["sleeps"]}, LIMITED | {"turns": 2})
-    | cases("close", HANG | HANG_FAST | RAISE, FINE)
+    | cases("step", SPIN | WAIT, LIMITED | {"turns": 1})
+    | cases("score", {"sleeps": WAIT["sleeps"]}, LIMITED | {"turns": 2})
+    | cases("close", WAIT | HANG_FAST | RAISE, FINE)  # the deadline of a call is one for all calls
     | cases("close", {"exits": DIE["exits"]}, FINE)
 )
 

@@ -5,6 +5,7 @@ import random
 import sys
 import textwrap
 import time
+from itertools import product
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -355,7 +356,7 @@ def test_hostile_answers_are_scored_without_a_comparison(monkeypatch):
     answers = ("5", "\\frac{\\sqrt{3}}{2}", "x+1", "Monday", "(0, 1)")
     forms = ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>")
     # how a text is searched does not depend on the gold answer
-    for form, answer in [(form, "x+1") for form in forms] + [(forms[0], gold) for gold in answers]:
+    for form, answer in {*product(forms, ["x+1"]), *product(forms[:1], answers)}:
         responses = [form.format(body) for body in HOSTILE]
         begun = time.process_time()
         scores = MathRewardInterface().score_texts(responses, [answer] * len(responses))

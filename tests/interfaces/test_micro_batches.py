@@ -1,6 +1,8 @@
 """What PPO reports does not depend on micro-batches, over a real engine in float32,
 where sums round."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -40,8 +42,9 @@ def model(head, seed=0):
     )
 
 
-def rollout(spec, critic):
-    """Scored by the model that is then trained, and valued by another, in these micro-batches."""
+@cache
+def scored(spec):
+    """A batch, scored in these micro-batches by the model that is then trained."""
     batch = make_batch(KEYS)
     scores = PPOActorInterface().inference(model("lm"), batch, spec)
     batch.update_(scores)
@@ -49,8 +52,22 @@ def rollout(spec, critic):
         copied = scores.select(["packed_logprobs"])
         copied.remap_keys_({"packed_logprobs": name})
         batch.update_(copied)
+    return batch
+
+
+@cache
+def valued(spec, value_norm):
+    """The same batch, valued by another model."""
+    batch = scored(spec).select(scored(spec).keys)
+    critic = with_rounding(PPOCriticInterface(value_norm=value_norm))
     batch.update_(critic.inference(model("value", seed=1), batch, spec))
     return batch
+
+
+def with_rounding(critic):
+    """The critic with statistics by which values are rounded on their way there and back."""
+    critic.normalizer.update(torch.tensor([1.0, 3.3]))
+    return critic
 
 
 def stats(settings, head, before, during):
@@ -58,9 +75,8 @@ def stats(settings, head, before, during):
     advantages, policy, critic = with_settings(
         {"minibatches": 2, **settings}, GAEInterface, PPOActorInterface, PPOCriticInterface
     )
-    # so that values are rounded on their way there and back
-    critic.normalizer.update(torch.tensor([1.0, 3.3]))
-    trained, batch = model(head), rollout(before, critic)
+    with_rounding(critic)
+    trained, batch = model(head), valued(before, critic.value_norm)
     learner = policy if head == "lm" else critic
     return [learn(learner, advantages, trained, batch, during) for _ in range(2)]
 

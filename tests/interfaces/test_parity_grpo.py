@@ -18,7 +18,6 @@ from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
-from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.interfaces.rewards.weighted_sum import WeightedSumInterface
 from rlcli.interfaces.sft import SFTInterface
 from rlcli.ops import advantages
@@ -27,7 +26,7 @@ from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
 from . import trl_parity
 from .training import rate, with_settings
-from .trl_parity import check_equal, role
+from .trl_parity import check_equal, near, role, with_logprobs, with_weights
 
 LIMIT = 8
 """Longest response: one of so many tokens was cut off."""
@@ -91,15 +90,6 @@ class Rollout:
         return list(zip(self.prompt_of, self.lengths, strict=True))
 
 
-def near(module, seed, distance):
-    """The same model, some steps away."""
-    moved, generator = copy.deepcopy(module), torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in moved.parameters():
-            parameter.add_(distance * torch.randn(parameter.shape, generator=generator))
-    return moved
-
-
 @pytest.fixture(scope="module")
 def sampler():
     return tiny_model(seed=1)
@@ -114,17 +104,6 @@ def trained(sampler):
 @pytest.fixture(scope="module")
 def reference(sampler):
     return near(sampler, 3, 0.04)
-
-
-def with_logprobs(batch, **modules):
-    """The batch with a key of log-probs for each model."""
-    for key, module in modules.items():
-        logprobs = call_interface(
-            ReferenceInterface(), "inference", role(module, "inference"), batch
-        )
-        logprobs.remap_keys_({"packed_ref_logprobs": key})
-        batch.update_(logprobs)
-    return batch
 
 
 def ours(interface, module, batch):
@@ -180,7 +159,8 @@ def theirs(trl, tmp_path, sampler, reference, trained, monkeypatch):
             train_dataset=Dataset.from_list([{"prompt": "a"}] * len(rollout.responses)),
             processing_class=as_transformers(byte_tokenizer()),
         )
-        trainer.beta, trainer.ref_model = beta, copy.deepcopy(reference)
+        trainer.beta = beta
+        trainer.ref_model = with_weights(copy.deepcopy(trainer.model), reference)
         trainer.current_gradient_accumulation_steps = 1
         trainer._tokenize_prompts = lambda prompts: (rollout.prompt_of, None, {})
         answers = (rollout.responses, None) if kind == "GRPO" else rollout.responses
@@ -188,7 +168,7 @@ def theirs(trl, tmp_path, sampler, reference, trained, monkeypatch):
         change(trainer)
         trainer.model.train()
         inputs = trainer._generate_and_score_completions([{"prompt": "a"}] * len(rollout.responses))
-        module = copy.deepcopy(trained).requires_grad_(True)
+        module = with_weights(trainer.model, trained)
         loss = trainer._compute_loss(module, inputs)
         loss.backward()
         return float(loss.detach()), {name: p.grad for name, p in module.named_parameters()}
@@ -392,7 +372,7 @@ def test_sft_equals_trl(trl, tmp_path, trained):
         train_dataset=Dataset.from_list(examples),
         processing_class=as_transformers(byte_tokenizer()),
     )
-    module = copy.deepcopy(trained).requires_grad_(True)
+    module = with_weights(trainer.model, trained)
     loss = trainer.compute_loss(module, trainer.data_collator(list(trainer.train_dataset)))
     loss.backward()
     lengths = [[len(p) + len(r)] for p, r in rows]
@@ -425,7 +405,9 @@ def of_ppo(trl, tmp_path, sampler, reference, trained, critics, monkeypatch):
     """(loss, gradients by name) of the policy and of the critic, in the first step of TRL's PPO;
     its own code from the responses and their scores on."""
     from datasets import Dataset
-    from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+    ppo = pytest.importorskip("trl.experimental.ppo", reason="TRL 1.13 has no PPO")
+    ppo_trainer = ppo.ppo_trainer
 
     def rectangle(rows, left):
         width = max(map(len, rows))
@@ -441,8 +423,8 @@ def of_ppo(trl, tmp_path, sampler, reference, trained, critics, monkeypatch):
             "per_device_train_batch_size": len(texts),
             "local_rollout_forward_batch_size": len(texts),
         }
-        trainer = PPOTrainer(
-            args=PPOConfig(
+        trainer = ppo.PPOTrainer(
+            args=ppo.PPOConfig(
                 output_dir=str(tmp_path),
                 use_cpu=True,
                 bf16=False,

@@ -21,7 +21,7 @@ from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
 from . import trl_parity
-from .trl_parity import TOLERANCE, check_equal, role
+from .trl_parity import TOLERANCE, check_equal, role, with_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries that TRL calls
 
@@ -78,7 +78,7 @@ def ours(interface, module, batch):
 
 def theirs(trainer, module, inputs):
     """(loss, gradients by name) of the trainer's own loss."""
-    module = copy.deepcopy(module).requires_grad_(True)
+    module = with_weights(trainer.model, module)
     loss = trainer.compute_loss(module, inputs)
     loss.backward()
     return float(loss.detach()), {name: p.grad for name, p in module.named_parameters()}

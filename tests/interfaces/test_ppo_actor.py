@@ -41,6 +41,9 @@ class TestContractOfConstantAggregation(InterfaceContract):
         "loss_constant": 7.0,
         "entropy_coef": 0.1,
     }
+    # TestContract tries every value of every argument
+    test_every_argument_matters = None
+    test_every_variant_trains = None
 
 
 def ppo(**settings):

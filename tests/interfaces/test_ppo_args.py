@@ -141,6 +141,11 @@ OF_BOTH_ESTIMATORS = [
             {"c_clip": 3.0, "policy_loss": "gspo"},
             "c_clip needs policy_loss=ppo; policy_loss is gspo",
         ),
+        (
+            PPOActorInterface,
+            {"eps_clip_high": 0.3, "policy_loss": "sapo"},
+            "eps_clip_high needs policy_loss=ppo",
+        ),
         (PPOActorInterface, {"tau_neg": 1.2}, "tau_neg needs policy_loss=sapo; policy_loss is ppo"),
         (PPOActorInterface, {"policy_loss": "reinforce"}, "ppo, gspo, cispo, sequence, sapo"),
         (PPOActorInterface, {"loss_aggregation": "batch"}, "token, sequence, constant"),

@@ -111,6 +111,13 @@ def test_evaluation_reports_accuracy_and_margin(pairs, aggregation):
     assert args.evaluate(model, [])[f"{aggregation}s"] == 0
 
 
+def test_a_pair_of_equal_scores_counts_half():
+    """a model that cannot tell the answers of a pair apart is right half of the time"""
+    data = make_batch(["packed_input_ids"], [[(2, 3), (2, 3)]])
+    data.data["packed_input_ids"] = torch.tensor([3, 4, 5, 6, 7] * 2)
+    assert RewardModelInterface().evaluate(tiny_model(), [data])["accuracy"] == 0.5
+
+
 def test_inference_scores_the_last_token(pairs):
     """each sequence's reward is the value of its last token"""
     model = tiny_model()

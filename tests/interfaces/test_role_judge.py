@@ -33,12 +33,12 @@ OF_DIGITS = {
 
 class TestContract(InterfaceContract):
     name = "role_judge"
-    args = {**OF_DIGITS, "thought_tokens": 3, "temperature": 1.0}
+    args = {"thought_tokens": 3, "temperature": 1.0}
 
 
 class TestContractWithoutThinking(InterfaceContract):
     name = "role_judge"
-    args = {**OF_DIGITS, "thought_tokens": 0}
+    args = {"thought_tokens": 0}
 
 
 def texts(*responses, **metadata):

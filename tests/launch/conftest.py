@@ -44,9 +44,9 @@ def project(tmp_path, components, monkeypatch):
 
 
 @pytest.fixture
-def endless(project):
-    """Start toy.yaml without an end as a user does; returns the process once it has done a few
-    steps."""
+def endless(project, forked_processes):
+    """Start toy.yaml without an end as a user does, in forks; returns the process once it has done
+    a few steps."""
     started = []
 
     def start(*options, folder="run"):

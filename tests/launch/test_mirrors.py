@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from run_files import numbers
 from tracked_runs import add_steps, make_run, numbers_of, tensorboard_scalars
@@ -92,6 +93,9 @@ def test_a_tracker_that_dies_or_hangs_is_one_warning(tmp_path, monkeypatch, faul
     with Mirrors(run.path, ["tensorboard"], words) as running:
         running.start()
         until((run.path / "trackers" / "tensorboard.json").exists)
+        if action == "stop":  # otherwise the deadline may end it before it has hung
+            tracker = psutil.Process(running._running[0]._process.pid)
+            until(lambda: tracker.status() == psutil.STATUS_STOPPED)
     (warning,) = words.warnings
     assert warning.startswith("tensorboard does not have all of this run: ")
     assert reason in warning
@@ -163,6 +167,16 @@ def test_no_word_of_a_run_or_its_secrets_is_an_argument_of_a_mirror(tmp_path, mo
     assert b"canary" not in command
     written = [file.read_bytes() for file in run.path.rglob("*") if file.is_file()]
     assert all(b"canary" not in content for content in written)
+
+
+def test_the_steps_of_a_run_do_not_wait_for_a_tracker_that_hangs(train, monkeypatch, fault, capfd):
+    """It sleeps for longer than a test may take."""
+    monkeypatch.setattr(mirrors, "END_WITHIN", 0.0)
+    fault("sleep1000")
+    finished, folder = train("log.trackers=[tensorboard]")
+    assert (finished.exit_code, finished.steps_done) == (0, finished.steps)
+    assert read_metrics(folder / "metrics.jsonl")[-1]["step"] == finished.steps
+    assert capfd.readouterr().err.count("does not have all of this run") == 1
 
 
 @pytest.mark.exhaustive

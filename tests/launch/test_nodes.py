@@ -1,5 +1,5 @@
 """A run on two "nodes" of this machine: agents, folders and connections as between machines,
-and real processes."""
+and real processes, which are forks where nothing is tested about their start."""
 
 import contextlib
 import json
@@ -43,10 +43,11 @@ def wait_for(condition, seconds=400):
 class Run:
     """`rlcli train` in a process of its own, and all processes of that run."""
 
-    def __init__(self, project, *overrides):
+    def __init__(self, project, *overrides, is_fork=True):
         self.folder = project / "run"
+        command = (sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *overrides],
+            [*(() if is_fork else ("env",)), *command, *overrides],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": HOME},
@@ -72,11 +73,11 @@ class Run:
 
 
 @pytest.fixture
-def start(project):
+def start(project, forked_processes):
     runs = []
 
-    def begin(*overrides):
-        runs.append(Run(project, *TWO_NODES, *overrides))
+    def begin(*overrides, **options):
+        runs.append(Run(project, *TWO_NODES, *overrides, **options))
         return runs[-1]
 
     yield begin
@@ -102,7 +103,7 @@ def test_two_nodes_give_bit_equal_results_to_one(start, project, quick_ranks):
             "toy.yaml", ["launch=local", "cluster.devices_per_node=2", "train.steps=20"]
         )
         run_recipe(recipe, project / "one", display)
-    run = start("train.steps=20", "toy.seconds=0.2")
+    run = start("train.steps=20", "toy.seconds=0.2", is_fork=False)
     wait_for(run.is_training)
     agents = {name: agent for name, agent in run.processes().items() if name.startswith("node")}
     folders = {

@@ -28,6 +28,7 @@ LAYOUTS = pytest.mark.parametrize(
 )
 
 pytestmark = pytest.mark.timeout(420)
+forked = pytest.mark.usefixtures("forked_processes")
 
 
 def records(folder):
@@ -46,6 +47,7 @@ def trouble(kind, **args):
     )
 
 
+@forked
 @LAYOUTS
 def test_a_pool_gives_the_same_numbers_as_a_reward_on_the_rank(train, layout):
     _, on_the_rank = train(*layout, name="there")
@@ -55,6 +57,7 @@ def test_a_pool_gives_the_same_numbers_as_a_reward_on_the_rank(train, layout):
     assert any("reward/odd" in record for record in records(folder))
 
 
+@forked
 def test_a_pool_drops_the_same_samples_as_a_reward_on_the_rank(train):
     drop = (score(drop=3), "train.max_redraws=10")
     _, on_the_rank = train(*drop, name="there")
@@ -63,7 +66,7 @@ def test_a_pool_drops_the_same_samples_as_a_reward_on_the_rank(train):
     assert any(record.get("samples/dropped") for record in records(folder))
 
 
-@pytest.mark.usefixtures("forked_processes")
+@forked
 def test_a_call_waits_for_inputs_that_were_sent_for_a_pool_of_its_rank(train, monkeypatch):
     """They are sent once, for whichever call of the rank is first; calls in a pool do not make
     others wait for them."""
@@ -80,6 +83,7 @@ def test_a_call_waits_for_inputs_that_were_sent_for_a_pool_of_its_rank(train, mo
     assert finished.exit_code == 0
 
 
+@forked
 def test_a_process_killed_during_a_call_is_replaced_and_nothing_is_lost(train):
     """Each process is killed in its third call; the next one does that call again."""
     quiet = trouble("none")
@@ -89,9 +93,12 @@ def test_a_process_killed_during_a_call_is_replaced_and_nothing_is_lost(train):
     assert records(folder) == records(undisturbed)
 
 
+@forked
 @LAYOUTS
 def test_a_restart_is_reported_and_counted(train, capsys, layout):
-    _, folder = train(trouble("kill -9"), POOL, *layout, name="pooled")
+    # longer than until the next heartbeat, with which a rank reports restarts
+    slow = ("train.steps=8", "toy.seconds=0.3")
+    _, folder = train(trouble("kill -9"), POOL, *layout, *slow, name="pooled")
     warned = r"warning: reward-pool\d on \S.* was killed by SIGKILL.*; it was started again"
     restarts = len(re.findall(warned, capsys.readouterr().err))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -101,6 +108,7 @@ def test_a_restart_is_reported_and_counted(train, capsys, layout):
     assert re.search(rf"started again +reward-pool {restarts}\n", capsys.readouterr().out)
 
 
+@forked
 def test_a_call_that_kills_two_processes_ends_the_run_and_is_named(train, project):
     with pytest.raises(WorkerError) as caught:
         train(trouble("kill -9", at=1), POOL)
@@ -128,12 +136,14 @@ def test_memory_is_limited(train):
     assert "models.reward.backend.args.memory_gib is the limit" in caught.value.hint
 
 
+@forked
 def test_an_exception_in_a_users_reward_is_reported_with_its_location(train, components):
     with pytest.raises(ProjectError, match=r"ZeroDivisionError|Speechless") as caught:
         train(trouble("no Exception", at=1), POOL)
     assert str(components / "interfaces/toy_trouble.py") in caught.value.where
 
 
+@forked
 def test_an_invalid_reward_is_reported_with_its_sample(train):
     with pytest.raises(ProjectError, match=r"gave rewards nan for sample .*row 8 of dataset train"):
         train(score(spoil="nan"), POOL)
@@ -169,6 +179,7 @@ def _names(pid, folder):
         return False
 
 
+@forked
 def test_a_pooled_reward_overlaps_with_the_calls_of_its_rank(project):
     """The reward takes as long as the values of the critic, which the same rank computes,
     and as its training."""

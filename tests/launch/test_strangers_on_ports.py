@@ -1,6 +1,7 @@
 """Whoever reaches the interface of a run can connect to the ports over which its ranks exchange
 tensors."""
 
+import json
 import os
 import resource
 import socket
@@ -59,9 +60,9 @@ def tensor_ports(process):
     return [one.laddr for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
 
 
-def ranks_of(process):
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "rlcli.runtime.worker_main" in child.cmdline()]
+def ranks_of(run):
+    processes = json.loads((run / "procs.json").read_text())
+    return [psutil.Process(one["pid"]) for one in processes if one["name"].startswith("rank")]
 
 
 def open_many_connections(address, connections):
@@ -88,16 +89,18 @@ def connections():
         connection.close()
 
 
-def test_ranks_listen_only_on_the_interface_of_the_run(endless, monkeypatch):
+def test_ranks_listen_only_on_the_interface_of_the_run(endless, monkeypatch, project):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
-    addresses = {address.ip for rank in ranks_of(process) for address in tensor_ports(rank)}
+    endless("--quiet", "launch=local", "cluster.devices_per_node=2")
+    addresses = {address.ip for rank in ranks_of(project / "run") for address in tensor_ports(rank)}
     assert addresses == {"127.0.0.1"}
 
 
 def test_junk_sent_to_its_ports_does_not_disturb_a_run(endless, connections, project):
     process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
-    for address in [address for rank in ranks_of(process) for address in tensor_ports(rank)]:
+    for address in [
+        address for rank in ranks_of(project / "run") for address in tensor_ports(rank)
+    ]:
         for junk in (b"x", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
             connect_and_send(address, junk, connections)
     before, deadline = steps_done(project), time.monotonic() + 200
@@ -108,9 +111,9 @@ def test_junk_sent_to_its_ports_does_not_disturb_a_run(endless, connections, pro
 
 
 @pytest.mark.exhaustive
-def test_exhausted_descriptors_are_reported_with_their_likely_cause(endless, connections):
+def test_exhausted_descriptors_are_reported_with_their_likely_cause(endless, connections, project):
     process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
-    ranks = ranks_of(process)
+    ranks = ranks_of(project / "run")
     for rank in ranks:
         resource.prlimit(rank.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     for address in [address for rank in ranks for address in tensor_ports(rank)]:

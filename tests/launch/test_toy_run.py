@@ -70,12 +70,11 @@ def step_seconds(folder):
 
 
 def processes_of(folder):
-    """Processes whose command line names the run, ours left out."""
-    processes = []
-    for process in psutil.process_iter(["cmdline", "pid"]):
-        if str(folder) in " ".join(process.info["cmdline"] or ()) and process.pid != os.getpid():
-            processes.append(process)
-    return processes
+    """Processes of the run that are alive."""
+    records = json.loads((folder / "procs.json").read_text())
+    assert records
+    processes = [psutil.Process(one["pid"]) for one in records if psutil.pid_exists(one["pid"])]
+    return [process for process in processes if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def status(folder):
@@ -286,6 +285,7 @@ def set_toy(project, **args):
     )
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_killed_rank_ends_the_run_and_is_named(train, project):
     set_toy(project, kill_rank=1)
     with pytest.raises(WorkerError, match="rank 1 was killed by SIGKILL") as raised:
@@ -297,6 +297,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(train, project):
     assert processes_of(project / "run") == []
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
     monkeypatch.setattr(transport, "SILENT", 3.0)
     set_toy(project, sleep_rank=1)
@@ -422,6 +423,7 @@ def test_a_dataset_with_too_few_rows_is_refused(train, rows, words):
     assert raised.value.code == "F80"
 
 
+@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGUSR1, 75)]
 )
@@ -457,6 +459,7 @@ def test_a_signal_lets_the_step_end_and_saves(project, number, code):
     )
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project):
     """As a scheduler does it."""
     process = subprocess.Popen(

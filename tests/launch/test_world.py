@@ -1,6 +1,7 @@
 """How the master interprets the reports of agents, and their silence."""
 
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,12 @@ def world(tmp_path, exits):
 
 def set_facts(world, node, **facts):
     world.transport.pulses.facts["node", node] = {"pid": 10 + node, **facts}
+
+
+def let_ranks_come(world):
+    world.transport._identities.update(dict.fromkeys(world.transport._expected, b""))
+    for rank in range(4):
+        world.transport.pulses.facts["rank", rank] = {"pid": 100 + rank, "started": 1.0}
 
 
 def test_the_rank_that_an_agent_reports_as_dead_is_named(world, exits):
@@ -173,7 +180,8 @@ def test_each_restart_is_reported_once_when_all_ranks_are_up(world):
     set_facts(world, 1, host="gpu-17", restarts=[["reward-pool", 1, "was killed by SIGKILL"]])
     world._check_alive(LOST_AFTER)
     assert reports == []
-    world.transport._identities.update(dict.fromkeys(world.transport._expected, b""))
+    set_facts(world, 0)
+    let_ranks_come(world)
     world.wait()
     for _ in range(2):
         world._check_alive(LOST_AFTER)
@@ -192,6 +200,25 @@ def test_each_restart_is_reported_once_when_all_ranks_are_up(world):
     )
     world._check_alive(LOST_AFTER)
     assert [one.value["name"] for one in reports] == ["reward-pool1", "a-server0"]
+
+
+def test_processes_are_recorded_once_all_agents_are_heard_from(world):
+    """An agent whose first heartbeat comes after its ranks are up is no less part of the run."""
+    let_ranks_come(world)
+    set_facts(world, 0)
+    late = threading.Timer(0.2, set_facts, (world, 1))
+    late.start()
+    world.wait()
+    names = [record.name for record in world.records()]
+    late.join()
+    assert names == ["node0", "node1", "rank0", "rank1", "rank2", "rank3"]
+
+
+def test_an_agent_that_is_never_heard_from_is_named(world):
+    let_ranks_come(world)
+    set_facts(world, 0)
+    with pytest.raises(HangError, match="node 1: the node has not joined within 0 s"):
+        world.wait()
 
 
 def test_a_silent_agent_is_lost_on_a_single_node_too(tmp_path, exits):

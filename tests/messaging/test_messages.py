@@ -2,7 +2,7 @@
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli import errors
@@ -57,8 +57,6 @@ def test_garbage_raises_a_protocol_error_and_no_other(frame):
             unpack([frame], TOKEN, cls)
 
 
-# of a busy machine it says nothing
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(fields=st.dictionaries(FIELDS, VALUES), cls=st.sampled_from([Request, Reply, Report]))
 def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
     frame = msgpack.packb({**fields, "kind": cls.__name__.lower(), "token": TOKEN}, default=str)

@@ -6,6 +6,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.observe import token_details
 from rlcli.observe.responses import describe_samples
+from rlcli.observe.samples import SampleRecord
 
 
 class Digits:
@@ -61,6 +62,22 @@ def test_an_episode_is_described_turn_by_turn():
         ]
     ]
     assert described["turn_rewards"] == [[0.5, None]], "those of its turns' last tokens"
+
+
+def test_what_a_template_rewrote_is_described_from_where_it_differs():
+    ids = torch.tensor([7, 8, 1, 2, 7, 8, 3, 4, 5])
+    tensors = {
+        "packed_input_ids": ids,
+        "prompt_mask": torch.tensor([True, True, False, False, True, True, True, True, False]),
+        "forks": torch.arange(9) == 4,
+    }
+    episode = SequenceSample(ids=["a"], seqlens={key: [[9]] for key in tensors}, data=tensors)
+    described = describe_samples([episode], Digits())["a"]
+    assert described["text"][0]["response"] == "1 2⟨3 4⟩5"
+    (turns,) = described["turns"]
+    assert turns[1] == {"sampled": False, "text": "3 4", "tokens": 4, "repeated": 2}
+    record = SampleRecord(step=1, id="a", **described["text"][0], turns=turns)
+    assert record.parts() == [("turn 1", "1 2"), ("rewritten", "3 4"), ("turn 2", "5")]
 
 
 def test_tokens_of_the_first_response_are_described_one_by_one(sample):

@@ -8,12 +8,16 @@ import pty
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from heard_work import HeardWork
 from rich.cells import cell_len
 from rich.console import Console
 
+from rlcli.api.headway import Count
 from rlcli.observe.display import PlainDisplay, open_display
+from rlcli.observe.events import EventDisplay, show_event
 from rlcli.observe.live import LiveDisplay
 from rlcli.observe.progress import Progress
 from rlcli.observe.terminal import PatientStream, open_console
@@ -207,6 +211,87 @@ def test_picture_shows_progress_metrics_and_the_current_call(clock):
     assert "now: actor_gen" in picture
 
 
+def test_what_is_done_before_a_run_starts_is_on_a_line_of_its_own(clock):
+    set_up = HeardWork()
+    console = open_console(io.StringIO(), force_terminal=True, width=80)
+    with LiveDisplay(console, clock, setting_up=set_up) as display:
+        display.phase("loading the models")
+        display.count(Count(1, 2, "servers"))
+        assert set_up.phases == ["loading the models"]
+        assert set_up.counts == [Count(1, 2, "servers")]
+        display.start("x", "runs/x", 5)
+        assert set_up.phases[-1] == ""
+        display.phase("actor_gen")
+        display.count(Count(1, 8, "responses"))
+        assert (set_up.phases[-1], len(set_up.counts)) == ("", 1)
+        assert "now: actor_gen" in render(display)[-1]
+
+
+def test_another_program_is_sent_counts_too():
+    reading, writing = os.pipe()
+    display = EventDisplay(writing)
+    display.phase("loading the models")
+    display.count(Count(1, 2, "servers"), "build")
+    display.stop()
+    del display
+    shown = []
+    receiver = SimpleNamespace(
+        phase=lambda text: shown.append(text), count=lambda *args: shown.append(args)
+    )
+    with os.fdopen(reading) as lines:
+        for _ in range(2):
+            show_event(lines.readline(), receiver)
+    assert shown == ["loading the models", (Count(1, 2, "servers"), "build")]
+
+
+def test_a_log_has_a_count_after_half_a_minute_without_lines(clock):
+    display, stream = plain(clock)
+    display.start("x", "runs/x", 100)
+    display.phase("actor_gen")
+    for done in range(1, 65):
+        clock.now += 1
+        display.count(Count(done, 64, "responses"))
+    assert stream.getvalue().splitlines()[1:] == [
+        "actor_gen: 30/64 responses, eta 0:34", "actor_gen: 60/64 responses, eta 0:04",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_long_names_are_cut_and_numbers_are_not(clock, width):
+    role = "the_policy_that_is_being_trained_with_a_very_long_name_of_its_own"
+    times = {f"time/{role}_{number}_gen": 100.0 - number for number in range(9)}
+    display = LiveDisplay(open_console(io.StringIO(), force_terminal=True, width=width), clock)
+    display.start("x", "runs/x", 100_000, f"warm start {role}")
+    clock.now += 100
+    display.step({"step": 1, f"{role}/kl": 0.5, f"{role}/reward": 0.25} | times)
+    display.phase(f"{role}_gen")
+    clock.now += 10
+    display.count(Count(30, 64, "responses"))
+    with display:
+        lines = render(display)
+    assert all(cell_len(line) <= width for line in lines)
+    expected = {
+        0: r"warm start t\w*…      1/100000  ━*─+  eta 115d \d\d:\d\d",
+        1: r"  reward +0\.250 .*",
+        -2: r"  the_policy_\w+… 100\.0.*",
+        -1: r"  now: the_\w+…  ━+─+  30/64 responses  eta 0:11",
+    }
+    for number, pattern in expected.items():
+        assert re.fullmatch(pattern, lines[number])
+
+
+def test_lines_that_stay_wrap_between_words_and_keep_paths_whole(clock):
+    stream, path = io.StringIO(), "/a/long/path" * 9
+    display = LiveDisplay(open_console(stream, force_terminal=True, width=60), clock)
+    with display:
+        display.start("a_recipe_with_a_name", path, 1)
+        display.note(f"starting from {path}, a checkpoint of another run")
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())
+    assert text.split().count(path) == 1
+    assert f"\n{path}," in text
+    assert "checkpoint of another run\n" in text
+
+
 def test_the_last_picture_shows_no_current_call(clock):
     stream = io.StringIO()
     display = LiveDisplay(open_console(stream, force_terminal=True, width=80), clock)
@@ -282,6 +367,32 @@ def test_open_display_chooses_by_the_stream(monkeypatch):
     assert isinstance(open_display(stream=io.StringIO()), PlainDisplay)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(open_display(stream=terminal), PlainDisplay)
+
+
+SET_UP = """
+import time
+from rlcli.observe.display import open_display
+with open_display() as display:
+    display.phase("verifying the checkpoint")
+    time.sleep(1)
+    display.warning("it is damaged")
+    time.sleep(0.5)
+    display.start("x", "y", 3)
+"""
+
+
+def test_lines_that_stay_are_above_what_is_done_before_a_run_starts():
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    command = [sys.executable, "-c", SET_UP]
+    subprocess.run(command, stderr=theirs, env=environment, check=True, timeout=60)
+    os.close(theirs)
+    drawn = b"".join(iter(lambda: _read_terminal(ours), b"")).decode()
+    os.close(ours)
+    before, _, after = re.sub(r"\x1b\[[\d;]*m", "", drawn).partition("warning: it is damaged\r\n")
+    assert before.endswith("\r\x1b[2K")  # what was drawn is erased before the line
+    assert "verifying the checkpoint" in before
+    assert "verifying the checkpoint" in after
 
 
 SCRIPT = """

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import DataError, ResourceError
@@ -135,7 +135,6 @@ def test_a_file_size_limit_leaves_only_complete_lines(tmp_path):
     assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 40), st.sampled_from(["write", "sync", "reopen"])), max_size=20

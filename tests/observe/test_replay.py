@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rlcli.observe.charts import ChartLine, chart, mean_of, metric_key
 from rlcli.observe.live import LiveDisplay
-from rlcli.observe.replay import follow, records_of, replay
+from rlcli.observe.replay import FollowedRun, follow, records_of, replay
 from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
 from rlcli.observe.terminal_chart import HEIGHT, chart_lines
 
@@ -93,7 +93,7 @@ def test_the_duration_of_a_finished_run_is_the_sum_of_its_steps(tmp_path):
     (tmp_path / "status.json").write_text(json.dumps(status))
     paper = io.StringIO()
     with LiveDisplay(Console(file=paper, force_terminal=True, width=80)) as display:
-        assert not follow(tmp_path, display, "old").is_under_way
+        assert not follow(FollowedRun(tmp_path), display, "old").is_under_way
         display.finish()
     assert "took 0:30" in paper.getvalue()[paper.getvalue().rindex("step 10/10") :]
 

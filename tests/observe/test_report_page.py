@@ -12,11 +12,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from recorded_runs import answered, record_run
+from recorded_runs import answered, record_run, record_timeline
 
+from rlcli.api.timing import TimeSpan
 from rlcli.observe.page.contents import contents
 from rlcli.observe.page.curves import MOST_POINTS, thinned
 from rlcli.observe.page.rendering import DEMO, LARGEST, render_page
+from rlcli.observe.page.timeline import MOST_TRACKS
+from rlcli.observe.trace import MASTER, STEP, STEPS, Traced, TraceFile
 
 
 class Parts(HTMLParser):
@@ -138,6 +141,35 @@ def test_a_page_keeps_its_limit_by_leaving_out_samples_of_steps_between(tmp_path
     assert len(page) <= LARGEST
     assert (shown[0], shown[-1], document["samples_left_out"]) == (1, steps, steps - len(shown))
     assert len(shown) >= 20
+
+
+def test_the_timeline_has_the_last_steps_within_their_bounds(tmp_path):
+    run = record_run(tmp_path / "run")
+    record_timeline(run, steps=12)
+    timeline = contents([run])["groups"][0]["timeline"]
+    numbers = [step["step"] for step in timeline["steps"]]
+    assert numbers[-5:] == [8, 9, 10, 11, 12]
+    assert timeline["shown"] in numbers
+    for step in timeline["steps"]:
+        assert [stretch[0] for stretch in step["path"]] == ["gen", "ref", "train", "between calls"]
+        assert [(track["rank"], track["name"]) for track in step["tracks"]] == [
+            (0, "calls"),
+            (1, "calls"),
+        ]
+        ends = [began + took for track in step["tracks"] for _, _, began, took, _ in track["spans"]]
+        assert max(ends) <= step["seconds"] == pytest.approx(10)
+
+
+def test_a_timeline_with_many_spans_keeps_the_longest(tmp_path):
+    run = record_run(tmp_path / "run")
+    file = TraceFile(run, 5)
+    window = Traced(MASTER, TimeSpan("step 1", STEP, 0.0, 10.0, STEPS))
+    spans = [TimeSpan("running", "running", 0.0, n / 1000, f"server {n}") for n in range(1, 5_000)]
+    file.add(1, [window, *(Traced(0, span) for span in spans)])
+    (step,) = contents([run])["groups"][0]["timeline"]["steps"]
+    shown = [span for track in step["tracks"] for span in track["spans"]]
+    assert len(shown) + step["left_out"] == len(spans)
+    assert len(shown) == len(step["tracks"]) == MOST_TRACKS
 
 
 def test_the_demo_shows_a_run_that_has_learnt():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tracked_runs import (
     RECIPE,
@@ -105,7 +105,6 @@ def test_half_a_line_waits_for_its_other_half(tmp_path):
 OPERATIONS = ("step", "look", "end", "kill", "rewind", "rewrite")
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(OPERATIONS), max_size=10))
 def test_no_sequence_of_ends_and_repeated_steps_leaves_gaps_or_duplicates(operations):
     with tempfile.TemporaryDirectory() as home:

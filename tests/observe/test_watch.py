@@ -13,7 +13,7 @@ from rich.console import Console
 from rlcli.observe.metrics import MetricsWriter
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_overview import read_overview
-from rlcli.observe.watch import WatchedRun, watch_runs
+from rlcli.observe.watch import WatchedRun, lines_of, watch_runs
 
 
 def running(folder: Path, steps: int = 8) -> Path:
@@ -35,16 +35,45 @@ def finish(folder: Path, state: str = "done", exit_code: int = 0) -> None:
         run.write_status(state, 5, 8, exit_code)
 
 
+def line_of(*runs: WatchedRun, width: int = 80, unicode: bool = True) -> str:
+    return lines_of(runs, width, unicode)[0].plain
+
+
 def test_a_line_has_state_progress_curve_and_remaining_time(tmp_path):
-    run = WatchedRun(
-        running(tmp_path / "a_recipe_with_a_long_name"), "a_recipe/with_a_long_name", look_at
-    )
-    words = run.line(80, 20, unicode=True).plain.split()
-    assert words[:4] == ["…pe/with_a_long_name", "running", "4/8", "━━━━────"]
+    run = WatchedRun(running(tmp_path / "run"), "a_recipe/with_a_long_name", look_at)
+    words = line_of(run).split()
+    assert words[:4] == ["a_recipe/with_a_long_name", "running", "4/8", "━━━━────"]
     assert words[4:8] == ["reward", "0.400", "▁▃▆█", "eta"]
-    assert run.line(80, 20, unicode=False).plain.isascii()
-    assert run.line(30, 20, unicode=True).cell_len <= 30
-    assert run.line(100, 30, unicode=True).plain.startswith("a_recipe/with_a_long_name     ")
+    assert line_of(run, unicode=False).isascii()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "state"),
+    [
+        ("short", 8, "running"),
+        ("a/sweep-20261127-075000/actor.optim.lr=1e-06,seed=3" * 2, 8, "submitted"),
+        ("a/sweep-20261127-075000/actor.optim.lr=1e-06,seed=3", 100_000_000, "running"),
+        ("x" * 30, 10**9, "submitted"),
+    ],
+)
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_fit_and_columns_are_left_out_as_a_whole(tmp_path, width, name, steps, state):
+    """A name keeps its end, which tells runs of a sweep apart; a number is never cut."""
+    runs = [
+        WatchedRun(running(tmp_path / "run", steps), name, lambda folder: replace(
+            read_overview(folder), state=state
+        )),
+        WatchedRun(running(tmp_path / "other"), "other", look_at),
+    ]  # fmt: skip
+    lines = [line.plain for line in lines_of(runs, width, unicode=True)]
+    assert all(len(line) <= width for line in lines)
+    words = lines[0].split()
+    assert words[0].removeprefix("…")
+    assert name.endswith(words[0].removeprefix("…"))
+    assert words[1:3] == [state, f"4/{steps}"]
+    assert "eta" in words
+    if "reward" in words:
+        assert words[words.index("reward") + 1] == "0.400"
 
 
 def test_new_steps_are_read_and_a_finished_run_has_no_remaining_time(tmp_path):
@@ -54,7 +83,7 @@ def test_new_steps_are_read_and_a_finished_run_has_no_remaining_time(tmp_path):
     finish(folder)
     run.refresh()
     assert run.is_over
-    line = run.line(80, 20, unicode=True).plain
+    line = line_of(run)
     assert "done" in line
     assert "5/8" in line
     assert "0.750" in line
@@ -80,4 +109,4 @@ def test_runs_are_shown_until_all_are_over(tmp_path, monkeypatch, is_terminal):
 def test_a_run_whose_folder_is_removed_is_over(tmp_path):
     run = WatchedRun(running(tmp_path / "run"), "run", lambda folder: None)
     assert (run.is_over, run.state) == (True, "gone")
-    assert run.line(80, 20, unicode=True).plain.startswith("run")
+    assert line_of(run).startswith("run")

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from attention_in_blocks import attended_in_blocks, expected_of, random_states
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from pretend_cuda import needs_pretend_device, pretend_cuda
 from torch.testing import assert_close
 
 from rlcli.ops.attention import Scoring
 from rlcli.ops.token_cut import TokenCut
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 cuts = st.builds(
     TokenCut, st.lists(st.integers(1, 24), min_size=1, max_size=6).map(tuple), st.integers(1, 4)
@@ -23,7 +23,6 @@ scorings = st.builds(
 
 
 @given(cuts, st.sampled_from([1, 2, 4]), scorings)
-@settings(max_examples=60, deadline=None)
 def test_blocks_equal_dense_attention_in_float64(cut, key_heads, scoring):
     *states, weights = random_states(cut, key_heads, torch.float64)
     actual = attended_in_blocks(states, weights, cut, scoring, torch.device("cpu"))

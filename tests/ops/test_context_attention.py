@@ -4,18 +4,25 @@ from itertools import product
 
 import pytest
 import torch
+from pretend_cuda import needs_pretend_device, pretend_cuda
 from torch.testing import assert_close
 
 from rlcli.ops.attention import Scoring, packed_attention
 from rlcli.ops.context_attention import ContextAttention
 from rlcli.ops.context_choice import AttentionSizes
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
 CPU = torch.device("cpu")
 PACKS = [(17, 1, 6, 3), (1,), (2, 1), (4, 4, 4)]
 """Ranks get one token, or none."""
 SCORINGS = [Scoring(), Scoring(scale=0.3, window=3), Scoring(softcap=1.5), Scoring(None, 2, 0.7)]
+KEY_HEADS = (1, 2, 4)
+ALL_CASES = [*product(PACKS, SCORINGS, KEY_HEADS)]
+PAIRED_CASES = [
+    (lengths, scoring, KEY_HEADS[(i + j) % len(KEY_HEADS)])
+    for (i, lengths), (j, scoring) in product(enumerate(PACKS), enumerate(SCORINGS))
+]
+"""Every two of a pack, a scoring and a number of key heads meet."""
 
 
 def states_of(lengths, heads, key_heads, dtype=torch.float64):
@@ -47,16 +54,19 @@ def group_of_all():
     return mesh_of_ranks(cp=torch.distributed.get_world_size())["cp"].get_group()
 
 
+@pytest.mark.parametrize(
+    "cases", [PAIRED_CASES, pytest.param(ALL_CASES, marks=pytest.mark.exhaustive)], ids=len
+)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("choice", ["ulysses", "ring"])
-def test_ranks_attend_like_one_forward_and_backward(choice, ranks):
+def test_ranks_attend_like_one_forward_and_backward(choice, ranks, cases):
     def work(rank):
         group = group_of_all()
         return {
             f"{lengths} {scoring} {key_heads}": largest_error(
                 ContextAttention(lengths, CPU, group, choice), scoring, key_heads
             )
-            for lengths, scoring, key_heads in product(PACKS, SCORINGS, (1, 2, 4))
+            for lengths, scoring, key_heads in cases
         }
 
     for errors in run_on_ranks(ranks, work):

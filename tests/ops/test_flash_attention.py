@@ -9,11 +9,11 @@ import pytest
 import torch
 from fake_flash_attn import RECORD, flash_attn_installed, varlen_function
 from flash_attn_sources import parameters_of, problem_of_our_call, report
+from pretend_cuda import needs_pretend_device, pretend_cuda
 
 from rlcli.ops import flash_attention as module
 from rlcli.ops.attention import Scoring, packed_attention
 from rlcli.ops.flash_attention import LIBRARIES, FlashAttention, flash_attention
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 NAMES = [library.name for library in LIBRARIES]
 BY_NAME = {library.name: library for library in LIBRARIES}

@@ -3,7 +3,7 @@ whatever the lengths."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.ops import attention
@@ -49,7 +49,6 @@ def plain_attention(query, key, value, scoring, first=0):
 
 
 @given(lengths_lists, st.sampled_from([1, 2, 4]), scorings)
-@settings(max_examples=40, deadline=None)
 def test_a_pack_gives_the_same_as_its_sequences_alone(lengths, kv_heads, scoring):
     torch.manual_seed(0)
     total = sum(lengths)
@@ -85,7 +84,6 @@ def test_an_attention_window_includes_the_token_itself(window):
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), scorings)
-@settings(max_examples=40, deadline=None)
 def test_a_new_token_attends_only_to_filled_slots_of_its_window(filled, scoring):
     torch.manual_seed(0)
     rows, longest = len(filled), max(filled)

@@ -4,8 +4,9 @@ whole, forward and backward."""
 import pytest
 import torch
 from fake_flash_attn import varlen_function
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from pretend_cuda import needs_pretend_device, pretend_cuda
 from test_packed_attention import scorings
 from test_shared_prefixes import always, packed, sequence_lists
 
@@ -13,7 +14,6 @@ from rlcli.ops.attention import Scoring, packed_attention
 from rlcli.ops.flash_attention import LIBRARIES, FlashAttention
 from rlcli.ops.prefix_attention import Copies, PrefixAttention
 from rlcli.ops.shared_prefixes import shared_prefixes
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 
 CPU = torch.device("cpu")
 TRIES = {
@@ -63,7 +63,6 @@ def unshared(prefixes, states, scoring, weights):
 
 
 @given(sequence_lists, st.sampled_from([1, 2, 4]), scorings)
-@settings(max_examples=60, deadline=None)
 def test_shared_prefixes_attend_as_whole_sequences_do(sequences, kv_heads, scoring):
     if (prefixes := prefixes_of(sequences)) is None:
         return

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.ops.shared_prefixes import Work, counted_tokens, shared_prefixes
@@ -27,7 +27,6 @@ def pasts(sequences):
 
 
 @given(sequence_lists)
-@settings(max_examples=300, deadline=None)
 def test_a_row_is_computed_for_every_distinct_past(sequences):
     past_of = pasts(sequences)
     prefixes = shared_prefixes(packed(sequences), list(map(len, sequences)), always)
@@ -41,7 +40,6 @@ def test_a_row_is_computed_for_every_distinct_past(sequences):
 
 
 @given(sequence_lists)
-@settings(max_examples=300, deadline=None)
 def test_every_action_is_scored_by_the_row_before_it_against_its_own_token(sequences):
     tokens, past_of = packed(sequences), pasts(sequences)
     prefixes = shared_prefixes(tokens, list(map(len, sequences)), always)
@@ -58,7 +56,6 @@ def test_every_action_is_scored_by_the_row_before_it_against_its_own_token(seque
 
 
 @given(sequence_lists, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
 def test_what_does_not_pay_is_computed_for_each_sequence(sequences, random):
     """Any choice of sequences that share gives rows with the same past."""
     lengths, past_of = list(map(len, sequences)), pasts(sequences)

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -20,7 +20,6 @@ def floats(bits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bits.copy().view(np.float32))
 
 
-@settings(max_examples=200, deadline=None)
 @given(BITS, st.data())
 def test_the_new_tensor_comes_out_bit_for_bit(bits, data):
     """Also for NaN, infinities and zeros of either sign."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_command import load_everything
+from warm_processes import warm_processes
 
 import rlcli
 from rlcli.errors import (
@@ -126,7 +128,14 @@ except rlcli.RlcliError as error:
 
 @pytest.fixture
 def training(tmp_path):
-    """A program that trains, once the run has made two steps; and the run."""
+    """A program that trains, once the run has made two steps; and the run. All processes are
+    forks."""
+    load_everything()
+    with warm_processes():
+        yield from _started(tmp_path)
+
+
+def _started(tmp_path):
     program = subprocess.Popen(
         [sys.executable, "-c", TRAIN],
         cwd=tmp_path,

@@ -261,3 +261,15 @@ def _reached(name: str, waits: dict[str, set[str]]) -> set[str]:
         seen |= following
         following = {awaited for name in following for awaited in waits[name]} - seen
     return seen
+
+
+def test_a_key_goes_along_with_the_one_that_it_belongs_to():
+    """Also to calls that list their keys, which would otherwise misread the other one."""
+    listed = "[packed_input_ids, advantages, loss_mask, old_logprobs, prompt_mask, packed_logprobs]"
+    for overrides in ([], [f"graph.actor_train.inputs={listed}"]):
+        graph = load_recipe("grpo_guess", overrides).recipe.graph
+        readers = [name for name, call in graph.items() if "packed_input_ids" in call.inputs]
+        assert "actor_train" in readers
+        assert all("forks" in graph[name].inputs for name in readers)
+    refuses = load_recipe("grpo_guess", ["graph.actor_gen.interface.args.on_rewrite=refuse"])
+    assert all("forks" not in call.inputs for call in refuses.recipe.graph.values())

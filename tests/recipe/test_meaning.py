@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.api.dataflow import CallGraph, OffloadHook, ParamReallocHook
@@ -241,7 +241,6 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON, min_size=1))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_value_is_dumped_and_loaded_unchanged(folder: Path, value):
     (folder / "small.yaml").unlink(missing_ok=True)
     base = load_recipe("sft_math").to_json()
@@ -264,7 +263,6 @@ VALID = (REPOSITORY / "recipes" / "ppo_math.yaml").read_bytes()
         st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")),
     )
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_bytes_give_a_recipe_or_a_recipe_error(folder: Path, raw):
     (folder / "any.yaml").write_bytes(raw)
     with pytest.raises(RecipeError):
@@ -272,9 +270,6 @@ def test_any_bytes_give_a_recipe_or_a_recipe_error(folder: Path, raw):
 
 
 @given(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 4))
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
-)
 def test_any_mutation_gives_a_recipe_or_an_rlcli_error(folder: Path, position, inserted, removed):
     (folder / "any.yaml").write_bytes(VALID[:position] + inserted + VALID[position + removed :])
     with suppress(RecipeError, ModelError):
@@ -282,9 +277,6 @@ def test_any_mutation_gives_a_recipe_or_an_rlcli_error(folder: Path, position, i
 
 
 @given(st.lists(st.text(max_size=20), max_size=3))
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
-)
 def test_any_override_gives_a_recipe_or_a_recipe_error(folder: Path, overrides):
     with suppress(RecipeError):
         load_recipe("small.yaml", overrides)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlcli.cli.main import main
@@ -18,10 +18,6 @@ from rlcli.recipe.parsing.reader import parse
 from rlcli.recipe.parsing.tree import plain
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import load_recipe
-
-quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 # -- layers ----------------------------------------------------------------------------------------
 
@@ -109,7 +105,6 @@ def outcome(capsys, *arguments: str) -> tuple[int, str]:
         st.text(max_size=120).map(lambda t: t.encode("utf-8", "surrogatepass")),
     )
 )
-@quick
 def test_any_bytes_are_refused_with_a_message(folder: Path, capsys, raw):
     (folder / "any.yaml").write_bytes(raw)
     code, output = outcome(capsys, "any.yaml")
@@ -119,7 +114,6 @@ def test_any_bytes_are_refused_with_a_message(folder: Path, capsys, raw):
 
 
 @given(st.text(max_size=30), st.text(max_size=20))
-@quick
 def test_any_override_and_profile_is_refused_with_a_message(
     folder: Path, capsys, override, profile
 ):
@@ -165,7 +159,6 @@ YAMLISH = st.lists(
 
 
 @given(YAMLISH)
-@quick
 def test_any_yaml_over_a_recipe_is_accepted_or_refused_with_a_message(folder: Path, capsys, text):
     (folder / "any.yaml").write_text(text)
     code, output = outcome(capsys, "small.yaml", "--with=any.yaml")
@@ -199,7 +192,6 @@ VALUES = {
 
 
 @given(st.fixed_dictionaries({}, optional=VALUES))
-@quick
 def test_a_written_recipe_is_read_back_unchanged(folder: Path, chosen):
     document: dict = {"extends": "ppo_math"}
     for key, value in chosen.items():
@@ -234,9 +226,6 @@ cluster: {devices_per_node: 2, device: cpu}
 
 
 @given(st.integers(0, len(SENSITIVE) - 1), st.binary(max_size=1), st.booleans())
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 def test_one_changed_byte_alters_only_values_on_its_line(folder: Path, position, byte, insert):
     """A slip never changes a path, a name or a device unnoticed: it is refused,
     or its line shows it."""

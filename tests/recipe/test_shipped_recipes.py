@@ -42,8 +42,17 @@ NEEDED_BY = {
 SELF_SCORED = ("grpo_guess",)
 """Recipes whose environment gives the rewards: they have no role for them, which these profiles
 need."""
+WITH_EVERY_PROFILE = ("sft_math", "dpo_arithmetic", "grpo_math", "ppo_math")
+"""Recipes whose combinations with profiles do not count as exhaustive."""
+
+
+def _marks_of(recipe: str, profile: str | None) -> list[pytest.MarkDecorator]:
+    is_usual = profile is None or recipe in WITH_EVERY_PROFILE
+    return [] if is_usual else [pytest.mark.exhaustive]
+
+
 SETUPS = [
-    (recipe, profile)
+    pytest.param(recipe, profile, marks=_marks_of(recipe, profile))
     for recipe in WHOLE
     for profile in (None, *PROFILES)
     if recipe.startswith(OF_SOME.get(profile, ""))

@@ -4,7 +4,9 @@ sampled it."""
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
+from rlcli.api.generation import prompts_of
 from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.api.timing import recorded
 from rlcli.errors import ModelError
 from rlcli.interfaces._responses import sample_responses
 from rlcli.interfaces.episodes import EpisodesInterface
@@ -145,6 +149,54 @@ def test_turns_of_episodes_are_of_the_versions_that_sampled_them():
         check_turns(role, text, (~mask[1:]).nonzero()[:, 0], of_text, spans)
 
 
+SLOW = """
+import time
+from pathlib import Path
+
+from rlcli.api.environment import register_environment
+from rlcli.interfaces.environments.guess import Guess
+
+
+class Slow(Guess):
+    def reset(self, row, seed):
+        Path("resetting").touch()
+        while not Path("changed").exists():
+            time.sleep(0.01)
+        return super().reset(row, seed)
+
+
+register_environment("zz_slow_reset", Slow)
+"""
+
+
+def test_weights_change_while_environments_are_reset(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text("[tool.rlcli]\n")
+    Path("interfaces/environments").mkdir(parents=True)
+    Path("interfaces/environments/zz_slow_reset.py").write_text(SLOW)
+    role = Role(max_segments=9)
+    role.model.tokenizer = ReadingTokenizer()
+    generation = replace(LONG, max_new_tokens=90, min_new_tokens=20)
+    episodes = EpisodesInterface(
+        environment="zz_slow_reset", max_turns=3, turn_tokens=20, generation=generation
+    )
+
+    def play():
+        with role.pausing.in_use() as model:
+            return episodes.generate(model, prompts(), MicroBatchSpec())
+
+    with ThreadPoolExecutor(1) as lane:
+        playing = lane.submit(play)
+        while not Path("resetting").exists():
+            time.sleep(0.01)
+        role.update()
+        Path("changed").touch()
+        batch = playing.result()
+    episodes.pool.close()
+    assert {version for spans in spans_of(batch) for version, _ in spans} == {1}
+
+
 def check_turns(role, text, sampled, logprobs, spans):
     """The log-probs of the sampled actions are those that their versions give for the text."""
     assert len(sampled) == 60
@@ -186,13 +238,87 @@ def test_calls_run_side_by_side_and_answer_when_their_own_responses_are_finished
         assert torch.equal(batch.data["packed_input_ids"], alone.data["packed_input_ids"])
 
 
+def texts_of(responses):
+    return [response.tokens.tolist() for response in responses]
+
+
+@contextmanager
+def streamed(role, settings):
+    """A call that requests a response whenever it likes: its stream, and how it requests one."""
+    (prompt, *_) = prompts_of(prompts())
+    with role.pausing.in_use() as model:
+        stream = model.module.open(model.tokenizer, settings, len(prompt))
+        yield stream, lambda seed: stream.submit(prompt, seed)
+
+
+def sampled_by(role, settings, seed):
+    """The tokens of one response."""
+    with streamed(role, settings) as (stream, request):
+        request(seed)
+        (text,) = texts_of(stream.collect())
+    return text
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.001)
+
+
+def in_thread(work):
+    """A thread that is left behind if it hangs."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_calls_with_other_settings_do_not_wait_for_each_other_for_ever():
+    role, greedy, texts = Role(max_segments=9), replace(LONG, greedy=True), []
+    expected = [sampled_by(role, LONG, 1), sampled_by(role, LONG, 2), sampled_by(role, greedy, 3)]
+
+    def sample_greedily():
+        texts.append(sampled_by(role, greedy, 3))
+
+    def take_turns():
+        with streamed(role, LONG) as (stream, request):
+            request(1)
+            greedy_call = in_thread(sample_greedily)
+            wait_until(lambda: role.pausing._entrance.locked() or texts)
+            request(2)
+            while stream._numbers:
+                texts.extend(texts_of(stream.collect()))
+        greedy_call.join()
+
+    in_thread(take_turns).join(60)
+    assert sorted(texts) == sorted(expected)
+
+
+def test_a_call_whose_first_response_is_finished_samples_those_that_new_weights_wait_for():
+    role, texts = Role(max_segments=1), []
+    settings = replace(LONG, min_new_tokens=0, stop_token_ids=tuple(range(0, 200, 7)))
+
+    def take_turns():
+        with streamed(role, settings) as (stream, request):
+            for seed in range(8):
+                request(seed)
+            updates.start()
+            wait_until(lambda: role.pausing._has_update)
+            while len(texts) < 8:
+                texts.extend(texts_of(stream.collect()))
+
+    updates = threading.Thread(target=role.update, daemon=True)
+    in_thread(take_turns).join(60)
+    assert len({len(text) for text in texts}) > 1, "all responses are finished at once"
+    updates.join(60)
+    assert role.model.version.global_step == 1
+
+
 def test_seconds_of_calls_that_run_side_by_side_are_not_counted_twice():
     role = Role(max_segments=9)
 
     def took(settings):
-        began = time.perf_counter()
-        role.respond(settings)
-        return time.perf_counter() - began - role.pausing.seconds_waited
+        with recorded() as timing:
+            role.respond(settings)
+        return timing.seconds
 
     began = time.perf_counter()
     with ThreadPoolExecutor(4) as lane:

@@ -4,7 +4,7 @@ and where the others go."""
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.api.config import ModelInterfaceAbstraction
@@ -16,8 +16,10 @@ from rlcli.api.dataflow import (
     updates_per_step,
 )
 from rlcli.errors import DataError, UsageError
+from rlcli.runtime.chunks import Ready, StepSamples
 from rlcli.runtime.data_order import DataOrder
-from rlcli.runtime.samples import Admission, Draw, Ready, SampleQueue, Samples, StepSamples
+from rlcli.runtime.draws import Draw, SampleQueue
+from rlcli.runtime.samples import Admission, Samples
 
 KINDS = {
     "generate": ModelInterfaceType.GENERATE,
@@ -443,7 +445,6 @@ def test_too_many_dropped_samples_end_the_run():
         end(samples, chunk, dropped=range(100))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     max_staleness=st.integers(1, 4),
     batch=st.integers(1, 6),
@@ -533,7 +534,6 @@ def test_the_oldest_segment_of_any_response_counts():
     assert [line["segments"] for line in step.ledger("trained", {})] == list(segments.values())
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     max_staleness=st.integers(1, 4),
     batch=st.integers(1, 6),

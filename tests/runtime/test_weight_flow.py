@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from pretend_cuda import needs_pretend_device, pretend_cuda
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlcli.api.config import ModelVersion
@@ -21,7 +22,6 @@ from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train
-from rlcli.testing.pretend_cuda import needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import RankError, run_on_ranks
 from rlcli.topology import RolePlacement, plan_topology
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
+from warm_command import load_everything, run_here
 
 from rlcli import registry
 from rlcli.errors import ResourceError, UnknownComponent, UsageError
@@ -29,6 +30,13 @@ def run(*command, cwd):
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=500)
+
+
+@pytest.fixture
+def tested(project):
+    """What `rlcli test interface <arguments>` says in the project, in a fork of this process."""
+    load_everything()
+    return lambda *arguments: run_here("test", "interface", *arguments, cwd=project)
 
 
 @pytest.fixture
@@ -89,26 +97,26 @@ def test_a_copied_interface_differs_only_in_its_names(project, like):
     assert text.count(cls) >= 2
 
 
-def test_a_copied_interface_passes_its_tests(project):
+def test_a_copied_interface_passes_its_tests(project, tested):
     write(plan("interface", "my-baseline", project, like="group_relative"))
-    done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-baseline", cwd=project)
+    done = tested("my-baseline")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_copy_that_trains_otherwise_fails_its_test(project):
+def test_a_copy_that_trains_otherwise_fails_its_test(project, tested):
     write(plan("interface", "my-sft", project, like="sft"))
     file = project / "interfaces" / "my_sft.py"
     file.write_text(file.read_text().replace("return nll_loss(", "return 1.1 * nll_loss("))
-    done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-sft", cwd=project)
+    done = tested("my-sft")
     assert done.returncode == 1
     failed = done.stdout[done.stdout.index("FAIL") :]
     assert failed.startswith("FAIL  with neutral arguments it trains as the interface that it was")
     assert re.search(r"loss is [\d.]+ with sft, [\d.]+ with my-sft", failed)
 
 
-def test_a_reward_without_answers_passes_its_tests(project):
+def test_a_reward_without_answers_passes_its_tests(project, tested):
     write(plan("reward", "brevity", project, without_answer=True))
-    done = run(sys.executable, "-m", "rlcli", "test", "interface", "brevity", cwd=project)
+    done = tested("brevity")
     assert done.returncode == 0, done.stdout + done.stderr
     layer = (project / "recipes" / "rewards" / "brevity.yaml").read_text()
     assert "Needs: any dataset of prompts" in layer
@@ -157,23 +165,13 @@ def test_a_broken_interface_fails_its_test(project):
     ],
     ids=["mean-over-the-samples-of-one-rank", "mean-over-prompts-too", "sign"],
 )
-def test_mistakes_in_a_new_estimator_are_found(project, bug, check):
+def test_mistakes_in_a_new_estimator_are_found(project, tested, bug, check):
     write(plan("estimator", "qa", project))
     file = project / "interfaces" / "qa.py"
     text = file.read_text()
     assert len(text.splitlines()) <= 40
     file.write_text(text.replace(*bug))
-    done = run(
-        sys.executable,
-        "-m",
-        "rlcli",
-        "test",
-        "interface",
-        "qa",
-        "-k",
-        "ranks or responses or higher_reward",
-        cwd=project,
-    )
+    done = tested("qa", "-k", "ranks or responses or higher_reward")
     assert done.returncode == 1
     assert check in done.stdout
 

@@ -87,8 +87,10 @@ def server_process(server):
 
 
 def follow(engine, seed):
-    """Give servers the weights of a tiny model."""
-    take(engine, tiny_model("llama", seed=seed))
+    """Give servers the weights of a tiny model, which is returned."""
+    lm = tiny_model("llama", seed=seed)
+    take(engine, lm)
+    return lm
 
 
 def take(engine, lm):

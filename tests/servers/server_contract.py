@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from reading_tokenizer import ReadingTokenizer
 from real_servers import (
     HEAD_SIZE,
     follow,
@@ -21,12 +22,14 @@ from real_servers import (
 )
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.backends._server_attach import Expected, check_logprobs, check_model
 from rlcli.errors import ModelError, UsageError
+from rlcli.interfaces.episodes import EpisodesInterface
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.backend.plain import greedy_answers, sequences
+from rlcli.testing.backend.plain import acting, greedy_answers, scores_of, sequences
 from rlcli.testing.tiny_models import VOCABULARY, TinyTokenizer, tiny_model
 
 TRIES, LONG, REPEATS = 8, 100, 6
@@ -40,6 +43,7 @@ class AttachedContract(BackendContract):
     """Engines that are attached to one of two servers in turn: a check has two at most."""
 
     families = ("llama",)
+    draws = 4
 
     @pytest.fixture(autouse=True)
     def _attached(self, ours, tmp_path):
@@ -65,9 +69,6 @@ class AttachedContract(BackendContract):
             **self.further_args(),
         }
         return super().engine(family, **settings)
-
-    def test_sampling_follows_the_distribution(self):
-        pytest.skip("4,000 requests")
 
 
 class ServerContract:
@@ -99,6 +100,22 @@ class ServerContract:
         first, again = (listed(generate(ours, **settings)) for _ in range(2))
         assert again == first
         assert len({*map(tuple, first[:4])}) == 4
+
+    def test_episodes_are_trained_on_exactly_the_tokens_that_were_sampled(self, ours):
+        lm, temperature = follow(ours, seed=4), 0.7
+        settings = {"temperature": temperature, "responses_per_prompt": 2, "max_new_tokens": 60}
+        episodes = EpisodesInterface(
+            environment="guess", max_turns=3, turn_tokens=8, generation=settings
+        )
+        model = Model("actor", Heard(ours), ReadingTokenizer(), torch.device("cpu"))
+        output = episodes.generate(model, prompts(), MicroBatchSpec())
+        episodes.pool.close()
+        turns = list(turns_of(output))
+        assert sorted(turns) == sorted(model.module.turns)
+        assert len(turns) > 2 * prompts().bs
+        logprobs = output.data["packed_logprobs"][acting(output)]
+        expected = scores_of(lm, output, temperature)[0][acting(output)]
+        torch.testing.assert_close(logprobs, expected, atol=5e-4, rtol=0)
 
     def test_sampled_tokens_follow_the_distribution_of_the_model(self, ours):
         """Then the position of each in the cumulative distribution of its predecessors, from the
@@ -181,6 +198,45 @@ class ServerContract:
         again = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=2)
         assert listed(again)[::2] == expected
         assert [server.lives for server in servers_of(ours)] == [lives[0] + 1, lives[1]]
+
+
+class Heard:
+    """An engine whose requests and responses are noted."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.turns = []
+        """What a response continues, and its tokens."""
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def open(self, *arguments):
+        stream, texts = self._engine.open(*arguments), {}
+        submit, collect = stream.submit, stream.collect
+
+        def note_text(text, seed):
+            number = submit(text, seed)
+            texts[number] = text.tolist()
+            return number
+
+        def note_response(until):
+            responses = collect(until)
+            self.turns += [(texts[each.number], each.tokens.tolist()) for each in responses]
+            return responses
+
+        stream.submit, stream.collect = note_text, note_response
+        return stream
+
+
+def turns_of(batch):
+    """The sampled parts of texts: what each continues, and its tokens."""
+    texts, masks = sequences(batch, "packed_input_ids"), sequences(batch, "prompt_mask")
+    for text, mask in zip(texts, masks, strict=True):
+        edges = (~mask).int().diff(prepend=torch.zeros(1), append=torch.zeros(1))
+        starts, ends = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            yield text[:start].tolist(), text[start:end].tolist()
 
 
 def expected_server(tokenizer):

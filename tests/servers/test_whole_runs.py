@@ -56,18 +56,41 @@ SETTINGS = (
 pytestmark = pytest.mark.timeout(1800)
 
 
+EPISODES = (
+    *(setting for setting in SETTINGS if not setting.startswith(("models.critic", "models.ref"))),
+    f"graph.actor_gen.interface.args.turn_tokens={LONGEST // 4}",
+)
+
+
 @pytest.mark.parametrize("backend", list(OPTIONS))
 def test_responses_go_on_with_new_weights_and_no_row_is_lost(backend, tmp_path):
+    folder = train_with(backend, tmp_path, "ppo_math", "--with", "async", *SETTINGS)
+    assert 1 < check_segments(folder) <= MAX_STALENESS + 1
+    require_reported_load(folder)
+
+
+@pytest.mark.parametrize("backend", list(OPTIONS))
+def test_episodes_go_on_with_new_weights_and_no_row_is_lost(backend, tmp_path):
+    folder = train_with(backend, tmp_path, "grpo_guess", "--with", "async_grpo", *EPISODES)
+    assert 1 < check_segments(folder, has_turns=True) <= MAX_STALENESS + 1
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert all(record["actor_rollout/turns"] > 1 for record in records)
+    assert all(record.get("actor/sampler_gap", 0.0) < 1e-3 for record in records)
+
+
+def train_with(backend, home, recipe, *settings):
+    """The folder of a run that has trained with a server of its own and lost nothing."""
     if not Path(os.environ.get(f"RLCLI_{backend.upper()}_PYTHON", "nowhere")).exists():
         pytest.skip(f"needs an environment with {backend}: make test-servers")
     described = {"type": backend, "args": backend_arguments(backend, **OPTIONS[backend])}
     described["args"] |= {"update": "disk", "on_pause": "retract"}
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "rlcli", "train", "ppo_math", "--with", "async", *SETTINGS]
+    folder = home / "run"
+    command = [sys.executable, "-m", "rlcli", "train", recipe, *settings]
     command.append(f"models.actor.rollout.backend={json.dumps(described)}")
     ended = subprocess.run(
         [*command, "--run-dir", str(folder)],
-        cwd=tmp_path,
+        cwd=home,
         env={**os.environ, "PYTHONPATH": str(HOME)},
         stderr=subprocess.PIPE,
         text=True,
@@ -75,8 +98,7 @@ def test_responses_go_on_with_new_weights_and_no_row_is_lost(backend, tmp_path):
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert check_accounting(folder)
     check_staleness(folder)
-    assert 1 < check_segments(folder) <= MAX_STALENESS + 1
-    require_reported_load(folder)
+    return folder
 
 
 def require_reported_load(folder):

@@ -325,7 +325,6 @@ TRAINING = [
         "a_reward_raises_its_own_response",
         "a higher advantage of response i raises",
     ),
-    (LearnsTheOpposite, "it_learns", "the lead in log-prob of rewarded tokens"),
     (NeedsItsWeights, "works_with_what_it_declares", "loss is nan"),
     (
         ForgetsItsWeights,

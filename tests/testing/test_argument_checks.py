@@ -65,6 +65,43 @@ class IgnoresAFlag(Settings):
 
 
 @dataclass(kw_only=True)
+class IgnoresAThresholdWithOneChoice(Settings):
+    keep: Literal["best", "solved"] = "best"
+    least: float | None = None
+
+    def loss(self, output, batch):
+        factor = 2.0 if self.keep == "solved" else 3.0 + (self.least or 0.0)
+        return factor * super().loss(output, batch)
+
+
+@dataclass(kw_only=True)
+class ReadsOnlyWhetherItIsSet(Settings):
+    least: float | None = None
+
+    def loss(self, output, batch):
+        return super().loss(output, batch) * (1.0 if self.least is None else 2.0)
+
+
+@dataclass(kw_only=True)
+class MasksBesideAFlagOnly(Settings):
+    masked: bool = False
+    recomputed: bool = False
+
+    def loss(self, output, batch):
+        factor = 1.0 + self.recomputed + (self.masked and self.recomputed)
+        return factor * super().loss(output, batch)
+
+
+@dataclass(kw_only=True)
+class DetachesATerm(Settings):
+    bonus: float = 0.1
+
+    def loss(self, output, batch):
+        entropy = output.entropy[mask(batch)].sum()
+        return super().loss(output, batch) - self.bonus * entropy.detach()
+
+
+@dataclass(kw_only=True)
 class ReadsTheFirstOfAList(Settings):
     scales: tuple[float, ...] = (1.0, 2.0)
 
@@ -105,6 +142,10 @@ def test_arguments_that_change_a_result_pass():
     [
         (IgnoresANumber, "discount has no effect: results are the same with whatever it is"),
         (IgnoresAFlag, "normalized has no effect: results are the same with False and True"),
+        (IgnoresAThresholdWithOneChoice, "least has no effect with keep=solved"),
+        (ReadsOnlyWhetherItIsSet, "least has no effect by itself"),
+        (MasksBesideAFlagOnly, "masked has no effect by itself"),
+        (DetachesATerm, "bonus changes the loss, but nothing that is learned from it"),
         (ReadsTheFirstOfAList, "scales has no effect: results are the same with whatever it is"),
         (TakesOneChoiceForAnother, "scale has no effect: .* with 'group' and 'batch'"),
         (SaysThatItHasNone, "results differ between scale 1.0 and 3.0"),

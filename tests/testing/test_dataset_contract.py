@@ -179,9 +179,9 @@ WRONG = {
     ),
     "an empty mask": (
         ("[False] * len(answer)", "[True] * len(answer)"),
-        "test_masks",
-        "row 0: 0 of 15 tokens are trained",
-        "prompt_mask",
+        "test_special_tokens",
+        "row 0, with a .*: a sequence is BOS, prompt, untrained EOS",
+        "mask the prompt",
     ),
     "two rows of one id": (
         ('"/")[2])', '"/")[0])'),
@@ -210,7 +210,7 @@ WRONG = {
     "hash()": (
         ('where.rpartition("/")[2]', "hash(where.rpartition('/')[2])"),
         "test_elsewhere",
-        "row 0 is .* in a process with PYTHONHASHSEED=",
+        "row 0: id is .* in a process with PYTHONHASHSEED=",
         "stable_seed",
     ),
     "state": (
@@ -329,7 +329,7 @@ WRONG = {
         ),
         ('row["prompt"]', 'row.get("prompt", "?")'),
         "test_columns_are_found_by_their_names",
-        "samples change when the column prompt of its rows has another name",
+        "when the column prompt of its rows has another name and prompt_key is that, row 0: ",
         "prompt_key names",
     ),
     "a column that is not read": (
@@ -367,7 +367,7 @@ WRONG = {
         "fill it",
     ),
 }
-PARAMETERS = {"test_ranks": (2,)}
+PARAMETERS = {"test_ranks": (2,), "test_special_tokens": (next(iter(HABITS)),)}
 
 
 @pytest.mark.parametrize("fault", WRONG)
@@ -388,14 +388,14 @@ LINES = "enumerate(file, start=1)"
 @pytest.mark.parametrize(
     ("lines", "finding"),
     [
-        ("[json.dumps(row) for row in json.load(file)[1:]]", "2 rows and not 3"),
-        ("[json.dumps(row).lower() for row in json.load(file)]", "packed_input_ids .* of row 0"),
+        ("[json.dumps(row) for row in json.load(file)[1:]]", "3 rows, then 2"),
+        ("[json.dumps(row).lower() for row in json.load(file)]", "row 0: packed_input_ids "),
     ],
 )
 def test_rows_that_mean_something_else_in_another_format_are_reported(make_trial, lines, finding):
     by_suffix = f"enumerate({lines} if self.path.endswith('.json') else file, start=1)"
     caught = violation(make_trial((LINES, by_suffix)), "test_formats_mean_the_same")
-    assert re.search(f"{finding}.* if its rows are in a .json file", caught.finding)
+    assert re.search(f"with its rows in a .json file, {finding}", caught.finding)
 
 
 def test_formats_that_a_dataset_does_not_read_are_no_fault(make_trial):
@@ -408,37 +408,37 @@ CHAT, CLOSING, PLAIN = sorted(HABITS)
 @pytest.mark.parametrize(
     ("old", "new", "habit", "finding"),
     [
-        ("[tokenizer.bos_token_id, *", "[*", PLAIN, "does not begin with BOS"),
+        ("[tokenizer.bos_token_id, *", "[*", PLAIN, "prompt, answer, EOS"),
         (
             "tokenizer(text, add_special_tokens=False)",
             "tokenizer(text)",
             CHAT,
-            "BOS is token 1 of .* and the first",
+            "BOS, BOS, prompt, answer, EOS",
         ),
         (
             "tokenizer(answer, add_special_tokens=False)",
             "tokenizer(answer)",
             CLOSING,
-            "BOS is token 13",
+            "BOS, prompt, trained BOS, answer, EOS",
         ),
-        (", tokenizer.eos_token_id]", "]", PLAIN, "the answer ends with token"),
+        (", tokenizer.eos_token_id]", "]", PLAIN, "BOS, prompt, answer"),
         (
             ", tokenizer.eos_token_id]",
             ", *[tokenizer.eos_token_id] * 2]",
             PLAIN,
-            "EOS is token .*, before the answer's end",
+            "BOS, prompt, answer, EOS, EOS",
         ),
         (
             "tokenizer(prompt, add_special_tokens=False).input_ids]",
             "tokenizer(prompt, add_special_tokens=False).input_ids, tokenizer.eos_token_id]",
             PLAIN,
-            r"EOS is token 13 of 16, before the answer$",
+            "BOS, prompt, untrained EOS, answer, EOS",
         ),
     ],
 )
 def test_wrong_special_tokens_are_reported(make_trial, old, new, habit, finding):
     caught = violation(make_trial((old, new)), "test_special_tokens", habit)
-    assert re.search(f"row 0, with a .*{finding}", caught.finding), caught.finding
+    assert re.search(f"row 0, with a .*: a sequence is {finding}$", caught.finding), caught.finding
     assert caught.cause
 
 
@@ -530,7 +530,7 @@ def test_a_stream_is_tested_on_its_first_rows(make_trial):
 
 def test_a_stream_that_continues_at_the_wrong_row_is_reported(make_trial):
     trial = make_trial(*STREAM, ("range(start, len", "range(start // 2, len"))
-    assert violation(trial, "test_continues").finding.startswith("from row 1 on ")
+    assert violation(trial, "test_continues").finding.startswith("read from row 1 on, ")
 
 
 @pytest.mark.parametrize(
@@ -595,8 +595,8 @@ def test_streaming_that_has_other_rows_than_the_file_is_reported(make_trial):
             "    def __len__(self):\n",
         ),
     )
-    assert violation(trial, "test_continues").finding.startswith(
-        "with streaming, from row 0 on row 1"
+    assert violation(trial, "test_long_streams").finding.startswith(
+        "with streaming, read from row 0 on, row 1"
     )
 
 

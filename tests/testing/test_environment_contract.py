@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,8 @@ from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.environment import EnvironmentContract
 from rlcli.testing.environment_checks.playable import check_playable
 from rlcli.testing.environment_checks.trial import EnvironmentTrial
+from rlcli.testing.runner import run_checks
+from rlcli.testing.subjects import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "mutants"
@@ -91,6 +94,67 @@ def test_every_law_of_environments_has_a_bug_that_breaks_it_alone():
     of_all_kinds = {name for name in vars(DeclaredSubject) if name.startswith("test_")}
     laws = {words for words, name in LAWS.items() if name not in of_all_kinds}
     assert {bug.law for bug in kill_rate.mutants("environments")} - {""} == laws
+
+
+NEEDY = '''"""An environment that others provide."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlcli.api.environment import Environment, register_environment
+
+
+@dataclass(kw_only=True)
+class Needy(Environment):
+    """Rewards a length."""
+
+    ONE_OF: ClassVar[tuple[str, ...]] = ("program", "url")
+
+    length: int
+    """Length."""
+
+    program: str | None = None
+    """Its program."""
+
+    url: str | None = None
+    """Its address."""
+
+    def score(self, answer: str) -> float:
+        return float(len(answer) == self.length)
+
+
+register_environment("needy", Needy)
+'''
+
+
+@pytest.fixture
+def needy(project):
+    """The function that tests an environment with some arguments."""
+    name = f"zz_{project.name}"
+    file = project / "interfaces" / "environments" / f"{name}.py"
+    file.write_text(NEEDY.replace('"needy"', f'"{name}"'))
+    return lambda *values: run_checks([Subject("environment", name, file, values)], Mock())[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "lacking"),
+    [
+        ((), "length=… program=… or url=…"),
+        (("length=3",), "program=… or url=…"),
+        (("url=http://a",), "length=…"),
+    ],
+)
+def test_an_environment_without_its_arguments_is_not_tried(needy, values, lacking):
+    tested = needy(*values)
+    command = f"rlcli test environment {tested.subject.name} {lacking}"
+    assert tested.is_sound
+    reasons = {check.reason for check in tested.checks if check.reason}
+    assert reasons == {f"not tried: needs arguments: {command}"}
+
+
+def test_an_environment_with_its_arguments_is_tried(needy):
+    reasons = [check.reason for check in needy("length=3", "url=http://a").checks]
+    assert not any("not tried" in reason for reason in reasons)
 
 
 def test_a_violation_says_what_and_where_and_how_to_mend_it(project):

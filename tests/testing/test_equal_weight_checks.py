@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 
+from rlcli.api.model import ModelInterface
 from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.sft import SFTInterface
@@ -14,8 +16,8 @@ from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.advantages import AdvantageChecks
-from rlcli.testing.interface.equal_weights import EqualWeightChecks
-from rlcli.testing.interface.inference_trial import CallTrial
+from rlcli.testing.interface.equal_weights import EqualWeightChecks, _distances_from_references
+from rlcli.testing.interface.inference_trial import CallTrial, batches_with
 from rlcli.testing.interface.training_trial import Rehearsal, usual_batches
 
 
@@ -53,6 +55,42 @@ class AddsTheReward(GroupRelativeInterface):
         return output
 
 
+@dataclass(kw_only=True)
+class ClipsWhatComesBack(ModelInterface):
+    """The larger of both objectives."""
+
+    READS: ClassVar = {
+        "train_step": ("packed_input_ids", "advantages", "loss_mask", "old_logprobs")
+    }
+
+    def train_step(self, model, data, mb_spec):
+        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec)
+
+    def loss(self, output, batch):
+        mask, advantages = batch.data["loss_mask"], batch.data["advantages"]
+        ratio = (output.logprobs - batch.data["old_logprobs"]).exp()
+        objectives = ratio * advantages, ratio.clamp(0.8, 1.2) * advantages
+        return -self.chosen(*objectives)[mask].sum()
+
+    def chosen(self, plain, clipped):
+        return torch.max(plain, clipped)
+
+    def weight(self, batch):
+        return batch.data["loss_mask"].count_nonzero()
+
+
+class ClipsWhatGoesTooFar(ClipsWhatComesBack):
+    def chosen(self, plain, clipped):
+        return torch.min(plain, clipped)
+
+
+class WeighsByTheRatio(ClipsWhatComesBack):
+    """Nothing is left out."""
+
+    def chosen(self, plain, clipped):
+        return plain
+
+
 def rehearsal_of(cls):
     return Rehearsal(lambda **changes: cls(**changes), usual_batches(cls()))
 
@@ -60,7 +98,7 @@ def rehearsal_of(cls):
 def test_a_policy_that_ignores_the_temperature_in_training_is_found():
     rehearsal = rehearsal_of(IgnoresTheTemperature)
     with pytest.raises(Violation, match=r"at temperature 0\.5"):
-        EqualWeightChecks().test_a_policy_is_at_no_distance_from_itself(rehearsal.make, rehearsal)
+        EqualWeightChecks().test_a_policy_is_at_no_distance_from_itself(rehearsal)
 
 
 def test_a_loss_that_is_divided_by_prompt_tokens_too_is_found():
@@ -69,7 +107,31 @@ def test_a_loss_that_is_divided_by_prompt_tokens_too_is_found():
 
 
 def test_an_advantage_that_depends_on_the_rewards_of_a_whole_group_is_found():
-    batch = make_batch(AddsTheReward().reads("inference").needed)
-    trial = CallTrial(AddsTheReward, "inference", batch, DigitTokenizer())
-    with pytest.raises(Violation, match="all higher by 1"):
-        AdvantageChecks().test_shifting_the_rewards_of_a_group_changes_no_advantage(trial)
+    batches = batches_with(AddsTheReward().reads("inference"), make_batch)
+    trial = CallTrial(AddsTheReward, "inference", batches(), DigitTokenizer())
+    with pytest.raises(Violation, match=r"all higher by 0\.7"):
+        AdvantageChecks().test_shifting_the_rewards_of_a_group_changes_no_advantage(trial, batches)
+
+
+@pytest.mark.parametrize("cls", [PPOActorInterface, ClipsWhatGoesTooFar, WeighsByTheRatio])
+def test_a_clip_may_stop_what_goes_too_far(cls):
+    EqualWeightChecks().test_what_comes_back_is_not_clipped(rehearsal_of(cls))
+
+
+def test_a_clip_that_stops_what_comes_back_is_found():
+    with pytest.raises(Violation, match="that became likelier, advantages teach nothing that"):
+        EqualWeightChecks().test_what_comes_back_is_not_clipped(rehearsal_of(ClipsWhatComesBack))
+
+
+@pytest.mark.parametrize(
+    ("meaning", "names"),
+    [
+        ("KL of the policy from the reference", {"kl"}),
+        ("KL of the teacher from the student", set()),
+    ],
+)
+def test_the_direction_of_a_distance_is_read_from_its_meaning(meaning, names):
+    class Measures(SFTInterface):
+        METRICS: ClassVar = {"kl": ("nats per token", meaning)}
+
+    assert _distances_from_references(Measures()) == names

@@ -11,6 +11,7 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec, stable_seed
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import DROPPED, SEQUENCES
 from rlcli.api.model import ModelInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
@@ -18,7 +19,7 @@ from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.generation import PROMPTS, GenerationChecks, SamplingTrial
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallTrial
+from rlcli.testing.interface.inference_trial import CallTrial, batches_with, telling_trial
 from rlcli.testing.interface.training_trial import usual_batches
 
 
@@ -185,7 +186,7 @@ INFERENCE = [
     (
         OnePerToken,
         "test_inference_has_a_row_for_every_token_or_sequence",
-        "has lengths [6] for",
+        "has lengths [6], not",
         "[T - N]",
     ),
     (Doubled, PLAIN, "packed_logprobs is float64, not float32", ".float()"),
@@ -211,12 +212,17 @@ INFERENCE = [
     ),
     (
         InPlace,
-        "test_inference_leaves_its_input_alone",
+        "test_inference_leaves_everything_alone",
         "entries of prompt_mask in its input",
         "never in place",
     ),
-    (Trains, "test_inference_leaves_the_model_alone", "the version moved", "only a training step"),
-    (DropsOut, "test_inference_turns_dropout_off", "in training mode", "leave the mode alone"),
+    (Trains, "test_inference_leaves_everything_alone", "the version moved", "only a training step"),
+    (
+        DropsOut,
+        "test_inference_leaves_everything_alone",
+        "in training mode",
+        "leave the mode alone",
+    ),
     (Noisy, "test_inference_is_deterministic", "between two calls alike", "stable_seed"),
     (Cold, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "those of temperature 1"),
     (Shifted, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "of its token t + 1"),
@@ -387,7 +393,7 @@ GENERATION = [
         "test_sampled_logprobs_are_those_of_the_model",
         (0.7,),
         "at temperature 0.7",
-        "of token t + 1",
+        "of its token t + 1",
     ),
     (NeverGreedy, "test_greedy_takes_the_likeliest_token", (), "greedy answers", "unchanged"),
     (ByStep, "test_generation_is_deterministic", (), "at the next step", "when it is sampled"),
@@ -430,3 +436,23 @@ def test_a_mistake_of_generation_is_reported_with_its_cause(cls, check, argument
         getattr(GenerationChecks(), check)(sampling(cls), *arguments)
     assert finding in caught.value.finding
     assert cause in caught.value.cause
+
+
+@dataclass
+class DropsWhatWasCutOff(ModelInterface):
+    READS: ClassVar = {"inference": ("packed_input_ids", "seq_no_eos_mask")}
+    WRITES: ClassVar = {"inference": ()}
+    DROPS: ClassVar = {"inference": ("cut_off",)}
+
+    def inference(self, model, data, mb_spec):
+        flags = data.data["seq_no_eos_mask"].split(
+            [len(group) for group in data.seqlens[SEQUENCES]]
+        )
+        dropped = ["cut_off" if group.all() else None for group in flags]
+        return SequenceSample(ids=data.ids, seqlens={}, data={}, metadata={DROPPED: dropped})
+
+
+def test_what_drops_samples_is_tried_on_a_batch_of_which_it_drops_some():
+    batches = batches_with(DropsWhatWasCutOff().reads("inference"), make_batch)
+    trial = telling_trial(DropsWhatWasCutOff, batches, DigitTokenizer())
+    assert set(trial.result.metadata[DROPPED]) == {"cut_off", None}

@@ -331,14 +331,14 @@ def rehearsal_of(cls):
             "one by one",
             "depends on what shares its micro-batch",
         ),
-        (StatIsAMean, "stats_are_sums", "the stat confidence", "sums"),
+        (StatIsAMean, "the_loss_is_a_sum", "the confidence", "sums"),
         (
             WeighsWhatItIsGiven,
-            "the_weight_is_a_sum",
+            "the_loss_is_a_sum",
             "7 together and 56 one by one",
             "how many tokens",
         ),
-        (CountsPrompts, "all_masked", "loss weight 10", "that the mask keeps"),
+        (CountsPrompts, "all_masked", "loss weight 10", "COUNTS_LEFT_OUT"),
         (CountsPrompts, "padding_changes_nothing", "with masked padding", "padding is counted"),
         (
             TrainsPrompts,
@@ -433,8 +433,8 @@ def rehearsal_of(cls):
         (PairsByPlace, "order_changes_nothing", "in one order", "rather than by sample"),
         (
             PairsByPlace,
-            "packing_changes_nothing",
-            "with each sample in a micro-batch of its own",
+            "micro_batches_change_nothing",
+            "in one micro-batch",
             "that is not a sum",
         ),
         (
@@ -462,8 +462,18 @@ def rehearsal_of(cls):
             "lowers its own response",
             "the sign of the KL",
         ),
-        (DividesByNothing, "one_sample", "a batch of one sample: spread becomes nan", "clamp"),
-        (TrainsAndCountsPrompts, "empty_response", "the weights still move", "that the mask keeps"),
+        (
+            DividesByNothing,
+            "edges_of_lengths",
+            "a batch of one sample: spread becomes nan",
+            "clamp",
+        ),
+        (
+            TrainsAndCountsPrompts,
+            "edges_of_lengths",
+            "the weights still move",
+            "that the mask keeps",
+        ),
         (
             EvaluatesUnweighted,
             "evaluation_weighs_batches_by_their_tokens",
@@ -499,9 +509,9 @@ def test_a_correct_interface_passes(correct, checks):
     ("faulty", "check", "guilty"),
     [
         (CountsPrompts, "all_masked", CountsPrompts.weight),
-        (WeighsWhatItIsGiven, "the_weight_is_a_sum", WeighsWhatItIsGiven.weight),
+        (WeighsWhatItIsGiven, "the_loss_is_a_sum", WeighsWhatItIsGiven.weight),
         (MeanOfTokens, "micro_batches_change_nothing", MeanOfTokens.loss),
-        (DividesByNothing, "one_sample", DividesByNothing.train_step),
+        (DividesByNothing, "edges_of_lengths", DividesByNothing.train_step),
     ],
 )
 def test_the_location_is_the_function_with_the_fault(faulty, check, guilty):

@@ -11,7 +11,7 @@ from rlcli.cli.checks import SilentPrinter
 from rlcli.registry import make_interface
 from rlcli.testing import declaration
 from rlcli.testing.batches import make_batch
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_without_arguments
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.runner import run_checks
 from rlcli.testing.subjects import subjects
@@ -174,3 +174,10 @@ def prepared(tmp_path, monkeypatch, source, check):
             if key in inspect.signature(method).parameters
         },
     )
+
+
+def test_an_interface_whose_defaults_do_not_meet_its_needs_is_not_tried():
+    with pytest.raises(pytest.skip.Exception, match="function_reward path=… or function=…"):
+        skip_without_arguments("interface", "function_reward", {})
+    for arguments in ({"path": "my_reward.py"}, {"function": "my_module:score"}):
+        skip_without_arguments("interface", "function_reward", arguments)

@@ -93,3 +93,68 @@ def test_a_wrong_sign_is_found(cls, finding):
 def test_what_learns_from_rewards_is_skipped():
     with pytest.raises(pytest.skip.Exception):
         examine(LearnsFromRewards)
+
+
+class ReportsPairs(LearnsFromPairs):
+    METRICS: ClassVar = {
+        "chosen_reward": ("reward", "mean reward of the chosen answers"),
+        "rejected_reward": ("reward", "mean reward of the rejected answers"),
+        "margin": ("reward", "mean reward of the chosen answer less that of the rejected one"),
+        "right": ("share", "share of pairs whose chosen answer has the higher reward"),
+    }
+
+    def train_step(self, model, data, mb_spec):
+        lengths = [[length - 1 for length in group] for group in data.seqlens["packed_input_ids"]]
+        logprobs = model.module.forward(
+            data, post_hook=lambda output, _: output.logprobs, output_seqlens=lengths
+        )
+        scores = self.scores(logprobs, data)
+        chosen, rejected = scores[0::2], scores[1::2]
+        return super().train_step(model, data, mb_spec) | {
+            "chosen_reward": float(chosen.mean()),
+            "rejected_reward": float(rejected.mean()),
+            "margin": float((chosen - rejected).mean()),
+            "right": self.right(chosen, rejected),
+        }
+
+    def right(self, chosen, rejected):
+        return float((chosen > rejected).float().mean())
+
+
+class LetsTiesBeRight(ReportsPairs):
+    def right(self, chosen, rejected):
+        return float((chosen >= rejected).float().mean())
+
+
+class CountsTheRejected(ReportsPairs):
+    def right(self, chosen, rejected):
+        return float((chosen > 0).float().mean())
+
+
+class ReportsTheRejectedTwice(ReportsPairs):
+    def train_step(self, model, data, mb_spec):
+        stats = super().train_step(model, data, mb_spec)
+        return stats | {"chosen_reward": stats["rejected_reward"]}
+
+
+def examine_stats(cls):
+    rehearsal = Rehearsal(lambda **changes: cls(**changes), usual_batches(cls()))
+    LawChecks().test_exchanged_pairs_exchange_what_is_reported(rehearsal)
+    LawChecks().test_equal_sequences_are_not_in_the_right_order(rehearsal)
+
+
+def test_what_is_reported_of_pairs_may_be_exchanged():
+    examine_stats(ReportsPairs)
+
+
+@pytest.mark.parametrize(
+    ("cls", "finding"),
+    [
+        (LetsTiesBeRight, "right is 1 where chosen and rejected sequences are equal"),
+        (CountsTheRejected, "right is .* exchanged"),
+        (ReportsTheRejectedTwice, "_reward is .* exchanged"),
+    ],
+)
+def test_a_wrong_number_of_pairs_is_found(cls, finding):
+    with pytest.raises(Violation, match=finding):
+        examine_stats(cls)

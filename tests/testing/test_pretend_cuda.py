@@ -8,11 +8,11 @@ import weakref
 
 import pytest
 import torch
+from pretend_cuda import DeviceTensor, needs_pretend_device, pretend_cuda
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
-from rlcli.testing.pretend_cuda import DeviceTensor, needs_pretend_device, pretend_cuda
 from rlcli.testing.ranks import run_on_ranks
 
 pytestmark = needs_pretend_device

@@ -13,6 +13,9 @@ from rlcli.testing.subjects import subjects
 
 ROWS_FIT = "its own rows fit, and none that is held out is trained on"
 STARTS_UNDECIDED = "a model from scratch finds all tokens about equally likely at first"
+REWARDS_MATTER = "what is learned from rewards changes with them"
+OF_EACH_ALGORITHM = ("sft_math", "rm_arithmetic", "dpo_arithmetic", "kto_arithmetic", "ppo_math",
+                     "grpo_guess", "distill_math", "best_of_n_math")  # fmt: skip
 
 
 class Silent:
@@ -38,21 +41,33 @@ def examine(tmp_path, monkeypatch):
     return examined
 
 
-def test_every_shipped_recipe_passes_its_contract(tmp_path, monkeypatch):
+@pytest.fixture
+def of_built_in(tmp_path, monkeypatch):
+    """The contracts of built-in recipes, of which none may fail."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # no tokenizer is on this machine
-    tested = run_checks(subjects("recipe"), Silent())
-    assert {one.subject.name for one in tested} >= {
-        "sft_math",
-        "ppo_math",
-        "sft_gsm8k",
-        "ppo_gsm8k",
-    }
-    assert [check for one in tested for check in one.checks if check.outcome == "FAIL"] == []
+
+    def examined(*names):
+        chosen = [subject for subject in subjects("recipe") if not names or subject.name in names]
+        tested = run_checks(chosen, Silent())
+        assert [check for one in tested for check in one.checks if check.outcome == "FAIL"] == []
+        assert exit_code(tested) == 0
+        assert list(tmp_path.iterdir()) == []
+        return tested
+
+    return examined
+
+
+def test_a_recipe_of_each_algorithm_passes_its_contract(of_built_in):
+    assert len(of_built_in(*OF_EACH_ALGORITHM)) == len(OF_EACH_ALGORITHM)
+
+
+@pytest.mark.exhaustive
+def test_every_shipped_recipe_passes_its_contract(of_built_in):
+    tested = of_built_in()
+    assert {one.subject.name for one in tested} >= {*OF_EACH_ALGORITHM, "sft_gsm8k", "ppo_gsm8k"}
     skipped = {check.words for one in tested for check in one.checks if check.outcome == "skip"}
-    assert skipped == {ROWS_FIT, STARTS_UNDECIDED}
-    assert exit_code(tested) == 0
-    assert list(tmp_path.iterdir()) == []
+    assert skipped == {ROWS_FIT, STARTS_UNDECIDED, REWARDS_MATTER}
 
 
 def test_an_invalid_recipe_is_reported_once(examine):
@@ -107,6 +122,23 @@ def test_a_model_that_starts_with_firm_beliefs_is_reported(examine):
     assert outcomes[STARTS_UNDECIDED] == "FAIL"
     assert "over 380 tokens" in failure.finding
     assert failure.where == "mine.yaml:3"
+
+
+def test_learning_that_does_not_depend_on_rewards_is_reported(examine):
+    outcomes, (failure,) = examine(
+        "extends: best_of_n_math\ngraph:\n  actor_train:\n    interface:\n"
+        "      args: {keep: best, best: 8}\n"
+    )
+    assert outcomes["what is learned from rewards changes with them"] == "FAIL"
+    assert failure.finding == "actor learns the same when responses exchange their rewards"
+
+
+def test_roles_with_the_same_weights_have_the_same_tiny_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = ["models.teacher.path=recipe:sft_math#actor"]
+    small, _ = make_small(load_recipe("distill_math", settings), tmp_path)
+    assert small.recipe.models["teacher"].init == "actor"
+    assert small.recipe.models["teacher"].scratch is None
 
 
 def test_a_large_recipe_is_reduced_to_a_small_one(tmp_path, monkeypatch):

@@ -30,8 +30,12 @@ class Faulty(Chat):
 PROMPT_ANSWER = CHAT.replace("datasets.chat", "datasets.prompt_answer").replace(
     "Chat", "PromptAnswer"
 )
+MATH_PROMPTS = CHAT.replace("datasets.chat", "datasets.math_prompts").replace("Chat", "MathPrompts")
+PAIRED = CHAT.replace("datasets.chat", "datasets.paired").replace("Chat", "Paired")
+MIXTURE = CHAT.replace("datasets.chat", "datasets.mixture").replace("Chat", "Mixture")
 NUMBERS = itertools.count()
 READ = "_read(self, fields):"
+PLANNED = "__post_init__(self):"
 FAULTS = {
     "tools are ignored": (
         CHAT,
@@ -56,6 +60,62 @@ FAULTS = {
         "test_only_responses_are_trained_on",
         "is trained on, which is not a message of the assistant",
     ),
+    "the token before a response is trained on": (
+        CHAT,
+        "preview(self, index):",
+        "usual = super().preview(index); flags = usual.trained[0]; "
+        "return replace(usual, trained=[[a or b for a, b in zip(flags, [*flags[1:], False])]])",
+        "test_only_responses_are_trained_on",
+        "'<assistant>4<eos>' is trained on, which is not a message of the assistant",
+    ),
+    "markers change what is trained on": (
+        CHAT,
+        "preview(self, index):",
+        "usual = super().preview(index); flags = usual.trained[0]; "
+        "last = [flag and 2 * place > len(flags) for place, flag in enumerate(flags)]; "
+        "return replace(usual, trained=[last]) if self._speaker._by_markers else usual",
+        "test_masks_do_not_depend_on_markers",
+        "with a template that marks what the assistant wrote",
+    ),
+    "what follows the first mark is the answer": (
+        MATH_PROMPTS,
+        READ,
+        'parts = str(fields["answer"]).split("####"); '
+        'return super()._read({**fields, "answer": "####" + parts[min(1, len(parts) - 1)]})',
+        "test_final_answers",
+        "answer is '42' of a row, and '42\\n6*7=42' when its answer is",
+    ),
+    "the sign of an answer is lost": (
+        MATH_PROMPTS,
+        READ,
+        'question, answer = super()._read(fields); return question, answer.removeprefix("-")',
+        "test_final_answers",
+        "answer is '3' of both '-3' and '3'",
+    ),
+    "a prompt within answers is cut": (
+        PAIRED,
+        READ,
+        "prompt, pairs = super()._read(fields); "
+        "return prompt if self.prompt_key else prompt[:4], pairs",
+        "test_prompts_within_answers_mean_the_same",
+        "with answers that begin with the prompt and ' ', row 0: packed_input_ids",
+    ),
+    "one dataset after the other": (
+        MIXTURE,
+        PLANNED,
+        "super().__post_init__(); self._plan.sort()",
+        "test_proportions_hold_within_a_pass",
+        "long has 100 of 400 rows, but 100 of the first 200",
+    ),
+    "the first rows fill up a pass": (
+        MIXTURE,
+        PLANNED,
+        "super().__post_init__(); names = [name for name, *_ in self._plan]; "
+        "self._plan = [(name, names[:index].count(name) % len(self._sources[name]), 0) "
+        "for index, name in enumerate(names)]",
+        "test_parts_of_a_pass_are_drawn_from_all_rows",
+        "all are their first rows",
+    ),
     "prompts lack what begins a response": (
         PROMPT_ANSWER,
         "preview(self, index):",
@@ -66,6 +126,11 @@ FAULTS = {
         "test_prompts_are_rendered_as_by_transformers",
         "by transformers' apply_chat_template",
     ),
+}
+
+PARAMETERS = {
+    "test_prompts_are_rendered_as_by_transformers": [None],
+    "test_prompts_within_answers_mean_the_same": [" "],
 }
 
 
@@ -88,9 +153,9 @@ def trial_of(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_dataset_whose_tokens_are_not_those_of_its_rows_is_reported(trial_of, fault):
     template, signature, body, check, finding = FAULTS[fault]
-    arguments = [None] if check.startswith("test_prompts") else []
+    trial = trial_of(template, signature, body)
     with pytest.raises(Violation) as caught:
-        getattr(DatasetContract(), check)(trial_of(template, signature, body), *arguments)
+        getattr(DatasetContract(), check)(trial, *PARAMETERS.get(check, []))
     assert finding in caught.value.finding
 
 

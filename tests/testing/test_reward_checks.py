@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import re
+import subprocess
 from dataclasses import dataclass, field
 from inspect import signature
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+import torch
 
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelInterface
+from rlcli.errors import WorkerError
+from rlcli.interfaces.rewards._scores import one_each
+from rlcli.interfaces.rewards._text import full_texts, response_texts
+from rlcli.interfaces.rewards._text_reward import TextReward
+from rlcli.testing.arguments import demand_use
+from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.reward import RewardChecks
+from rlcli.testing.interface.inference import InferenceChecks
+from rlcli.testing.interface.inference_trial import CallTrial, accepted_form
+from rlcli.testing.interface.reward import RewardChecks, rule_trial
+from rlcli.testing.interface.texts import texts_for
+from rlcli.testing.tokenizer import byte_tokenizer
 
 ANSWERS = ("7", "12", "3/4")
 
@@ -79,9 +98,8 @@ def same(answer):
 def test_a_correct_reward_passes():
     checks, scorer, notes = RewardChecks(), Compares(), {}
     checks.test_right_answers_earn_more_than_wrong_ones(scorer, ANSWERS, same, notes.__setitem__)
-    assert notes["note"] == "3/3 and 9 wrong ones"
+    assert notes["note"] == "3/3 and 12 wrong ones"
     checks.test_nonsense_earns_nothing_and_breaks_nothing(scorer, ANSWERS, same, notes.__setitem__)
-    checks.test_a_text_is_worth_the_same_anywhere(scorer, ANSWERS, same)
     checks.test_rewards_are_the_same_elsewhere(scorer, Compares, ANSWERS, same)
 
 
@@ -125,8 +143,7 @@ def test_answers_may_be_read_in_any_definite_way(cls):
             Violation,
             "but not before 200 × that",
         ),
-        (Remembers, "test_a_text_is_worth_the_same_anywhere", Violation, "'7' for '7' earns 1.0"),
-        (Forgets, "test_a_text_is_worth_the_same_anywhere", Violation, "4 rewards for 9 responses"),
+        (Forgets, "test_right_answers_earn_more_than_wrong_ones", Violation, "1 rewards for 3"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -137,8 +154,319 @@ def test_a_mistake_of_a_reward_is_reported(cls, check, error, finding):
         method(cls(), ANSWERS, same, *notes)
 
 
+@dataclass
+class AsksAHelper(Compares):
+    WRITES: ClassVar = {"inference": ("rewards",)}
+
+    def score(self, response, answer):
+        return float(subprocess.run(["true"]).returncode == 0 and response == answer)
+
+    def inference(self, model, data, mb_spec):
+        texts = [
+            model.tokenizer.decode(ids)
+            for ids in data.data["packed_input_ids"].split(data.flat_seqlens("packed_input_ids"))
+        ]
+        rewards = torch.tensor(self.score_texts(texts, texts))
+        ones = [[1] * len(group) for group in data.seqlens["packed_input_ids"]]
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"rewards": ones}, data={"rewards": rewards}
+        )
+
+
+class ScoresAFailedHelper(AsksAHelper):
+    def score(self, response, answer):
+        try:
+            return super().score(response, answer)
+        except OSError:
+            return 0.0
+
+
+def test_a_reward_of_a_failed_helper_is_reported(monkeypatch):
+    def check(cls):
+        batch = make_batch(["packed_input_ids"], [[(1, 2)]])
+        inferring = CallTrial(cls, "inference", batch, DigitTokenizer())
+        fixtures = {"inferring": inferring, "gold": same}
+        request = SimpleNamespace(getfixturevalue=fixtures.__getitem__)
+        RewardChecks().test_a_failing_helper_is_an_error(cls, request, monkeypatch)
+
+    for correct in (Compares, AsksAHelper):
+        with contextlib.suppress(pytest.skip.Exception):
+            check(correct)
+    with pytest.raises(Violation, match="where no process starts"):
+        check(ScoresAFailedHelper)
+
+
 def test_a_reward_with_state_is_reported():
     scorer = Remembers()
     scorer.score("", "")
     with pytest.raises(Violation, match="in a thread"):
         RewardChecks().test_rewards_are_the_same_elsewhere(scorer, Remembers, ANSWERS, same)
+
+
+@dataclass
+class RunsPrograms(ModelInterface):
+    """Its programs are sums, such as `2+2`."""
+
+    EXAMPLES: ClassVar = (
+        {"row": {"sum": 4}, "right": "2+2", "wrong": "2+1"},
+        {"row": {"sum": 7, "prompt": "Add!"}, "right": "3+4", "wrong": "7+3"},
+    )
+    WRITES: ClassVar = {"inference": ("rewards",)}
+
+    def inference(self, model, data, mb_spec):
+        masks = data.data["prompt_mask"].split(data.flat_seqlens("prompt_mask"))
+        tokens = data.data["packed_input_ids"].split(data.flat_seqlens("packed_input_ids"))
+        texts = [
+            model.tokenizer.decode(ids[~mask].tolist(), skip_special_tokens=True)
+            for ids, mask in zip(tokens, masks, strict=True)
+        ]
+        groups = zip(data.metadata["sum"], data.seqlens["packed_input_ids"], strict=True)
+        expected = [total for total, group in groups for _ in group]
+        scores = [self.score(*pair) for pair in zip(texts, expected, strict=True)]
+        ones = [[1] * len(group) for group in data.seqlens["packed_input_ids"]]
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"rewards": ones}, data={"rewards": torch.tensor(scores)}
+        )
+
+    def score(self, text, expected):
+        is_sum = re.fullmatch(r"\d\+\d", text) is not None
+        return float(is_sum and sum(map(int, text.split("+"))) == expected)
+
+
+class RewardsAnySum(RunsPrograms):
+    def score(self, text, expected):
+        return float("+" in text)
+
+
+class RewardsEveryText(RunsPrograms):
+    def score(self, text, expected):
+        return 1.0
+
+
+class RewardsLength(RunsPrograms):
+    def score(self, text, expected):
+        return super().score(text, expected) + len(text) / 1000
+
+
+def examples_hold(cls):
+    batch = make_batch(["packed_input_ids", "prompt_mask"], [[(1, 2)]])
+    inferring = CallTrial(cls, "inference", batch, byte_tokenizer())
+    RewardChecks().test_right_examples_earn_more_than_wrong_ones(inferring)
+
+
+def test_a_reward_of_rows_of_another_kind_is_tried_on_its_examples():
+    examples_hold(RunsPrograms)
+
+
+@pytest.mark.parametrize(
+    ("cls", "finding"),
+    [
+        (RewardsAnySum, r"'2\+2' earns 1, a wrong response 1"),
+        (RewardsEveryText, r"'2\+2' earns 1, an empty response 1"),
+        (RewardsLength, "earns 20, as much as"),
+    ],
+)
+def test_a_reward_that_does_not_keep_to_its_examples_is_reported(cls, finding):
+    with pytest.raises(Violation, match=finding):
+        examples_hold(cls)
+
+
+@dataclass
+class AsksItsRole(ModelInterface):
+    """A judge, whose role thinks before it writes a number."""
+
+    GENERATES: ClassVar = {"inference": {"prompt": (9,), "response": (4,)}}
+    WRITES: ClassVar = {"inference": ("rewards",)}
+    TURN: ClassVar = "<assistant>"
+    END: ClassVar = -1
+
+    def inference(self, model, data, mb_spec):
+        texts = data.data["packed_input_ids"].split(data.flat_seqlens("packed_input_ids"))
+        openings = [self.opening(model.tokenizer, text) for text in texts]
+        thoughts = self.written(model, openings)
+        pairs = zip(openings, thoughts, strict=True)
+        numbers = self.written(model, [[*opening, *thought] for opening, thought in pairs])
+        scores = [self.score(model.tokenizer.decode(number)) for number in numbers]
+        ones = [[1] * len(group) for group in data.seqlens["packed_input_ids"]]
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"rewards": ones}, data={"rewards": torch.tensor(scores)}
+        )
+
+    def opening(self, tokenizer, text):
+        digits = "".join(str(token) for token in text.tolist())
+        asked = f"<user>{digits}{self.TURN}" if tokenizer.chat_template else digits
+        return tokenizer(asked, add_special_tokens=False).input_ids
+
+    def written(self, model, prompts):
+        batch = SequenceSample.from_default(
+            ids=[*range(len(prompts))],
+            seqlens=[*map(len, prompts)],
+            data={"packed_prompts": torch.tensor([*itertools.chain(*prompts)])},
+        )
+        settings = GenerationHyperparameters(max_new_tokens=4, greedy=True)
+        written = model.module.generate(batch, model.tokenizer, settings, [0] * len(prompts))
+        return [tokens.tolist()[: self.END] for tokens in written.tokens]
+
+    def score(self, text):
+        if not text:
+            raise WorkerError("no score from the judge", code="F52")
+        return float(text)
+
+
+class KeepsTheEnd(AsksItsRole):
+    END = None
+
+    def score(self, text):
+        return super().score(text[:1])
+
+
+class LeavesItsTurnClosed(AsksItsRole):
+    TURN = ""
+
+
+class ScoresSilence(AsksItsRole):
+    def score(self, text):
+        return float(text or 0)
+
+
+def ask(cls, monkeypatch):
+    batch = make_batch(["packed_input_ids"], [[(1, 2), (1, 3)]])
+    inferring = CallTrial(cls, "inference", batch, DigitTokenizer())
+    RewardChecks().test_a_role_is_asked_in_its_own_format(inferring)
+    request = SimpleNamespace(getfixturevalue={"inferring": inferring}.__getitem__)
+    RewardChecks().test_a_failing_helper_is_an_error(cls, request, monkeypatch)
+
+
+def test_a_judge_passes(monkeypatch):
+    ask(AsksItsRole, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("cls", "finding"),
+    [
+        (KeepsTheEnd, "continues after the token that ended it"),
+        (LeavesItsTurnClosed, "without the begin of its answer"),
+        (ScoresSilence, "its role writes nothing"),
+    ],
+)
+def test_a_mistake_of_a_judge_is_reported(cls, finding, monkeypatch):
+    with pytest.raises(Violation, match=finding):
+        ask(cls, monkeypatch)
+
+
+class LikesFullStops(Compares):
+    """A part of its reward is not for the answer."""
+
+    def score(self, response, answer):
+        return float(response.strip(".") == answer) + 0.2 * response.endswith(".")
+
+
+class LikesFullStopsAlone(Compares):
+    def score(self, response, answer):
+        return 0.2 * response.endswith(".")
+
+
+def test_the_form_of_a_right_response_tells_answers_apart():
+    assert accepted_form(LikesFullStops(), ANSWERS) == "{answer}"
+    assert accepted_form(LikesFullStopsAlone(), ANSWERS).endswith("{answer}.")
+
+
+# -- rewards without answers ---------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Lays(ModelInterface):
+    """A share of its reward for each tag; the other classes have one mistake each."""
+
+    READS: ClassVar = {"inference": ("packed_input_ids", "prompt_mask")}
+    WRITES: ClassVar = {"inference": ("rewards",)}
+    each: float = 0.5
+
+    def __post_init__(self):
+        if not 0 < self.each < 1:
+            raise ValueError("each is between 0 and 1")
+
+    def inference(self, model, data, mb_spec):
+        texts = self.texts(model.data_tokenizer, data)
+        rewards = torch.tensor(self.scored([self.score(text) for text in texts]))
+        return one_each(data, {"rewards": rewards.to(torch.float32)}, {})
+
+    def texts(self, tokenizer, data):
+        return response_texts(tokenizer, data)
+
+    def scored(self, scores):
+        return scores
+
+    def score(self, text):
+        return self.each * ("<plan>" in text) + self.each * ("</plan>" in text)
+
+
+class LaysInPrompts(Lays):
+    def texts(self, tokenizer, data):
+        return full_texts(tokenizer, data)
+
+
+class LaysComparedWithTheBatch(Lays):
+    def scored(self, scores):
+        return [score - sum(scores) / max(len(scores), 1) for score in scores]
+
+
+class LaysInAnyOrder(Lays):
+    def scored(self, scores):
+        return sorted(scores)
+
+
+@dataclass(kw_only=True)
+class ChecksAnArgumentAlone(TextReward):
+    most: int = 5
+
+    def __post_init__(self):
+        if self.most < 1:
+            raise ValueError("most is at least 1")
+
+    def score(self, response, answer):
+        return float(response[:5] == answer)
+
+
+def trial_of(cls):
+    """Inference as the contract tries it, of texts that the file of the class names."""
+    batch = make_batch(cls.READS["inference"])
+    return rule_trial(CallTrial(cls, "inference", batch, byte_tokenizer()), make_batch)
+
+
+def test_a_rule_meets_the_texts_that_it_looks_for():
+    assert {"<plan>", "</plan>", "<plan> a </plan>"} <= set(texts_for(Lays))
+    trial = trial_of(Lays)
+    assert len(set(trial.result.data["rewards"].tolist())) == 3
+    RewardChecks().test_a_response_is_scored_without_its_prompt(trial)
+    InferenceChecks().test_inference_does_not_depend_on_the_order(trial)
+    InferenceChecks().test_inference_does_not_depend_on_the_other_samples(trial)
+    demand_use(Lays())
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "finding"),
+    [
+        (
+            LaysInPrompts,
+            RewardChecks.test_a_response_is_scored_without_its_prompt,
+            "another prompt",
+        ),
+        (
+            LaysComparedWithTheBatch,
+            InferenceChecks.test_inference_does_not_depend_on_the_other_samples,
+            "alone in the batch",
+        ),
+        (LaysInAnyOrder, InferenceChecks.test_inference_does_not_depend_on_the_order, "reversed"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_mistake_of_a_rule_is_reported(cls, check, finding):
+    with pytest.raises(Violation) as caught:
+        check(None, trial_of(cls))
+    assert finding in caught.value.finding
+
+
+def test_an_argument_that_is_only_checked_is_reported():
+    with pytest.raises(Violation, match="most has no effect: no method uses it"):
+        demand_use(ChecksAnArgumentAlone())

@@ -6,19 +6,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
-from rlcli.errors import ProjectError, UnknownComponent, UsageError
+from rlcli.errors import ProjectError, ResourceError, UnknownComponent, UsageError
 from rlcli.testing import subjects as of_subjects
 from rlcli.testing.contract import TimeIsUp
-from rlcli.testing.plugin import with_line_numbers
+from rlcli.testing.plugin import time_limit, with_line_numbers
 from rlcli.testing.results import exit_code
 from rlcli.testing.runner import Options, run_checks
 from rlcli.testing.subjects import Subject, SubjectKind, subjects
@@ -127,6 +129,34 @@ def test_own_tests_marked_exhaustive_run_with_all_layouts_only(project):
     assert outcomes(tested)["of one layout"] == "ok"
     (tested,) = run(all_layouts=True)
     assert outcomes(tested)["of every layout"] == "ok"
+
+
+def test_other_files_that_mention_a_component_run_with_its_checks(project):
+    own_tests(project, "def test_named_after_it(): ...")
+    (project / "tests" / "interfaces" / "test_limits.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest
+            from toy_contract_for_tests import ToyContract
+
+            NAME = "toy-checked"
+
+            class TestAnother(ToyContract):
+                name = "another"
+
+            def test_mentioning_it(): ...
+
+            @pytest.mark.timeout(100)
+            def test_of_minutes(): ...
+            """
+        )
+    )
+    (tested,) = run(check_seconds=50)
+    assert outcomes(tested)["named after it"] == outcomes(tested)["mentioning it"] == "ok"
+    assert "of minutes" not in outcomes(tested)
+    assert not [check for check in tested.checks if "TestAnother" in check.test]
+    (tested,) = run(check_seconds=50, all_layouts=True)
+    assert outcomes(tested)["of minutes"] == "ok"
 
 
 def test_a_correct_component_passes_and_its_checks_are_described(project):
@@ -290,6 +320,18 @@ def test_a_partial_contract_in_a_projects_test_file_is_added(project):
     assert {check.words for check in tested.checks} >= {"it can be made", "its limit is kept"}
 
 
+def test_own_tests_import_from_the_folders_that_the_project_names(project):
+    with (project / "pyproject.toml").open("a") as settings:
+        settings.write("pythonpath = ['tests/shared folder']\n")
+    own_tests(project, "from helper_of_own_tests import LIMIT\n\ndef test_own():\n    pass\n")
+    helpers = project / "tests" / "shared folder"
+    helpers.mkdir()
+    (helpers / "helper_of_own_tests.py").write_text("LIMIT = 2\n")
+    (tested,) = run(keyword="own")
+    assert [(check.words, check.outcome) for check in tested.checks] == [("own", "ok")]
+    assert str(helpers) not in sys.path
+
+
 def test_contracts_with_different_arguments_are_distinguished(project):
     own_tests(
         project,
@@ -389,6 +431,23 @@ def test_a_broken_file_is_an_error_alone_and_a_result_among_others(project):
     assert diary.components == ["done", ("toy_checked", 6), "done"]
 
 
+def test_a_component_that_lacks_a_library_is_an_error_alone_and_left_out_among_others(project):
+    source = (project / "interfaces" / "toy_checked.py").read_text().replace("-checked", "-lacking")
+    requires = '"""A toy."""\n\n    REQUIRES = ("nonesuch>=1",)\n'
+    lacking_source = source.replace('"""A toy."""\n', requires)
+    (project / "interfaces" / "toy_lacking.py").write_text(lacking_source)
+    with pytest.raises(ResourceError, match="nonesuch>=1, which is not installed"):
+        run(name="toy-lacking")
+    both = [
+        Subject("interface", name, project / f"interfaces/{name}.py")
+        for name in ("toy_lacking", "toy_checked")
+    ]
+    lacking, working = run_checks(both, Diary())
+    assert lacking.lacks_library
+    assert lacking.as_json()["ok"]
+    assert exit_code([lacking, working]) == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "error", "says"),
     [
@@ -433,7 +492,29 @@ def test_a_check_interrupted_between_lines_still_has_a_report():
     frame = cleans_up()
     nowhere = next(start for start, _, line in frame.f_code.co_lines() if line is None)
     traceback = TracebackType(None, frame, nowhere, -1)
-    assert traceback.tb_lineno is None
+    assert traceback.tb_lineno in {None, -1}
     error = with_line_numbers(TimeIsUp("not done after 1 s").with_traceback(traceback))
     assert pytest.ExceptionInfo.from_exception(error).getrepr()
     assert error.__traceback__.tb_lineno == frame.f_code.co_firstlineno
+
+
+@pytest.fixture
+def crowded():
+    """This process has to share one processor with three that never rest."""
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("the system does not say how long a process waits for a processor")
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    yield
+    for rival in rivals:
+        rival.kill()
+        rival.wait()
+    os.sched_setaffinity(0, before)
+
+
+def test_a_time_limit_does_not_count_what_others_compute(crowded):
+    began = time.process_time()
+    with time_limit(0.4):
+        while time.process_time() - began < 0.3:
+            pass

@@ -190,7 +190,7 @@ def weighted(lengths=PAIRS, seed=0):
 def test_the_state_of_inference_must_be_restored():
     def check(cls):
         calls = CallTrial(cls, "inference", weighted(), DigitTokenizer())
-        InferenceChecks().test_state_of_inference_comes_back(calls, weighted)
+        InferenceChecks().test_state_of_inference_comes_back(calls)
 
     check(Weighs)
     with pytest.raises(Violation, match="not JSON"):

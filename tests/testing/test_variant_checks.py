@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.sft import SFTInterface
 from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.inference_trial import CallTrial
+from rlcli.testing.interface.inference import InferenceChecks
+from rlcli.testing.interface.inference_trial import CallTrial, batches_with
 from rlcli.testing.interface.training_trial import Rehearsal, usual_batches
 from rlcli.testing.interface.variants import VariantChecks
 
@@ -52,6 +54,23 @@ class ComparesIfCentred(SFTInterface):
         return SequenceSample.from_default(
             ids=data.ids, seqlens={"values": lengths}, data={"values": scores}
         )
+
+
+@dataclass(kw_only=True)
+class ForgetsIfAdaptive(GroupRelativeInterface):
+    """Its coefficient starts again when a run is resumed."""
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_flag_with_which_state_is_lost_is_found():
+    cls, tokenizer = ForgetsIfAdaptive, DigitTokenizer()
+    batches = batches_with(cls().reads("inference"), make_batch)
+    inferring = CallTrial(lambda **changes: cls(**changes), "inference", batches(), tokenizer)
+    InferenceChecks().test_state_of_inference_comes_back(inferring)
+    with pytest.raises(Violation, match=r"adaptive_kl_ctl=True, .* and a restarted one"):
+        VariantChecks().test_every_variant_infers(inferring.make, batches, inferring, tokenizer)
 
 
 def test_a_choice_with_which_prompts_are_trained_on_is_found():

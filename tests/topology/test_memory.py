@@ -13,7 +13,7 @@ from rlcli.topology.advice import Fitting
 from rlcli.topology.memory import Peak, plan_memory
 from rlcli.topology.report import make_plan, plan_json
 from rlcli.topology.text import plan_lines
-from rlcli.topology.text import size as readable
+from rlcli.topology.text_format import size as readable
 
 MIB = 1 << 20
 
@@ -50,8 +50,8 @@ def test_the_kv_cache_of_a_judge_is_counted():
     memory, peak = of_judge()
     assert peak.phase == "generate"
     _, shorter = of_judge("graph.reward_inf.interface.args.thought_tokens=0")
-    # of four layers of width 128, keys in float32 and values in bfloat16
-    keys_and_values = 4 * 128 * (4 + 2)
+    # of four layers of width 128, in bfloat16
+    keys_and_values = 4 * 128 * (2 + 2)
     assert per_token(memory, peak, 256) == per_token(memory, shorter, 0) == 4 * 8 * keys_and_values
 
 
@@ -334,7 +334,8 @@ def test_all_advised_keys_together_fit_and_each_is_needed(planned, size, overrid
     assert keys
     after = planned(size, *overrides, *keys, device_gib=device_gib)
     assert "too much" not in {after.verdict(peak) for peak in after.memory.peaks}
-    for key in keys:  # each of them is needed
+    needed = [key for key in keys if not key.endswith("recompute=selective")]  # that is milder
+    for key in needed:
         fewer = planned(
             size,
             *overrides,

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.api.weight_blocks import WeightBlock
@@ -74,7 +74,6 @@ def read(block):
     return numbers[block.within(WeightBlock.whole(block.name, block.shape))]
 
 
-@settings(max_examples=60, deadline=None)
 @given(layouts([0, 1, 2]), layouts([2, 3, 4]), st.sampled_from([1, 20, 1000]))
 def test_what_is_wanted_arrives_whole_from_ranks_that_have_it(sources, targets, size):
     plans = {rank: planned(sources, targets, size, rank) for rank in range(5)}

@@ -13,6 +13,7 @@ from rlcli.api.metrics import metric_for
 from rlcli.files import known_object
 from rlcli.observe.group_comparison import RunGroup, groups_of
 from rlcli.observe.page.curves import curves_of, usual_curves
+from rlcli.observe.page.timeline import timeline_of
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_comparison import Recorded, read_run
 from rlcli.observe.run_directory import RunDirectory
@@ -47,7 +48,8 @@ def contents(runs: Sequence[Path]) -> Document:
 
 
 def _group(group: RunGroup, run: Recorded) -> Document:
-    """What is said about a group; the recipe and the environment are those of its first run."""
+    """What is said about a group; the recipe, the environment and the timeline are those of its
+    first run."""
     peak = known_object(run.path / "memory.json").get("bytes")
     results = map(asdict, before_and_after(group.records[0]))
     return {
@@ -58,6 +60,7 @@ def _group(group: RunGroup, run: Recorded) -> Document:
         "command": run.command,
         "environment": run.facts,
         "planned_memory": peak if isinstance(peak, int) else None,
+        "timeline": timeline_of(run.path),
     }
 
 

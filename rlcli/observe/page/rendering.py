@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any
 
 STATIC = Path(__file__).parent / "static"
-SCRIPTS = ("uPlot.iife.min.js", "page.js")
+SCRIPTS = (
+    "uPlot.iife.min.js",
+    "elements.js",
+    "theme.js",
+    "summary.js",
+    "curves.js",
+    "responses.js",
+    "timeline.js",
+    "time.js",
+    "recipe.js",
+    "page.js",
+)
+"""In the order in which the page has them: each uses those before it."""
 STYLES = ("uPlot.min.css", "page.css")
 DEMO = Path(__file__).parent / "demo"
 """The folder of a run that comes with rlcli."""

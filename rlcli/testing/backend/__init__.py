@@ -7,13 +7,14 @@ transformers' own.
 A backend that does not train, or does not generate, skips those checks.
 """
 
+from rlcli.testing.backend.arguments import BackendArgumentChecks
 from rlcli.testing.backend.declaration import DeclarationChecks
 from rlcli.testing.backend.forward import ForwardChecks
 from rlcli.testing.backend.generation import BackendGenerationChecks
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.ranks import RanksChecks
-from rlcli.testing.backend.routers import RouterChecks
 from rlcli.testing.backend.routing_replay import RoutingReplayChecks
+from rlcli.testing.backend.sampling import SamplingChecks
 from rlcli.testing.backend.state import StateChecks
 from rlcli.testing.backend.streams import StreamChecks
 from rlcli.testing.backend.training import BackendTrainingChecks
@@ -26,9 +27,10 @@ class BackendContract(  # pytest runs the checks of the last base first
     StateChecks,
     StreamChecks,
     BackendGenerationChecks,
+    SamplingChecks,
     OptimizerChecks,
+    BackendArgumentChecks,
     RoutingReplayChecks,
-    RouterChecks,
     BackendTrainingChecks,
     ForwardChecks,
     DeclarationChecks,

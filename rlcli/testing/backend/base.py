@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,14 @@ from torch import nn
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.layout import RoleLayout
-from rlcli.api.model import HoldsWeights, Model, ModelBackend, ModelOutput, TrainEngine
+from rlcli.api.model import (
+    GenerationEngine,
+    HoldsWeights,
+    Model,
+    ModelBackend,
+    ModelOutput,
+    TrainEngine,
+)
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import UsageError
 from rlcli.recipe.mesh import DIMENSIONS
@@ -38,7 +45,6 @@ from rlcli.testing.backend.plain import (
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.pretend_cuda import CANNOT_PRETEND, IS_BUILT_FOR_GPUS, pretend_cuda
 from rlcli.testing.tiny_models import (
     END,
     VOCABULARY,
@@ -58,6 +64,9 @@ PROMPTS = (5, 9, 3, 17, 1)
 FAMILIES = ("llama", "gpt2", "mistral", "gemma2", "cohere")
 """Tried with a backend that runs any family: they differ in biases, norms, positions, tied weights,
 windows, and in what scales and caps scores and logits."""
+OF_RANKS = "biased_qwen3"
+"""Likewise, for several ranks: with norms of heads and biases, of which tensor-parallel ranks hold
+all or a part."""
 
 SETTINGS: dict[str, Any] = {
     "lr": 1e-2, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.5,
@@ -93,22 +102,21 @@ class BackendChecks(Contract):
     server_folders: tuple[Path, ...] = ()
     """Folders of servers with running agents, for a backend that has them started."""
 
-    @property
-    def device(self) -> str:
-        """Where its engines run: on the CPU or, if the backend needs a GPU, on a pretend one."""
-        return "cpu" if "cpu" in type(self.backend()).DEVICES else "cuda:0"
+    device: ClassVar[str] = "cpu"
+    """Where its engines run. A subclass for a backend that needs a GPU names that, and has it in
+    `at_device`."""
 
-    @contextmanager
-    def at_device(self) -> Iterator[None]:
+    def at_device(self) -> AbstractContextManager[Any]:
         """Context of the process that runs engines."""
-        with pretend_cuda() if self.device != "cpu" else nullcontext():
-            yield
+        return nullcontext()
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _require_device(cls) -> None:
-        if cls().device != "cpu" and IS_BUILT_FOR_GPUS:
-            pytest.skip(CANNOT_PRETEND)
+        checks = cls()
+        devices = type(checks.backend()).DEVICES
+        if torch.device(checks.device).type not in devices:
+            pytest.skip(f"it runs on {', '.join(devices)} only, and this contract on the CPU")
 
     @pytest.fixture(autouse=True)
     def _at_device(self) -> Iterator[None]:
@@ -120,6 +128,11 @@ class BackendChecks(Contract):
         """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks
         first."""
         return type(self.backend()).FAMILIES or FAMILIES
+
+    @property
+    def family_of_ranks(self) -> str:
+        """The model that ranks share."""
+        return self.families[0] if type(self.backend()).FAMILIES else OF_RANKS
 
     # -- subjects ----------------------------------------------------------------------------------
 
@@ -188,6 +201,16 @@ class BackendChecks(Contract):
         if not self.trains():
             pytest.skip("does not train")
         return self.engine(family, **settings)
+
+    def generating_engine(
+        self, family: str | None = None, trained: bool = False, **settings: Any
+    ) -> Any:
+        """An engine that generates, with an optimizer if `trained`; skips the check if the backend
+        has none."""
+        engine = (self.trained_engine if trained else self.engine)(family, **settings)
+        if not isinstance(engine, GenerationEngine):
+            pytest.skip("does not generate")
+        return engine
 
     def trains(self) -> bool:
         return type(self.backend()).TRAINS
@@ -358,11 +381,22 @@ def answer_loss(output: ModelOutput, sample: SequenceSample) -> Any:
     output.actions = acting(sample)
     mask = output.actions.to(output.entropy.device)
     entropy = (output.entropy * mask).sum()
-    return -(output.logprobs * mask).sum() - 0.1 * entropy, {"entropy": (entropy, mask.sum())}
+    stats = {"entropy": entropy, "response_length": (mask.sum(), number_of_sequences(sample))}
+    return -(output.logprobs * mask).sum() - 0.1 * entropy, stats
 
 
 def answer_weight(sample: SequenceSample) -> torch.Tensor:
     return acting(sample).sum()
+
+
+def answer_stats(sample: SequenceSample) -> dict[str, float]:
+    """What a step on a batch reports, whatever the model."""
+    weight = float(answer_weight(sample))
+    return {"loss_weight": weight, "response_length": weight / number_of_sequences(sample)}
+
+
+def number_of_sequences(sample: SequenceSample) -> int:
+    return len(sample.flat_seqlens("packed_input_ids"))
 
 
 def value_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
@@ -373,6 +407,10 @@ def value_weight(sample: SequenceSample) -> int:
     return sum(sample.flat_seqlens("packed_input_ids"))
 
 
+def value_stats(sample: SequenceSample) -> dict[str, float]:
+    return {"loss_weight": float(value_weight(sample))}
+
+
 @dataclass(frozen=True)
 class Objective:
     """The targets for which the checks train a head."""
@@ -381,11 +419,13 @@ class Objective:
     weight: Callable[[SequenceSample], Any]
     plain: Loss
     """The same in a plain loop."""
+    stats: Callable[[SequenceSample], dict[str, float]]
+    """Numbers among those that a step on a batch reports, each with a weight of its own."""
 
 
 OBJECTIVES = {
-    "lm": Objective(answer_loss, answer_weight, plain_answer_loss),
-    "value": Objective(value_loss, value_weight, plain_value_loss),
+    "lm": Objective(answer_loss, answer_weight, plain_answer_loss, answer_stats),
+    "value": Objective(value_loss, value_weight, plain_value_loss, value_stats),
 }
 """By head."""
 

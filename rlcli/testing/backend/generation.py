@@ -15,7 +15,6 @@ from torch import nn
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ForwardEngine, GeneratedResponses, GenerationEngine, HoldsWeights
-from rlcli.errors import ModelError
 from rlcli.testing.backend.base import (
     BackendChecks,
     answer_loss,
@@ -112,8 +111,7 @@ class BackendGenerationChecks(BackendChecks):
             "max_concurrent_responses": 4,
             "stop_token_ids": tuple(range(0, VOCABULARY, 5)),
         }
-        got = generate_unless_refused(engine, **settings, top_p=0.9, top_k=20)
-        got = got or generate(engine, **settings)
+        got = generate(engine, **settings)
         questions = sequences(prompts(), "packed_prompts")
         texts = [torch.cat([questions[i // 2], tokens]) for i, tokens in enumerate(got.tokens)]
         lengths = [len(text) for text in texts]
@@ -142,97 +140,12 @@ class BackendGenerationChecks(BackendChecks):
             where,
         )
 
-    def test_sampling_follows_the_distribution(self) -> None:
-        """sampled tokens follow the distribution"""
-        engine, number, temperature = self.generating_engine(), 4000, 0.7
-        prompt = prompts(lengths=[4])
-        settings: dict[str, Any] = {
-            "responses_per_prompt": number,
-            "max_concurrent_responses": number,
-        }
-        answers = generate(
-            engine, prompt, max_new_tokens=2, temperature=temperature, **settings
-        ).tokens
-        expected = _distributions(
-            tiny_model(self.families[0]), sequences(prompt, "packed_prompts")[0], temperature
-        )
-        for place_, probabilities in enumerate(expected):
-            drawn = torch.stack([tokens[place_] for tokens in answers if len(tokens) > place_])
-            apart = float(
-                (torch.bincount(drawn, minlength=VOCABULARY) / len(drawn) - probabilities)
-                .abs()
-                .sum()
-                / 2
-            )
-            if apart > 0.1:  # about 0.06 with this many draws of 97 tokens
-                finding = (
-                    f"token {place_} at temperature {temperature}: total variation "
-                    f"{apart:.2f} from its distribution"
-                )
-                cause = (
-                    "sample from softmax(logits / temperature), with a new "
-                    "random number for each token"
-                )
-                raise Violation(finding, cause, source_of(engine, "generate"))
-
-    def test_limits(self) -> None:
-        """min_new_tokens, stop tokens, top_k, top_p, ended"""
-        engine = self.generating_engine()
-        where = source_of(engine, "generate")
-        early = generate_unless_refused(
-            engine, responses_per_prompt=20, max_new_tokens=6, min_new_tokens=6
-        )
-        if early is not None and any(
-            len(tokens) != 6 or END in tokens[:-1].tolist() for tokens in early.tokens
-        ):
-            raise Violation(
-                "a response ended before min_new_tokens", "forbid the end tokens until then", where
-            )
-        best = generate(engine, greedy=True)
-        for truncated in ({"top_k": 1}, {"top_p": 1e-6}):
-            truncated_answers = generate_unless_refused(engine, **truncated)
-            if truncated_answers is not None:
-                _require_same(
-                    truncated_answers.tokens,
-                    best.tokens,
-                    f"with {truncated}",
-                    "that leaves the most likely token alone",
-                    where,
-                )
-        answer = best.tokens[0].tolist()
-        stop = answer[3]
-        stopped = generate(engine, greedy=True, stop_token_ids=(stop,))
-        if stopped.tokens[0].tolist() != answer[: answer.index(stop) + 1] or not stopped.ended[0]:
-            finding = f"{stopped.tokens[0].tolist()} with stop token {stop}, after {answer} without"
-            raise Violation(finding, "a stop token ends its response, and is part of it", where)
-
-    def test_ids_without_a_token_are_never_sampled(self) -> None:
-        """the embedding's padding is never sampled"""
-        engine = self.generating_engine(tokenizer=_ShortTokenizer())
-        # half of the ids are padding: one would soon be sampled
-        drawn = generate(engine, responses_per_prompt=2)
-        highest = max(int(tokens.max()) for tokens in drawn.tokens)
-        if highest >= len(_ShortTokenizer()):
-            finding = (
-                f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"
-            )
-            cause = "forbid ids from len(tokenizer) on: they only fill up the embedding matrix"
-            raise Violation(finding, cause, source_of(engine, "generate"))
-
-    def test_edges_of_generation(self) -> None:
-        """no prompt at all, one new token"""
+    def test_no_prompt_has_no_response(self) -> None:
+        """a batch without prompts has no responses"""
         engine = self.generating_engine()
         if generate(engine, prompts().select_indices([]), []).tokens:
-            raise Violation(
-                "responses without prompts", "return none", source_of(engine, "generate")
-            )
-        one_token = generate(engine, max_new_tokens=1)
-        if [len(tokens) for tokens in one_token.tokens] != [1] * prompts().bs:
-            raise Violation(
-                "max_new_tokens 1 gave other lengths",
-                "the first token counts towards the limit",
-                source_of(engine, "generate"),
-            )
+            where = source_of(engine, "generate")
+            raise Violation("responses without prompts", "return none", where)
 
     def test_training_reaches_generation(self) -> None:
         """after a step, answers come from the new weights"""
@@ -258,7 +171,7 @@ class BackendGenerationChecks(BackendChecks):
         """take_parameters: mixed by eta, and used at once"""
         for family in self.families:
             for eta in (1.0, 0.25):
-                mine, source = self.engine(family, seed=1), self.engine(family, seed=2)
+                mine, source = self.engine(family, seed=1), self.engine(lm=_moved(family))
                 if not offers(mine, "take_parameters"):
                     pytest.skip("takes no parameters of other engines")
                 generates = isinstance(mine, GenerationEngine)
@@ -291,23 +204,6 @@ class BackendGenerationChecks(BackendChecks):
         if not type(self.backend()).REPRODUCIBLE:
             pytest.skip("does not promise it (REPRODUCIBLE)")
 
-    def generating_engine(
-        self, family: str | None = None, trained: bool = False, **settings: Any
-    ) -> Any:
-        engine = (
-            self.trained_engine(family, **settings) if trained else self.engine(family, **settings)
-        )
-        if not isinstance(engine, GenerationEngine):
-            pytest.skip("does not generate")
-        return engine
-
-
-class _ShortTokenizer(TinyTokenizer):
-    """Tokenizer of a model with a padded embedding matrix."""
-
-    def __len__(self) -> int:
-        return VOCABULARY // 2
-
 
 def generate(
     engine: GenerationEngine,
@@ -321,15 +217,13 @@ def generate(
     return engine.generate(sample, TinyTokenizer(), gconfig, seeds)
 
 
-def generate_unless_refused(engine: GenerationEngine, **settings: Any) -> GeneratedResponses | None:
-    """None for an engine whose logits are not its own, and which refuses settings under which its
-    log-probs would be others."""
-    try:
-        return generate(engine, **settings)
-    except ModelError as error:
-        if error.code != "F93" or isinstance(engine, ForwardEngine):
-            raise
-        return None
+@torch.no_grad()
+def _moved(family: str) -> nn.Module:
+    """A model whose norms and biases, too, have other values than at the start of training."""
+    lm = tiny_model(family, seed=2)
+    for parameter in lm.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return lm
 
 
 def exported(engine: HoldsWeights) -> nn.Module:
@@ -345,19 +239,6 @@ def loaded(folder: Path) -> nn.Module:
 
     lm: nn.Module = AutoModelForCausalLM.from_pretrained(folder)
     return lm.eval()
-
-
-@torch.no_grad()
-def _distributions(
-    lm: nn.Module, prompt: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[vocab] distributions of the first token, and of the second if there is one."""
-    first = (lm(input_ids=prompt[None]).logits[0, -1] / temperature).softmax(-1)
-    tokens = torch.arange(VOCABULARY)
-    longer = torch.cat([prompt.expand(VOCABULARY, -1), tokens[:, None]], dim=1)
-    second = (lm(input_ids=longer).logits[:, -1] / temperature).softmax(-1)
-    goes_on = first * (tokens != END)
-    return first, (goes_on / goes_on.sum()) @ second
 
 
 def _require_answers(

@@ -141,7 +141,7 @@ class Life:
         answers = self._answers(engine, source.home / EXPORT)
         self._train(engine, LATER)
         exact = (source.layout, source.settings) == (self.layout, self.settings)
-        certain = None if exact else self.checks.certain()
+        certain = None if exact else self.checks.certain(tiny_model(self.checks.family_of_ranks))
         return {
             "apart": weights_apart(self._weights(engine), load_file(source.later), certain),
             "answers": answers,
@@ -170,6 +170,7 @@ class Life:
 
     def _engine(self, mesh: Any = None, **changes: Any) -> Any:
         return self.checks.engine(
+            self.checks.family_of_ranks,
             mesh=mesh or mesh_of_ranks(**self.layout),
             expert_ranks=self.layout.get("ep", 1),
             **{**SETTINGS, **self.settings, **changes},
@@ -215,7 +216,7 @@ class Life:
     def _forward(self, engine: ForwardEngine, head: str) -> float:
         """Error of log-probs or values: with uneven shares, then with everything on one rank, then
         with fewer tokens than ranks that share them."""
-        plain, worst = exact(tiny_model(self.checks.families[0], head=head)), 0.0
+        plain, worst = exact(tiny_model(self.checks.family_of_ranks, head=head)), 0.0
         read = {"lm": _log_probs, "value": _values}[head]
         few = batch(lengths=FEW_TOKENS)
         for sample, cut in ((batch(), 5), (batch(), WHOLE), (few, len(FEW_TOKENS))):

@@ -82,13 +82,13 @@ WITH_EXPERTS: tuple[Layout, ...] = (
     ({"dp": 2, "tp": 2, "ep": 2}, {}),
 )
 """The same for a model with experts."""
-EXPERTS = ("mixtral",)
+EXPERTS = "mixtral"
 WITH_VIRTUAL_STAGES: tuple[Layout, ...] = (
     ({"pp": 2}, {"virtual_stages": 2}),
     ({"dp": 2, "pp": 2}, {"virtual_stages": 2}),
 )
 """The same for a model with a layer for every virtual stage."""
-DEEP = ("deep_llama",)
+DEEP = "deep_llama"
 LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
 
 OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
@@ -122,7 +122,7 @@ class RanksChecks(BackendChecks):
             alone = Life(self, {}, folder)
             lives.reports[ALONE] = [alone.live()]
             before: Life | None = None
-            for layout, settings in self.tried(self.layouts, self.families[0]):
+            for layout, settings in self.tried(self.layouts, self.family_of_ranks):
                 size = ranks_in(layout)
                 ranks = [Life(self, layout, folder, rank, before, settings) for rank in range(size)]
 
@@ -189,12 +189,12 @@ class RanksChecks(BackendChecks):
     @classmethod
     def _other_lives(
         cls,
-        families: Sequence[str],
+        family: str,
         layouts: Sequence[Layout],
         folder: Path,
     ) -> OtherLives:
         skip_without_forks()
-        checks = type("OtherRanks", (cls,), {"families": families, "layouts": layouts})()
+        checks = type("OtherRanks", (cls,), {"family_of_ranks": family, "layouts": layouts})()
         return checks, checks.live(folder)
 
     def test_ranks_that_divide_experts_pass_the_checks_of_ranks(
@@ -241,10 +241,10 @@ class RanksChecks(BackendChecks):
         where = source_of(
             self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch"
         )
-        certain = self.certain(tiny_model(self.families[0], head=head), OBJECTIVES[head].plain)
+        certain = self.certain(tiny_model(self.family_of_ranks, head=head), OBJECTIVES[head].plain)
         for layout, (life, *_) in reports.items():
             plain = PlainTraining(
-                tiny_model(self.families[0], head=head), self.optimizer_settings(**SETTINGS)
+                tiny_model(self.family_of_ranks, head=head), self.optimizer_settings(**SETTINGS)
             )
             first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,81 +11,47 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
 from rlcli.api.model import GeneratedResponses, GenerationEngine, TrainEngine
-from rlcli.errors import ModelError
-from rlcli.testing.backend.base import (
-    OBJECTIVES,
-    SETTINGS,
-    BackendChecks,
-    Layout,
-    batch,
-    distance,
-    prompts,
-    source_of,
-    weights_apart,
-)
+from rlcli.testing.backend.base import OBJECTIVES, batch, distance, prompts, source_of
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.backend.lifecycle import layout_name, share_of
+from rlcli.testing.backend.mixtures import Deviations, MixtureChecks, MixtureLife, PlainStep
 from rlcli.testing.backend.plain import PlainTraining, exact, scores_of, sequences
 from rlcli.testing.contract import Violation
-from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
 from rlcli.testing.tiny_models import tiny_model
 
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
-OTHER = "mixtral"
-"""The mixture with experts in every layer."""
-SHARES = (4, 7, 5)
-"""Sequences of the first of two data-parallel ranks at each step; at the second, the other has
-none."""
-LAYOUTS: tuple[Layout, ...] = (
-    ({"dp": 2}, {}),
-    ({"pp": 2}, {}),
-    ({"dp": 2, "ep": 2}, {}),
-    ({"cp": 2}, {"context_parallel": "ulysses"}),
-    ({"cp": 2}, {"context_parallel": "ring"}),
-    ({"cp": 2, "ep": 2}, {"context_parallel": "ulysses"}),
-    ({"tp": 2}, {"gradient_checkpointing": True, "recompute": "selective"}),
-)
-WITH_VIRTUAL_STAGES: tuple[Layout, ...] = (({"pp": 2}, {"virtual_stages": 2}),)
-DEEP = "deep_mixtral"
-"""Has a layer for every virtual stage."""
 MEASURED = {"router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.0}
 """Settings with which an engine reports the load of experts."""
-FOLLOW = (
-    "route each token of a batch with routed_experts to the experts in its row, also in a pass "
-    "that recomputes activations, and weight them by the router's own scores, so that it has "
-    "gradients"
-)
 REPORT = (
     "report the experts of every token that was read, prompts included, layer by layer, and none "
     "for the last token"
 )
 
 
-class RoutingReplayChecks(BackendChecks):
+class RoutingReplayChecks(MixtureChecks):
     """For backends that declare ROUTING_REPLAY."""
 
-    @property
-    def mixtures(self) -> Sequence[str]:
-        """Models of `rlcli.testing.tiny_models` with experts that the backend runs."""
-        families = type(self.backend()).FAMILIES or FAMILIES
-        return [family for family in FAMILIES if family in families]
+    cause = (
+        "route each token of a batch with routed_experts to the experts in its row, also in a pass "
+        "that recomputes activations, and weight them by the router's own scores, so that it has "
+        "gradients"
+    )
 
     def test_tokens_take_prescribed_experts(self) -> None:
         """routed_experts: steps equal a plain loop's with these experts"""
-        self._require_replay(trains=True)
+        self._require_replay("TRAINS")
         for family in self.mixtures:
-            self._require_followed(ReplayedLife(self, family).deviations(), f"one rank ({family})")
-        recomputing = ReplayedLife(self, self.mixtures[0], {"gradient_checkpointing": True})
-        self._require_followed(recomputing.deviations(), "one rank that recomputes activations")
+            self.require_plain(ReplayedLife(self, family).deviations(), f"one rank ({family})")
+        recomputing = ReplayedLife(
+            self, self.mixtures[0], settings={"gradient_checkpointing": True}
+        )
+        self.require_plain(recomputing.deviations(), "one rank that recomputes activations")
 
     def test_log_probs_follow_prescribed_experts(self) -> None:
         """routed_experts: log-probs with these, and then without"""
-        self._require_replay(scores=True)
+        self._require_replay("SCORES")
         for family in self.mixtures:
             engine, sample = self.engine(family), with_experts(batch(), family)
             where = source_of(engine, "forward_micro_batch")
@@ -97,7 +62,7 @@ class RoutingReplayChecks(BackendChecks):
             plain = PrescribedModel(exact(tiny_model(family)))
             expected = scores_of(plain.prepared(sample), sample)[0].detach()
             if (apart := distance(prescribed, expected)) > self.tolerance:
-                raise Violation(f"log-probs of {family} are off by {apart:.2g}", FOLLOW, where)
+                raise Violation(f"log-probs of {family} are off by {apart:.2g}", self.cause, where)
             if distance(unprescribed, expected) < 0.01:
                 raise AssertionError("the prescribed experts are too much like those chosen")
             if not torch.equal(unprescribed, again):
@@ -106,48 +71,23 @@ class RoutingReplayChecks(BackendChecks):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def replaying_ranks(cls) -> dict[str, list[dict[str, float]]]:
+    def replaying_ranks(cls) -> dict[str, list[Deviations]]:
         """The deviations of each rank, by layout."""
         checks = cls()
-        checks._require_replay(trains=True)
-        skip_without_forks()
-        layouts = {checks.mixtures[0]: LAYOUTS}
-        if checks.all_layouts and hasattr(checks.backend(), "virtual_stages"):
-            layouts[DEEP] = WITH_VIRTUAL_STAGES
-        lives = [
-            ReplayedLife(checks, family, {**MEASURED, **settings}, degrees)
-            for family, candidates in layouts.items()
-            for degrees, settings in checks.tried(candidates, family)
-        ]
-        return {
-            layout_name(life.degrees, life.settings): run_on_ranks(2, life.on_rank)
-            for life in lives
-        }
+        checks._require_replay("TRAINS")
+        return checks.on_two_ranks(ReplayedLife, MEASURED)
 
     def test_ranks_take_prescribed_experts(
-        self, replaying_ranks: dict[str, list[dict[str, float]]]
+        self, replaying_ranks: dict[str, list[Deviations]]
     ) -> None:
         """ranks: routed_experts are those of a rank's own tokens"""
-        for layout, ranks in replaying_ranks.items():
-            for rank, deviations in enumerate(ranks):
-                self._require_followed(deviations, f"rank {rank} of {layout}")
-
-    def test_experts_that_a_model_lacks_are_refused(self) -> None:
-        """routed_experts of another model, or for a dense one, are refused"""
-        self._require_replay(trains=True)
-        sample, objective = with_experts(batch(), OTHER), OBJECTIVES["lm"]
-        findings = dict.fromkeys(self.mixtures, "experts per token in") | {"llama": "no routers"}
-        del findings[OTHER]
-        for family, finding in findings.items():
-            engine = self.trained_engine(family)
-            with pytest.raises(ModelError, match=finding):
-                engine.train_batch(sample, objective.loss, objective.weight)
+        self.require_plain_ranks(replaying_ranks)
 
     def test_a_sampler_reports_the_experts_of_all_tokens(self) -> None:
         """routing_replay: reports the experts of prompt and response"""
-        self._require_replay(generates=True)
+        self._require_replay("GENERATES")
         for family in self.mixtures:
-            engine = self._replaying_sampler(family)
+            engine = self.engine(family)
             # slots are refilled, and gaps between them closed
             drawn = generate(
                 engine, routing_replay=True, responses_per_prompt=2, max_concurrent_responses=3
@@ -155,119 +95,44 @@ class RoutingReplayChecks(BackendChecks):
             if (finding := misreport(drawn, family)) is not None:
                 raise Violation(finding, REPORT, source_of(engine, "generate"))
 
-    def test_without_routing_replay_nothing_is_reported(self) -> None:
-        """without routing_replay no experts are reported"""
-        self._require_replay(generates=True)
-        engine = self._replaying_sampler(self.mixtures[0])
-        if generate(engine).routed_experts is not None:
-            cause = "report them only if the settings ask for them"
-            raise Violation(
-                "routed_experts without being asked", cause, source_of(engine, "generate")
-            )
-
-    def test_a_dense_model_has_no_experts_to_replay(self) -> None:
-        """routing_replay of a dense model is refused"""
-        self._require_replay(generates=True)
-        with pytest.raises(ModelError, match="has no routers"):
-            generate(self._replaying_sampler("llama"), routing_replay=True)
-
-    # -- parts -------------------------------------------------------------------------------------
-
-    def _require_replay(
-        self, trains: bool = False, scores: bool = False, generates: bool = False
-    ) -> None:
+    def _require_replay(self, ability: str) -> None:
+        """Skip the check of a backend that does not declare the ability and ROUTING_REPLAY."""
         cls = type(self.backend())
-        if not cls.ROUTING_REPLAY:
-            pytest.skip("does not promise it (ROUTING_REPLAY)")
+        if not cls.ROUTING_REPLAY or not getattr(cls, ability):
+            pytest.skip(f"does not promise it (ROUTING_REPLAY, {ability})")
         if not self.mixtures:
             pytest.skip("not tried: runs no mixture of experts")
-        if (trains and not cls.TRAINS) or (scores and not cls.SCORES):
-            pytest.skip("does not train" if trains else "does not score")
-        if generates and not cls.GENERATES:
-            pytest.skip("does not generate")
 
-    def _replaying_sampler(self, family: str) -> Any:
-        engine = self.engine(family)
+
+class ReplayedLife(MixtureLife):
+    """With prescribed experts."""
+
+    def sample(self, step: int) -> SequenceSample:
+        return with_experts(batch(step), self.family, step)
+
+    def plain_step(self, plain: PlainTraining) -> PlainStep:
+        model = PrescribedModel(plain.lm)
+
+        def step(sample: SequenceSample, rate: float) -> Mapping[str, float]:
+            model.prepared(sample)
+            numbers = plain.step([sample], OBJECTIVES[self.head].plain, rate)
+            return numbers | (model.loads() if self._measures else {})
+
+        return step
+
+    def before_training(self, engine: TrainEngine) -> Deviations:
+        """Infinite if the engine generates and reports other experts, otherwise 0."""
         if not isinstance(engine, GenerationEngine):
-            pytest.skip("does not generate")
-        return engine
-
-    def _require_followed(self, deviations: Mapping[str, float], who: str) -> None:
-        for quantity, apart in deviations.items():
-            if not apart <= self.tolerance:
-                finding = f"{quantity} of {who} is off by {apart:.2g} with prescribed experts"
-                where = source_of(self.trained_engine(), "forward_micro_batch", "loss_of")
-                raise Violation(finding, FOLLOW, where)
-
-
-@dataclass(frozen=True)
-class ReplayedLife:
-    """A few training steps with prescribed experts, alone or as one of two ranks."""
-
-    checks: BackendChecks
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    degrees: Mapping[str, int] = field(default_factory=dict)
+            return {}
+        drawn = generate(engine, routing_replay=True, responses_per_prompt=2)
+        return {"the report": math.inf if misreport(drawn, self.family) else 0.0}
 
     @property
     def _measures(self) -> bool:
         """Whether the engine reports the load of experts."""
-        return all(self.settings.get(name) == 0 for name in MEASURED) and hasattr(
+        return self.settings.keys() >= MEASURED.keys() and hasattr(
             self.checks.backend(), "router_aux_loss_coef"
         )
-
-    def on_rank(self, rank: int) -> dict[str, float]:
-        """Likewise, in a process of its own."""
-        with self.checks.at_device():
-            return self.deviations(rank)
-
-    def deviations(self, rank: int | None = None) -> dict[str, float]:
-        """The largest relative error of each number, compared with a plain loop."""
-        engine = self._engine(rank)
-        plain = PlainTraining(tiny_model(self.family), self.checks.optimizer_settings(**SETTINGS))
-        model = PrescribedModel(plain.lm)
-        worst = {"the report": self._misreported(engine)}
-        for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
-            sample = with_experts(batch(step), self.family, step)
-            model.prepared(sample)
-            expected = plain.step([sample], OBJECTIVES["lm"].plain, rate)
-            if self._measures:
-                expected |= model.loads()
-            errors = relative_errors(self._train(engine, sample, step, rank), expected)
-            worst |= {name: max(worst.get(name, 0.0), error) for name, error in errors.items()}
-        weights = self.checks.weights(engine)
-        return worst | {"weights": weights_apart(weights, plain.weights())}
-
-    def _misreported(self, engine: TrainEngine) -> float:
-        """Infinite if the engine generates and reports other experts, otherwise 0."""
-        if not isinstance(engine, GenerationEngine):
-            return 0.0
-        drawn = generate(engine, routing_replay=True, responses_per_prompt=2)
-        return math.inf if misreport(drawn, self.family) else 0.0
-
-    def _train(
-        self, engine: TrainEngine, sample: SequenceSample, step: int, rank: int | None
-    ) -> Mapping[str, float]:
-        """The stats of a step on this rank's share."""
-        share, objective, cuts = sample, OBJECTIVES["lm"], MicroBatchSpec(n_mbs=3 - step)
-        if rank is not None and self.degrees.get("dp", 1) > 1:
-            share = share_of(sample, SHARES[step], rank, 2)
-        return engine.train_batch(share, objective.loss, objective.weight, "global", cuts, step)
-
-    def _engine(self, rank: int | None) -> TrainEngine:
-        degrees = {name: size for name, size in self.degrees.items() if name != "ep"}
-        mesh = None if rank is None else mesh_of_ranks(**degrees)
-        settings = SETTINGS | dict(self.settings)
-        settings |= {"mesh": mesh, "expert_ranks": self.degrees.get("ep", 1)}
-        return self.checks.trained_engine(self.family, **settings)
-
-
-def relative_errors(actual: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
-    """Relative where a number is not small."""
-    return {
-        name: abs(actual.get(name, math.inf) - value) / max(abs(value), 0.1)
-        for name, value in expected.items()
-    }
 
 
 # -- a plain model ---------------------------------------------------------------------------------

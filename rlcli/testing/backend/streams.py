@@ -51,6 +51,21 @@ class StreamChecks(BackendChecks):
                 )
                 raise Violation(finding, "answer each prompt as if it were alone", where)
 
+    def test_a_stream_makes_room_for_longer_prompts(self) -> None:
+        """make_room: a stream also answers longer prompts than it was opened for"""
+        engine = self.streaming_engine()
+        expected = generate(engine, greedy=True).tokens
+        settings = {"greedy": True, "temperature": 1.0, "max_new_tokens": 12}
+        with self.stream(engine, longest=1, **settings) as stream:
+            for seed, (prompt, tokens) in enumerate(zip(asked(), expected, strict=True)):
+                stream.make_room(len(prompt))
+                stream.submit(prompt, seed)
+                (response,) = collect_some(stream).values()
+                if response.tokens.tolist() != tokens.tolist():
+                    finding = f"{response.tokens.tolist()}, {tokens.tolist()} of a batch"
+                    where = source_of(engine, "open")
+                    raise Violation(finding, "answer each prompt as if it were alone", where)
+
     def test_a_pause_changes_no_log_prob(self) -> None:
         """after a pause with new weights, recomputation confirms each segment"""
         engine, source, requests = self.streaming_engine(seed=1), self.engine(seed=2), asked() * 2
@@ -108,14 +123,16 @@ class StreamChecks(BackendChecks):
             pytest.skip("answers whole batches only")
         return engine
 
-    def stream(self, engine: GenerationEngine, **settings: Any) -> ResponseStream:
+    def stream(
+        self, engine: GenerationEngine, longest: int = LONGEST, **settings: Any
+    ) -> ResponseStream:
         defaults = {
             "max_new_tokens": NEW_TOKENS,
             "temperature": TEMPERATURE,
             "max_concurrent_responses": 8,
         }
         return engine.open(
-            TinyTokenizer(), GenerationHyperparameters(**(defaults | settings)), LONGEST
+            TinyTokenizer(), GenerationHyperparameters(**(defaults | settings)), longest
         )
 
     def _require_log_probs(

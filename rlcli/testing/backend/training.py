@@ -181,6 +181,7 @@ class BackendTrainingChecks(BackendChecks):
         certain = self.certain(tiny_model(family, head=head), objective.plain)
         for step, rate in enumerate(self.rates()):
             expected = plain.step([batch(step)], objective.plain, rate)
+            expected |= objective.stats(batch(step))
             cut = MicroBatchSpec(n_mbs=1 + step)
             actual = engine.train_batch(
                 batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step

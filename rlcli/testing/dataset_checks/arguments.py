@@ -18,27 +18,29 @@ from rlcli.testing.arguments import (
     Effects,
     VariedArgument,
     arguments_of,
+    check_variants,
     declared_needs,
     demand_effects,
+    run_each,
 )
-from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.dataset_checks.first_rows import FirstRows, reader
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.first_rows import FirstRows
 from rlcli.testing.dataset_checks.order import OrderChecks
+from rlcli.testing.dataset_checks.rendering import RenderingChecks
 from rlcli.testing.dataset_checks.samples import (
     SYSTEM,
     SampleChecks,
-    decoded,
-    sequences_of,
     unusual,
 )
+from rlcli.testing.dataset_checks.sequences import decoded, sequences_of
 from rlcli.testing.dataset_checks.trial import (
     Trial,
     as_line,
-    content_of,
-    id_of,
+    contents,
     longest_sequence,
-    needs_template,
     read,
+    records,
+    usual_tokenizer,
 )
 from rlcli.testing.tokenizer import MARKED_TEMPLATE, byte_tokenizer
 
@@ -57,8 +59,9 @@ OF_EVERY_VARIANT: Sequence[Callable[[Any, Trial], None]] = (
     OrderChecks.test_no_shared_state,
     SampleChecks.test_samples_are_valid,
     SampleChecks.test_samples_make_a_batch,
-    SampleChecks.test_masks,
+    SampleChecks.check_outlines,
     SampleChecks.test_preview,
+    RenderingChecks.test_masks_do_not_depend_on_markers,
 )
 
 
@@ -69,30 +72,30 @@ class DatasetArgumentChecks(Contract):
 
     def test_every_variant(self, trial: Trial) -> None:
         """with each value of each flag and choice, samples are valid, and the same in any order"""
-        for changes in effects_of(trial).variants():
+
+        def check(changes: Changes) -> None:
             for tokenizer in (trial.tokenizer, byte_tokenizer(chat=True)):
                 args = {**trial.args, **changes}
                 variant = dataclasses.replace(trial, args=args, tokenizer=tokenizer)
                 if isinstance(_outcome(trial, changes, tokenizer=tokenizer), list):
-                    _check_variant(self, variant, changes)
-                    break
+                    return run_each(OF_EVERY_VARIANT, self, variant)
+
+        check_variants(effects_of(trial).variants(), check)
 
     def test_columns_are_found_by_their_names(self, trial: Trial) -> None:
         """an argument that names a column has the dataset read that column"""
-        expected = None
         for name, column in _column_arguments(trial):
             if column is None:
                 _demand_that_a_column_is_read(trial, name)
             elif any(column in row for row in trial.rows):
-                expected = expected or _samples(trial.demand())
                 rows = [_renamed(row, column) for row in trial.rows]
-                if _samples(trial.demand(rows, changes={name: NEW_COLUMN})) != expected:
-                    raise Violation(
-                        f"samples change when the column {column} of its rows has another name "
-                        f"and {name} is set to that",
-                        f"read the column that {name} names, wherever it is used",
-                        place_of(reader(trial.demand())),
-                    )
+                trial.demand_same(
+                    read(trial.demand()),
+                    read(trial.demand(rows, changes={name: NEW_COLUMN})),
+                    f"when the column {column} of its rows has another name and {name} is that",
+                    f"read the column that {name} names, wherever it is used",
+                    trial.reader,
+                )
 
     def test_texts_of_arguments_are_kept_as_written(self, trial: Trial) -> None:
         """an argument whose text is in the tokens is there as written"""
@@ -104,7 +107,7 @@ class DatasetArgumentChecks(Contract):
                 raise Violation(
                     f"the argument {name} is {written!r}, which is not in its tokens",
                     "leave it as it is: no strip, format, % or splitlines",
-                    place_of(reader(dataset)),
+                    trial.reader,
                 )
 
     def test_texts_of_arguments_are_not_in_the_metadata(self, trial: Trial) -> None:
@@ -119,7 +122,7 @@ class DatasetArgumentChecks(Contract):
                             f"with another {name}, {field} of the metadata is "
                             f"{after.metadata[field][0]!r:.60} and not {row[field]!r:.60}",
                             "put the row's own field into the metadata",
-                            place_of(reader(trial.demand())),
+                            trial.reader,
                         )
 
     def test_splits_share_no_prompt(self, trial: Trial) -> None:
@@ -143,18 +146,6 @@ class DatasetArgumentChecks(Contract):
                         "decide by a hash of a row's content to which split it belongs",
                         trial.location,
                     )
-
-
-def _check_variant(checks: DatasetArgumentChecks, variant: Trial, changes: Changes) -> None:
-    for test in OF_EVERY_VARIANT:
-        try:
-            test(checks, variant)
-        except pytest.skip.Exception:
-            continue
-        except Violation as violation:
-            settings = ", ".join(f"{name}={value}" for name, value in changes.items())
-            finding = f"with {settings}: {violation.finding}"
-            raise Violation(finding, violation.cause, violation.where) from violation
 
 
 def effects_of(trial: Trial) -> Effects:
@@ -192,11 +183,10 @@ def _arguments(trial: Trial) -> list[VariedArgument]:
 def _situations(trial: Trial) -> Iterator[dict[str, Any]]:
     """How to make the dataset so that some argument shows its effect: with tokenizers, malformed
     rows, and rows that lack a field."""
-    plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
-    usual = chat if needs_template(trial.cls) else plain
-    yield {"tokenizer": chat}
+    usual = usual_tokenizer(trial.cls)
+    yield {"tokenizer": byte_tokenizer(chat=True)}
     yield {"tokenizer": byte_tokenizer(chat=True, template=MARKED_TEMPLATE)}
-    yield {"tokenizer": plain}
+    yield {"tokenizer": byte_tokenizer()}
     lines = [as_line(row) for row in trial.rows]
     if lines:
         yield {"tokenizer": usual, "lines": [lines[0], "{", "[", *lines[1:]]}
@@ -210,15 +200,11 @@ def _outcome(trial: Trial, changes: Changes, **situation: Any) -> Any:
     """The contents of samples, whose ids may name arguments; a text if the rows are refused; None
     if the arguments are."""
     try:
-        return [content for _, content in _samples(trial.make(changes=changes, **situation))]
+        return contents(read(trial.make(changes=changes, **situation)))
     except (DataError, ModelError) as refusal:
         return refusal.what
     except Exception:  # values that its author did not think of may raise anything
         return None
-
-
-def _samples(dataset: Any) -> list[Any]:
-    return [(id_of(sample), content_of(sample)) for sample in read(dataset)]
 
 
 def _component(trial: Trial) -> Any:
@@ -243,7 +229,7 @@ def _renamed(row: Mapping[str, Any], column: str) -> dict[str, Any]:
 def _demand_that_a_column_is_read(trial: Trial, name: str) -> None:
     """Raises Violation if a column that no argument named before changes no sample, whatever it
     holds; some of what it holds may be refused."""
-    usual = _samples(trial.demand())
+    usual = records(read(trial.demand()))
     accepted = 0
     for content in (_text_for, _numbers_for):
         rows = [{**row, NEW_COLUMN: content(row)} for row in trial.rows]
@@ -256,13 +242,13 @@ def _demand_that_a_column_is_read(trial: Trial, name: str) -> None:
         SampleChecks().test_samples_are_valid(
             dataclasses.replace(trial, args=args, given_rows=rows)
         )
-        if _samples(dataset) != usual:
+        if records(read(dataset)) != usual:
             return
     if accepted:
         raise Violation(
             f"samples are the same whatever is in the column that {name} names",
             "use it, or take the argument away",
-            place_of(reader(trial.demand())),
+            trial.reader,
         )
 
 
@@ -300,7 +286,5 @@ def _prompts(trial: Trial, changes: Changes) -> set[tuple[int, ...]]:
     dataset = trial.demand(changes=changes)
     prompts: set[tuple[int, ...]] = set()
     for index in range(min(len(dataset), ROWS_OF_A_SPLIT)):
-        for tokens, trained in sequences_of(dataset[index]):
-            flags = [*(trained or [False] * len(tokens)), True]
-            prompts.add(tuple(tokens[: flags.index(True)]))
+        prompts |= {tuple(sequence.prompt) for sequence in sequences_of(dataset[index])}
     return prompts

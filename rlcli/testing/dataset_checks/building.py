@@ -10,8 +10,7 @@ import pytest
 
 from rlcli.registry import load
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.dataset_checks.trial import Trial, needs_template
-from rlcli.testing.tokenizer import byte_tokenizer
+from rlcli.testing.dataset_checks.trial import Trial, usual_tokenizer
 
 
 class BuildingChecks(Contract):
@@ -22,7 +21,7 @@ class BuildingChecks(Contract):
 
     @pytest.fixture
     def tokenizer(self) -> Any:
-        return byte_tokenizer(chat=needs_template(load("datasets", self.name)))
+        return usual_tokenizer(load("datasets", self.name))
 
     @pytest.fixture
     def trial(self, tmp_path: Path, tokenizer: Any) -> Trial:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.preview import preview_of
 from rlcli.errors import RlcliError
 from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.dataset_checks.sequences import sequences_of
 from rlcli.testing.dataset_checks.trial import (
     Line,
     Trial,
     as_line,
-    first_difference,
     id_of,
     longest_sequence,
     read,
@@ -69,13 +68,12 @@ class FileChecks(Contract):
         lines = [as_line(row) for row in rows]
         all_rows = read(trial.demand())
         dataset = trial.demand(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
-        mismatch = first_difference([all_rows[0], *all_rows[2:]], read(dataset))
-        if mismatch:
-            raise Violation(
-                f"with a malformed row skipped, {mismatch}",
-                "skip only that row; number rows by their lines",
-                trial.location,
-            )
+        trial.demand_same(
+            [all_rows[0], *all_rows[2:]],
+            read(dataset),
+            "with a malformed row skipped",
+            "skip only that row; number rows by their lines",
+        )
         if hasattr(dataset, "survey") and [
             bad.split(": ")[0] for bad in dataset.survey().bad_rows
         ] != [f"{trial.file}:2"]:
@@ -94,13 +92,9 @@ class FileChecks(Contract):
             pytest.skip("has no max_rows")
         all_rows = read(trial.demand())
         for count in range(1, len(all_rows) + 1):
-            mismatch = first_difference(all_rows[:count], read(trial.demand(max_rows=count)))
-            if mismatch:
-                raise Violation(
-                    f"with max_rows = {count}, {mismatch}",
-                    "stop after that many rows",
-                    trial.location,
-                )
+            first_rows = read(trial.demand(max_rows=count))
+            occasion = f"with max_rows = {count}"
+            trial.demand_same(all_rows[:count], first_rows, occasion, "stop after that many rows")
 
     def test_overlong_refused(self, trial: Trial) -> None:
         """a row beyond max_length is refused with its line"""
@@ -125,13 +119,8 @@ class FileChecks(Contract):
         limit, _ = _limit(trial)
         expected = [sample for sample in read(trial.demand()) if longest_sequence(sample) <= limit]
         dataset = _make_overlong(trial, "drop", limit)
-        mismatch = first_difference(expected, read(dataset))
-        if mismatch:
-            raise Violation(
-                f"under max_length = {limit}, {mismatch}",
-                "drop only what is longer than max_length",
-                trial.location,
-            )
+        cause = "drop only what is longer than max_length"
+        trial.demand_same(expected, read(dataset), f"under max_length = {limit}", cause)
         if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(
             expected
         ):
@@ -244,23 +233,11 @@ def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: 
     """What is wrong with a row that was cut on one side; empty if nothing is."""
     if id_of(before) != id_of(after):
         return f"its id was {id_of(before)!r} and is {id_of(after)!r}"
-    uncut, cut = preview_of(before), preview_of(after)
-    for number, tokens in enumerate(cut.sequences):
-        full, count = uncut.sequences[number], len(tokens)
-        if count > limit:
-            return f"it has {count} tokens, more than {limit}"
-        rest = slice(len(full) - count, None) if side == "truncate_left" else slice(count)
-        if full[rest] != tokens:
-            return (
-                f"what {side} leaves is not the "
-                f"{'end' if side == 'truncate_left' else 'start'} of the row"
-            )
-        if (
-            cut.trained is not None
-            and uncut.trained is not None
-            and uncut.trained[number][rest] != cut.trained[number]
-        ):
-            return "its mask does not match the tokens that are left"
-    if max(map(len, uncut.sequences)) > limit > max(map(len, cut.sequences)):
-        return f"{max(map(len, cut.sequences))} tokens are left where {limit} have room"
-    return ""
+    for uncut, cut in zip(sequences_of(before), sequences_of(after), strict=False):
+        count = len(cut.tokens)
+        is_end = side == "truncate_left"
+        left = slice(len(uncut.tokens) - count, None) if is_end else slice(count)
+        if (uncut.tokens[left], uncut.trained[left]) != (cut.tokens, cut.trained):
+            return f"what {side} leaves is not the {'end' if is_end else 'start'} with its mask"
+    length, room = longest_sequence(after), min(longest_sequence(before), limit)
+    return "" if length == room else f"{length} tokens are left where {room} have room"

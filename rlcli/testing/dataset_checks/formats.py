@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.dataset_checks.samples import shown_texts, unusual, with_texts
-from rlcli.testing.dataset_checks.trial import Trial, content_of, read
+from rlcli.testing.dataset_checks.samples import shown_texts, texts_of, unusual, with_texts
+from rlcli.testing.dataset_checks.trial import Record, Trial, contents, first_difference, read
 
 Rows = Sequence[dict[str, Any]]
+
+PROMPT_COLUMN = "prompt_key"
+"""The argument that names the column of prompts."""
 
 
 class FormatChecks(Contract):
@@ -24,50 +27,59 @@ class FormatChecks(Contract):
         if not trial.rows:
             pytest.skip("has no rows that could be written in another format")
         rows = with_texts(trial.rows, shown_texts(trial, trial.tokenizer), unusual)
-        expected = [content_of(sample) for sample in read(trial.demand(rows))]
+        expected = contents(read(trial.demand(rows)))
         for suffix, write in WRITERS.items():
             file = trial.folder / f"rows{suffix}"
             if not write(file, rows):
                 continue
-            contents = _contents(trial, file)
-            if not contents:  # it does not read this format
+            of_file = _contents(trial, file)
+            if not of_file:  # it does not read this format
                 continue
-            _compare(trial, expected, contents, f"a {suffix} file")
+            _compare(trial, expected, of_file, f"with its rows in a {suffix} file")
             if suffix not in TABLES:  # some spreadsheets begin their files so
                 file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
-                marked = f"a {suffix} file that begins with a byte order mark"
+                marked = f"with its rows in a {suffix} file that begins with a byte order mark"
                 _compare(trial, expected, _contents(trial, file), marked)
 
+    @pytest.mark.parametrize("blank", [" ", "\n", "\t"], ids=["space", "line break", "tab"])
+    def test_prompts_within_answers_mean_the_same(self, trial: Trial, blank: str) -> None:
+        """a prompt with which all answers begin, and no column holds, gives the same samples"""
+        column = str(getattr(trial.demand(), PROMPT_COLUMN, None))
+        rows = [row for row in trial.rows if isinstance(row.get(column), str)]
+        if not rows:
+            pytest.skip("has no prompts in a column")
+        apart = [_with_answers(row, column, blank) for row in rows]
+        within = [_with_answers(row, column, row[column] + blank) for row in rows]
+        for row in within:
+            del row[column]
+        try:
+            samples = read(trial.make(within, changes={PROMPT_COLUMN: None}))
+        except Exception:
+            pytest.skip("prompts must have a column")
+        expected = contents(read(trial.demand(apart)))
+        occasion = f"with answers that begin with the prompt and {blank!r}"
+        _compare(trial, expected, contents(samples), occasion)
 
-def _contents(trial: Trial, file: Path) -> list[dict[str, Any]]:
+
+def _with_answers(row: dict[str, Any], prompt: str, start: str) -> dict[str, Any]:
+    """A row with something in front of its texts, except the prompt."""
+    answers = {name: value for name, value in row.items() if name not in (prompt, "id")}
+    texts = [text for value in answers.values() for text in texts_of(value)]
+    return row | with_texts([answers], texts, lambda text: start + text)[0]
+
+
+def _contents(trial: Trial, file: Path) -> list[Record]:
     """Those of the samples; none if the dataset does not take the file."""
     try:
-        return [content_of(sample) for sample in read(trial.make(file=file))]
+        return contents(read(trial.make(file=file)))
     except Exception:  # whatever a reader of another format raises
         return []
 
 
-def _compare(
-    trial: Trial, expected: list[dict[str, Any]], contents: list[dict[str, Any]], file: str
-) -> None:
-    if contents != expected:
-        raise Violation(
-            f"{_first_difference(expected, contents)} if its rows are in {file}",
-            "read all formats into the same rows, with the same types",
-            trial.location,
-        )
-
-
-def _first_difference(expected: list[dict[str, Any]], contents: list[dict[str, Any]]) -> str:
-    if len(contents) != len(expected):
-        return f"it has {len(contents)} rows and not {len(expected)}"
-    unequal = (
-        f"{name} of row {index} is {str(content.get(name))[:40]} and not {str(value)[:40]}"
-        for index, (row, content) in enumerate(zip(expected, contents, strict=True))
-        for name, value in row.items()
-        if content.get(name) != value
-    )
-    return next(unequal, "a row has more")
+def _compare(trial: Trial, expected: list[Record], of_file: list[Record], occasion: str) -> None:
+    if mismatch := first_difference(expected, of_file):
+        cause = "read all formats into the same rows, with the same types"
+        raise Violation(f"{occasion}, {mismatch}", cause, trial.location)
 
 
 def _write_list(file: Path, rows: Rows) -> bool:

@@ -20,9 +20,11 @@ from rlcli.testing.dataset_checks.first_rows import LOOKED_AT, FirstRows, reader
 from rlcli.testing.dataset_checks.trial import (
     Trial,
     content_of,
+    contents,
     difference,
     first_difference,
     id_of,
+    ids_of,
     longest_sequence,
     read,
     shown_rows,
@@ -74,9 +76,7 @@ class OrderChecks(Contract):
 
     def test_ids(self, trial: Trial) -> None:
         """ids are unique, whatever the seed"""
-        first, second = (
-            [id_of(sample) for sample in read(trial.demand(seed=seed))] for seed in (1, 2)
-        )
+        first, second = (ids_of(read(trial.demand(seed=seed))) for seed in (1, 2))
         for id_ in first:
             if first.count(id_) > 1:
                 raise Violation(
@@ -98,11 +98,8 @@ class OrderChecks(Contract):
             expected = read(trial.demand())
         for seed in (1, 2, 3, 4):
             with _global_randomness(seed) as moved:
-                mismatch, drawn_from = first_difference(expected, read(trial.demand())), moved()
-            if mismatch:
-                raise Violation(
-                    f"built twice with one seed, {mismatch}", DRAW_BY_SEED, trial.location
-                )
+                again, drawn_from = read(trial.demand()), moved()
+            trial.demand_same(expected, again, "built twice with one seed", DRAW_BY_SEED)
             if drawn_from:
                 finding = f"reading it advances the random state of the whole process: {drawn_from}"
                 raise Violation(finding, DRAW_BY_SEED, trial.location)
@@ -115,8 +112,10 @@ class OrderChecks(Contract):
         dataset, reseeded = trial.demand(copies), trial.demand(copies, seed=2)
         if len(dataset) != len(copies):
             pytest.skip("has no sample for each row")
-        first = [content_of(dataset[index]) for index in range(len(copies))]
-        second = [content_of(reseeded[index]) for index in range(len(copies))]
+        first, second = (
+            [content_of(drawn[index]) for index in range(len(copies))]
+            for drawn in (dataset, reseeded)
+        )
         groups = [first[index :: len(trial.rows)] for index in range(len(trial.rows))]
         is_drawn = any(content != group[0] for group in groups for content in group)
         if is_drawn and first == second:
@@ -134,14 +133,9 @@ class OrderChecks(Contract):
         rows = trial.at_least(MANY_ROWS)
         here = as_read(trial.demand(rows))
         for hash_seed, answer in answers(trial, rows):
-            if answer["rows"] != here["rows"]:
-                pairs = enumerate(zip(here["rows"], answer["rows"], strict=False))
-                index, (mine, theirs) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+            if mismatch := first_difference(here["rows"], answer["rows"]):
                 raise Violation(
-                    (
-                        f"row {index} is {_parted(mine, theirs)} in a process with "
-                        f"PYTHONHASHSEED={hash_seed}"
-                    ),
+                    f"{mismatch} in a process with PYTHONHASHSEED={hash_seed}",
                     (
                         "sets and hash() differ between processes: sort what comes out of a set, "
                         "and use stable_seed"
@@ -164,22 +158,29 @@ class OrderChecks(Contract):
         dataset = trial.demand(**streaming)
         if not isinstance(dataset, FirstRows):
             pytest.skip("not a stream")
-        if streaming:
-            _demand_rows_of_file(trial)
         for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
             stream = trial.demand(**streaming)
             again = list(islice(stream.rows_from(0, start), LOOKED_AT - start))
-            mismatch = first_difference(dataset.rows[start:], again)
-            if mismatch or len(again) != len(dataset) - start:
-                finding = mismatch or f"there are {len(again)} rows"
-                raise Violation(
-                    f"from row {start} on {finding}",
-                    (
-                        "rows_from(epoch, start) gives what is left of rows_from(epoch, 0), so "
-                        "that a run can be resumed"
-                    ),
-                    place_of(reader(dataset)),
-                )
+            trial.demand_same(
+                dataset.rows[start:],
+                again,
+                f"read from row {start} on",
+                "rows_from(epoch, start) gives what is left of rows_from(epoch, 0), so that a run "
+                "can be resumed",
+                place_of(reader(dataset)),
+            )
+
+    def test_long_streams(self, trial: Trial) -> None:
+        """with `streaming`, a long file gives its rows from any place, also where some are
+        dropped"""
+        if not trial.takes("streaming"):
+            pytest.skip("has no setting streaming")
+        count = -(-LONG_STREAM // len(trial.rows))
+        copies = _copies(trial.rows, count) if trial.goes_by_ids else trial.rows * count
+        _demand_same_rows(trial, copies)
+        if trial.takes("overlong") and trial.takes("max_length"):
+            longest = max(map(longest_sequence, read(trial.demand())))
+            _demand_same_rows(trial, copies, overlong="drop", max_length=longest - 1)
 
     def test_any_order(self, trial: Trial) -> None:
         """a row is the same whenever it is read"""
@@ -195,29 +196,23 @@ class OrderChecks(Contract):
             ("the second time", backward),
             ("when reading begins in the middle", [*early, *late]),
         ):
-            mismatch = first_difference(forward, again)
-            if mismatch:
-                raise Violation(
-                    f"{occasion}, {mismatch}",
-                    (
-                        "__getitem__ must not remember what was read: a run that is "
-                        "resumed begins in the middle"
-                    ),
-                    place_of(type(used).__getitem__),
-                )
+            trial.demand_same(
+                forward,
+                again,
+                occasion,
+                "__getitem__ must not remember what was read: a run that is resumed begins in the "
+                "middle",
+                place_of(type(used).__getitem__),
+            )
 
     def test_no_shared_state(self, trial: Trial) -> None:
         """changing a sample changes no other"""
         dataset, expected = trial.demand(), read(trial.demand())
         for index in range(shown_rows(dataset)):
             _spoil(dataset[index])
-        mismatch = first_difference(expected, read(dataset))
-        if mismatch:
-            raise Violation(
-                f"after samples were changed, {mismatch}",
-                "make the tensors and lists of a sample when it is asked for, or copy them",
-                place_of(reader(dataset)),
-            )
+        cause = "make the tensors and lists of a sample when it is asked for, or copy them"
+        occasion = "after samples were changed"
+        trial.demand_same(expected, read(dataset), occasion, cause, trial.reader)
 
     def test_neighbours(self, trial: Trial) -> None:
         """a row is the same whatever its neighbours"""
@@ -241,13 +236,10 @@ class OrderChecks(Contract):
     def test_ranks(self, trial: Trial, ranks: int) -> None:
         """over 1, 2 and 3 ranks, each row appears once"""
         rows = trial.at_least(2 * ranks + 1)  # a number not divisible by the number of ranks
-        all_ids = [id_of(sample) for sample in read(trial.demand(rows))]
+        all_ids = ids_of(read(trial.demand(rows)))
         if trial.reads_file and len(set(all_ids)) < ranks:
             pytest.skip(f"not tried: there are not {ranks} rows")
-        parts = [
-            [id_of(sample) for sample in read(trial.demand(rows, rank=rank, ranks=ranks))]
-            for rank in range(ranks)
-        ]
+        parts = [ids_of(read(trial.demand(rows, rank=rank, ranks=ranks))) for rank in range(ranks)]
         if all(ids == all_ids for ids in parts):
             return  # the runtime distributes the rows
         dealt = [id_ for ids in parts for id_ in ids]
@@ -292,28 +284,18 @@ class OrderChecks(Contract):
                 )
 
 
-def _demand_rows_of_file(trial: Trial) -> None:
-    """A long stream has the rows of its file, from any place, also where some are dropped."""
-    count = -(-LONG_STREAM // len(trial.rows))
-    copies = _copies(trial.rows, count) if trial.goes_by_ids else trial.rows * count
-    _demand_same_rows(trial, copies)
-    if trial.takes("overlong") and trial.takes("max_length"):
-        longest = max(map(longest_sequence, read(trial.demand())))
-        _demand_same_rows(trial, copies, overlong="drop", max_length=longest - 1)
-
-
 def _demand_same_rows(trial: Trial, copies: Rows, **settings: Any) -> None:
     rows = trial.demand(copies, streaming=False, **settings)
     stream = trial.demand(copies, streaming=True, **settings)
     for start in STARTS:
         continued = list(islice(stream.rows_from(0, start), 2))
-        expected = [rows[index] for index in range(start, min(start + 2, len(rows)))]
-        if mismatch := first_difference(expected, continued):
-            raise Violation(
-                f"with streaming, from row {start} on {mismatch}",
-                "a stream has the rows of the file, in its order, without those that it drops",
-                place_of(reader(stream)),
-            )
+        trial.demand_same(
+            [rows[index] for index in range(start, min(start + 2, len(rows)))],
+            continued,
+            f"with streaming, read from row {start} on",
+            "a stream has the rows of the file, in its order, without those that it drops",
+            place_of(reader(stream)),
+        )
 
 
 def _copies(rows: Rows, count: int) -> Rows:
@@ -333,33 +315,20 @@ def _two_or_more(trial: Trial) -> list[dict[str, Any]]:
     return trial.named_rows
 
 
-def _parted(text: Any, other_text: Any, most: int = 40) -> str:
-    """Two texts, from the point where they differ."""
-    first, second = str(text), str(other_text)
-    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
-    start = max(0, start - most // 2)
-    return f"…{first[start : start + most]}… here, …{second[start : start + most]}…"
-
-
 def _unlike(
     expected: Sequence[SequenceSample], samples: Sequence[SequenceSample], has_ids: bool
 ) -> str:
     """How the rows found differ from those of the same id or, without ids,
     from any with the same content."""
     if has_ids:
-        by_id = {id_of(sample): sample for sample in expected}
+        by_id = {id_of(sample): content_of(sample) for sample in expected}
         for sample in samples:
-            if id_of(sample) not in by_id:
-                return f"there is a row {id_of(sample)!r} that was not there before"
-            different = difference(by_id[id_of(sample)], sample)
-            if different:
+            if different := difference(by_id.get(id_of(sample), {}), content_of(sample)):
                 return f"row {id_of(sample)!r}: {different}"
         return ""
-    contents = [content_of(sample) for sample in expected]
-    for index, sample in enumerate(samples):
-        if content_of(sample) not in contents:
-            return f"row {index} holds what no row held before"
-    return ""
+    former = contents(expected)
+    strange = [index for index, content in enumerate(contents(samples)) if content not in former]
+    return f"row {strange[0]} holds what no row held before" if strange else ""
 
 
 def _spoil(sample: SequenceSample) -> None:
@@ -391,16 +360,10 @@ def _global_randomness(seed: int) -> Iterator[Any]:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    start = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
+    start = _random_states()
 
     def moved() -> str:
-        now = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
-        same = now[0] == start[0], now[1] == start[1], bool(torch.equal(now[2], start[2]))
-        return ", ".join(
-            name
-            for name, is_same in zip(("random", "numpy", "torch"), same, strict=True)
-            if not is_same
-        )
+        return ", ".join(name for name, state in _random_states().items() if state != start[name])
 
     try:
         yield moved
@@ -408,3 +371,15 @@ def _global_randomness(seed: int) -> Iterator[Any]:
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
+
+
+def _random_states() -> dict[str, Any]:
+    """Those of the process's generators, in a form that compares."""
+    import numpy as np
+    import torch
+
+    return {
+        "random": random.getstate(),
+        "numpy": str(np.random.get_state()),
+        "torch": torch.get_rng_state().tolist(),
+    }

@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 
 from rlcli.api.data import SequenceSample
-from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.dataset_checks.first_rows import reader
-from rlcli.testing.dataset_checks.samples import SYSTEM, sequences_of
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.samples import SYSTEM
+from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
 from rlcli.testing.dataset_checks.trial import Trial, needs_template, read
-from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
+from rlcli.testing.tokenizer import (
+    CHAT_TEMPLATE,
+    MARKED_TEMPLATE,
+    as_transformers,
+    byte_tokenizer,
+)
 
 Message = dict[str, Any]
 
@@ -67,28 +72,42 @@ class RenderingChecks(Contract):
         chat = byte_tokenizer(chat=True)
         for index, conversation, sample in _conversations(trial, chat):
             expected = [chat.decode(tokens) for tokens in _renderings(chat, conversation)]
-            texts = [chat.decode(tokens) for tokens, _ in sequences_of(sample)]
+            texts = [chat.decode(sequence.tokens) for sequence in sequences_of(sample)]
             if texts and not set(texts) & set(expected):
                 fault = f"row {index} is {texts[0]!r:.90}"
                 raise _unlike_transformers(fault, f"{expected[0]!r:.90}", trial)
 
     def test_only_responses_are_trained_on(self, trial: Trial) -> None:
-        """of a conversation, whole messages of the assistant are trained on, and nothing else"""
+        """of a conversation, messages of the assistant up to their EOS are trained on, and nothing
+        else"""
         chat = byte_tokenizer(chat=True)
         for index, conversation, sample in _conversations(trial, chat):
-            responses = _texts_of_responses(chat, conversation)
-            for tokens, trained in sequences_of(sample):
-                texts = [
-                    chat.decode(run, skip_special_tokens=True) for run in _runs(tokens, trained)
-                ]
-                foreign = [text for text in texts if responses and text not in responses]
+            responses = _spans_of_responses(chat, conversation)
+            for sequence in sequences_of(sample):
+                foreign = [span for span in _spans(sequence.trained) if span not in responses]
                 if foreign:
+                    text = _shown(chat, sequence.tokens[slice(*foreign[0])])
                     raise Violation(
-                        f"row {index}: {foreign[0]!r:.60} is trained on, which is not a message of "
-                        "the assistant",
-                        "train on the content of the assistant's messages and their EOS alone",
-                        place_of(reader(trial.demand())),
+                        f"row {index}: {text} is trained on, which is not a message of the "
+                        "assistant with its EOS",
+                        "begin where the template's generation prompt ends, and end with the EOS "
+                        "of the message",
+                        trial.reader,
                     )
+
+    def test_masks_do_not_depend_on_markers(self, trial: Trial) -> None:
+        """the same texts are trained on whether a template marks them or not"""
+        if not needs_template(trial.cls):
+            pytest.skip("needs no chat template")
+        texts = [_trained_texts(trial, template) for template in (CHAT_TEMPLATE, MARKED_TEMPLATE)]
+        for index, (plain, marked) in enumerate(zip(*texts, strict=True)):
+            if plain != marked:
+                raise Violation(
+                    f"row {index}: {plain!r:.60} is trained on, and {marked!r:.60} with a template "
+                    "that marks what the assistant wrote",
+                    "select the turns to train on before looking for where they are",
+                    trial.reader,
+                )
 
 
 def _conversations(
@@ -112,7 +131,7 @@ def _unlike_transformers(fault: str, expected: str, trial: Trial) -> Violation:
         f"{fault}, and {expected} by transformers' apply_chat_template",
         "give the template the texts and messages of the row as they are; it adds everything else, "
         "including what begins a response",
-        place_of(reader(trial.demand())),
+        trial.reader,
     )
 
 
@@ -148,14 +167,21 @@ def _renderings(tokenizer: Any, conversation: RenderedConversation) -> list[list
     return [answered, [*answered, tokenizer.eos_token_id], *prompts]
 
 
-def _texts_of_responses(tokenizer: Any, conversation: RenderedConversation) -> list[str]:
-    responses = [
-        rendered_by_transformers(
-            tokenizer, [conversation.messages[place]], add_generation_prompt=False
+def _spans_of_responses(
+    tokenizer: Any, conversation: RenderedConversation
+) -> list[tuple[int, int]]:
+    """[start, end) in tokens of each message of the assistant, from behind the generation prompt to
+    its EOS; once more, with another EOS behind it."""
+    messages, tools, spans = conversation.messages, conversation.tools, []
+    for before in conversation.responses:
+        prompt, answered = (
+            rendered_by_transformers(
+                tokenizer, messages[:count], tools, add_generation_prompt=count == before
+            )
+            for count in (before, before + 1)
         )
-        for place in conversation.responses
-    ]
-    return [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in responses]
+        spans += [(len(prompt), len(answered)), (len(prompt), len(answered) + 1)]
+    return spans
 
 
 def _conversation_of(row: Mapping[str, Any]) -> RenderedConversation | None:
@@ -205,23 +231,25 @@ def _call_of(call: Mapping[str, Any]) -> dict[str, Any]:
 def _prompts_of_all(trial: Trial, tokenizer: Any, system: str | None) -> list[list[list[int]]]:
     """Those of each sample, with this system prompt and not one of the dataset's own."""
     settings: dict[str, Any] = {"system": system} if trial.takes("system") else {}
-    return [_prompts(sample) for sample in read(trial.demand(tokenizer=tokenizer, **settings))]
+    samples = read(trial.demand(tokenizer=tokenizer, **settings))
+    return [[sequence.prompt for sequence in sequences_of(sample)] for sample in samples]
 
 
-def _prompts(sample: Any) -> list[list[int]]:
-    """The tokens of each sequence that are not trained on."""
-    prompts = []
-    for tokens, trained in sequences_of(sample):
-        flags = trained or [False] * len(tokens)
-        prompts.append([token for token, flag in zip(tokens, flags, strict=True) if not flag])
-    return prompts
+def _spans(trained: Sequence[bool]) -> list[tuple[int, int]]:
+    """[start, end) of neighbouring tokens that are trained on."""
+    groups = groupby(range(len(trained)), key=trained.__getitem__)
+    spans = [[*places] for is_trained, places in groups if is_trained]
+    return [(places[0], places[-1] + 1) for places in spans]
 
 
-def _runs(tokens: Sequence[int], trained: Sequence[bool] | None) -> list[list[int]]:
-    """Neighbouring tokens that are trained on."""
-    flagged = zip(tokens, trained or [False] * len(tokens), strict=True)
-    groups = groupby(flagged, key=lambda pair: pair[1])
-    return [[token for token, _ in group] for is_trained, group in groups if is_trained]
+def _trained_texts(trial: Trial, template: str) -> list[list[str]]:
+    """What is trained on of each sample's sequences, with a chat template."""
+    tokenizer = byte_tokenizer(chat=True, template=template)
+    samples = read(trial.demand(tokenizer=tokenizer))
+    return [
+        [text_of(tokenizer, sequence.answer) for sequence in sequences_of(sample)]
+        for sample in samples
+    ]
 
 
 def _shown(tokenizer: Any, tokens: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ and how the dataset describes them."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,17 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.preview import Preview, preview_of
 from rlcli.project import is_built_in
 from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.dataset_checks.first_rows import FirstRows, reader
-from rlcli.testing.dataset_checks.trial import Trial, first_difference, needs_template, read
+from rlcli.testing.dataset_checks.first_rows import FirstRows
+from rlcli.testing.dataset_checks.sequences import (
+    TOKENS,
+    TokenSequence,
+    decoded,
+    sequences_in,
+    sequences_of,
+    text_of,
+)
+from rlcli.testing.dataset_checks.trial import Trial, longest_sequence, needs_template, read
 from rlcli.testing.tokenizer import byte_tokenizer
-
-TOKENS = ("packed_input_ids", "packed_prompts")
-"""Keys that hold token ids."""
 
 SYSTEM = "Answer in one word."
 
@@ -28,6 +34,17 @@ REJECTED = ("rejected", "negative", "neg_", "worse", "loser")
 
 INJECTED = "<eos><user>"
 """Names of special tokens, as a text may hold them to speak in another's name."""
+
+MASKS = ("prompt_mask", "prompt_lens")
+"""Keys that say which tokens are trained on."""
+
+PROMPT = re.compile("B([pE]*p)?")
+ANSWERED = re.compile("(B([pE]*p)?|b)a*e([pE]+a*e)*[pE]*")
+DOCUMENTS = re.compile("(?!bb)[abe]+")
+"""Sequences as `_outline` writes them; documents, of which all is trained on, may begin and end
+anywhere."""
+WORDS = {"B": "BOS", "b": "trained BOS", "E": "untrained EOS", "e": "EOS", "p": "prompt",
+         "a": "answer"}  # fmt: skip
 
 HABITS: dict[str, dict[str, Any]] = {
     "a tokenizer that begins texts with BOS": {"around": "<bos> $A"},
@@ -67,7 +84,7 @@ class SampleChecks(Contract):
                 sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer)
             )
             if fault:
-                raise Violation(f"row {index}: {fault}", "", place_of(reader(dataset)))
+                raise Violation(f"row {index}: {fault}", "", trial.reader)
 
     def test_samples_make_a_batch(self, trial: Trial) -> None:
         """samples gather into a batch, which can be sent to another process"""
@@ -79,15 +96,11 @@ class SampleChecks(Contract):
             raise Violation(
                 f"a batch cannot be sent to another process: {error}",
                 "ids are strings or ints, metadata what JSON can hold",
-                place_of(reader(dataset)),
+                trial.reader,
             ) from error
-        mismatch = first_difference(batch.unpack(), arrived.unpack())
-        if mismatch:
-            raise Violation(
-                f"a batch arrives changed: {mismatch}",
-                "metadata are numbers, strings, lists and mappings with string keys",
-                place_of(reader(dataset)),
-            )
+        cause = "metadata are numbers, strings, lists and mappings with string keys"
+        sent = batch.unpack()
+        trial.demand_same(sent, arrived.unpack(), "sent elsewhere", cause, trial.reader)
 
     def test_metadata_are_not_always_null(self, trial: Trial) -> None:
         """a field of the metadata says something in some row"""
@@ -98,7 +111,7 @@ class SampleChecks(Contract):
                 raise Violation(
                     f"{name} of the metadata is null in every row",
                     "fill it from the row, or leave it out",
-                    place_of(reader(dataset)),
+                    trial.reader,
                 )
 
     def test_preferred_answers_come_first(self, trial: Trial) -> None:
@@ -107,7 +120,7 @@ class SampleChecks(Contract):
         if "prompt_lens" not in trial.keys or len(dataset) != len(trial.rows):
             pytest.skip("has no pairs of answers from rows")
         for index, (row, sample) in enumerate(zip(trial.rows, read(dataset), strict=True)):
-            answers = [_answer(trial, *sequence) for sequence in sequences_of(sample)]
+            answers = [text_of(trial.tokenizer, each.answer) for each in sequences_of(sample)]
             misplaced = [
                 *_misplaced(answers[::2], _texts_of_fields(row, REJECTED)),
                 *_misplaced(answers[1::2], _texts_of_fields(row, PREFERRED)),
@@ -117,50 +130,33 @@ class SampleChecks(Contract):
                     f"row {index}: {misplaced[0]!r:.60} is at the place of the other answer",
                     "the sequences of a sample are the preferred answer, the rejected one, and so "
                     "on",
-                    place_of(reader(dataset)),
+                    trial.reader,
                 )
-
-    def test_masks(self, trial: Trial) -> None:
-        """masks are not empty, and full for documents only, which have no prompt"""
-        dataset = trial.demand()
-        masked = [
-            (index, preview_of(sample).trained or ())
-            for index, sample in enumerate(read(dataset))
-            if _is_answered(sample)
-        ]
-        if not masked:
-            pytest.skip("has no mask")
-        are_documents = not hasattr(dataset, "preview") and all(
-            all(trained) for _, sequences in masked for trained in sequences
-        )
-        for index, sequences in masked:
-            for trained in sequences:
-                if not any(trained) or (all(trained) and not are_documents):
-                    raise Violation(
-                        f"row {index}: {sum(trained)} of {len(trained)} tokens are trained on",
-                        (
-                            "prompt_mask is True on the prompt and False on the answer; "
-                            "prompt_lens counts the prompt"
-                        ),
-                        place_of(reader(dataset)),
-                    )
 
     @pytest.mark.parametrize("habit", HABITS)
     def test_special_tokens(self, trial: Trial, habit: str) -> None:
         """BOS comes once, answers end with EOS, prompts do not"""
-        tokenizer = byte_tokenizer(
-            **HABITS[habit] | ({"chat": True} if needs_template(trial.cls) else {})
-        )
+        settings = {"chat": needs_template(trial.cls), **HABITS[habit]}
+        self.check_outlines(trial, byte_tokenizer(**settings), habit)
+
+    def check_outlines(
+        self, trial: Trial, tokenizer: Any = None, habit: str = "a tokenizer"
+    ) -> None:
+        """Raise Violation if special tokens or a mask are not where they should be."""
+        tokenizer = tokenizer or trial.tokenizer
         dataset = trial.demand(tokenizer=tokenizer)
-        for index, sample in enumerate(read(dataset)):
-            for tokens, trained in sequences_of(sample):
-                fault, cause = _wrong_special_tokens(
-                    tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id
+        has_prompts = hasattr(dataset, "preview") and not trial.keys.isdisjoint(MASKS)
+        for index, sequence in sequences_in(dataset):
+            outline = _outline(sequence, tokenizer)
+            if not _legal(sequence, has_prompts).fullmatch(outline):
+                parts = ", ".join(WORDS[part[0]] for part in re.findall("p+|a+|.", outline))
+                raise Violation(
+                    f"row {index}, with {habit}: a sequence is {parts}",
+                    "begin it with BOS, end each answer with EOS, and have neither anywhere else: "
+                    "a chat template writes its special tokens itself, so encode what it renders, "
+                    "and answers, with add_special_tokens=False; mask the prompt and nothing else",
+                    trial.reader,
                 )
-                if fault:
-                    raise Violation(
-                        f"row {index}, with {habit}: {fault}", cause, place_of(reader(dataset))
-                    )
 
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
@@ -171,16 +167,14 @@ class SampleChecks(Contract):
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             preview = dataset.preview(index) if hasattr(dataset, "preview") else None
-            for number, (tokens, trained) in enumerate(sequences_of(sample)):
-                fault = _unreadable(tokens, trained, preview, number, tokenizer)
+            for number, sequence in enumerate(sequences_of(sample)):
+                fault = _unreadable(sequence, preview, number, tokenizer)
                 if fault:
                     raise Violation(
                         f"row {index}: {fault}",
-                        (
-                            "encode prompt and answer each with the tokenizer, then concatenate "
-                            "them; mask the prompt"
-                        ),
-                        place_of(reader(dataset)),
+                        "encode prompt and answer each with the tokenizer, then concatenate them; "
+                        "mask the prompt",
+                        trial.reader,
                     )
 
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
@@ -199,7 +193,7 @@ class SampleChecks(Contract):
                 raise Violation(
                     f"{written!r} of a row is not in its tokens",
                     "leave the row's texts as they are: no strip, splitlines, format or replace",
-                    place_of(reader(trial.demand())),
+                    trial.reader,
                 )
 
     def test_texts_that_name_special_tokens_are_texts(self, trial: Trial) -> None:
@@ -218,7 +212,7 @@ class SampleChecks(Contract):
                     f"not {counts[0]}",
                     "render rows with rlcli.api.chat_template and encode them with "
                     "rlcli.api.special_tokens",
-                    place_of(reader(trial.demand())),
+                    trial.reader,
                 )
 
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
@@ -232,7 +226,7 @@ class SampleChecks(Contract):
             raise Violation(
                 f"system {SYSTEM!r} is in the tokens of no row",
                 "pass it on to whatever renders the prompt",
-                place_of(reader(trial.demand())),
+                trial.reader,
             )
 
     def test_preview(self, trial: Trial) -> None:
@@ -257,13 +251,11 @@ class SampleChecks(Contract):
         dataset = trial.demand(rows)
         if not rows or not hasattr(dataset, "preview"):
             pytest.skip("has no preview of a file")
+        ids = {f"{trial.file}:{line}": str(row.get("id")) for line, row in enumerate(rows, 1)}
         for index in range(len(dataset)):
             preview = dataset.preview(index)
-            file, _, line = (preview.where or "").rpartition(":")
-            is_in_file = file == str(trial.file) and line.isdigit() and 1 <= int(line) <= len(rows)
-            if not is_in_file or (
-                trial.goes_by_ids and str(rows[int(line) - 1]["id"]) != preview.id
-            ):
+            id_there = ids.get(preview.where)
+            if id_there is None or (trial.goes_by_ids and id_there != preview.id):
                 raise Violation(
                     (
                         f"row {index}, {preview.id}, is said to stand at "
@@ -278,34 +270,23 @@ class SampleChecks(Contract):
         dataset = trial.demand()
         if not hasattr(dataset, "survey"):
             pytest.skip("has no survey")
-        survey, location = dataset.survey(), place_of(type(dataset).survey)
-        lengths = [max(map(len, preview_of(sample).sequences)) for sample in read(dataset)]
-        if list(survey.lengths)[: len(lengths)] != lengths:
-            raise Violation(
-                f"its lengths are {list(survey.lengths)[:8]}, those of the samples {lengths[:8]}",
-                (
-                    "count the tokens of prompt and answer together; of several "
-                    "answers, those of the longest"
-                ),
-                location,
-            )
+        survey, samples = dataset.survey(), read(dataset)
+        expected: dict[str, list[Any]] = {"lengths": [*map(longest_sequence, samples)]}
         if hasattr(dataset, "preview"):
-            previewed = [
-                (preview.where, preview.prompt)
-                for preview in map(dataset.preview, range(len(lengths)))
-            ]
-            if list(survey.prompts)[: len(previewed)] != previewed:
+            previews = [dataset.preview(index) for index in range(len(samples))]
+            expected["prompts"] = [(preview.where, preview.prompt) for preview in previews]
+        for name, values in expected.items():
+            surveyed = list(getattr(survey, name))[: len(values)]
+            if surveyed != values:
                 raise Violation(
-                    (
-                        f"its prompts are {list(survey.prompts)[:1]}…, the "
-                        f"previews say {previewed[:1]}…"
-                    ),
-                    "give (where, prompt) of every row, as the preview does",
-                    location,
+                    f"its {name} are {surveyed!s:.60}, those of its rows {values!s:.60}",
+                    "count prompt and answer together, of several answers the longest; give "
+                    "(where, prompt) of every row, as the preview does",
+                    place_of(type(dataset).survey),
                 )
 
 
-def _texts(value: Any) -> list[str]:
+def texts_of(value: Any) -> list[str]:
     """A text, or the texts of a list."""
     entries = value if isinstance(value, list) else [value]
     return [entry for entry in entries if isinstance(entry, str) and entry]
@@ -313,7 +294,7 @@ def _texts(value: Any) -> list[str]:
 
 def shown_texts(trial: Trial, tokenizer: Any) -> list[str]:
     """The texts of its rows that are in its tokens."""
-    texts = [text for row in trial.rows for value in row.values() for text in _texts(value)]
+    texts = [text for row in trial.rows for value in row.values() for text in texts_of(value)]
     content = decoded(trial.demand(tokenizer=tokenizer), tokenizer)
     return [text for text in dict.fromkeys(texts) if text in content]
 
@@ -339,31 +320,18 @@ def with_texts(
 def _special_tokens(dataset: Any, tokenizer: Any) -> list[int]:
     """The number of special tokens in each sequence."""
     special = set(tokenizer.all_special_ids)
-    sequences = [tokens for sample in read(dataset) for tokens, _ in sequences_of(sample)]
-    return [sum(token in special for token in tokens) for tokens in sequences]
-
-
-def _answer(trial: Trial, tokens: Sequence[int], trained: Sequence[bool] | None) -> str:
-    flagged = zip(tokens, trained or (), strict=False)
-    answer = [token for token, is_trained in flagged if is_trained]
-    text: str = trial.tokenizer.decode(answer, skip_special_tokens=True)
-    return text
+    sequences = sequences_in(dataset)
+    return [sum(token in special for token in sequence.tokens) for _, sequence in sequences]
 
 
 def _texts_of_fields(row: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     """The texts in fields whose name contains one of the words."""
     values = [value for name, value in row.items() if any(word in name.lower() for word in words)]
-    return [text for value in values for text in _texts(value)]
+    return [text for value in values for text in texts_of(value)]
 
 
 def _misplaced(answers: Sequence[str], others: Sequence[str]) -> list[str]:
     return [answer for answer in answers if answer.strip() and answer in others]
-
-
-def decoded(dataset: Any, tokenizer: Any) -> str:
-    """The text of all tokens of its first rows."""
-    sequences = [tokens for sample in read(dataset) for tokens, _ in sequences_of(sample)]
-    return "\n".join(tokenizer.decode(tokens) for tokens in sequences)
 
 
 def _wrong_sample(sample: Any, declared: set[str], vocabulary: int) -> str:
@@ -416,97 +384,34 @@ def _contradiction(sample: SequenceSample) -> str:
     return ""
 
 
-def _is_answered(sample: SequenceSample) -> bool:
-    """Whether it marks which of its tokens are trained on."""
-    return "packed_input_ids" in sample.keys and bool({"prompt_mask", "prompt_lens"} & sample.keys)
+def _outline(sequence: TokenSequence, tokenizer: Any) -> str:
+    """A letter for each token, of WORDS: a capital of a special one that is not trained on."""
+    special = {tokenizer.bos_token_id: "B", tokenizer.eos_token_id: "E"}
+    untrained = (special.get(token, "p") for token in sequence.tokens)
+    trained = (special.get(token, "a").lower() for token in sequence.tokens)
+    letters = zip(untrained, trained, sequence.trained, strict=True)
+    return "".join(after if is_trained else before for before, after, is_trained in letters)
 
 
-def sequences_of(sample: SequenceSample) -> list[tuple[list[int], list[bool] | None]]:
-    """(tokens, whether each is trained on) of every sequence;
-    None for a prompt without a response."""
-    if not set(TOKENS) & sample.keys:
-        return []
-    row = preview_of(sample)
-    if row.trained is None:
-        return [(tokens, None) for tokens in row.sequences]
-    return list(zip(row.sequences, row.trained, strict=True))
-
-
-def _wrong_special_tokens(
-    tokens: list[int], trained: list[bool] | None, bos: Any, eos: Any
-) -> tuple[str, str]:
-    """(what is wrong with the special tokens of a sequence, its cause); empty if nothing is."""
-    # not a prompt: may begin and end its documents anywhere
-    is_text = trained is not None and all(trained)
-    if bos in tokens[1:] and not (is_text and tokens[:2] != [bos, bos]):
-        where = tokens.index(bos, 1)
-        return (
-            f"BOS is token {where} of {len(tokens)}"
-            + (" and the first" if tokens[0] == bos else ""),
-            (
-                "a chat template writes its special tokens itself: encode what it renders, and "
-                "answers, with add_special_tokens=False"
-            ),
-        )
-    if is_text:
-        return "", ""
-    if tokens[0] != bos:
-        return (
-            "the sequence does not begin with BOS",
-            "encode the start of a text with its special tokens",
-        )
-    if trained is None:
-        if tokens[-1] == eos:
-            return "the prompt ends with EOS", "remove it: a response follows"
-        return "", ""
-    start = trained.index(True) if any(trained) else 0
-    if start and tokens[start - 1] == eos:
-        return (
-            f"EOS is token {start - 1} of {len(tokens)}, before the answer",
-            "remove it: a response follows",
-        )
-    return _wrong_ends(tokens, trained, start, eos)
-
-
-def _wrong_ends(tokens: list[int], trained: list[bool], start: int, eos: Any) -> tuple[str, str]:
-    """As `_wrong_special_tokens`, for the ends of answers. Untrained parts may contain EOS, from
-    the turns of a chat."""
-    for position in range(start, len(tokens)):
-        ends = position + 1 == len(tokens) or not trained[position + 1]
-        if trained[position] and ends and tokens[position] != eos:
-            fault = f"the answer ends with token {tokens[position]}, not with EOS"
-            return fault, "append tokenizer.eos_token_id to every answer"
-        if trained[position] and not ends and tokens[position] == eos:
-            return (
-                f"EOS is token {position} of {len(tokens)}, before the answer's end",
-                "append EOS once",
-            )
-    return "", ""
+def _legal(sequence: TokenSequence, has_prompts: bool) -> re.Pattern[str]:
+    """What the outline of a sequence must match; `has_prompts`: of a dataset without documents."""
+    if not sequence.is_answered:
+        return PROMPT
+    return DOCUMENTS if all(sequence.trained) and not has_prompts else ANSWERED
 
 
 def _unreadable(
-    tokens: list[int],
-    trained: list[bool] | None,
-    preview: Preview | None,
-    number: int,
-    tokenizer: Any,
+    sequence: TokenSequence, preview: Preview | None, number: int, tokenizer: Any
 ) -> str:
     """Which texts cannot be found in a sequence; empty if all can."""
-    flags = trained or [False] * len(tokens)
-    parts = {
-        kind: [t for t, flag in zip(tokens, flags, strict=True) if flag is kind]
-        for kind in (False, True)
-    }
-    prompt, answer = (
-        tokenizer.decode(parts[kind], skip_special_tokens=True) for kind in (False, True)
-    )
+    prompt, answer = (text_of(tokenizer, part) for part in (sequence.prompt, sequence.answer))
     for name, text in (("prompt", prompt), ("answer", answer)):
         if "\ufffd" in text:
             return f"the {name} decodes to broken text: {text!r:.60}"
     if preview is None:
         return "" if prompt.strip() or answer.strip() else "there is no text in it"
     for name, words in (("prompt", preview.prompt), ("system prompt", preview.system)):
-        if words and words not in prompt and words not in tokenizer.decode(parts[False]):
+        if words and words not in prompt and words not in tokenizer.decode(sequence.prompt):
             return f"the {name} is {words!r:.40}, the tokens before the answer say {prompt!r:.60}"
     if number < len(preview.answers) and preview.answers[number] != answer:
         return (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +15,14 @@ from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.declared_keys import declared_keys
 from rlcli.api.preview import preview_of
+from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import RlcliError
 from rlcli.recipe.synonyms import SYNONYMS
 from rlcli.registry import load, make_dataset, signature
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.dataset_checks.first_rows import by_number
-from rlcli.testing.tokenizer import as_transformers
+from rlcli.testing.dataset_checks.first_rows import by_number, reader
+from rlcli.testing.failures import line_in
+from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
 MOST_ROWS = 32
 """Rows that the checks use; from a longer file they are spread evenly over it."""
@@ -35,6 +36,10 @@ CHOSEN_BY_CHECKS = ("max_rows", "bad_rows", "max_bad_rows", "overlong")
 given."""
 
 Line = str | bytes
+Record = dict[str, Any]
+"""What is in a sample, in a form that compares exactly."""
+SHOWN = 40
+"""Characters of a value in a message."""
 
 
 @dataclass
@@ -96,15 +101,35 @@ class Trial:
         """The same rows with ids of their own, if the dataset uses them; otherwise unchanged."""
         named = [{"id": f"own-{number}", **row} for number, row in enumerate(self.rows)]
         try:
-            ids = [str(id_of(sample)) for sample in read(self.make(named))]
+            ids = ids_of(read(self.make(named)))
         except RlcliError:  # it does not accept such a field
             return self.rows
-        return named if ids == [str(row["id"]) for row in named] else self.rows
+        return (
+            named if [str(id_) for id_ in ids] == [str(row["id"]) for row in named] else self.rows
+        )
 
     @property
     def goes_by_ids(self) -> bool:
         """Whether the samples of `named_rows` have the ids of their rows."""
         return self.named_rows is not self.rows
+
+    @cached_property
+    def reader(self) -> str:
+        """`file:line` of the method that returns its rows."""
+        return place_of(reader(self.demand()))
+
+    def demand_same(
+        self,
+        expected: Iterable[SequenceSample],
+        samples: Iterable[SequenceSample],
+        occasion: str,
+        cause: str,
+        where: str = "",
+    ) -> None:
+        """Raise Violation if these samples are not those that were expected."""
+        mismatch = first_difference(records(expected), records(samples))
+        if mismatch:
+            raise Violation(f"{occasion}, {mismatch}", cause, where or self.location)
 
     def at_least(self, count: int) -> list[dict[str, Any]]:
         """At least this many rows, with copies if necessary; `rows` if it refuses copies or gives
@@ -116,7 +141,7 @@ class Trial:
             {**row, "id": f"copy-{n}"} if "id" in row else row for n, row in enumerate(repeated)
         ]
         try:
-            ids = [id_of(sample) for sample in read(self.make(copies))]
+            ids = ids_of(read(self.make(copies)))
         except RlcliError:
             return self.rows
         return copies if len(set(ids)) == len(ids) else self.rows
@@ -156,9 +181,7 @@ class Trial:
 
     def make_of_whole_file(self) -> Any:
         """The dataset of all rows in the file that `args` name."""
-        util = DatasetUtility(1, 0, 1, suited(self.tokenizer, self.cls), self.datasets)
-        args = {**self.args_for(), **self.args, **self._unlimited()}
-        return by_number(make_dataset(DatasetAbstraction(self.name, args), util))
+        return self.make(changes={**self.args, **self._unlimited()})
 
     def args_for(
         self,
@@ -189,14 +212,8 @@ class Trial:
 
     def place_in(self, error: BaseException) -> str:
         """The last `file:line` in the component that an error passed through."""
-        folder = Path(str(inspect.getsourcefile(self.cls))).parent
-        frames = traceback.extract_tb(error.__traceback__)
-        own_frames = [
-            f"{frame.filename}:{frame.lineno}"
-            for frame in frames
-            if Path(frame.filename).parent == folder
-        ]
-        return own_frames[-1] if own_frames else self.location
+        file = Path(str(inspect.getsourcefile(self.cls)))
+        return line_in(error, [file.parent]) or self.location
 
     def _takes_all(self, rows: list[dict[str, Any]]) -> bool:
         """Whether the dataset can be built from these rows;
@@ -234,6 +251,11 @@ def suited(tokenizer: Any, cls: type) -> Any:
 def needs_template(cls: type) -> bool:
     """Whether its rows are conversations, which only a chat template can render."""
     return bool(getattr(cls, "NEEDS_TEMPLATE", False))
+
+
+def usual_tokenizer(cls: type) -> LightTokenizer:
+    """The one that it is tested with."""
+    return byte_tokenizer(chat=needs_template(cls))
 
 
 def as_line(row: Mapping[str, Any]) -> str:
@@ -276,8 +298,8 @@ def shown_rows(dataset: Any) -> int:
     return min(len(dataset), MOST_ROWS)
 
 
-def content_of(sample: SequenceSample) -> dict[str, Any]:
-    """Everything in a sample except its id, in a form that compares exactly."""
+def content_of(sample: SequenceSample) -> Record:
+    """Everything in a sample except its id."""
     encoded = sample.as_json()
     return {
         "keys": encoded["keys"],
@@ -288,6 +310,15 @@ def content_of(sample: SequenceSample) -> dict[str, Any]:
         **{f"lengths of {key}": lengths for key, lengths in encoded["seqlens"].items()},
         **{f"metadata {name}": values for name, values in encoded["metadata"].items()},
     }
+
+
+def contents(samples: Iterable[SequenceSample]) -> list[Record]:
+    return [content_of(sample) for sample in samples]
+
+
+def records(samples: Iterable[SequenceSample]) -> list[Record]:
+    """Their ids and contents."""
+    return [{"its id": id_of(sample), **content_of(sample)} for sample in samples]
 
 
 def longest_sequence(sample: SequenceSample) -> int:
@@ -301,21 +332,30 @@ def id_of(sample: SequenceSample) -> Any:
     return sample.ids[0]
 
 
-def difference(first_sample: SequenceSample, second_sample: SequenceSample) -> str:
-    """The difference between two samples, in words; empty if there is none."""
-    if first_sample.ids != second_sample.ids:
-        return f"its id is {id_of(first_sample)!r}, then {id_of(second_sample)!r}"
-    first, second = content_of(first_sample), content_of(second_sample)
-    for name in [*first, *(name for name in second if name not in first)]:
-        if first.get(name) != second.get(name):
-            return (
-                f"{name} is {first.get(name, 'missing')!s:.40}, then "
-                f"{second.get(name, 'missing')!s:.40}"
-            )
+def ids_of(samples: Iterable[SequenceSample]) -> list[Any]:
+    return [id_of(sample) for sample in samples]
+
+
+def difference(first: Record, second: Record) -> str:
+    """Where two records differ, in words; empty if they do not."""
+    for name in {**first, **second}:
+        value, changed = first.get(name), second.get(name)
+        if value != changed:
+            texts = repr(value), repr(changed)
+            pairs = enumerate(zip(*texts, strict=False))
+            end = min(map(len, texts))
+            parting = next((position for position, (a, b) in pairs if a != b), end)
+            return f"{name} is {excerpt(texts[0], parting)}, then {excerpt(texts[1], parting)}"
     return ""
 
 
-def first_difference(ones: Sequence[SequenceSample], others: Sequence[SequenceSample]) -> str:
+def excerpt(text: str, position: int) -> str:
+    """The characters of a long text around a position."""
+    start = max(0, position - SHOWN // 2) if len(text) > SHOWN else 0
+    return f"{'…' if start else ''}{text[start : start + SHOWN]}"
+
+
+def first_difference(ones: Sequence[Record], others: Sequence[Record]) -> str:
     """Where two readings of a dataset first differ; empty if they do not."""
     if len(ones) != len(others):
         return f"{len(ones)} rows, then {len(others)}"

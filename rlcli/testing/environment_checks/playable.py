@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from rlcli.api.environment import has_score, is_game, schemas_of
+from rlcli.api.environment import has_score
 from rlcli.errors import RlcliError
-from rlcli.registry import load
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Violation, skip_without_arguments
 from rlcli.testing.environment_checks.plays import Script
 from rlcli.testing.environment_checks.trial import EnvironmentTrial, demand
 
@@ -28,9 +28,7 @@ class PlayableChecks(Contract):
     @pytest.fixture(scope="class")
     def trial(self, request: pytest.FixtureRequest, tmp_path_factory: Any) -> EnvironmentTrial:
         """The environment, which a check may play as often as it likes."""
-        contract = request.cls
-        folder = tmp_path_factory.mktemp("environment")
-        trial = EnvironmentTrial(contract.name, dict(contract.args), folder, contract.examples)
+        trial = trial_of(request.cls, tmp_path_factory.mktemp("environment"))
         try:
             check_playable(trial)
         except (Violation, RlcliError):  # reported by the check for it
@@ -39,14 +37,21 @@ class PlayableChecks(Contract):
 
     def test_can_be_played(self, tmp_path: Any) -> None:
         """it can be played with its EXAMPLES"""
-        cls: Any = load("environments", self.name)
+        trial = trial_of(type(self), tmp_path)
         demand(
-            is_game(cls) or has_score(cls) or bool(schemas_of(cls)),
-            f"{cls.__name__} has neither tools nor step() nor score()",
+            trial.is_game or has_score(trial.cls) or bool(trial.schemas),
+            f"{trial.cls.__name__} has neither tools nor step() nor score()",
             "a public method is a tool: give it type hints and a docstring",
-            place_of(cls),
+            trial.location,
         )
-        check_playable(EnvironmentTrial(self.name, dict(self.args), tmp_path, self.examples))
+        check_playable(trial)
+
+
+def trial_of(contract: type[PlayableChecks], folder: Path) -> EnvironmentTrial:
+    """The environment of a contract. Skips the check if it needs arguments that are not given."""
+    args = dict(contract.args)
+    skip_without_arguments(contract.kind, contract.name, args)
+    return EnvironmentTrial(contract.name, args, folder, contract.examples)
 
 
 def check_playable(trial: EnvironmentTrial) -> None:

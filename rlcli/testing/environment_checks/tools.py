@@ -6,17 +6,17 @@ import json
 import re
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from rlcli.api.environment import ToolMistake, schemas_of
+from rlcli.api import environment
+from rlcli.api.environment import ToolMistake
 from rlcli.api.tool_schema import check_arguments
-from rlcli.registry import load
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.environment_checks.plays import CallResult
 from rlcli.testing.environment_checks.trial import EnvironmentTrial, Probe, demand, is_mistake
 from rlcli.testing.environment_checks.values import MARKS, comes_back
+from rlcli.testing.failures import line_in
 
 LONGEST = 1 << 16
 """Characters by which an observation may be longer than the action that it answers."""
@@ -36,12 +36,10 @@ UNREADABLE = re.compile(r"None|b'.*'|<[\w.]+ .*at 0x[0-9a-f]+>", re.DOTALL)
 
 
 class ToolChecks(Contract):
-    def test_tools_are_described(self) -> None:
+    def test_tools_are_described(self, trial: EnvironmentTrial) -> None:
         """tools have type hints and docstrings, from which their JSON schemas are made"""
-        cls: Any = load("environments", self.name)
-        schemas = schemas_of(cls)
-        for name, schema in schemas.items():
-            where = place_of(getattr(cls, name))
+        for name, schema in trial.schemas.items():
+            where = trial.line_of(name)
             described = schema["function"]["description"]
             cause = "say in a docstring what it does: the policy reads that"
             demand(bool(described), f"the tool {name} has no docstring", cause, where)
@@ -87,7 +85,7 @@ class ToolChecks(Contract):
                     "a policy may write anything: return an observation that says what is wrong"
                     if trial.is_game
                     else "raise ValueError with words for the policy, or correct the tool",
-                    _innermost(cause or error, trial),
+                    line_in(cause or error, [trial.file]) or trial.location,
                 )
 
     def test_observations_can_be_read(self, trial: EnvironmentTrial) -> None:
@@ -130,8 +128,8 @@ def _need_tools(trial: EnvironmentTrial) -> None:
 def _does_not_bind(result: CallResult) -> bool:
     """Whether a tool could not even be called with the arguments."""
     cause = getattr(result.error, "__cause__", None)
-    trace = getattr(cause, "__traceback__", None)
-    return isinstance(cause, TypeError) and trace is not None and trace.tb_next is None
+    frames = traceback.extract_tb(getattr(cause, "__traceback__", None))
+    return isinstance(cause, TypeError) and frames[-1].filename == environment.__file__
 
 
 def _text_of(probe: Probe) -> str:
@@ -161,11 +159,3 @@ def _observed(trial: EnvironmentTrial) -> Iterator[tuple[str, object]]:
         for probe in trial.probes:
             if probe.result.error is None:
                 yield probe.title[:80], probe.result.value
-
-
-def _innermost(error: BaseException, trial: EnvironmentTrial) -> str:
-    """The last line of the environment's file that an exception passed through."""
-    file = trial.location.rpartition(":")[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename == file]
-    return lines[-1] if lines else trial.location

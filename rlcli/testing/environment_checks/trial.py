@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.config import EnvironmentAbstraction
-from rlcli.api.environment import Environment, ToolMistake, call_tool, is_game, schemas_of
+from rlcli.api.environment import (
+    Environment,
+    ToolMistake,
+    call_tool,
+    is_game,
+    schemas_of,
+    states_tools,
+    tools_in,
+)
 from rlcli.api.tool_schema import Schema
 from rlcli.registry import environment_maker, load
 from rlcli.testing.contract import Violation, place_of
@@ -29,6 +37,7 @@ USUAL_ROW = {"prompt": "What is 12+7?", "answer": "19"}
 USUAL_TEXTS = ("a b c", "", "7")
 MOST_VALUES = 8
 """Values of an argument that are tried."""
+STATE_SCHEMAS = "return JSON schemas as `rlcli.api.tool_schema` makes them of methods"
 DATA = (bool, int, float, str, bytes, bytearray, list, dict, set, tuple, deque, count, type(None))
 """Types of values that can be compared by their text."""
 Kind = str
@@ -80,8 +89,13 @@ class EnvironmentTrial:
         self._makers: dict[str, Callable[[], Environment]] = {}
 
     def line_of(self, method: str) -> str:
-        """`file:line` of a method."""
-        return place_of(inspect.getattr_static(self.cls, method))
+        """`file:line` of a method; of a tool that is none, that of the method which calls it."""
+        tool_calling = inspect.getattr_static(self.cls, "call_tool")
+        return place_of(inspect.getattr_static(self.cls, method, tool_calling))
+
+    @property
+    def file(self) -> Path:
+        return Path(self.location.rpartition(":")[0])
 
     @property
     def is_game(self) -> bool:
@@ -90,7 +104,17 @@ class EnvironmentTrial:
     @cached_property
     def schemas(self) -> dict[str, Schema]:
         """Those of its tools."""
-        return schemas_of(self.cls)
+        if not states_tools(self.cls):
+            return schemas_of(self.cls)
+        with self.watched():
+            environment = self.make()
+            try:
+                return tools_in(environment)
+            except ValueError as error:
+                finding = f"it states tools: {error}"
+                raise Violation(finding, STATE_SCHEMAS, self.line_of("tool_schemas")) from error
+            finally:
+                environment.close()
 
     def make(self, **changes: Any) -> Environment:
         """A new instance, with some arguments changed. Raises UsageError if it refuses them."""

@@ -3,6 +3,7 @@ handle."""
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -76,9 +77,15 @@ def comes_back(text: str, observed: str) -> bool:
     if start < 0 or end < start:
         return False
     between = _visible(observed[start + len(MARKS[0]) : end])
-    escaped = {ascii(text)[1:-1], repr(text)[1:-1], text.replace("\\", "\\\\")}
     replaced = {text.encode(errors="replace").decode(), text.replace("\ud800", "\ufffd")}
-    return not between or between in map(_visible, {text, *escaped, *replaced})
+    forms = {text, *replaced, *(form for each in (text, *replaced) for form in _escaped(each))}
+    return not between or between in map(_visible, forms)
+
+
+def _escaped(text: str) -> list[str]:
+    """A text within a literal of Python or JSON."""
+    literals = (ascii(text), repr(text), json.dumps(text), json.dumps(text, ensure_ascii=False))
+    return [text.replace("\\", "\\\\"), *(literal[1:-1] for literal in literals)]
 
 
 def _visible(text: str) -> str:

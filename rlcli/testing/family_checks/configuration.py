@@ -55,15 +55,13 @@ class ConfigurationChecks(Contract):
         for example in examples:
             config = family.config_from_hf(example.hf)
             again = family.config_from_hf(family.config_to_hf(config))
-            mismatch = _first_difference(
-                dataclasses.asdict(config), dataclasses.asdict(again), leave_out=("others",)
+            _demand_alike(
+                _fields(config),
+                _fields(again),
+                f"{example.about}: after a round trip",
+                "write in config_to_hf what config_from_hf reads",
+                place_in(family, "config_to_hf"),
             )
-            if mismatch:
-                raise Violation(
-                    f"{example.about}: {mismatch} after a round trip",
-                    "write in config_to_hf what config_from_hf reads",
-                    place_in(family, "config_to_hf"),
-                )
 
     def test_configuration_in_transformers(
         self, family: HFFamily, examples: Sequence[Example]
@@ -76,57 +74,28 @@ class ConfigurationChecks(Contract):
                 kind.from_dict({**hf, "model_type": kind.model_type})
                 for hf in (example.hf, written)
             )
-            mismatch = _first_difference(as_given.to_dict(), as_written.to_dict())
-            if mismatch:
-                raise Violation(
-                    f"{example.about}: {mismatch} in what is written",
-                    (
-                        "keep keys without an rlcli field in `others`; write all further keys as "
-                        "transformers does"
-                    ),
-                    place_in(family, "config_to_hf"),
-                )
+            _demand_alike(
+                as_given.to_dict(),
+                as_written.to_dict(),
+                f"{example.about}: as it is written",
+                "keep keys without an rlcli field in `others`; write all further keys as "
+                "transformers does",
+                place_in(family, "config_to_hf"),
+            )
 
     def test_defaults(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """keys that config.json lacks get transformers' defaults"""
         example = with_models(examples)[0]
         minimal = {"model_type": self.name, "architectures": example.hf["architectures"]}
         usual = type(example.model.config)().to_dict() | minimal
-        bare, spelled_out = (
-            dataclasses.asdict(family.config_from_hf(hf)) for hf in (minimal, usual)
+        bare, spelled_out = (_fields(family.config_from_hf(hf)) for hf in (minimal, usual))
+        _demand_alike(
+            spelled_out,
+            bare,
+            "of a config.json without it",
+            "use transformers' default for a missing key: see `defaults`",
+            place_in(family, "config_from_hf"),
         )
-        mismatch = _first_difference(spelled_out, bare, leave_out=("others",))
-        if mismatch:
-            raise Violation(
-                f"of a config.json without it, {mismatch}",
-                "use transformers' default for a missing key: see `defaults`",
-                place_in(family, "config_from_hf"),
-            )
-
-    def test_configuration_is_whole(self, family: HFFamily, examples: Sequence[Example]) -> None:
-        """our fields alone make a model of the same shapes"""
-        for example in with_models(examples):
-            model: Any = example.model
-            bare = family.config_to_hf(
-                dataclasses.replace(family.config_from_hf(example.hf), others={})
-            )
-            kind = type(model.config)
-            settings = {k: v for k, v in bare.items() if k not in ("model_type", "architectures")}
-            settings["pad_token_id"] = None  # transformers' may be outside of a small vocabulary
-            with torch.device("meta"):
-                model_of_fields = type(model)(
-                    kind(**settings, **({"num_labels": 1} if "value" in example.about else {}))
-                )
-            shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-            mismatch = _first_difference(
-                shapes, {name: tuple(p.shape) for name, p in model_of_fields.named_parameters()}
-            )
-            if mismatch:
-                raise Violation(
-                    f"{example.about}: {mismatch} in a model made of our fields",
-                    "config_to_hf must write every size, from rlcli's fields",
-                    place_in(family, "config_to_hf"),
-                )
 
     def test_logits(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """our configuration and weights give the same logits"""
@@ -162,43 +131,42 @@ class ConfigurationChecks(Contract):
             key = key if key in hf else names.get(key, key)
             if key not in hf:
                 continue
-            try:
-                family.config_from_hf({**hf, key: value})
-            except ModelError as error:
-                if str(value) in str(error) or key in str(error):
-                    continue
+            fault = _fault_of_refusal(family, {**hf, key: value}, key)
+            if fault:
                 raise Violation(
-                    f"{key}: {value!r} is refused by {error.what!r:.80}",
-                    "name the key and its value in the ModelError",
+                    f"{key}: {value!r} {fault}",
+                    "raise ModelError with the key and its value: read sizes with size_in, and "
+                    "look activations up in ACTIVATIONS",
                     place_in(family, "config_from_hf"),
-                ) from error
-            except Exception as error:
-                raise Violation(
-                    f"{key}: {value!r} ends in {type(error).__name__}: {error}",
-                    (
-                        "raise ModelError for a model that the family cannot be; "
-                        "size_in does so for sizes"
-                    ),
-                    place_in(family, "config_from_hf"),
-                ) from error
-            raise Violation(
-                f"{key}: {value!r} is accepted as if it made sense",
-                "read sizes with size_in, and look activations up in ACTIVATIONS",
-                place_in(family, "config_from_hf"),
-            )
+                )
 
 
-def _first_difference(
-    expected: Mapping[str, Any], actual: Mapping[str, Any], leave_out: Sequence[str] = ()
-) -> str:
-    """`key is A, not B` for the first key that differs; empty if none does."""
-    for key in [*expected, *(key for key in actual if key not in expected)]:
-        if key not in leave_out and expected.get(key) != actual.get(key):
-            return (
-                f"{key} is {actual.get(key, 'missing')!r:.60}, not "
-                f"{expected.get(key, 'missing')!r:.60}"
-            )
-    return ""
+def _fault_of_refusal(family: HFFamily, hf: Mapping[str, Any], key: str) -> str:
+    """What is wrong with how a value is refused; empty if nothing is."""
+    try:
+        family.config_from_hf(hf)
+    except ModelError as error:
+        is_named = str(hf[key]) in str(error) or key in str(error)
+        return "" if is_named else f"is refused by {error.what!r:.80}"
+    except Exception as error:
+        return f"ends in {type(error).__name__}: {error}"
+    return "is accepted as if it made sense"
+
+
+def _fields(config: ModelConfig) -> dict[str, Any]:
+    """Its fields; what is in `others` has none of ours."""
+    return {**dataclasses.asdict(config), "others": None}
+
+
+def _demand_alike(
+    expected: Mapping[str, Any], actual: Mapping[str, Any], occasion: str, cause: str, where: str
+) -> None:
+    """Raise Violation that names the first key which differs."""
+    for key in {**expected, **actual}:
+        values = [entries.get(key, "missing") for entries in (actual, expected)]
+        if values[0] != values[1]:
+            finding = f"{occasion}, {key} is {values[0]!r:.60}, not {values[1]!r:.60}"
+            raise Violation(finding, cause, where)
 
 
 def _gap(
@@ -230,30 +198,22 @@ def _changes(
     config: ModelConfig, ours: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, ModelConfig, dict[str, torch.Tensor]]]:
     """Single changes, each in words: most faults are one of them."""
-    fields: dict[str, list[Any]] = {
-        "activation": ["silu", "gelu", "gelu_tanh"],
-        "norm_offset": [0.0, 1.0],
-        "norm_eps": [1e-5, 1e-6],
-        "embedding_scale": [1.0, config.hidden**0.5],
-        "tied": [True, False],
-        "qk_norm": [True, False],
-        "gated": [True, False],
-        "layer_norm": [True, False],
-        "scaled_by_head": [True, False],
-        "scaled_by_layer": [True, False],
-        "windows": [(), *(((size,) * config.layers) for size in (5, 6, 7))],
+    choices: dict[str, tuple[Any, ...]] = {
+        **{name: (True, False) for name, value in vars(config).items() if isinstance(value, bool)},
+        "activation": ("silu", "gelu", "gelu_tanh"),
+        "norm_offset": (0.0, 1.0),
+        "norm_eps": (1e-5, 1e-6),
+        "embedding_scale": (1.0, config.hidden**0.5),
+        "windows": ((), *((size,) * config.layers for size in (5, 6, 7))),
     }
-    for field, values in fields.items():
+    for name, values in choices.items():
         for value in values:
-            yield f"{field} = {value!r}", dataclasses.replace(config, **{field: value}), ours
+            yield f"{name} = {value!r}", dataclasses.replace(config, **{name: value}), ours
     if config.experts is not None:
         for normalized in (True, False):
             experts = dataclasses.replace(config.experts, normalized=normalized)
-            yield (
-                f"experts.normalized = {normalized}",
-                dataclasses.replace(config, experts=experts),
-                ours,
-            )
+            words = f"experts.normalized = {normalized}"
+            yield words, dataclasses.replace(config, experts=experts), ours
     if config.rope is not None:
         for base in (1e4, 5e5, 1e6):
             rope = dataclasses.replace(config.rope, base=base)

@@ -49,54 +49,46 @@ def _attention(
         for name, count in heads.items()
     )
     if config.qk_norm:
-        q, k = (
-            _norm(config, block, "attention.q_norm", q),
-            _norm(config, block, "attention.k_norm", k),
-        )
+        q = _norm(config, block, "attention.q_norm", q)
+        k = _norm(config, block, "attention.k_norm", k)
     if config.rope is not None:
         q, k = _rotate(config, q), _rotate(config, k)
-    group = config.heads // config.kv_heads
-    k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
-    scores = (
-        scores
-        / (config.head_dim**0.5 if config.scaled_by_head else 1)
-        / (index + 1 if config.scaled_by_layer else 1)
-    )
     places = torch.arange(hidden.shape[1])
     distance = places[:, None] - places[None, :]
     window = config.windows[index] if config.windows else None
-    hidden_from = (distance < 0) | (distance >= (window or len(places)))
-    weights = scores.masked_fill(hidden_from, float("-inf")).softmax(-1)
-    return _linear(
-        block, "attention.output", torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2)
+    scale = config.head_dim**-0.5 if config.scaled_by_head else 1.0
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=(distance >= 0) & (distance < (window or len(places))),
+        scale=scale / (index + 1) if config.scaled_by_layer else scale,
+        enable_gqa=True,
     )
+    return _linear(block, "attention.output", mixed.transpose(1, 2).flatten(2))
 
 
 def _rotate(config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
+    """Queries or keys [B, T, heads, head_dim], turned by the angles of their positions."""
     from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     assert config.rope is not None
-    parameters = {"rope_type": "default", **config.rope.scaling, "rope_theta": config.rope.base}
-    frequencies, scale = (
-        config.rope.base ** -(torch.arange(0, config.head_dim, 2) / config.head_dim),
-        1.0,
+    like = LlamaConfig(
+        hidden_size=config.head_dim,
+        num_attention_heads=1,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.positions,
+        rope_parameters={
+            "rope_type": "default",
+            **config.rope.scaling,
+            "rope_theta": config.rope.base,
+        },
     )
-    if parameters["rope_type"] != "default":
-        like = LlamaConfig(
-            hidden_size=config.head_dim,
-            num_attention_heads=1,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.positions,
-            rope_parameters=parameters,
-        )
-        frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
-            like, "cpu", seq_len=x.shape[1]
-        )
-    angles = torch.outer(torch.arange(x.shape[1]).float(), frequencies).repeat(1, 2)[:, None, :]
+    angles = LlamaRotaryEmbedding(like)(x, torch.arange(x.shape[1])[None])
+    cos, sin = (part[:, :, None] for part in angles)
     first, second = x.chunk(2, dim=-1)
-    return x * angles.cos() * scale + torch.cat([-second, first], -1) * angles.sin() * scale
+    return x * cos + torch.cat([-second, first], -1) * sin
 
 
 def _mixture(config: ModelConfig, block: Weights, hidden: torch.Tensor) -> torch.Tensor:

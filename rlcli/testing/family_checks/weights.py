@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -109,25 +109,20 @@ class WeightChecks(Contract):
         for example in examples:
             config = family.config_from_hf(example.hf)
             blocks = [family.tblock_param_names(config, index) for index in range(config.layers)]
-            named = [
-                *family.embedding_param_names(config),
-                *(name for block in blocks for name in block),
-                *family.head_param_names(config),
-            ]
-            wrong = {
-                "names twice": sorted({name for name in named if named.count(name) > 1}),
-                "names a parameter that does not exist:": sorted(set(named) - set(example.tensors)),
-                "does not name": sorted(set(example.tensors) - set(named)),
-            }
-            for verb, names in wrong.items():
-                if names:
+            named = Counter(
+                [
+                    *family.embedding_param_names(config),
+                    *(name for block in blocks for name in block),
+                    *family.head_param_names(config),
+                ]
+            )
+            for name in sorted({*named, *example.tensors}):
+                if named[name] != (name in example.tensors):
+                    existing = "" if name in example.tensors else ", and does not exist"
                     raise Violation(
-                        f"{example.about}: it {verb} {names[0]}"
-                        + (f" and {len(names) - 1} more" * (len(names) > 1)),
-                        (
-                            "list every parameter in embedding_links, block_links or "
-                            "head_links, as config.json has it"
-                        ),
+                        f"{example.about}: {name} is named {named[name]} times{existing}",
+                        "list every parameter in embedding_links, block_links or head_links, as "
+                        "config.json has it",
                         place_in(family, "block_links"),
                     )
             for index, block in enumerate(blocks):
@@ -175,24 +170,23 @@ class WeightChecks(Contract):
 
 
 def _demand_same(actual: Weights, expected: Weights, about: str, family: HFFamily) -> None:
-    cause = "a link only moves numbers: see rows, experts and transposed of Link"
     for name in sorted({*actual, *expected}):
-        if name not in actual:
-            raise Violation(f"{about}, {name} is lost", cause, place_in(family, "block_links"))
-        if name not in expected:
-            raise Violation(f"{about}, there is {name} too", cause, place_in(family, "block_links"))
-        tensor, expected_tensor = actual[name], expected[name]
-        if tensor.dtype != expected_tensor.dtype or tensor.shape != expected_tensor.shape:
-            shape, original_shape = tuple(tensor.shape), tuple(expected_tensor.shape)
-            finding = (
-                f"{name} is {shape} of {tensor.dtype}, it was {original_shape} of "
-                f"{expected_tensor.dtype}"
-            )
-            raise Violation(f"{about}, {finding}", cause, place_in(family, "block_links"))
-        if not torch.equal(tensor, expected_tensor):
-            count = int((tensor != expected_tensor).sum())
-            finding = f"{count} of {tensor.numel()} numbers of {name} differ"
-            raise Violation(f"{about}, {finding}", cause, place_in(family, "block_links"))
+        fault = _fault(actual.get(name), expected.get(name))
+        if fault:
+            cause = "a link only moves numbers: see rows, experts and transposed of Link"
+            where = place_in(family, "block_links")
+            raise Violation(f"{about}, {name} {fault}", cause, where)
+
+
+def _fault(tensor: torch.Tensor | None, expected: torch.Tensor | None) -> str:
+    """How a parameter differs from what was expected; empty if it does not."""
+    if tensor is None or expected is None:
+        return "is lost" if tensor is None else "is there too"
+    forms = [(tuple(each.shape), each.dtype) for each in (tensor, expected)]
+    if forms[0] != forms[1]:
+        return f"is {forms[0]}, it was {forms[1]}"
+    count = int((tensor != expected).sum())
+    return f"differs in {count} of {tensor.numel()} numbers" if count else ""
 
 
 def _subsets(names: list[str]) -> list[list[str]]:
@@ -204,38 +198,31 @@ def _subsets(names: list[str]) -> list[list[str]]:
 
 def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...] | None:
     """The shape that one of our parameters must have; None for a name that is not ours."""
-    hidden, dim = config.hidden, config.head_dim
+    hidden, dim, experts = config.hidden, config.head_dim, config.experts
     queries, keys = config.heads * dim, config.kv_heads * dim
-    experts = config.experts
-    norm: dict[str, tuple[int, ...]] = {"weight": (hidden,), "bias": (hidden,)}
-    table: list[tuple[str, dict[str, tuple[int, ...]]]] = [
-        (r"embedding\.tokens", {"weight": (config.vocabulary, hidden)}),
-        (r"embedding\.positions", {"weight": (config.positions, hidden)}),
-        (r"layers\.\d+\.(attention|mlp)\.norm|head\.norm", norm),
-        (r"layers\.\d+\.attention\.q", _linear(queries, hidden)),
-        (r"layers\.\d+\.attention\.[kv]", _linear(keys, hidden)),
-        (r"layers\.\d+\.attention\.[qk]_norm", {"weight": (dim,)}),
-        (r"layers\.\d+\.attention\.output", _linear(hidden, queries)),
-        (r"layers\.\d+\.mlp\.(gate|up)", _linear(config.mlp, hidden)),
-        (r"layers\.\d+\.mlp\.down", _linear(hidden, config.mlp)),
-        (r"head\.output", {"weight": (config.vocabulary, hidden)}),
-        (r"head\.value", _linear(1, hidden)),
-    ]
+    table: dict[str, tuple[int, ...]] = {
+        r"embedding\.tokens": (config.vocabulary, hidden),
+        r"embedding\.positions": (config.positions, hidden),
+        r"layers\.\d+\.(attention|mlp)\.norm|head\.norm": (hidden,),
+        r"layers\.\d+\.attention\.q": (queries, hidden),
+        r"layers\.\d+\.attention\.[kv]": (keys, hidden),
+        r"layers\.\d+\.attention\.[qk]_norm": (dim,),
+        r"layers\.\d+\.attention\.output": (hidden, queries),
+        r"layers\.\d+\.mlp\.(gate|up)": (config.mlp, hidden),
+        r"layers\.\d+\.mlp\.down": (hidden, config.mlp),
+        r"head\.output": (config.vocabulary, hidden),
+        r"head\.value": (1, hidden),
+    }
     if experts is not None:
-        table += [
-            (r"layers\.\d+\.mlp\.router", {"weight": (experts.count, hidden)}),
-            (r"layers\.\d+\.mlp\.experts\.\d+\.(gate|up)", _linear(experts.width, hidden)),
-            (r"layers\.\d+\.mlp\.experts\.\d+\.down", _linear(hidden, experts.width)),
-            (r"layers\.\d+\.mlp\.shared_expert\.(gate|up)", _linear(experts.shared, hidden)),
-            (r"layers\.\d+\.mlp\.shared_expert\.down", _linear(hidden, experts.shared)),
-            (r"layers\.\d+\.mlp\.shared_expert\.router", {"weight": (1, hidden)}),
-        ]
+        table |= {
+            r"layers\.\d+\.mlp\.router": (experts.count, hidden),
+            r"layers\.\d+\.mlp\.experts\.\d+\.(gate|up)": (experts.width, hidden),
+            r"layers\.\d+\.mlp\.experts\.\d+\.down": (hidden, experts.width),
+            r"layers\.\d+\.mlp\.shared_expert\.(gate|up)": (experts.shared, hidden),
+            r"layers\.\d+\.mlp\.shared_expert\.down": (hidden, experts.shared),
+            r"layers\.\d+\.mlp\.shared_expert\.router": (1, hidden),
+        }
     stem, _, kind = name.rpartition(".")
-    shapes: dict[str, Any] = next(
-        (shapes for pattern, shapes in table if re.fullmatch(pattern, stem)), {}
-    )
-    return shapes.get(kind)
-
-
-def _linear(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
-    return {"weight": (rows, columns), "bias": (rows,)}
+    shapes = (shape for pattern, shape in table.items() if re.fullmatch(pattern, stem))
+    weight = next(shapes, None)
+    return weight[:1] if weight is not None and kind == "bias" else weight

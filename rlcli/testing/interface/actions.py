@@ -78,8 +78,26 @@ def with_noise_elsewhere(
             continue
         counted = actions if batch.seqlens[key] == of_actions else torch.cat(at_tokens)
         noisy = batch.select(batch.keys)
-        noisy.data = {**noisy.data, key: torch.where(counted, tensor, tensor - 1.0)}
+        rows = counted.view(-1, *[1] * (tensor.dim() - 1))
+        noisy.data = {**noisy.data, key: torch.where(rows, tensor, tensor - 1.0)}
         yield key, noisy
+
+
+def with_groups_reversed(batch: SequenceSample) -> SequenceSample:
+    """The batch with the sequences of each sample in reverse order."""
+    copy = batch.select(batch.keys)
+    copy.data = {
+        key: torch.cat([rows[:0], *_groups_reversed(rows, batch.seqlens[key])])
+        for key, rows in copy.data.items()
+    }
+    copy.seqlens = {key: [group[::-1] for group in batch.seqlens[key]] for key in batch.keys}
+    return copy
+
+
+def _groups_reversed(rows: torch.Tensor, lengths: list[list[int]]) -> Iterator[torch.Tensor]:
+    """The rows of each sequence, the last one of a sample first."""
+    for group, of_sample in zip(lengths, rows.split(list(map(sum, lengths))), strict=True):
+        yield from reversed(of_sample.split(group))
 
 
 def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:

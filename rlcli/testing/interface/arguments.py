@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from rlcli.testing.arguments import (
     arguments_of,
     declared_needs,
     demand_effects,
+    demand_use,
+    silent_arguments,
 )
 from rlcli.testing.batches import KEYS, PAIRS
+from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.inference_trial import (
     CallSubject,
     CallTrial,
@@ -56,10 +60,21 @@ class ArgumentChecks(CallSubject):
             and REWARDS in written.all
             and not overrides(interface, "train_step")
         ):
-            pytest.skip("not tried: only its author knows which texts show what an argument does")
+            return demand_use(interface)  # only its author knows which texts show an effect
         if not any(argument.others for argument in arguments_of(interface)):
             pytest.skip("has no argument whose other values are known")
-        demand_effects(effects_of(make, batches, tokenizer), type(interface))
+        effects = effects_of(make, batches, tokenizer)
+        demand_effects(effects, type(interface))
+        learned = effects.compared_by(
+            lambda first, second: any(map(_teach_otherwise, first, second))
+        )
+        for argument, _ in learned.without(silent_arguments(type(interface))):
+            raise Violation(
+                f"{argument.name} changes the loss, but nothing that is learned from it",
+                "let its gradient through: no detach, item or no_grad between the model's output "
+                "and the loss",
+                place_of(type(interface)),
+            )
 
 
 def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
@@ -110,7 +125,8 @@ def _in_two_turns(prompt_mask: torch.Tensor) -> torch.Tensor:
 def _strained(key: str, rows: torch.Tensor) -> torch.Tensor:
     """Log-probs stay below 0."""
     factors = torch.tensor([3.0, 0.1] if key.endswith("logprobs") else [30.0, -1.0])
-    return rows * factors.repeat(len(rows) // 2 + 1)[: len(rows)].to(rows)
+    each = factors.repeat(len(rows) // 2 + 1)[: len(rows)].to(rows)
+    return rows * each.view(-1, *[1] * (rows.dim() - 1))
 
 
 def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOutcome]:
@@ -140,12 +156,20 @@ def batches_for(interface: ModelInterface, batches: Batches) -> Batches:
     return usual
 
 
+def inference_batches_for(interface: ModelInterface, batches: Batches, tokenizer: Any) -> Batches:
+    """Batches with the keys that its inference reads with its arguments, in groups of the required
+    size."""
+    declared = interface.reads("inference") or DeclaredKeys(("packed_input_ids",), ())
+    make_batches = batches_with(declared, batches, len(tokenizer))
+    return lambda lengths=PAIRS, seed=0: make_batches(
+        in_groups(interface, "inference", lengths), seed
+    )
+
+
 def _inference(make: Make, batches: Batches, changes: Changes, tokenizer: Any) -> list[Any]:
     """The results of two calls, and the state after them."""
     interface = make(**changes)
-    declared = interface.reads("inference") or DeclaredKeys(("packed_input_ids",), ())
-    batches = batches_with(declared, batches, len(tokenizer))
-    usual = batches(in_groups(interface, "inference", UNEVEN))
+    usual = inference_batches_for(interface, batches, tokenizer)(UNEVEN)
     trial = CallTrial(make, "inference", usual, tokenizer)
     outputs = [trial.run(batch, interface=interface) for batch in (usual, strained(usual))]
     return [*outputs, state_through_json(interface)]
@@ -157,8 +181,10 @@ def _is_accepted(make: Make, changes: Changes, available: Collection[str]) -> bo
         interface = make(**changes)
     except (RlcliError, ValueError):
         return False
+    written = interface.writes("inference")
+    can_be_read = {*available, *(written.all if written else ())}
     declared = [interface.reads(call) for call in ("train_step", "inference")]
-    return all(keys is None or set(available) >= set(keys.needed) for keys in declared)
+    return all(keys is None or can_be_read >= set(keys.needed) for keys in declared)
 
 
 def _outcome(trial: Callable[[Changes], Any], changes: Changes) -> Outcome:
@@ -173,6 +199,22 @@ def _differ(first: Outcome, second: Outcome) -> bool:
     if isinstance(first, str) or isinstance(second, str):
         return first != second
     return any(map(_differs, first, second))
+
+
+def _teach_otherwise(first: Outcome, second: Outcome) -> bool:
+    """Whether two outcomes differ in more than the loss."""
+    return _differ(*map(_without_loss, (first, second)))
+
+
+def _without_loss(outcome: Outcome) -> Outcome:
+    if isinstance(outcome, str):
+        return outcome
+    return [
+        replace(entry, stats={**entry.stats, "loss": 0.0})
+        if isinstance(entry, TrainingOutcome)
+        else entry
+        for entry in outcome
+    ]
 
 
 def _differs(first: Any, second: Any) -> bool:

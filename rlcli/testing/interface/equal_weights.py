@@ -3,6 +3,7 @@ not trained on does not matter."""
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -10,25 +11,34 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
+from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, SEQUENCES
 from rlcli.api.metrics import declared_metrics
+from rlcli.testing.batches import VOCABULARY
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.actions import padded, trained_actions
-from rlcli.testing.interface.inference_trial import own_logprobs, with_temperature
+from rlcli.testing.interface.inference_trial import all_logprobs, with_temperature
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
-    Make,
     Rehearsal,
+    as_of_teacher,
     difference,
     place_of_number,
+    teacher,
 )
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM
 
+REFERENCE = "packed_ref_logprobs"
 LOGPROBS = ("packed_logprobs", "old_logprobs", "packed_ref_logprobs", "proximal_logprobs")
 TEMPERATURES = (0.5, 1.0, 2.0)
 DISTANCE = re.compile(r"\bKL\b|\bdistance\b")
 """What the meaning of a metric says if it is 0 between equal policies."""
+OF_REFERENCE = re.compile(r"\bKL\b.*\bfrom\b.*\b(reference|teacher)\b")
+"""What it says if it is the KL of the policy from another model."""
+NATS = "nats per token"
 SMALL = 1e-5
+FAR = 0.5
+"""In nats: beyond any usual bound of a policy's ratio."""
+ROUNDING = 1e-12
 
 
 class MemorylessLM(TinyLM):
@@ -39,9 +49,10 @@ class MemorylessLM(TinyLM):
 
 
 class EqualWeightChecks(InterfaceSubject):
-    def test_a_policy_is_at_no_distance_from_itself(self, make: Make, rehearsal: Rehearsal) -> None:
+    def test_a_policy_is_at_no_distance_from_itself(self, rehearsal: Rehearsal) -> None:
         """a policy whose own log-probs are in the batch is at no distance from itself, at any
         temperature"""
+        make = rehearsal.make
         expected = _expected(make())
         if not expected or not set(LOGPROBS) & set(rehearsal.batch.keys):
             pytest.skip("measures no distance from policies whose log-probs are in the batch")
@@ -61,6 +72,48 @@ class EqualWeightChecks(InterfaceSubject):
                         place_of_number(rehearsal, name, outcome),
                     )
 
+    def test_a_distance_from_a_reference_is_the_kl(self, rehearsal: Rehearsal) -> None:
+        """a KL that is reported from a reference or teacher is, in the mean over all tokens, that
+        of a policy to which they are equally likely"""
+        names = _distances_from_references(rehearsal.make())
+        if not names:
+            pytest.skip("reports no KL from a reference")
+        policy = rehearsal.model(lr=0.0)
+        policy.module.model.head.data.zero_()
+        batch = _each_token(rehearsal, policy.module)
+        outcome = rehearsal.train(batch, model=policy)
+        expected = -math.log(VOCABULARY) - float(all_logprobs(teacher().module, batch)[1::2].mean())
+        if len({call.batch.bs for call in outcome.engine.calls}) > 1:
+            pytest.skip("not tried: its minibatches differ in size")
+        for name in sorted(names & outcome.stats.keys()):
+            if abs(outcome.stats[name] - expected) > SMALL:
+                raise Violation(
+                    f"{name} is {outcome.stats[name]:.4g} where the KL is {expected:.4g}",
+                    "the sign of the difference of log-probs, or another direction of the KL",
+                    place_of_number(rehearsal, name, outcome),
+                )
+
+    def test_what_comes_back_is_not_clipped(self, rehearsal: Rehearsal) -> None:
+        """where actions far from the old policy are left out, these are the ones that would go
+        farther, not those that come back"""
+        batch = rehearsal.batch
+        if not {"old_logprobs", ADVANTAGES} <= set(batch.keys):
+            pytest.skip("compares no old log-probs with the policy's, weighted by advantages")
+        near = _with_own_logprobs(batch, rehearsal.model().module)
+        for log_ratio, change in ((FAR, "likelier"), (-FAR, "less likely")):
+            moved = near.select(near.keys)
+            moved.data["old_logprobs"] = near.data["old_logprobs"] - log_ratio
+            nothing, good, bad = (_learned(rehearsal, moved, by) for by in (0.0, 1.0, -1.0))
+            rewarded, punished = _distance(nothing, good), _distance(nothing, bad)
+            farther, back = (rewarded, punished) if log_ratio > 0 else (punished, rewarded)
+            if back <= ROUNDING < farther:
+                raise Violation(
+                    f"of actions that became {change}, advantages teach nothing that would bring "
+                    "them back, but take them farther",
+                    "take the smaller of both objectives, that is the larger loss: min, not max",
+                    place_of(rehearsal.train_step),
+                )
+
     def test_longer_prompts_change_nothing(self, rehearsal: Rehearsal) -> None:
         """with a model without memory, longer prompts change nothing"""
         if PROMPT_MASK not in rehearsal.batch.keys or trained_actions(rehearsal.batch) is None:
@@ -78,23 +131,55 @@ class EqualWeightChecks(InterfaceSubject):
             )
 
 
+def _learned(
+    rehearsal: Rehearsal, batch: SequenceSample, advantage: float
+) -> dict[str, torch.Tensor]:
+    """The weights after a step with this advantage for every action."""
+    rated = batch.select(batch.keys)
+    rated.data[ADVANTAGES] = torch.full_like(batch.data[ADVANTAGES], advantage)
+    return rehearsal.train(rated).weights
+
+
+def _distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    return max(float((weight - second[name]).abs().max()) for name, weight in first.items())
+
+
+def _distances_from_references(interface: ModelInterface) -> set[str]:
+    """The metrics that are a KL from a reference or a teacher."""
+    metrics = declared_metrics(type(interface)).items()
+    return {name for name, (unit, text) in metrics if unit == NATS and OF_REFERENCE.search(text)}
+
+
 def _expected(interface: ModelInterface) -> dict[str, float]:
     """Metric → its value for a policy that is compared with itself."""
     expected = {}
     for name, (unit, meaning) in declared_metrics(type(interface)).items():
         if unit == "ratio" and "policy" in meaning:
             expected[name] = 1.0
-        elif unit == "nats per token" and DISTANCE.search(meaning):
+        elif unit == NATS and DISTANCE.search(meaning):
             expected[name] = 0.0
     return expected
 
 
 def _with_own_logprobs(
-    batch: SequenceSample, engine: TinyEngine, temperature: float
+    batch: SequenceSample, engine: TinyEngine, temperature: float = 1.0
 ) -> SequenceSample:
     """The batch, all of whose log-probs are those of the model at this temperature."""
-    sequences = batch.data[SEQUENCES].split(batch.flat_seqlens(SEQUENCES))
-    logprobs = torch.cat([own_logprobs(engine, tokens, temperature) for tokens in sequences])
+    logprobs = all_logprobs(engine, batch, temperature).float()
     copy = batch.select(batch.keys)
-    copy.data |= dict.fromkeys(set(LOGPROBS) & set(batch.keys), logprobs.float())
+    copy.data |= dict.fromkeys(set(LOGPROBS) & set(batch.keys), logprobs)
     return copy
+
+
+def _each_token(rehearsal: Rehearsal, policy: TinyEngine) -> SequenceSample:
+    """Responses of one token to the same prompt of two: each token of the vocabulary, equally often
+    in each of up to four minibatches. Log-probs are those of the policy, of the reference those of
+    the teacher."""
+    batch = rehearsal.batches([[(2, 1)]] * (4 * VOCABULARY))
+    tokens = batch.data[SEQUENCES].view(batch.bs, -1, 3)
+    tokens[:, :, :2] = tokens[0, 0, :2]
+    tokens[:, :, 2] = torch.arange(batch.bs)[:, None] % VOCABULARY
+    batch = _with_own_logprobs(batch, policy)
+    if REFERENCE in batch.keys:
+        batch.data[REFERENCE] = all_logprobs(teacher().module, batch).float()
+    return as_of_teacher(rehearsal.make(), batch)

@@ -21,6 +21,9 @@ from rlcli.testing.interface.training_trial import (
 CALLS = ("train_step", "inference", "generate", "evaluate")
 """The methods that a graph calls."""
 
+DECLARATIONS = ("READS", "WRITES", "DROPS", "NEEDS_GROUP", "COUNTS_LEFT_OUT", "HEAD", "TAKES_BATCH")
+"""Constants whose entries are for calls."""
+
 
 class GeneralChecks(DeclaredSubject, InterfaceSubject):
     base = ModelInterface
@@ -45,7 +48,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
         self.tell_unsaid(unsaid, record_property)
 
     def _require_calls_in_declarations(self, interface: ModelInterface) -> None:
-        for declaration in ("READS", "WRITES", "DROPS", "NEEDS_GROUP", "HEAD", "TAKES_BATCH"):
+        for declaration in DECLARATIONS:
             for call in getattr(type(interface), declaration, {}):
                 if call not in CALLS:
                     raise Violation(

@@ -13,18 +13,18 @@ from rlcli.api.interface import HeadName, ModelInterface
 from rlcli.api.model import call_interface
 from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
+from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference_trial import CallTrial
 from rlcli.testing.interface.recording_engine import HEADS, WatchedOutput
 from rlcli.testing.interface.training_trial import InterfaceSubject, Make, Rehearsal, overrides
-from rlcli.testing.tiny_engine import TinyEngine
 
 T = TypeVar("T")
 
 HEAD_NAMES = get_args(HeadName)
 
 
-class HeadEngine(TinyEngine):
-    """A `TinyEngine` that remembers which heads were used."""
+class HeadEngine(JudgeEngine):
+    """A `JudgeEngine` that remembers which heads were used."""
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)

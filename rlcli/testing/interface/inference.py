@@ -10,15 +10,16 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import LOGPROBS, MEANINGS, minus_one
-from rlcli.api.model import call_interface
-from rlcli.testing.batches import PAIRS, DigitTokenizer
+from rlcli.api.declared_keys import largest_number
+from rlcli.api.key_meaning import LOGPROBS, MEANINGS, REWARDS, SEQUENCES, minus_one
+from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.actions import at_actions, padded, trained_actions
 from rlcli.testing.interface.inference_trial import (
+    SHIFTED,
     CallSubject,
     CallTrial,
-    own_logprobs,
+    check_logprobs,
     usual_batch,
     with_temperature,
 )
@@ -28,21 +29,20 @@ from rlcli.testing.interface.outputs import (
     check_form,
     check_numbers,
     check_same,
-    check_untouched,
-    frozen_copy,
-    sequences,
+    drops,
     tensor_of,
 )
 from rlcli.testing.interface.training_trial import (
     WHOLE,
     Batches,
     Make,
+    Rehearsal,
     difference_of_states,
     overrides,
     state_through_json,
     untried,
 )
-from rlcli.testing.tiny_engine import TinyRanks, tiny_model
+from rlcli.testing.tiny_engine import TinyRanks
 
 EDGES = {
     "one sample": [[(3, 4)]],
@@ -53,8 +53,7 @@ EDGES = {
 """(prompt, response) lengths of batches that break code written with only one batch in mind."""
 
 STEPS_OF_A_CRITIC = 12
-
-SHIFTED = "log-prob t of a sequence is that of its token t + 1: [T - N] in all"
+ONE_EACH = "one entry of seqlens for each sequence of each sample"
 
 
 class InferenceChecks(CallSubject):
@@ -83,6 +82,24 @@ class InferenceChecks(CallSubject):
         )
         check_drops(inferring.result, inferring.interface.drops("inference"), inferring.where)
 
+    def test_single_responses_are_not_all_dropped(
+        self, inferring: CallTrial, inference_batches: Batches
+    ) -> None:
+        """of samples with one response some are not dropped, unless more are needed"""
+        interface = inferring.interface
+        if not interface.drops(inferring.call):
+            pytest.skip("drops no samples")
+        if largest_number(interface.group_sizes(inferring.call), default=1) > 1:
+            pytest.skip("needs several responses to a prompt")
+        batch = usual_batch(inference_batches, [group[:1] for group in PAIRS])
+        reasons = drops(inferring.run(batch)).values()
+        if all(reasons):
+            raise Violation(
+                f"all of {batch.bs} samples with one response are dropped: {set(reasons)}",
+                "one response cannot differ from others: keep it, or declare NEEDS_GROUP",
+                inferring.where,
+            )
+
     def test_inference_reads_what_it_declares(self, inferring: CallTrial) -> None:
         """inference needs no key that it does not declare"""
         declared = inferring.interface.reads("inference")
@@ -109,26 +126,16 @@ class InferenceChecks(CallSubject):
         """outputs have the lengths that their keys stand for"""
         if not inferring.result.keys:
             pytest.skip("returns no keys")
-        lengths_of_tokens = inferring.batch.seqlens["packed_input_ids"]
+        tokens = inferring.batch.seqlens[SEQUENCES]
         for key in inferring.result.keys:
-            lengths_of_key = inferring.result.seqlens[key]
-            meaning = MEANINGS.get(key)
-            for id_, lengths, tokens in zip(
-                inferring.batch.ids, lengths_of_key, lengths_of_tokens, strict=True
-            ):
-                expected = lengths
-                if meaning is not None and not meaning.has_own_sequences:
-                    expected = [meaning.rows(n) for n in tokens]
-                if len(lengths) != len(tokens) or lengths != expected:
-                    cause = (
-                        SHIFTED
-                        if "logprobs" in key
-                        else "one entry of seqlens for each sequence of each sample"
-                    )
-                    finding = (
-                        f"{key} of sample {id_} has lengths {lengths} for "
-                        f"sequences of {tokens} tokens"
-                    )
+            lengths, meaning = inferring.result.seqlens[key], MEANINGS.get(key)
+            expected = lengths if list(map(len, lengths)) == list(map(len, tokens)) else tokens
+            if meaning is not None and not meaning.has_own_sequences:
+                expected = [[meaning.rows(length) for length in group] for group in tokens]
+            for id_, actual, right in zip(inferring.batch.ids, lengths, expected, strict=True):
+                if actual != right:
+                    finding = f"{key} of sample {id_} has lengths {actual}, not {right}"
+                    cause = SHIFTED if "logprobs" in key else ONE_EACH
                     raise Violation(finding, cause, inferring.where)
 
     def test_inference_returns_plain_numbers(self, inferring: CallTrial) -> None:
@@ -234,25 +241,9 @@ class InferenceChecks(CallSubject):
             without = at_actions(inferring.run(short), acting)
             check_same(without, with_longer, "with longer prompts", cause, inferring.where)
 
-    def test_inference_leaves_its_input_alone(self, inferring: CallTrial) -> None:
-        """inference does not change its input"""
-        before = frozen_copy(inferring.batch)
-        inferring.run(inferring.batch)
-        check_untouched(inferring.batch, before, inferring.where)
-
-    def test_inference_leaves_the_model_alone(self, inferring: CallTrial) -> None:
-        """inference changes no weight, gradient or version"""
-        model = inferring.model()
-        inferring.run(inferring.batch, model=model)
-        inferring.check_left_alone(model)
-
-    def test_inference_turns_dropout_off(self, inferring: CallTrial) -> None:
-        """inference turns dropout off"""
-        model = inferring.model()
-        inferring.run(inferring.batch, model=model)
-        if model.module.passes_in_training_mode:
-            cause = "leave the mode alone: rlcli turns dropout off before the call"
-            raise Violation("the model runs in training mode", cause, inferring.where)
+    def test_inference_leaves_everything_alone(self, inferring: CallTrial) -> None:
+        """inference changes neither its input nor the model, and uses it without dropout"""
+        inferring.check_left_alone()
 
     def test_inference_is_deterministic(self, inferring: CallTrial) -> None:
         """inference is deterministic"""
@@ -267,7 +258,8 @@ class InferenceChecks(CallSubject):
         keys = [
             key
             for key in inferring.result.keys
-            if key.endswith("logprobs") and not _is_copy(inferring, key)
+            if (key.endswith("logprobs") or _are_distributions(tensor_of(inferring.result, key)))
+            and not _is_copy(inferring, key)
         ]
         if not keys:
             pytest.skip("computes no log-probs")
@@ -277,60 +269,49 @@ class InferenceChecks(CallSubject):
             temperature, interface = 1.0, inferring.interface
         model, batch = inferring.model(), inferring.batch
         output = inferring.run(batch, interface=interface, model=model)
-        acting = (
-            [~mask[1:] for mask in sequences(batch, "prompt_mask")]
-            if "prompt_mask" in batch.keys
-            else None
-        )
         for key in keys:
-            for index, tokens in enumerate(sequences(batch, "packed_input_ids")):
-                chosen = acting[index] if acting else torch.ones(len(tokens) - 1, dtype=torch.bool)
-                actual = sequences(output, key)[index][chosen].double()
-                if not torch.allclose(
-                    actual, own_logprobs(model.module, tokens, temperature)[chosen], atol=1e-5
-                ):
-                    untempered = own_logprobs(model.module, tokens, 1.0)[chosen]
-                    size = float(
-                        (actual - own_logprobs(model.module, tokens, temperature)[chosen])
-                        .abs()
-                        .max()
-                    )
-                    cause = SHIFTED
-                    if torch.allclose(actual, untempered, atol=1e-5):
-                        cause = (
-                            "they are those of temperature 1: set output.temperature "
-                            "before output.logprobs"
-                        )
-                    finding = (
-                        f"{key} differs by {size:.3g} from the model's at "
-                        f"temperature {temperature:g}"
-                    )
-                    raise Violation(finding, cause, inferring.where)
+            check_logprobs(output, key, batch, model.module, temperature, inferring.where)
 
     def test_values_come_in_the_units_of_the_reward(self, make: Make, batches: Batches) -> None:
         """values approach the observed returns, in their units"""
         interface, reward = make(), 10.0
         reads, writes = interface.reads("train_step"), interface.writes("inference")
-        targets = [key for key in ("returns", "rewards") if reads and key in reads.needed]
+        targets = {"returns", "rewards"} & set(reads.needed if reads else ())
         if not (targets and writes and "values" in writes.all):
             pytest.skip("predicts no returns")
-        batch = usual_batch(batches)
-        for key in targets:
-            batch.data[key] = torch.full_like(tensor_of(batch, key), reward)
-        if "packed_ref_logprobs" in batch.keys:
-            batch.data["packed_ref_logprobs"] = tensor_of(batch, "packed_logprobs")
-        model = tiny_model(DigitTokenizer(), lr=0.02)
-        errors = []
+        rehearsal, batch = Rehearsal(make, batches), usual_batch(batches)
+        batch.data |= {key: torch.full_like(tensor_of(batch, key), reward) for key in targets}
+        model, errors = rehearsal.model(lr=0.02), []
         for _ in range(STEPS_OF_A_CRITIC):
-            output: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
-            batch.update_(output.select(["values"]))
+            batch = rehearsal.fit(batch, model, interface)
             errors.append(float((tensor_of(batch, "values") - reward).abs().mean()))
-            call_interface(interface, "train_step", model, batch, WHOLE)
+            rehearsal.train(batch, model=model, interface=interface)
         if errors[-1] > 0.9 * errors[0]:
             off = f"{errors[0]:.3g} off at first, {errors[-1]:.3g} at last"
-            finding = f"all {targets[0]} are {reward:g}; values are {off}"
+            finding = f"all {min(targets)} are {reward:g}; values are {off}"
             cause = "denormalise what the model predicts, if it learns normalised returns"
             raise Violation(finding, cause, place_of(type(interface).inference))
+
+    def test_a_score_depends_on_the_last_token(self, inferring: CallTrial) -> None:
+        """a reward that the model's values give depends on a sequence's last token"""
+        heads = inferring.interface.heads("inference")
+        if heads is None or "value" not in heads.needed or REWARDS not in inferring.result.keys:
+            pytest.skip("gives no rewards by a model's values")
+        batch = inferring.batch
+        changed = batch.select(batch.keys)
+        tokens = tensor_of(batch, SEQUENCES).clone()
+        last = torch.tensor(batch.flat_seqlens(SEQUENCES)).cumsum(0) - 1
+        tokens[last] = tokens[last] % (len(inferring.tokenizer) - 1) + 1
+        changed.data[SEQUENCES] = tokens
+        before, after = (
+            tensor_of(output, REWARDS) for output in (inferring.result, inferring.run(changed))
+        )
+        if same := int((before == after).sum()):
+            raise Violation(
+                f"{same} of {len(before)} rewards are the same with another last token",
+                "score a sequence by the value of its last token, which has seen all of it",
+                inferring.where,
+            )
 
     @pytest.mark.parametrize("edge", EDGES)
     def test_edge_batches_of_inference(
@@ -342,13 +323,11 @@ class InferenceChecks(CallSubject):
         check_form(output, batch.ids, inferring.interface.writes("inference"), inferring.where)
         check_numbers(output, inferring.where)
 
-    def test_state_of_inference_comes_back(
-        self, inferring: CallTrial, inference_batches: Batches
-    ) -> None:
+    def test_state_of_inference_comes_back(self, inferring: CallTrial) -> None:
         """its state is JSON and can be restored"""
         if not overrides(inferring.interface, "state_dict"):
             pytest.skip("keeps no state")
-        unbroken, resumed, later = inferring.make(), inferring.make(), inference_batches(seed=1)
+        unbroken, resumed, later = inferring.make(), inferring.make(), inferring.batch
         inferring.run(inferring.batch, interface=unbroken)
         resumed.load_state_dict(state_through_json(unbroken))
         expected, actual = (
@@ -472,6 +451,13 @@ def _made_per_action(output: SequenceSample) -> list[str]:
         for key, meaning in meanings.items()
         if meaning.rows is minus_one and meaning.numbers is not LOGPROBS
     ]
+
+
+def _are_distributions(rows: torch.Tensor) -> bool:
+    """Whether each row has the log-probs of all tokens."""
+    if rows.dim() != 2 or not rows.is_floating_point():
+        return False
+    return bool(((rows.double().exp().sum(1) - 1.0).abs() < 1e-4).all())
 
 
 def _is_copy(inferring: CallTrial, key: str) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +16,22 @@ import torch
 from rlcli.api.config import MicroBatchSpec, stable_seed
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import DeclaredKeys
-from rlcli.api.interface import ANSWER_FORMS, ModelInterface
-from rlcli.api.model import Model, ModelOutput, call_interface
+from rlcli.api.interface import ANSWER_FORMS, Example, ModelInterface
+from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
+from rlcli.api.model import Model, call_interface
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.texts import ANSWERS, text_batch
+from rlcli.testing.interface.actions import trained_actions
+from rlcli.testing.interface.call_engine import JudgeEngine, ModalEngine
+from rlcli.testing.interface.outputs import (
+    TOLERANCE,
+    check_untouched,
+    drops,
+    frozen_copy,
+    sequences,
+    tensor_of,
+)
+from rlcli.testing.interface.texts import ANSWERS, rows_batch, text_batch
 from rlcli.testing.interface.training_trial import (
     WHOLE,
     Batches,
@@ -30,32 +44,14 @@ from rlcli.testing.interface.training_trial import (
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
 from rlcli.testing.tokenizer import byte_tokenizer
 
-T = TypeVar("T")
+UNTEMPERED = "they are those of temperature 1: set output.temperature before output.logprobs"
+SHIFTED = "log-prob t of a sequence is that of its token t + 1: [T - N] in all"
+
+SEEDS = 10
+"""Batches that are tried, where the usual one does not show what a call does."""
 
 Gold = Callable[[str], str]
 """A row's answer → the text of a correct response to it."""
-
-
-class ModalEngine(TinyEngine):
-    """A `TinyEngine` that is in training mode until switched, and counts the passes made in it."""
-
-    def __init__(self, *args: Any, **settings: Any):
-        super().__init__(*args, **settings)
-        self.is_training = True
-        self.passes_in_training_mode = 0
-
-    def train(self, mode: bool = True) -> None:
-        self.is_training = mode
-
-    def forward_micro_batch(
-        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
-    ) -> T:
-        self.passes_in_training_mode += self.is_training
-        return super().forward_micro_batch(micro_batch, then)
-
-    def generate(self, *args: Any, **settings: Any) -> Any:
-        self.passes_in_training_mode += self.is_training
-        return super().generate(*args, **settings)
 
 
 class CallTrial:
@@ -87,7 +83,9 @@ class CallTrial:
         return place_of(getattr(type(self.interface), self.call))
 
     def model(self, seed: int = 0, ranks: TinyRanks | None = None, rank: int = 0) -> Model:
-        engine = ModalEngine(TinyLM(vocab=len(self.tokenizer)), 0.1, ranks, rank)
+        judges = self.call in type(self.interface).GENERATES
+        engine_type = JudgeEngine if judges else ModalEngine
+        engine = engine_type(TinyLM(vocab=len(self.tokenizer)), 0.1, ranks, rank)
         return Model("tested", engine, self.tokenizer, torch.device("cpu"), seed=seed)
 
     def run(
@@ -110,9 +108,15 @@ class CallTrial:
             )
         return output
 
-    def check_left_alone(self, model: Model) -> None:
-        """Raise Violation unless a model that was used has the weights of a new one, no gradients
-        and no later version."""
+    def check_left_alone(self) -> None:
+        """Raise Violation unless the call leaves its input and the model as they were, and uses the
+        model without dropout."""
+        model, before = self.model(), frozen_copy(self.batch)
+        self.run(self.batch, model=model)
+        check_untouched(self.batch, before, self.where)
+        if model.module.passes_in_training_mode:
+            cause = "leave the mode alone: rlcli turns dropout off before the call"
+            raise Violation("the model is used in training mode", cause, self.where)
         fresh = dict(self.model().module.model.named_parameters())
         for name, weight in model.module.model.named_parameters():
             if weight.grad is not None or not torch.equal(weight, fresh[name]):
@@ -142,6 +146,47 @@ def own_logprobs(engine: TinyEngine, tokens: torch.Tensor, temperature: float) -
     return torch.stack(chosen) if chosen else torch.zeros(0)
 
 
+def check_logprobs(
+    output: SequenceSample,
+    key: str,
+    batch: SequenceSample,
+    engine: TinyEngine,
+    temperature: float,
+    where: str,
+) -> None:
+    """Raise Violation unless a key has the model's log-probs of a batch's sequences: of each token,
+    or of all tokens in its place. Only responses count, where the batch says what they are."""
+    rows = _of_chosen_tokens(tensor_of(output, key).double(), batch)
+    expected = torch.stack([all_logprobs(engine, batch, by) for by in (temperature, 1.0)])
+    if len(rows) != expected.shape[1]:
+        raise Violation(f"{key} has {len(rows)} rows", SHIFTED, where)
+    counted = batch.select({SEQUENCES, PROMPT_MASK} & set(batch.keys))
+    gaps = (expected - rows).abs()
+    if (acting := trained_actions(counted)) is not None:
+        gaps = gaps[:, acting]
+    tempered, untempered = gaps.amax(1).tolist()
+    if not tempered <= TOLERANCE:
+        cause = UNTEMPERED if untempered <= TOLERANCE else SHIFTED
+        finding = f"{key} differs by {tempered:.3g} from the model's at temperature {temperature:g}"
+        raise Violation(finding, cause, where)
+
+
+def _of_chosen_tokens(rows: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
+    """[A] log-probs of the tokens that were chosen, from those or from [A, V] of all tokens."""
+    if rows.dim() == 1:
+        return rows
+    following = torch.cat([tokens[1:] for tokens in sequences(batch, SEQUENCES)])
+    return rows.gather(1, following[:, None])[:, 0]
+
+
+def all_logprobs(
+    engine: TinyEngine, batch: SequenceSample, temperature: float = 1.0
+) -> torch.Tensor:
+    """[T - N] log-probs of the model for the sequences of a batch."""
+    tokens = sequences(batch, SEQUENCES)
+    return torch.cat([own_logprobs(engine, of_one, temperature) for of_one in tokens])
+
+
 def with_temperature(
     make: Make, interface: ModelInterface, temperature: float
 ) -> ModelInterface | None:
@@ -157,21 +202,25 @@ def with_temperature(
 
 
 def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | None:
-    """The form in which a reward accepts most gold answers; None if it accepts none in any form."""
-    nothing = interface.score_texts([""] * len(answers), answers)
+    """The form in which a reward accepts most gold answers, and tells most of them from others;
+    None if it accepts none in any form."""
+    others = [*answers[1:], *answers[:1]]
 
-    def accepted(form: str) -> int:
-        scores = interface.score_texts(
-            [form.replace("{answer}", answer) for answer in answers], answers
-        )
-        return sum(
-            s is not None and s > (0 if n is None else n)
-            for s, n in zip(scores, nothing, strict=True)
-        )
+    def scores(form: str, fillings: Sequence[str]) -> list[float]:
+        """What cannot be scored earns less than anything else."""
+        texts = [form.replace("{answer}", answer) for answer in fillings]
+        earned = interface.score_texts(texts, answers)
+        return [-math.inf if score is None else score for score in earned]
+
+    def accepted(form: str) -> tuple[int, int]:
+        gold, nothing, wrong = scores(form, answers), scores("", answers), scores(form, others)
+        is_accepted = list(map(operator.gt, gold, nothing))
+        is_distinct = map(operator.gt, gold, wrong)
+        return sum(map(operator.and_, is_accepted, is_distinct)), sum(is_accepted)
 
     counts = {form: accepted(form) for form in ANSWER_FORMS}
     best = max(counts, key=lambda form: counts[form])
-    return best if counts[best] else None
+    return best if any(counts[best]) else None
 
 
 class CallSubject(InterfaceSubject):
@@ -188,6 +237,8 @@ class CallSubject(InterfaceSubject):
         """A correct response to a row with this answer; by default in the common form accepted most
         often."""
         interface = make()
+        if interface.EXAMPLES:
+            pytest.skip("its rows are those of its EXAMPLES")
         form = accepted_form(interface, answers)
         if form is None:
             raise Violation(
@@ -196,9 +247,8 @@ class CallSubject(InterfaceSubject):
                     f"{len(ANSWER_FORMS)} common forms"
                 ),
                 (
-                    "fix it; or, if its rows are of another kind, give your TestContract the "
-                    "fixtures `answers`, with what they hold, and `gold`, with what a correct "
-                    "response looks like"
+                    "fix it; or, if its rows are of another kind, show some in its class: "
+                    'EXAMPLES = ({"row": {…}, "right": "…", "wrong": "…"},)'
                 ),
                 place_of(type(interface).score_texts),
             )
@@ -207,7 +257,9 @@ class CallSubject(InterfaceSubject):
     @pytest.fixture
     def tokenizer(self, make: Make) -> Any:
         """The role's tokenizer: of digits, or of bytes where texts are scored."""
-        return byte_tokenizer() if overrides(make(), "score_texts") else DigitTokenizer()
+        interface = make()
+        scores_texts = overrides(interface, "score_texts") or interface.EXAMPLES
+        return byte_tokenizer() if scores_texts else DigitTokenizer()
 
     @pytest.fixture
     def inference_batches(
@@ -219,6 +271,9 @@ class CallSubject(InterfaceSubject):
         keys.
         """
         interface = make()
+        if interface.EXAMPLES:
+            examples = interface.EXAMPLES
+            return lambda lengths=PAIRS, seed=0: _of_examples(tokenizer, examples, lengths, seed)
         if overrides(interface, "score_texts"):
             answers, gold = request.getfixturevalue("answers"), request.getfixturevalue("gold")
             return lambda lengths=PAIRS, seed=0: _scored_texts(
@@ -247,7 +302,22 @@ class CallSubject(InterfaceSubject):
         if not overrides(make(), "inference"):
             pytest.skip("has no inference")
         batches = request.getfixturevalue("inference_batches")
-        return CallTrial(make, "inference", usual_batch(batches), tokenizer)
+        return telling_trial(make, batches, tokenizer)
+
+
+def telling_trial(make: Make, batches: Batches, tokenizer: Any) -> CallTrial:
+    """Inference of the usual batch; of what drops samples, of one of which it drops some but not
+    all, if there is one."""
+    usual = CallTrial(make, "inference", usual_batch(batches), tokenizer)
+    if not usual.interface.drops("inference"):
+        return usual
+    drawn = (CallTrial(make, "inference", batches(seed=s), tokenizer) for s in range(1, SEEDS))
+    return next((trial for trial in chain([usual], drawn) if _tells_samples_apart(trial)), usual)
+
+
+def _tells_samples_apart(trial: CallTrial) -> bool:
+    reasons = drops(trial.run(trial.batch)).values()
+    return any(reasons) and not all(reasons)
 
 
 def usual_batch(batches: Batches, lengths: Lengths = PAIRS) -> SequenceSample:
@@ -282,12 +352,12 @@ def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABUL
 def _scored_texts(
     tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths, seed: int
 ) -> SequenceSample:
-    """Alternating correct and wrong responses, and some without an answer; text in a prompt is
-    never an answer."""
+    """Alternating correct and wrong responses, and some without an answer, or with one that is not
+    marked as such; text in a prompt is never an answer."""
     rows, expected, number = [], [], seed
     for sample, group in enumerate(lengths):
         answer, other_answer = answers[sample % len(answers)], answers[(sample + 1) % len(answers)]
-        choices = (gold(answer), gold(other_answer), "", "No idea.")
+        choices = (gold(answer), gold(other_answer), "", f"Perhaps {answer}")
         responses = []
         for _, response_length in group:
             pick = stable_seed("text", seed, number) % 4 if response_length else 2
@@ -296,3 +366,18 @@ def _scored_texts(
         rows.append((f"Is it {gold(answer)} or not?\n", responses))
         expected.append(answer)
     return text_batch(tokenizer, rows, expected)
+
+
+def _of_examples(
+    tokenizer: Any, examples: Sequence[Example], lengths: Lengths, seed: int
+) -> SequenceSample:
+    """Rows of the examples in turn. Of eight responses one is right and one wrong; the others are
+    empty, because to judge a text may take long."""
+    rows, texts = [], []
+    for sample, group in enumerate(lengths):
+        example = examples[sample % len(examples)]
+        choices = [example["right"], example["wrong"], *[""] * 6]
+        responses = [choices[(seed + sample + number) % 8] for number in range(len(group))]
+        rows.append(example["row"])
+        texts.append((str(example["row"].get("prompt", "")), responses))
+    return rows_batch(tokenizer, texts, rows)

@@ -9,7 +9,9 @@ displacement: this reveals mixed-up rows, and wrong signs too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -17,16 +19,23 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.metrics import Metrics, declared_metrics
 from rlcli.api.model import Model
+from rlcli.registry import signature
+from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.actions import per_action, trained_actions
+from rlcli.testing.interface.actions import per_action, trained_actions, with_groups_reversed
 from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
 
 SIGNALS = ("rewards", "advantages", "returns")
 """Keys that say how good a response is."""
 REFERENCE = "packed_ref_logprobs"
 ROUNDING = 1e-9
+LEAD = re.compile(r"\bchosen\b.*\b(less|minus)\b.*\brejected\b")
+"""The meaning of a number that says how far the chosen sequence is ahead."""
+IN_ORDER = re.compile(r"\bpairs\b.*\bchosen\b.*\b(higher|greater|more|above|preferred|ahead)\b")
+"""The meaning of a share of pairs of which the chosen sequence is ahead."""
 
 
 class LawChecks(InterfaceSubject):
@@ -59,7 +68,7 @@ class LawChecks(InterfaceSubject):
             )
 
     def test_a_step_moves_a_pair_apart(self, rehearsal: Rehearsal) -> None:
-        """a step on a pair raises the lead of the chosen sequence, and more where the reference
+        """a step on a pair raises the lead of the chosen sequence, and no less where the reference
         prefers it more"""
         batch = _pairs(rehearsal)
         references = (0.0, -1.0, 1.0) if REFERENCE in batch.keys else (0.0,)
@@ -71,13 +80,43 @@ class LawChecks(InterfaceSubject):
                 "a sign, or chosen and rejected exchanged: sequences alternate, chosen first",
                 place_of(rehearsal.train_step),
             )
-        opposed, preferred = growth[1:] or (growth[0], growth[0] + 1)
-        if float((preferred - opposed).sum()) <= 0:
+        opposed, preferred = growth[1:] or (growth[0], growth[0])
+        if float((preferred - opposed).sum()) < -ROUNDING:
             raise Violation(
-                "leads grow no more where the reference prefers the chosen sequence",
+                "leads grow less where the reference prefers the chosen sequence",
                 "the sign of the reference: what counts is policy minus reference",
                 place_of(rehearsal.train_step),
             )
+
+    def test_exchanged_pairs_exchange_what_is_reported(self, rehearsal: Rehearsal) -> None:
+        """with chosen and rejected sequences exchanged, so is what is reported of them, and a share
+        of pairs in the right order is the rest of 1"""
+        batch, metrics = _pairs(rehearsal), declared_metrics(type(rehearsal.make()))
+        stats, exchanged = (
+            rehearsal.train(pairs, model=rehearsal.model(lr=0.0)).stats
+            for pairs in (batch, with_groups_reversed(batch))
+        )
+        for name, expected in _exchanged(metrics, stats).items():
+            if not math.isclose(exchanged[name], expected, rel_tol=1e-6, abs_tol=1e-6):
+                raise Violation(
+                    f"{name} is {stats[name]:.6g}, and with chosen and rejected sequences "
+                    f"exchanged {exchanged[name]:.6g}, not {expected:.6g}",
+                    "sequences alternate, chosen first; look for a sign, or the name of the other",
+                    place_of(rehearsal.train_step),
+                )
+
+    def test_equal_sequences_are_not_in_the_right_order(self, rehearsal: Rehearsal) -> None:
+        """a reported share of pairs in the right order is at most a half where all are equal"""
+        metrics = declared_metrics(type(rehearsal.make()))
+        batch = _without_preference(_pairs(rehearsal))
+        stats = rehearsal.train(batch, model=_ignorant(rehearsal)).stats
+        for name in sorted(metrics.keys() & stats.keys()):
+            if IN_ORDER.search(metrics[name][1]) and stats[name] > 0.5 + ROUNDING:
+                raise Violation(
+                    f"{name} is {stats[name]:.6g} where chosen and rejected sequences are equal",
+                    "compare with >, or let a tie count half",
+                    place_of(rehearsal.train_step),
+                )
 
     def test_a_reference_pulls_towards_itself(self, rehearsal: Rehearsal) -> None:
         """a response like the reference beats one that strayed"""
@@ -101,6 +140,38 @@ class LawChecks(InterfaceSubject):
             ),
         )
 
+    def test_a_bonus_for_entropy_raises_it(self, rehearsal: Rehearsal) -> None:
+        """a policy has more entropy after a step with a larger bonus for it"""
+        described = signature("interfaces", self.name).arguments if self.name else ()
+        texts = {argument.name: f"{argument.name} {argument.doc}".lower() for argument in described}
+        bonuses = [name for name, text in texts.items() if "entropy" in text and "bonus" in text]
+        if not bonuses or rehearsal.result.engine.heads != {"lm"}:
+            pytest.skip("has no argument that is a bonus for entropy")
+        for name in bonuses:
+            demand_entropy(rehearsal, name)
+
+
+def demand_entropy(rehearsal: Rehearsal, bonus: str) -> None:
+    """Raises Violation unless a larger value of an argument leaves more entropy after a step."""
+    small, large = (_entropy_after(rehearsal, {bonus: value}) for value in (0.0, 1.0))
+    if large <= small:
+        raise Violation(
+            f"after a step the entropy is {small:.8g} with {bonus}=0, {large:.8g} with {bonus}=1",
+            "a bonus is subtracted from the loss, with its gradient",
+            place_of(rehearsal.train_step),
+        )
+
+
+def _entropy_after(rehearsal: Rehearsal, changes: Changes) -> float:
+    """The mean entropy of the choices of trained tokens after a small step."""
+    model, batch = rehearsal.model(lr=1e-3), rehearsal.batch
+    rehearsal.train(batch, model=model, interface=rehearsal.make(**changes))
+    shift = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
+    entropies = model.module.forward(
+        batch, post_hook=lambda output, _: output.entropy, output_seqlens=shift
+    )
+    return float(entropies[trained_actions(batch)].mean())
+
 
 def _pairs(rehearsal: Rehearsal) -> SequenceSample:
     """Pairs of equally long sequences, whose means are ordered like their sums; skips the check for
@@ -113,6 +184,36 @@ def _pairs(rehearsal: Rehearsal) -> SequenceSample:
         pytest.skip("not tried: uses several heads")
     lengths = [[(2, 3 + number), (2, 3 + number)] for number in range(4)]
     return rehearsal.fit(rehearsal.batches(lengths, seed=2))
+
+
+def _exchanged(metrics: Metrics, stats: Mapping[str, float]) -> dict[str, float]:
+    """Number → what it becomes when chosen and rejected sequences are exchanged; of those whose
+    name or meaning says so."""
+    expected = {}
+    for name in sorted(metrics.keys() & stats.keys()):
+        counterpart = name.replace("chosen", "rejected")
+        if IN_ORDER.search(metrics[name][1]):
+            expected[name] = 1.0 - stats[name]
+        elif LEAD.search(metrics[name][1]):
+            expected[name] = -stats[name]
+        elif counterpart != name and counterpart in stats:
+            expected |= {name: stats[counterpart], counterpart: stats[name]}
+    return expected
+
+
+def _without_preference(batch: SequenceSample) -> SequenceSample:
+    """The batch with a reference to which all tokens are equally likely."""
+    if REFERENCE not in batch.keys:
+        return batch
+    return _with(batch, REFERENCE, torch.zeros_like(batch.data[REFERENCE]))
+
+
+def _ignorant(rehearsal: Rehearsal) -> Model:
+    """A model to which all sequences of a length are equal."""
+    model = rehearsal.model(lr=0.0)
+    for head in (model.module.model.head, model.module.model.value_head):
+        head.data.zero_()
+    return model
 
 
 def _preferring(batch: SequenceSample, by: float) -> SequenceSample:

@@ -3,7 +3,6 @@ and the gradient of each token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,8 @@ from rlcli.testing.interface.recording_engine import HEADS, ForwardPass, TrainCa
 from rlcli.testing.interface.training_trial import Rehearsal, TrainingOutcome
 from rlcli.testing.tiny_engine import TinyLM
 
+WEIGHT = "loss weight"
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -23,6 +24,11 @@ class Sums:
     weight: float
     stats: dict[str, tuple[float, ...]]
     """(sum,) or (sum, count)"""
+
+    @property
+    def numbers(self) -> dict[str, tuple[float, ...]]:
+        """All of them by name."""
+        return {"loss": (self.loss,), WEIGHT: (self.weight,), **self.stats}
 
 
 @torch.no_grad()
@@ -47,8 +53,7 @@ def in_parts(result: TrainingOutcome) -> tuple[TrainCall, Sums, list[Sums]]:
     return call, sums_of(engine, call, call.batch), samples
 
 
-def is_sum(together: float, parts: Iterable[float]) -> bool:
-    total = sum(parts)
+def is_sum(together: float, total: float) -> bool:
     return abs(together - total) <= 1e-6 * max(1.0, abs(total))
 
 
@@ -70,15 +75,19 @@ def counts_tokens(rehearsal: Rehearsal) -> bool:
     return float(call.loss_weight_fn(call.batch)) in counts
 
 
-def cause_of_no_sum(together: Sums, parts: list[Sums]) -> str:
+def cause_of_no_sum(name: str, together: Sums, parts: list[Sums]) -> str:
     """What the numbers look like instead."""
+    if name == WEIGHT:
+        return "return a count: how many tokens the loss is a sum over"
+    if name != "loss":
+        return "report sums, which the engine divides by the loss weight, or pairs (sum, count)"
     weight = sum(sample.weight for sample in parts)
     mean_of_tokens = sum(sample.loss * sample.weight for sample in parts) / max(weight, 1.0)
     mean_of_samples = sum(sample.loss for sample in parts) / len(parts)
     advice = "return the sum; the engine divides by the weight, over all micro-batches and ranks"
-    if is_sum(together.loss, [mean_of_tokens]):
+    if is_sum(together.loss, mean_of_tokens):
         return f"it is a mean over tokens: {advice}"
-    if is_sum(together.loss, [mean_of_samples]):
+    if is_sum(together.loss, mean_of_samples):
         return f"it is a mean over samples: {advice}"
     return (
         "the loss of a sample depends on what shares its micro-batch: compute what spans samples "
@@ -90,9 +99,8 @@ def cause_unless_no_sum(result: TrainingOutcome, cause: str) -> str:
     """The cause of a dependence on the cut: primarily a loss that is not a sum,
     which is reported elsewhere."""
     _, together, parts = in_parts(result)
-    if is_sum(together.loss, [sample.loss for sample in parts]) and is_sum(
-        together.weight, [sample.weight for sample in parts]
-    ):
+    loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
+    if is_sum(together.loss, loss) and is_sum(together.weight, weight):
         return cause
     return "it follows from a loss, or a loss weight, that is not a sum; see there"
 

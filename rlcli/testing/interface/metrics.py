@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
 from rlcli.testing.interface.training_trial import Make, Rehearsal
 
 OF_ENGINES = tuple(name.removeprefix("<role>/") for name in ENGINE_METRICS)
+ROUNDING = 1e-6
 
 
 class MetricChecks(DeclaredSubject, CallSubject):
@@ -34,6 +36,22 @@ class MetricChecks(DeclaredSubject, CallSubject):
     ) -> None:
         """METRICS names what training reports"""
         self._tell_unnamed(rehearsal.result.stats, rehearsal.make(), "train_step", record_property)
+
+    def test_numbers_are_what_their_units_say(self, rehearsal: Rehearsal) -> None:
+        """a share is at most 1, and the perplexity of a step is the exponential of its loss"""
+        stats, metrics = rehearsal.result.stats, declared_metrics(type(rehearsal.make()))
+        loss = stats.get("loss", 0.0)
+        for name in sorted(metrics.keys() & stats.keys()):
+            unit, value = metrics[name][0], stats[name]
+            is_perplexity = unit == "perplexity" and rehearsal.result.engine.steps == 1
+            exponential = math.exp(min(loss, 700.0)) if is_perplexity else value
+            is_too_large = unit == "share" and value > 1 + ROUNDING
+            if is_too_large or not math.isclose(value, exponential, rel_tol=ROUNDING):
+                raise Violation(
+                    f"{name} is {value:.6g}, with a loss of {loss:.6g}",
+                    "a share is at most 1; a perplexity e to the power of the loss per token",
+                    place_of(rehearsal.train_step),
+                )
 
     def test_counts_of_inference_are_in_its_metrics(
         self, inferring: CallTrial, record_property: Note

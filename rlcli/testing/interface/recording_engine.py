@@ -28,6 +28,8 @@ class TrainCall:
     loss_fn: LossFn
     loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float]
     cut: Cut
+    stats: dict[str, float] = field(default_factory=dict)
+    """What the call returned."""
 
 
 @dataclass
@@ -141,9 +143,10 @@ class WatchedEngine(TinyEngine):
         step_if: Callable[[Mapping[str, float]], bool] | None = None,
         cut: Cut = "sample",
     ) -> dict[str, float]:
-        self.calls.append(TrainCall(input_, loss_fn, loss_weight_fn, cut))
+        call = TrainCall(input_, loss_fn, loss_weight_fn, cut)
+        self.calls.append(call)
         cut = "sample" if self.keeps_groups else cut
-        return super().train_batch(
+        stats = super().train_batch(
             input_,
             loss_fn,
             loss_weight_fn,
@@ -153,3 +156,5 @@ class WatchedEngine(TinyEngine):
             step_if,
             cut,
         )
+        call.stats.update(stats)
+        return stats

@@ -3,20 +3,36 @@ and each row gets its own."""
 
 from __future__ import annotations
 
+import errno
 import math
-import threading
-from collections.abc import Sequence
-from itertools import pairwise, permutations
+import multiprocessing
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice, pairwise, permutations
 from typing import Any
 
 import pytest
+import torch
 
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ModelInterface
+from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
+from rlcli.api.model import Model
+from rlcli.errors import RlcliError
+from rlcli.testing.arguments import run_each
 from rlcli.testing.contract import Note, Violation, place_of
-from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, Gold
-from rlcli.testing.interface.outputs import rows, tensor_of
-from rlcli.testing.interface.training_trial import Make, overrides
+from rlcli.testing.interface.actions import padded
+from rlcli.testing.interface.call_engine import JudgeEngine
+from rlcli.testing.interface.inference import InferenceChecks
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, Gold, batches_with
+from rlcli.testing.interface.outputs import check_same, gap, tensor_of
+from rlcli.testing.interface.texts import batch_of_texts, rows_batch, text_batch, texts_for
+from rlcli.testing.interface.training_trial import Batches, Make, overrides
 from rlcli.testing.ranks import run_on_ranks
+from rlcli.testing.tokenizer import byte_tokenizer
 
 NONSENSE = (
     "",
@@ -59,10 +75,21 @@ NONSENSE = (
 
 HARD = "x + 1"
 """An answer that cannot be rejected at a glance."""
+HARD_TO_COMPARE = "1 + x"
+"""The same, written in another way."""
+HARD_TO_REJECT = "x + 2"
 
 REMARK = "So that is settled. "
 MANY_REMARKS = 200
 
+HELPERS = (
+    (subprocess.Popen, "__init__"),
+    (multiprocessing.Process, "start"),
+    (socket.socket, "connect"),
+)
+"""What starts a process, or connects to one."""
+
+RIGHT_EXAMPLES = "reward what is right, and no part of it as much; or correct EXAMPLES"
 ONE_FOR_EACH = "one reward for each response, in their order"
 
 
@@ -75,45 +102,128 @@ class RewardChecks(CallSubject):
             pytest.skip("does not score texts")
         return interface
 
-    def test_one_finite_reward_for_each_sequence(
-        self, make: Make, request: pytest.FixtureRequest
+    def test_a_failing_helper_is_an_error(
+        self, make: Make, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """each response has one finite reward"""
+        """where no process starts, nothing connects and its role writes nothing, rewards are the
+        same, or an error"""
         declared = make().writes("inference")
         if declared is None or "rewards" not in declared.all:
             pytest.skip("gives no rewards")
         inferring: CallTrial = request.getfixturevalue("inferring")
-        groups = inferring.batch.seqlens["packed_input_ids"]
-        for key in {"rewards", "solved", "answer_classes"} & set(inferring.result.keys):
-            if inferring.result.seqlens[key] != [[1] * len(group) for group in groups]:
-                finding = (
-                    f"{key} has lengths {inferring.result.seqlens[key][:2]} … for "
-                    f"groups of {len(groups[0])}"
-                )
-                raise Violation(finding, ONE_FOR_EACH, inferring.where)
-        rewards = tensor_of(inferring.result, "rewards")
-        if rewards.dim() != 1 or not rewards.isfinite().all():
-            finding = (
-                f"rewards has the shape {tuple(rewards.shape)}, "
-                f"{int((~rewards.isfinite()).sum())} not finite"
-            )
-            raise Violation(finding, ONE_FOR_EACH, inferring.where)
+        batch = inferring.batch
+        if overrides(make(), "score_texts") and not make().EXAMPLES:
+            gold: Gold = request.getfixturevalue("gold")
+            texts = [("What is it?", [gold(HARD), gold(HARD_TO_COMPARE)])]
+            batch = text_batch(inferring.tokenizer, texts, [HARD])
+        usual, alone, model = inferring.run(batch), make(), inferring.model()
+        model.module.is_mute = True
+        for cls, method in HELPERS:
+            monkeypatch.setattr(cls, method, _refuse)
+        try:
+            without_helpers = inferring.run(batch, model=model, interface=alone)
+        except Exception:
+            return
+        finally:
+            monkeypatch.undo()
+        check_same(
+            usual,
+            without_helpers,
+            "where no process starts, nothing connects and its role writes nothing",
+            "raise WorkerError where a reward cannot be computed",
+            inferring.where,
+        )
 
-    def test_votes_are_numbered_by_first_appearance(
-        self, make: Make, request: pytest.FixtureRequest
+    def test_a_role_is_asked_in_its_own_format(self, inferring: CallTrial) -> None:
+        """a role that writes is asked up to where it answers, and reads no end of its own texts"""
+        model = inferring.model()
+        if not isinstance(model.module, JudgeEngine):
+            pytest.skip("its role writes nothing")
+        inferring.run(inferring.batch, model=model, interface=inferring.make())
+        engine = model.module
+        texts = [p + reply for p, reply in zip(engine.prompts, engine.replies, strict=True)]
+        if any(prompt[: len(text)] == text for text in texts for prompt in engine.prompts):
+            raise Violation(
+                "what its role wrote continues after the token that ended it",
+                "leave out the last token of a reply that ended",
+                inferring.where,
+            )
+        chat = inferring.model()
+        chat.tokenizer = byte_tokenizer(chat=True)
+        inferring.run(inferring.batch, model=chat, interface=inferring.make())
+        for prompt in map(chat.tokenizer.decode, chat.module.prompts):
+            if prompt.rfind("<user>") > prompt.rfind("<assistant>"):
+                raise Violation(
+                    f"a chat model is asked without the begin of its answer: {prompt[-40:]!r}",
+                    "fill in its template with add_generation_prompt=True",
+                    inferring.where,
+                )
+
+    def test_right_examples_earn_more_than_wrong_ones(self, inferring: CallTrial) -> None:
+        """a right response of EXAMPLES earns more than a wrong and an empty one"""
+        for text, right, _, nothing in _earned_by_examples(inferring):
+            if right <= nothing:
+                raise Violation(
+                    f"{text!r} earns {right:g}, an empty response {nothing:g}",
+                    RIGHT_EXAMPLES,
+                    inferring.where,
+                )
+        self.demand_less_for_wrong_examples(inferring)
+        example = inferring.interface.EXAMPLES[0]
+        texts = (example["right"], *NONSENSE)
+        right, *malformed = _rewards(inferring, [example["row"]], [texts])
+        if not max(malformed) < right:
+            text = texts[1 + malformed.index(max(malformed))]
+            raise Violation(
+                f"{text[:40]!r} earns {max(malformed):g}, as much as {example['right']!r}",
+                "accept nothing that is not the answer",
+                inferring.where,
+            )
+
+    def demand_less_for_wrong_examples(self, inferring: CallTrial) -> None:
+        """Raise Violation if a wrong response of EXAMPLES earns as much as a right one, which with
+        some arguments is not read as an answer and earns nothing."""
+        for text, right, wrong, nothing in _earned_by_examples(inferring):
+            if right <= wrong and right != nothing:
+                raise Violation(
+                    f"{text!r} earns {right:g}, a wrong response {wrong:g}",
+                    RIGHT_EXAMPLES,
+                    inferring.where,
+                )
+
+    def test_rules_meet_what_they_look_for(
+        self, inferring: CallTrial, batches: Batches, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """answers to one prompt are numbered in their order"""
-        declared = make().writes("inference")
-        if declared is None or "answer_classes" not in declared.all:
-            pytest.skip("gives no answer_classes")
-        inferring: CallTrial = request.getfixturevalue("inferring")
-        for id_, classes in rows(inferring.result, "answer_classes").items():
-            numbers = classes.tolist()
-            seen = list(dict.fromkeys(number for number in numbers if number != -1))
-            if seen != list(range(len(seen))):
-                finding = f"answer_classes of sample {id_} are {numbers}"
-                cause = "number the answers to each prompt with rlcli.ops.evaluation.answer_classes"
-                raise Violation(finding, cause, inferring.where)
+        """responses that rules tell apart are rewarded whatever their prompts, their order and the
+        other samples"""
+        trial = rule_trial(inferring, batches)
+        for cls, method in HELPERS:
+            monkeypatch.setattr(cls, method, _refuse)
+        try:
+            assert trial.result is not None
+        except (RlcliError, BlockingIOError) as refusal:
+            pytest.skip(f"not tried: refuses texts, or needs a process: {refusal}")
+        run_each(OF_RULES, self, trial)
+
+    def test_a_response_is_scored_without_its_prompt(self, inferring: CallTrial) -> None:
+        """another prompt, or a longer one, changes no reward, unless it matters where the response
+        begins"""
+        _skip_unless_responses_are_rewarded(inferring)
+        batch = inferring.batch
+        usual, cut = inferring.result, inferring.run(_with_later_beginnings(batch))
+        if gap(usual.select([REWARDS]), cut.select([REWARDS])) is not None:
+            return
+        for change, changed in (
+            ("another prompt", _with_other_prompts(batch)),
+            ("a longer prompt", padded(batch, in_front=True)),
+        ):
+            check_same(
+                usual,
+                inferring.run(changed),
+                f"with {change}, though not with a part of the response that counts as prompt",
+                "score the tokens outside prompt_mask; or leave that out of READS",
+                inferring.where,
+            )
 
     def test_right_answers_earn_more_than_wrong_ones(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
@@ -138,8 +248,7 @@ class RewardChecks(CallSubject):
                 where,
             )
         turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
-        longer = ["1" + answer if answer[:1].isdigit() else "" for answer in answers]
-        for others in (*turned, longer):
+        for others in (*turned, [*map(_longer, answers)], [*map(_shorter, answers)]):
             wrong = _scores(scorer, [gold(answer) for answer in others], answers)
             believed = [n for n, score in enumerate(wrong) if not _above(right[n], score)]
             if believed:
@@ -151,9 +260,14 @@ class RewardChecks(CallSubject):
                 raise Violation(
                     finding, "compare with the whole answer, and that of the same row", where
                 )
+        texts = [gold(HARD), gold(HARD_TO_REJECT), ""]
+        of_hard, of_wrong, of_nothing = _scores(scorer, texts, [HARD] * 3)
+        if _above(of_hard, of_nothing) and not _above(of_hard, of_wrong):
+            finding = f"{texts[1]!r} earns as much as {texts[0]!r} for {HARD!r}"
+            raise Violation(finding, "what cannot be compared is not right", where)
         record_property(
             "note",
-            f"{len(answers)}/{len(answers)} and {(len(turned) + 1) * len(answers)} wrong ones",
+            f"{len(answers)}/{len(answers)} and {(len(turned) + 2) * len(answers)} wrong ones",
         )
 
     def test_nonsense_earns_nothing_and_breaks_nothing(
@@ -210,42 +324,10 @@ class RewardChecks(CallSubject):
                     where,
                 )
 
-    def test_a_text_is_worth_the_same_anywhere(
-        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
-    ) -> None:
-        """a text earns the same alone, twice and in any order"""
-        texts = [
-            text for answer in answers for text in (gold(answer), gold(HARD), gold(answers[0]))
-        ]
-        rows = [answer for answer in answers for _ in range(3)]
-        usual = _scores(scorer, texts, rows)
-        where = place_of(type(scorer).score_texts)
-        ways = {
-            "in reverse order": list(reversed(_scores(scorer, texts[::-1], rows[::-1]))),
-            "one by one": [
-                _scores(scorer, [text], [row])[0] for text, row in zip(texts, rows, strict=True)
-            ],
-            "the second time": _scores(scorer, texts, rows),
-        }
-        for way, scores in ways.items():
-            changed = [
-                n
-                for n, (score, other_score) in enumerate(zip(usual, scores, strict=True))
-                if score != other_score
-            ]
-            if changed:
-                n = changed[0]
-                finding = f"{texts[n]!r} for {rows[n]!r} earns {usual[n]}, but {scores[n]} {way}"
-                raise Violation(
-                    finding, "score each text by itself and its own row's answer", where
-                )
-        if _scores(scorer, [], []):
-            raise Violation("no texts earn something", ONE_FOR_EACH, where)
-
     def test_a_run_gives_what_score_texts_gives(
         self, scorer: ModelInterface, inferring: CallTrial, tokenizer: Any
     ) -> None:
-        """inference gives each row what score_texts gives"""
+        """inference gives each row what score_texts gives it alone"""
         batch = inferring.batch
         tokens = tensor_of(batch, "packed_input_ids").split(batch.flat_seqlens("packed_input_ids"))
         masks = tensor_of(batch, "prompt_mask").split(batch.flat_seqlens("prompt_mask"))
@@ -257,7 +339,8 @@ class RewardChecks(CallSubject):
         rows = [
             row for row, group in zip(batch.metadata["answer"], groups, strict=True) for _ in group
         ]
-        scores = _scores(scorer, texts, rows)
+        pairs = zip(texts, rows, strict=True)
+        scores = [_scores(scorer, [text], [row])[0] for text, row in pairs]
         rewards = tensor_of(inferring.result, "rewards").tolist()
         wrong = [
             n
@@ -285,8 +368,10 @@ class RewardChecks(CallSubject):
         rows = [*answers, answers[0]]
         here = _scores(scorer, texts, rows)
         where = place_of(type(scorer).score_texts)
+        with ThreadPoolExecutor(1) as thread:
+            in_thread = thread.submit(_scores, make(), texts, rows).result()
         for location, scores in (
-            ("a thread", _in_thread(make(), texts, rows)),
+            ("a thread", in_thread),
             (
                 "a worker process",
                 run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})[0]["scores"],
@@ -302,6 +387,111 @@ class RewardChecks(CallSubject):
                     ),
                     where,
                 )
+
+
+def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, float]]:
+    """The right response of each of the EXAMPLES, what it earns, and what a wrong and an empty
+    response to the row earn. Skips the check without any."""
+    examples = inferring.interface.EXAMPLES
+    if not examples:
+        pytest.skip("shows no EXAMPLES")
+    texts = [(example["right"], example["wrong"], "") for example in examples]
+    earned = iter(_rewards(inferring, [example["row"] for example in examples], texts))
+    return [(right, next(earned), next(earned), next(earned)) for right, _, _ in texts]
+
+
+def _rewards(
+    inferring: CallTrial, rows: Sequence[Mapping[str, Any]], texts: Sequence[Sequence[str]]
+) -> list[float]:
+    """What each text earns as a response to its row."""
+    asked = [str(row.get("prompt", "")) for row in rows]
+    batch = rows_batch(inferring.tokenizer, [*zip(asked, texts, strict=True)], rows)
+    rewards: list[float] = tensor_of(inferring.run(batch), REWARDS).tolist()
+    return rewards
+
+
+OF_RULES = (
+    InferenceChecks.test_inference_returns_plain_numbers,
+    InferenceChecks.test_inference_does_not_depend_on_the_order,
+    InferenceChecks.test_inference_does_not_depend_on_the_other_samples,
+    InferenceChecks.test_inference_is_deterministic,
+    RewardChecks.test_a_response_is_scored_without_its_prompt,
+)
+
+
+class RuleTrial(CallTrial):
+    """Inference of what asks no model."""
+
+    def model(self, *_: Any, **__: Any) -> Model:
+        return Model("tested", NoEngine(), self.tokenizer, torch.device("cpu"))
+
+
+class NoEngine:
+    """Whatever asks it is not tried."""
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip("not tried: asks its model")
+
+
+def rule_trial(usual: CallTrial, batches: Batches) -> CallTrial:
+    """Rewards of texts that the component's file names, and of some that many rules tell apart; the
+    fields of their rows are the usual ones. Skips the check for what gives no rewards of
+    responses."""
+    read = _skip_unless_responses_are_rewarded(usual)
+    tokenizer = byte_tokenizer()
+    make_batch, texts = (
+        batches_with(read, batches, len(tokenizer)),
+        texts_for(type(usual.interface)),
+    )
+    batch = batch_of_texts(make_batch, tokenizer, texts)
+    for name, column in usual.batch.metadata.items():
+        batch.metadata[name] = list(islice(cycle(column), batch.bs))
+    batch.metadata["batch_index"] = list(range(batch.bs))
+    return RuleTrial(usual.make, usual.call, batch, tokenizer)
+
+
+def _skip_unless_responses_are_rewarded(trial: CallTrial) -> DeclaredKeys:
+    """The keys that it reads."""
+    read, written = trial.interface.reads(trial.call), trial.interface.writes(trial.call)
+    if read is None or written is None or REWARDS not in written.needed:
+        pytest.skip("gives no rewards")
+    if not {SEQUENCES, PROMPT_MASK} <= set(read.needed):
+        pytest.skip("gives no rewards of responses")
+    return read
+
+
+def _with_later_beginnings(batch: SequenceSample) -> SequenceSample:
+    """The batch, in which the first half of each response counts as its prompt."""
+    masks = tensor_of(batch, PROMPT_MASK).split(batch.flat_seqlens(PROMPT_MASK))
+    halves = [len(mask) - int((~mask).sum()) // 2 for mask in masks]
+    copy = batch.select(batch.keys)
+    copy.data[PROMPT_MASK] = torch.cat(
+        [mask | (torch.arange(len(mask)) < half) for mask, half in zip(masks, halves, strict=True)]
+    )
+    return copy
+
+
+def _with_other_prompts(batch: SequenceSample) -> SequenceSample:
+    """The batch, all tokens of whose prompts are the last token of its first prompt."""
+    copy, mask = batch.select(batch.keys), tensor_of(batch, PROMPT_MASK)
+    tokens = tensor_of(batch, SEQUENCES)
+    first = int(mask.long().argmin()) - 1
+    copy.data[SEQUENCES] = torch.where(mask, tokens[first], tokens)
+    return copy
+
+
+def _longer(answer: str) -> str:
+    """Another number that ends with the answer; empty unless that is one."""
+    return "1" + answer if answer[:1].isdigit() else ""
+
+
+def _shorter(answer: str) -> str:
+    """The first digit of an answer of several; empty unless it begins with one."""
+    return answer[:1] if answer[:1].isdigit() and answer[1:] else ""
+
+
+def _refuse(*args: Any, **settings: Any) -> None:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
 def _scores(
@@ -321,24 +511,3 @@ def _scores(
 def _above(score: float | None, base: float | None) -> bool:
     """Whether a text earns more than another; one that could not be scored earns nothing."""
     return score is not None and (base is None or score > base)
-
-
-def _in_thread(
-    interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]
-) -> list[float | None]:
-    """The scores as another thread computes them; raises what it raises."""
-    results: list[list[float | None]] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(_scores(interface, texts, answers))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

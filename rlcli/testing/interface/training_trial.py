@@ -21,12 +21,14 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model, call_interface
-from rlcli.registry import make_interface, signature
+from rlcli.registry import make_interface
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Violation, place_of, skip_without_arguments
 from rlcli.testing.interface.recording_engine import TrainCall, WatchedEngine
-from rlcli.testing.tiny_engine import TinyLM, TinyRanks
+from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
 
+MADE_BY = {"teacher_distributions": "distill"}
+"""Key that only an inference can make → a built-in interface that has it."""
 WHOLE = MicroBatchSpec()
 """One micro-batch."""
 
@@ -255,7 +257,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
         and set(written.all) & set(batch.keys)
     ):
         inferred: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
-        sampled.update_(inferred.select(key for key in inferred.keys if key in batch.keys))
+        sampled.update_(inferred.select({*inferred.keys} & {*batch.keys} & {*KEYS}))
     shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = model.module.forward(
@@ -274,17 +276,51 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 def usual_batches(interface: ModelInterface) -> Batches:
     """Makes batches with the keys that training declares, in groups of the required size: including
     those that it only reads if given. If it declares none, all known keys; a required key that is
-    unknown here must be supplied."""
+    unknown here, and that its inference does not make, must be supplied."""
     declared = interface.reads("train_step")
     if declared is None:
         keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step")))
     else:
         keys = dict.fromkeys((*declared.needed, *(key for key in declared.if_given if key in KEYS)))
+    usual_keys = [key for key in keys if key not in _of_teacher(interface)]
 
     def make(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
-        return make_batch(keys, in_groups(interface, "train_step", lengths), seed)
+        batch = make_batch(usual_keys, in_groups(interface, "train_step", lengths), seed)
+        return as_of_teacher(interface, batch)
 
     return make
+
+
+def teacher() -> Model:
+    """A model that differs from the one that is trained."""
+    return Model("teacher", TinyEngine(TinyLM(seed=1), 0.0), DigitTokenizer(), torch.device("cpu"))
+
+
+def as_of_teacher(
+    interface: ModelInterface, batch: SequenceSample, model: Model | None = None
+) -> SequenceSample:
+    """A copy of the batch in which those keys for training that only the interface's own inference
+    can make are made by it for a teacher."""
+    copy = batch.select(batch.keys)
+    for key, maker in _of_teacher(interface).items():
+        inferred: SequenceSample = call_interface(
+            maker, "inference", model or teacher(), batch, WHOLE
+        )
+        copy.update_(inferred.select([key]))
+    return copy
+
+
+def _of_teacher(interface: ModelInterface) -> dict[str, ModelInterface]:
+    """The keys that are not generally known and that training needs, each with the interface whose
+    inference makes it: this one, or else a built-in one."""
+    needed, written = interface.reads("train_step"), interface.writes("inference")
+    unknown = [key for key in (needed.needed if needed else ()) if key not in KEYS]
+    makes = written.all if written is not None and overrides(interface, "inference") else ()
+    makers = {key: interface for key in unknown if key in makes}
+    for key in unknown:
+        if key in MADE_BY and key not in makes:
+            makers[key] = make_interface(ModelInterfaceAbstraction(MADE_BY[key]))
+    return makers
 
 
 def in_groups(interface: ModelInterface, call: str, lengths: Lengths) -> Lengths:
@@ -390,17 +426,7 @@ class InterfaceSubject(Contract):
     def make(self, request: pytest.FixtureRequest) -> Make:
         """Builds the interface. `args`, if it is a fixture, is resolved here."""
         args = self.args if isinstance(self.args, Mapping) else request.getfixturevalue("args")
-        required = [
-            argument.name
-            for argument in signature("interfaces", self.name).arguments
-            if argument.required
-        ]
-        lacking = [name for name in required if name not in args]
-        if lacking:
-            pytest.skip(
-                f"not tried: needs arguments: rlcli test interface {self.name} "
-                f"{'=… '.join(lacking)}=…"
-            )
+        skip_without_arguments(self.kind, self.name, args)
 
         def configured(**changes: Any) -> ModelInterface:
             return make_interface(ModelInterfaceAbstraction(self.name, {**args, **changes}))

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import REWARDS
-from rlcli.testing.arguments import Changes
-from rlcli.testing.contract import Violation
-from rlcli.testing.interface.arguments import batches_for, effects_of
+from rlcli.api.key_meaning import ADVANTAGES, REWARDS
+from rlcli.testing.arguments import Changes, check_variants, run_each
+from rlcli.testing.interface.advantages import AdvantageChecks
+from rlcli.testing.interface.arguments import batches_for, effects_of, inference_batches_for
+from rlcli.testing.interface.edge_cases import EdgeChecks
+from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, Gold
+from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
+from rlcli.testing.interface.reward import RewardChecks
 from rlcli.testing.interface.training import TrainingChecks
 from rlcli.testing.interface.training_trial import Batches, Make, Rehearsal
 
@@ -26,18 +30,33 @@ OF_TRAINING: Sequence[Callable[[Any, Rehearsal], None]] = (
     InvarianceChecks.test_micro_batches_change_nothing,
     InvarianceChecks.test_order_changes_nothing,
     InvarianceChecks.test_padding_changes_nothing,
+    EqualWeightChecks.test_a_policy_is_at_no_distance_from_itself,
+    EqualWeightChecks.test_a_distance_from_a_reference_is_the_kl,
+    EqualWeightChecks.test_longer_prompts_change_nothing,
+    EdgeChecks.test_all_masked,
+    LawChecks.test_a_step_moves_a_pair_apart,
 )
 """Not the comparison of ranks: a choice may be to let each have its own share."""
 OF_REWARDS: Sequence[Callable[[Any, CallTrial], None]] = (
     InferenceChecks.test_inference_returns_what_it_declares,
     InferenceChecks.test_inference_returns_plain_numbers,
+    RewardChecks.demand_less_for_wrong_examples,
 )
 """A reward may take a second for a batch, to execute programs."""
 OF_INFERENCE = (
     *OF_REWARDS,
     InferenceChecks.test_inference_does_not_depend_on_the_other_samples,
     InferenceChecks.test_inference_does_not_depend_on_the_order,
-    InferenceChecks.test_inference_leaves_its_input_alone,
+    InferenceChecks.test_inference_leaves_everything_alone,
+    InferenceChecks.test_state_of_inference_comes_back,
+)
+OF_ADVANTAGES = (
+    AdvantageChecks.test_a_reward_reaches_its_last_action,
+    AdvantageChecks.test_the_order_within_a_group_changes_nothing,
+    AdvantageChecks.test_nothing_comes_after_an_end,
+    AdvantageChecks.test_returns_are_in_the_units_of_the_rewards,
+    AdvantageChecks.test_a_penalty_is_paid_once,
+    AdvantageChecks.test_a_penalty_does_not_fall_with_the_distance,
 )
 
 
@@ -48,25 +67,51 @@ class VariantChecks(CallSubject):
 
         def check(variant: Make) -> None:
             changed = Rehearsal(variant, batches_for(variant(), rehearsal.batches))
-            for test in OF_TRAINING:
-                _run(test, self, changed)
+            run_each(OF_TRAINING, self, changed)
 
         _check_variants(make, rehearsal.batches, tokenizer, check)
 
     def test_every_variant_infers(
         self, make: Make, batches: Batches, inferring: CallTrial, tokenizer: Any
     ) -> None:
-        """with each value of each flag and choice, inference is finite and as declared, and a
-        sample gets the same in any batch"""
+        """with each value of each flag and choice, inference is finite and as declared, a sample
+        gets the same in any batch, and the laws of advantages hold"""
 
         def check(variant: Make) -> None:
-            changed = CallTrial(variant, "inference", inferring.batch, tokenizer)
-            declared = changed.interface.reads("inference")
-            if declared is None or set(declared.needed) <= set(inferring.batch.keys):
-                for test in OF_REWARDS if REWARDS in changed.result.keys else OF_INFERENCE:
-                    _run(test, self, changed)
+            interface, batch = variant(), inferring.batch
+            declared = interface.reads("inference")
+            if declared is not None and not set(declared.needed) <= set(batch.keys):
+                batch = inference_batches_for(interface, batches, tokenizer)()
+            changed = CallTrial(variant, "inference", batch, tokenizer)
+            keys = changed.result.keys
+            run_each(OF_REWARDS if REWARDS in keys else OF_INFERENCE, self, changed)
+            run_each(OF_ADVANTAGES if ADVANTAGES in keys else (), self, changed)
 
         _check_variants(make, batches, tokenizer, check)
+
+    def test_every_variant_scores(
+        self,
+        make: Make,
+        batches: Batches,
+        scorer: ModelInterface,
+        inferring: CallTrial,
+        answers: Sequence[str],
+        gold: Gold,
+    ) -> None:
+        """with another value of each argument a run gives what score_texts gives; with another
+        flag or choice right answers earn more than wrong ones"""
+        tokenizer, rewards = inferring.tokenizer, RewardChecks()
+
+        def check(changes: Changes) -> None:
+            changed = CallTrial(_changed(make, changes), "inference", inferring.batch, tokenizer)
+            scorer = changed.interface
+            rewards.test_a_run_gives_what_score_texts_gives(scorer, changed, tokenizer)
+            if all(isinstance(value, bool | str) for value in changes.values()):
+                rewards.test_right_answers_earn_more_than_wrong_ones(
+                    scorer, answers, gold, lambda *_: None
+                )
+
+        check_variants(effects_of(make, batches, tokenizer).of_each_argument(), check)
 
 
 def _check_variants(
@@ -76,13 +121,7 @@ def _check_variants(
     variants = list(effects_of(make, batches, tokenizer).variants())
     if not variants:
         pytest.skip("has neither flags nor choices")
-    for changes in variants:
-        try:
-            check(_changed(make, changes))
-        except Violation as violation:
-            settings = ", ".join(f"{name}={value}" for name, value in changes.items())
-            finding = f"with {settings}: {violation.finding}"
-            raise Violation(finding, violation.cause, violation.where) from violation
+    check_variants(variants, lambda changes: check(_changed(make, changes)))
 
 
 def _changed(make: Make, changes: Changes) -> Make:
@@ -90,11 +129,3 @@ def _changed(make: Make, changes: Changes) -> Make:
         return make(**changes, **further)
 
     return changed
-
-
-def _run(test: Callable[[Any, Any], None], checks: CallSubject, subject: Any) -> None:
-    """Run a check, unless it does not concern the subject."""
-    try:
-        test(checks, subject)
-    except pytest.skip.Exception:
-        return

@@ -6,13 +6,18 @@ knows of it.
 """
 
 import os
+import sys
+from pathlib import Path
+
+FAKES = Path(__file__).resolve().parents[2] / "fakes"
 
 
 def pretend(ranks: int):
     """For the rest of this process, which is one of `ranks`."""
     import torch.distributed as dist
 
-    from rlcli.testing.pretend_cuda import pretend_cuda
+    sys.path.append(str(FAKES))
+    from pretend_cuda import pretend_cuda
 
     begin = dist.init_process_group
 

@@ -1,0 +1,21 @@
+"""The token with which an environment asks its server."""
+
+from __future__ import annotations
+
+import os
+
+from rlcli.api.environment import EnvironmentFailure
+
+
+def token_headers(variable: str | None) -> dict[str, str]:
+    """The headers of a request with the token in a variable of the environment; none if no variable
+    is named. Raises EnvironmentFailure, which does not contain the token, if it cannot be sent."""
+    if variable is None:
+        return {}
+    token = os.environ.get(variable)
+    if not token:
+        raise EnvironmentFailure(f"there is no environment variable {variable}")
+    if not (token.isascii() and token.isprintable()):
+        problem = "has characters, such as the end of a line, that a header cannot hold"
+        raise EnvironmentFailure(f"the environment variable {variable} {problem}")
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,142 @@
+"""Every argument of a backend matters (`rlcli.testing.arguments`), or it may be changed on resume,
+since it changes no number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from rlcli.api.model import TrainEngine
+from rlcli.errors import RlcliError
+from rlcli.registry import signature
+from rlcli.testing.arguments import (
+    Changes,
+    Effects,
+    VariedArgument,
+    arguments_of,
+    declared_needs,
+    demand_effects,
+    silent_arguments,
+)
+from rlcli.testing.backend.base import (
+    SETTINGS,
+    BackendChecks,
+    Weights,
+    answer_loss,
+    answer_weight,
+    batch,
+    distance,
+    groups,
+    weights_apart,
+)
+from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.mixtures import FAMILIES
+
+SHORT: dict[str, Any] = {"greedy": True, "max_new_tokens": 4}
+DEFAULTS = {**SETTINGS, "dtype": "float32"}
+STEPS = {1: batch(lengths=((4, 7), (3, 5))), 5: groups()}
+"""Number of a step, of ten → its batch: with these settings the learning rate rises at the first,
+and falls at the second."""
+
+
+class BackendArgumentChecks(BackendChecks):
+    def test_every_argument_matters(self) -> None:
+        """every argument changes a number, unless it is declared to change none"""
+        cls = type(self.backend())
+        if not cls.REPRODUCIBLE:
+            pytest.skip("does not promise equal responses (REPRODUCIBLE)")
+        self.require_all_layouts()
+        silent = (*silent_arguments(cls), *self._safe_on_resume())
+        arguments = [_without_auto(one) for one in arguments_of(self.backend(**DEFAULTS))]
+        # another argument may depend on a choice
+        arguments.sort(key=lambda argument: (not argument.is_choice, argument.name in silent))
+        reports = EngineReports(self, {argument.name: argument.default for argument in arguments})
+
+        def accepts(changes: Changes) -> bool:
+            able = self._accepts(changes)
+            return able and (
+                changes.keys().isdisjoint(silent) or isinstance(reports.of(changes), EngineReport)
+            )
+
+        needs = declared_needs(cls)
+        demand_effects(Effects(arguments, needs, accepts, reports.of, self._differ), cls, silent)
+
+    def _safe_on_resume(self) -> list[str]:
+        resumed = signature("backends", self.name).constants.get("ON_RESUME", {})
+        return [name for name, effect in resumed.items() if effect == "safe"]
+
+    def _accepts(self, changes: Changes) -> bool:
+        try:
+            self.backend(**DEFAULTS | changes)
+        except RlcliError:
+            return False
+        return True
+
+    def report(self, changes: Changes) -> EngineReport | str:
+        """What an engine with these settings does, or why it is refused."""
+        supported = type(self.backend()).FAMILIES or FAMILIES
+        family = FAMILIES[0] if FAMILIES[0] in supported else self.families[0]
+        try:
+            engine = self.engine(family, **DEFAULTS | changes)
+            stats = _train(engine) if self.trains() else {}
+            has_scores = type(self.backend()).SCORES
+            scored = scores(engine, groups(), "log-probs") if has_scores else torch.zeros(0)
+            drawn = generate(engine, **SHORT).tokens if self.generates() else []
+        except (RlcliError, pytest.skip.Exception) as error:
+            return str(error)
+        return EngineReport(
+            stats, self.weights(engine), scored, [tokens.tolist() for tokens in drawn]
+        )
+
+    def _differ(self, first: EngineReport | str, second: EngineReport | str) -> bool:
+        if isinstance(first, str) or isinstance(second, str):
+            return first != second
+        return first.answers != second.answers or not (
+            first.stats == pytest.approx(second.stats, rel=self.tolerance, abs=1e-9)
+            and weights_apart(first.weights, second.weights) <= self.tolerance
+            and distance(first.scores, second.scores) <= self.tolerance
+        )
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What an engine does in two steps, and then."""
+
+    stats: Mapping[str, float]
+    weights: Weights
+    scores: torch.Tensor
+    answers: list[list[int]]
+
+
+@dataclass(frozen=True)
+class EngineReports:
+    """EngineReports on engines with changed settings, each made once."""
+
+    checks: BackendArgumentChecks
+    defaults: Changes
+    _computed: dict[str, EngineReport | str] = field(default_factory=dict)
+
+    def of(self, changes: Changes) -> EngineReport | str:
+        key = repr(sorted((self.defaults | changes).items()))
+        if key not in self._computed:
+            self._computed[key] = self.checks.report(changes)
+        return self._computed[key]
+
+
+def _train(engine: TrainEngine) -> dict[str, float]:
+    """The stats of two steps."""
+    stats: dict[str, float] = {}
+    for step, sample in STEPS.items():
+        reported = engine.train_batch(sample, answer_loss, answer_weight, version_steps=step)
+        stats |= {f"{name} {step}": value for name, value in reported.items()}
+    return stats
+
+
+def _without_auto(argument: VariedArgument) -> VariedArgument:
+    """`auto` is one of the others."""
+    return replace(argument, others=tuple(v for v in argument.others if v != "auto"))

@@ -1,0 +1,111 @@
+"""The laws of answers that a dataset takes from the end of a text and puts into its metadata, for a
+reward to compare with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rlcli.errors import RlcliError
+from rlcli.project import is_built_in
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.trial import Trial, read
+
+FORMAT = r"[,\s]*"
+"""What is not a part of an answer: blanks, and commas in numbers."""
+PROBE = "77"
+"""An answer that is seen in the metadata of whatever takes answers from ends of texts."""
+UNLIKE = (("-3", "3"), ("1.5", "15"), ("2/3", "23"))
+"""Pairs of different answers that careless code makes the same."""
+LISTS = ("1,2", "12")
+"""Likewise; a dataset of the user may hold numbers alone, and take out their commas."""
+
+
+@dataclass(frozen=True)
+class FinalAnswer:
+    """An answer at the end of a text."""
+
+    row: dict[str, Any]
+    field: str
+    """The field of the text."""
+    before: str
+    """The text up to the answer."""
+    name: str
+    """That of the answer in the metadata."""
+    value: str
+
+    def read(self, trial: Trial, text: str) -> Any:
+        """What the metadata hold for another text; None if it is refused."""
+        try:
+            samples = read(trial.make([{**self.row, self.field: text}]))
+        except RlcliError:
+            return None
+        return samples[0].metadata[self.name][0] if samples else None
+
+
+class FinalAnswerChecks(Contract):
+    def test_final_answers(self, trial: Trial) -> None:
+        """of a text that ends with the answer nothing else counts, and different answers differ"""
+        answers = list(_final_answers(trial))
+        if not answers:
+            pytest.skip("takes no answer from the end of a text")
+        pairs = (*UNLIKE, LISTS) if is_built_in(trial.signature.path) else UNLIKE
+        for answer in answers:
+            fault = _changed_from_before(trial, answer, answers) or _made_the_same(
+                trial, answer, pairs
+            )
+            if fault:
+                raise Violation(*fault, trial.reader)
+
+
+def _changed_from_before(
+    trial: Trial, answer: FinalAnswer, answers: Sequence[FinalAnswer]
+) -> tuple[str, str] | None:
+    """(what is wrong, its cause) when another row's text comes before that of an answer."""
+    for earlier in answers:
+        text = f"{earlier.row[answer.field]}\n{answer.row[answer.field]}"
+        value = answer.read(trial, text)
+        if value not in (None, answer.value):
+            fault = (
+                f"{answer.name} is {answer.value!r:.40} of a row, and {value!r:.40} when its "
+                f"{answer.field} is {text!r:.80}"
+            )
+            return fault, "take what is behind the last mark, not the first"
+    return None
+
+
+def _made_the_same(
+    trial: Trial, answer: FinalAnswer, pairs: Sequence[tuple[str, str]]
+) -> tuple[str, str] | None:
+    """Likewise, when the answer is one of a pair of different ones."""
+    for pair in pairs:
+        values = [answer.read(trial, answer.before + ending) for ending in pair]
+        if values[0] is not None and values[0] == values[1]:
+            fault = f"{answer.name} is {values[0]!r:.40} of both {pair[0]!r} and {pair[1]!r}"
+            return fault, "of an answer, take out commas between groups of three digits alone"
+    return None
+
+
+def _final_answers(trial: Trial) -> Iterator[FinalAnswer]:
+    """The answers in the metadata of rows that are ends of longer texts, and follow them."""
+    samples = read(trial.demand()) if trial.rows else []
+    for row, sample in zip(trial.rows, samples, strict=False):
+        for name, (value, *_) in sample.metadata.items():
+            for field, text in row.items():
+                before = _before(text, value)
+                answer = FinalAnswer(row, field, before, name, value)
+                if before and answer.read(trial, before + PROBE) == PROBE:
+                    yield answer
+
+
+def _before(text: Any, ending: Any) -> str:
+    """A text without the answer that it ends with; empty if it does not, or is nothing else."""
+    if not isinstance(text, str) or not isinstance(ending, str) or not ending:
+        return ""
+    characters = [re.escape(character) for character in re.sub(FORMAT, "", ending)]
+    match = re.fullmatch(f"(.*?)({FORMAT.join(characters)}){FORMAT}", text, flags=re.DOTALL)
+    return match[1] if match and match[1].strip() else ""

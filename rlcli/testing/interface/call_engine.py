@@ -1,0 +1,76 @@
+"""Engines of calls other than training: they notice the mode of their model, or are a judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.engine import ModelOutput
+from rlcli.api.generation import GeneratedResponses
+from rlcli.testing.batches import DIGITS
+from rlcli.testing.tiny_engine import TinyEngine
+
+T = TypeVar("T")
+
+
+class ModalEngine(TinyEngine):
+    """A `TinyEngine` that is in training mode until switched, and counts the passes made in it."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.is_training = True
+        self.passes_in_training_mode = 0
+
+    def train(self, mode: bool = True) -> None:
+        self.is_training = mode
+
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
+        self.passes_in_training_mode += self.is_training
+        return super().forward_micro_batch(micro_batch, then)
+
+    def generate(self, *args: Any, **settings: Any) -> Any:
+        self.passes_in_training_mode += self.is_training
+        return super().generate(*args, **settings)
+
+
+class JudgeEngine(ModalEngine):
+    """It writes what judges are asked for: a number of one digit, and then the end. The number
+    depends on the prompt and, unless that is greedy, on the seed."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.is_mute = False
+        """Whether it writes the end alone."""
+        self.prompts: list[list[int]] = []
+        self.replies: list[list[int]] = []
+        """With their end, in the order of `prompts`."""
+
+    def generate(
+        self,
+        input_: SequenceSample,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        seeds: Sequence[int],
+    ) -> GeneratedResponses:
+        self.passes_in_training_mode += self.is_training
+        packed = input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts"))
+        for number, seed in enumerate(seeds):
+            self.prompts.append(packed[number // gconfig.responses_per_prompt].tolist())
+            digit = self._digit(self.prompts[-1], 0 if gconfig.greedy else seed)
+            reply = tokenizer(digit, add_special_tokens=False).input_ids
+            self.replies.append([*reply, tokenizer.eos_token_id])
+        most, replies = gconfig.max_new_tokens, self.replies[len(self.replies) - len(seeds) :]
+        written = [torch.tensor(reply[:most]) for reply in replies]
+        logprobs = [torch.zeros(len(tokens)) for tokens in written]
+        ended = torch.tensor([len(reply) <= most for reply in replies], dtype=torch.bool)
+        return GeneratedResponses(written, logprobs, ended)
+
+    def _digit(self, prompt: list[int], seed: int) -> str:
+        """The number that it writes, if any."""
+        return "" if self.is_mute else DIGITS[stable_seed(str(prompt), seed) % len(DIGITS)]

@@ -1,5 +1,7 @@
 """Activations that the backward pass computes again, or that wait in host memory."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,6 +16,11 @@ aten = torch.ops.aten
 
 class Subject(BackendContract):
     name = "fsdp"
+
+
+class Deepspeed(BackendContract):
+    name = "deepspeed"
+    args: ClassVar = {"zero_stage": 1}
 
 
 def assert_same_weights(*engines):
@@ -65,10 +72,11 @@ def copied(monkeypatch):
     return shapes
 
 
-def test_inputs_of_layers_are_copied_to_the_host_and_change_no_bit(copied):
+@pytest.mark.parametrize("subject", [Subject(), Deepspeed()], ids=lambda subject: subject.name)
+def test_inputs_of_layers_are_copied_to_the_host_and_change_no_bit(copied, subject):
     settings = {**SETTINGS, "gradient_checkpointing": True}
     staying, leaving = (
-        Subject().engine(**settings, offload_activations=offloads) for offloads in (False, True)
+        subject.engine(**settings, offload_activations=offloads) for offloads in (False, True)
     )
     train(staying, 0)
     assert not copied

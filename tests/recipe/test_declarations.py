@@ -177,6 +177,11 @@ def test_gradient_of_a_penalty_that_is_not_in_the_loss_is_refused(
          "loss_constant needs loss_aggregation=constant; loss_aggregation is sequence"),
         ("dpo_arithmetic", ["dpo.loss=hinge", "dpo.label_smoothing=0.1"],
          "label_smoothing needs loss=sigmoid|robust; loss is hinge (command line)"),
+        ("sft_math", ["models.actor.backend.args.offload_activations=true"],
+         "offload_activations needs gradient_checkpointing; gradient_checkpointing is False"),
+        ("sft_math", ["models.actor.backend.args.attention=flash",
+                            "models.actor.backend.args.dtype=float32"],
+         "attention=flash needs dtype=auto|bfloat16; dtype is float32 (command line)"),
     ],
     ids=lambda value: value if isinstance(value, str) and "_" in value else None,
 )  # fmt: skip

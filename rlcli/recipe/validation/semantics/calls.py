@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
-from rlcli.api.limits import unmet
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import (
     argument_of,
@@ -200,7 +199,6 @@ def _call(notes: Notes, call: Call, path: KeyPath) -> None:
         message = f"the interface {call.interface.type} has no {call.call}"
         hint = f"rlcli show interface {call.interface.type} lists what it does"
         notes.note("R71", message, (*path, "call"), hint, needs=[kind])
-    _needs(notes, call, path)
     check_declared(notes, call, path)
     check_written(notes, call, path)
     check_renames(notes, call, path)
@@ -209,19 +207,6 @@ def _call(notes: Notes, call: Call, path: KeyPath) -> None:
     else:
         _role(notes, call, path)
     _hooks(notes, call, path)
-
-
-def _needs(notes: Notes, call: Call, path: KeyPath) -> None:
-    """An interface's class may declare in `NEEDS` what an argument needs to make sense."""
-    component = "interfaces", call.interface.type
-    needs = declared(*component, "NEEDS") or {}
-    args: KeyPath = (*path, "interface", "args")
-    problems = unmet(needs, lambda name: argument_of(*component, call.interface.args, name))
-    for (argument, needed), problem in problems.items():
-        places: list[KeyPath] = [(*args, argument), (*args, needed)]
-        written = f" ({notes.mark(places[1])})" if notes.is_set(places[1]) else ""
-        message = f"{problem}{written}"
-        notes.note("R71", message, notes.first_set(*places), needs=places, same=problem)
 
 
 def _role(notes: Notes, call: Call, path: KeyPath) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from rlcli.interfaces.rewards._sandbox import Ended, Limits, NoSandbox, Program
+from rlcli.interfaces.rewards._sandbox import Ended, Limits, NoSandbox, Program, pipe
 from rlcli.interfaces.rewards._worker import Broken, Work, serve
 
 HERE = Path(__file__).parent
@@ -53,19 +54,20 @@ def run_program(
 ) -> Ended:
     """Run a program as a script: what it writes to stdout, given its stdin; `with_errors`: and to
     stderr. Raises NoSandbox."""
-    null = os.open(os.devnull, os.O_RDWR)
-    stdin_file = os.memfd_create("stdin")
-    os.write(stdin_file, stdin.encode(errors="surrogatepass"))
-    os.lseek(stdin_file, 0, os.SEEK_SET)
-    output, output_in = os.pipe()
-    try:
-        descriptors = {0: stdin_file, 1: output_in, 2: output_in if with_errors else null}
-        running = Program(["program.py"], {"program.py": program}, descriptors, limits, confined)
-        os.close(output_in)
-        return running.wait(output)
-    finally:
-        for descriptor in (null, stdin_file, output):
-            os.close(descriptor)
+    with (
+        FileIO(os.devnull, "r+b") as null,
+        FileIO(os.memfd_create("stdin"), "r+b") as input_file,
+        pipe() as output,
+    ):
+        input_file.write(stdin.encode(errors="surrogatepass"))
+        input_file.seek(0)
+        errors = output.writing if with_errors else null
+        streams = {0: input_file.fileno(), 1: output.writing.fileno(), 2: errors.fileno()}
+        files = {"program.py": program}
+        with Program(["program.py"], files, streams, limits, confined) as running:
+            running.start()
+            output.writing.close()
+            return running.wait(output.reading.fileno())
 
 
 def run_tests(
@@ -73,37 +75,31 @@ def run_tests(
 ) -> dict[str, Any]:
     """Run a program in one sandbox and its tests in another, connected by pipes;
     report which tests pass."""
-    null = os.open(os.devnull, os.O_RDWR)
-    requests_out, requests_in = os.pipe()
-    replies_out, replies_in = os.pipe()
-    marks, marks_in = os.pipe()
     tests_file = json.dumps({"tests": task["tests"], "entry_point": task["entry_point"]})
-    programs = []
-    try:
-        for name, files, descriptors in (
-            (
-                "_code_program.py",
-                {"program.py": task["program"]},
-                {1: null, 3: requests_out, 4: replies_in},
-            ),
-            (
-                "_code_tests.py",
-                {"tests.json": tests_file},
-                {1: marks_in, 3: replies_out, 4: requests_in},
-            ),
-        ):
+    with (
+        FileIO(os.devnull, "r+b") as null,
+        pipe() as requests,
+        pipe() as replies,
+        pipe() as marks,
+    ):
+
+        def script(name: str, files: dict[str, str], ends: dict[int, FileIO]) -> Program:
             files |= {file: sources[file] for file in (name, "_code_values.py")}
-            programs.append(
-                Program([name], files, {0: null, 2: null, **descriptors}, limits, confined)
-            )
-        for descriptor in (requests_out, requests_in, replies_out, replies_in, marks_in):
-            os.close(descriptor)
-        ended = programs[1].wait(marks, partner=programs[0])
-    finally:
-        for program in programs:
-            program.end()
-        os.close(null)
-        os.close(marks)
+            streams = {0: null, 2: null, **ends}
+            descriptors = {number: end.fileno() for number, end in streams.items()}
+            return Program([name], files, descriptors, limits, confined)
+
+        program_ends = {1: null, 3: requests.reading, 4: replies.writing}
+        test_ends = {1: marks.writing, 3: replies.reading, 4: requests.writing}
+        with (
+            script("_code_program.py", {"program.py": task["program"]}, program_ends) as program,
+            script("_code_tests.py", {"tests.json": tests_file}, test_ends) as tests,
+        ):
+            program.start()
+            tests.start()
+            for end in {*program_ends.values(), *test_ends.values()} - {null}:
+                end.close()
+            ended = tests.wait(marks.reading.fileno(), partner=program)
     try:
         return {"passed": json.loads(ended.output if ended.status == 0 else ""), "limit": ended.why}
     except ValueError:

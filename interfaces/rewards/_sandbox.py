@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import os
 import resource
 import select
@@ -18,11 +19,14 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from typing import NoReturn
 
 from . import _process_tree, _syscall_filter
 
@@ -62,6 +66,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+ALARMS = {signal.SIGALRM, signal.SIGPROF}
 UNFINISHED = -1
 """Exit status of a program that had to be killed."""
 _MOST_FILES = 64
@@ -121,9 +126,25 @@ class Ended:
     """The limit that stopped it."""
 
 
+@dataclass(frozen=True)
+class Pipe:
+    """Both ends of a pipe."""
+
+    reading: FileIO
+    writing: FileIO
+
+
+@contextmanager
+def pipe() -> Iterator[Pipe]:
+    """A pipe whose ends are closed afterwards, unless they have been closed before."""
+    reading, writing = os.pipe()
+    with FileIO(reading, "rb") as reading_end, FileIO(writing, "wb") as writing_end:
+        yield Pipe(reading_end, writing_end)
+
+
 class Program:
-    """A running program. `descriptors`: its open files, number → ours, without gaps;
-    it has no others."""
+    """A program that runs from `start` to the end of the block of which it is the context.
+    `descriptors`: its open files, number → ours, without gaps; it has no others."""
 
     def __init__(
         self,
@@ -133,62 +154,70 @@ class Program:
         limits: Limits,
         confined: bool = True,
     ):
-        """`arguments`: for Python. `files`: name → text, in the program's folder.
-        Raises NoSandbox."""
+        """`arguments`: for Python. `files`: name → text, in the program's folder."""
         self.limits = limits
-        self.folder = None if confined else tempfile.mkdtemp(prefix="rlcli-program-")
-        self._deadline = time.monotonic() + limits.wall_s
-        trouble, report = os.pipe()
-        mapped, map_now = os.pipe()
-        unshared, unshare_done = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.close(trouble)
-                start = _confined if confined else _limited
-                start(
-                    arguments,
-                    files,
-                    descriptors,
-                    limits,
-                    self.folder or WORK,
-                    (unshare_done, mapped, report),
-                )
-            except BaseException as problem:
-                os.write(report, f"{type(problem).__name__}: {problem}".encode()[:500])
-            finally:
-                os._exit(125)
-        for descriptor in (report, mapped, unshare_done):
-            os.close(descriptor)
-        with os.fdopen(trouble, "rb") as troubles:
-            if confined and os.read(unshared, 1) and os.geteuid() == 0:
+        self.pid = 0
+        self.folder: str | None = None
+        self._arguments = arguments
+        self._files = files
+        self._descriptors = descriptors
+        self._confined = confined
+        self._deadline = math.inf
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self) -> None:
+        """Raises NoSandbox."""
+        self._deadline = time.monotonic() + self.limits.wall_s
+        with pipe() as problems, pipe() as mapped, pipe() as unshared:
+            with _later_alarms():
+                self.folder = None if self._confined else tempfile.mkdtemp(prefix="rlcli-program-")
+                self.pid = os.fork()
+                if self.pid == 0:
+                    self._run_in_child(problems, mapped, unshared)
+            for inherited in (problems.writing, mapped.reading, unshared.writing):
+                inherited.close()
+            if self._confined and unshared.reading.read(1) and os.geteuid() == 0:
                 for kind in ("uid_map", "gid_map"):
                     Path(f"/proc/{self.pid}/{kind}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
-            os.close(unshared)
+            unshared.reading.close()
             with suppress(BrokenPipeError):
-                os.write(map_now, b"m")
-            os.close(map_now)
-            reason = troubles.read().decode()
-        if reason:
-            self.end()
-            raise NoSandbox(reason)
+                mapped.writing.write(b"m")
+            mapped.writing.close()
+            problem = problems.reading.read().decode()
+        if problem:
+            raise NoSandbox(problem)
+
+    def _run_in_child(self, problems: Pipe, mapped: Pipe, unshared: Pipe) -> NoReturn:
+        ends = unshared.writing.fileno(), mapped.reading.fileno(), problems.writing.fileno()
+        run = _confined if self._confined else _limited
+        try:
+            problems.reading.close()
+            folder = self.folder or WORK
+            run(self._arguments, self._files, self._descriptors, self.limits, folder, ends)
+        except BaseException as problem:
+            problems.writing.write(f"{type(problem).__name__}: {problem}".encode()[:500])
+        finally:
+            os._exit(125)
 
     def wait(self, output: int, partner: Program | None = None) -> Ended:
         """Read everything it writes to a descriptor until it finishes,
         or it or its partner exceeds a limit."""
         received, is_open, status, why = bytearray(), True, UNFINISHED, ""
-        try:
-            while status == UNFINISHED and not why:
-                if not is_open:  # it may still run
-                    time.sleep(0.001)
-                elif select.select([output], [], [], _CHECK_S)[0]:
-                    piece = os.read(output, 1 << 16)
-                    received += piece
-                    is_open = bool(piece)
-                status = UNFINISHED if is_open else self._status()
-                why = self._exceeded(len(received)) or (partner._exceeded(0) if partner else "")
-        finally:
-            self.end()
+        while status == UNFINISHED and not why:
+            if not is_open:  # it may still run
+                time.sleep(0.001)
+            elif select.select([output], [], [], _CHECK_S)[0]:
+                piece = os.read(output, 1 << 16)
+                received += piece
+                is_open = bool(piece)
+            status = UNFINISHED if is_open else self._status()
+            why = self._exceeded(len(received)) or (partner._exceeded(0) if partner else "")
+        self.end()
         if status in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
             why = f"used up {self.limits.cpu_s} s of processor time"
         return Ended(bytes(received), status, why)
@@ -220,16 +249,38 @@ class Program:
 
     def end(self) -> None:
         """Kill it with everything it has started, and remove its files."""
-        if self.pid:
-            _process_tree.end_descendants_of(self.pid)
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self.pid = 0
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        with _later_alarms():
+            if self.pid:
+                _process_tree.end_descendants_of(self.pid)
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                self.pid = 0
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def _later_alarms() -> Iterator[None]:
+    """Alarms take effect afterwards: a time limit raises an exception wherever its alarm arrives,
+    so a process that has just started would be forgotten. They are not blocked, as they would then
+    arrive in another thread; handlers run in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in ALARMS}
+    try:
+        for number in ALARMS:
+            signal.signal(number, lambda number, _: arrived.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in arrived:
+        signal.raise_signal(number)
 
 
 # -- in the child: each function ends in the program or raises -------------------------------------

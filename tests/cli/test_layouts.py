@@ -46,7 +46,7 @@ def test_a_refused_layout_has_its_place_and_the_nearest_one(rlcli, tmp_path, mon
     [
         (["mesh.tp=2"], "only ep divides experts", f"{NEAREST} dp4: models.actor.mesh.tp=1"),
         (
-            ["mesh.cp=2", "backend.args.attention=flash"],
+            ["mesh.cp=2", "backend.args.attention=flash", "backend.args.dtype=auto"],
             "the run may choose a ring",
             f"{ARGS}.context_parallel=ulysses, or {NEAREST} dp4: models.actor.mesh.cp=1",
         ),
@@ -84,11 +84,11 @@ def test_rules_follow_from_mesh_arguments_and_sizes(config, mesh, arguments, key
 
 
 def test_flash_attn_on_processors_is_refused():
-    flash = "models.actor.backend.args.attention=flash"
+    flash = [f"{ARGS}.attention=flash", f"{ARGS}.dtype=auto"]
     with pytest.raises(RlcliError, match="computes on GPUs only") as caught:
-        load_recipe("sft_math", ["cluster.device=cpu", flash])
+        load_recipe("sft_math", ["cluster.device=cpu", *flash])
     assert caught.value.hint.startswith(f"{ARGS}.attention=auto")
-    load_recipe("sft_math", [flash])
+    load_recipe("sft_math", flash)
 
 
 def test_possible_layouts_are_those_of_the_devices_that_the_engine_knows():

@@ -257,6 +257,7 @@ limits = sandbox.Limits(2, 20.0, 512 << 20, 1 << 20, 1 << 16, 8)
 text = "import os; print(os.getuid(), os.listdir('.'), os.path.exists('/etc/passwd'))"
 streams = {{0: null, 1: said, 2: null}}
 program = sandbox.Program(["program.py"], {{"program.py": text}}, streams, limits)
+program.start()
 os.close(said)
 print(program.wait(heard).output.decode())
 """

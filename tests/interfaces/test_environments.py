@@ -93,13 +93,18 @@ def test_programs_leave_nothing_to_each_other():
     assert listing == "['program.py']"
 
 
-def test_a_program_that_is_interrupted_ends():
-    python = AnsweringEnvironment(lambda: make("python", **LIMITED), longest=99, call_seconds=0.5)
-    before = psutil.Process().children(recursive=True)
+@pytest.mark.parametrize("seconds", [0.5, *(n / 1000 for n in range(1, 13))])
+def test_a_program_that_is_interrupted_ends(seconds):
+    """Whether it runs, or is about to start."""
+    python = AnsweringEnvironment(
+        lambda: make("python", **LIMITED), longest=99, call_seconds=seconds
+    )
+    process = psutil.Process()
+    before = process.children(recursive=True), process.num_fds()
     program = {"program": "import time; time.sleep(3600)"}
     reply = python.answer({"call": "tools", "calls": [("run", program)]})
-    assert reply == {"value": [("error: run took longer than 0.5 s", True, True)]}
-    assert psutil.Process().children(recursive=True) == before
+    assert reply == {"value": [(f"error: run took longer than {seconds} s", True, True)]}
+    assert (process.children(recursive=True), process.num_fds()) == before
 
 
 def test_a_machine_without_isolation_is_not_the_fault_of_the_policy(monkeypatch):

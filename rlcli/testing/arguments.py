@@ -155,8 +155,11 @@ class Effects:
             when_set = tuple(filter(None, argument.others))
             values = when_set if len(when_set) > 1 else (argument.default, *when_set)
             for beside in ({}, *self._choices_beside(argument.name)):
-                if self._differs_beside(beside, argument, values) is False:
+                differing = self._differing(beside, argument, values)
+                if differing == ():
                     yield argument, beside
+                elif differing:  # the likeliest to differ beside the next choice, too
+                    values = tuple(dict.fromkeys((*differing, *values)))
 
     def _choices_beside(self, name: str) -> Iterator[Changes]:
         """Each other choice of another argument that is accepted alone, and does not have all calls
@@ -207,25 +210,26 @@ class Effects:
     def matters(self, argument: VariedArgument, values: Sequence[Any]) -> bool:
         """Whether two of these values give different results: with the defaults of other arguments,
         or with another value of one of them. True if no two of them are accepted."""
-        verdicts = []
+        is_tried = False
         for context in self._contexts(argument.name):
             tried = values[:MOST_VALUES] if context else values
-            verdicts.append(self._differs_beside(context, argument, tried))
-            if verdicts[-1]:
+            differing = self._differing(context, argument, tried)
+            if differing:
                 return True
-        return False not in verdicts
+            is_tried = is_tried or differing is not None
+        return not is_tried
 
-    def _differs_beside(
+    def _differing(
         self, context: Changes, argument: VariedArgument, values: Sequence[Any]
-    ) -> bool | None:
-        """Whether two of these values give different results beside other changes; None if no two
-        of them are accepted there."""
-        verdict = None
+    ) -> tuple[Any, ...] | None:
+        """Two of these values that give different results beside other changes; empty if there are
+        none, and None if no two of them are accepted there."""
+        differing = None
         for first, second in self._pairs(context, argument, values):
             if self._differ(self._of(first), self._of(second)):
-                return True
-            verdict = False
-        return verdict
+                return first[argument.name], second[argument.name]
+            differing = ()
+        return differing
 
     def _contexts(self, name: str) -> Iterator[Changes]:
         """No other change, then one of another argument; those with a similar name come first, on

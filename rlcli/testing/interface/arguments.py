@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import pytest
@@ -65,9 +66,7 @@ class ArgumentChecks(CallSubject):
             pytest.skip("has no argument whose other values are known")
         effects = effects_of(make, batches, tokenizer)
         demand_effects(effects, type(interface))
-        learned = effects.compared_by(
-            lambda first, second: any(map(_teach_otherwise, first, second))
-        )
+        learned = effects.compared_by(partial(_differ_in_any, ignored=["loss"]))
         for argument, _ in learned.without(silent_arguments(type(interface))):
             raise Violation(
                 f"{argument.name} changes the loss, but nothing that is learned from it",
@@ -94,8 +93,8 @@ def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
         arguments,
         declared_needs(type(interface)),
         lambda changes: _is_accepted(make, changes, available),
-        lambda changes: [_outcome(trial, changes) for trial in results],
-        lambda first, second: any(map(_differ, first, second)),
+        lambda changes: [_outcome(partial(trial, changes)) for trial in results],
+        _differ_in_any,
     )
 
 
@@ -129,20 +128,29 @@ def _strained(key: str, rows: torch.Tensor) -> torch.Tensor:
     return rows * each.view(-1, *[1] * (rows.dim() - 1))
 
 
-def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOutcome]:
-    """A step on a usual and one on a strained batch; and one on two ranks, whose shares differ."""
+@dataclass(frozen=True)
+class OnRanks:
+    """A step on two ranks, whose shares differ. It is taken only when it is compared, rarely:
+    most results differ on one rank already."""
+
+    rehearsal: Rehearsal
+    batch: SequenceSample
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        shares = [range(1), range(1, self.batch.bs)]
+        return _outcome(lambda: self.rehearsal.train_on_ranks(self.batch, shares)[:1])
+
+
+def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOutcome | OnRanks]:
+    """A step on a usual and one on a strained batch; and one on two ranks."""
 
     def changed(**further: Any) -> ModelInterface:
         return make(**changes, **further)
 
     rehearsal = Rehearsal(changed, batches_for(changed(), batches))
     usual = rehearsal.fit(rehearsal.batches(UNEVEN))
-    count = usual.bs
-    shares = [range(1), range(1, count)]
-    return [
-        rehearsal.train(usual, strained(usual)),
-        *rehearsal.train_on_ranks(usual, shares)[:1],
-    ]
+    return [rehearsal.train(usual, strained(usual)), OnRanks(rehearsal, usual)]
 
 
 def batches_for(interface: ModelInterface, batches: Batches) -> Batches:
@@ -187,39 +195,38 @@ def _is_accepted(make: Make, changes: Changes, available: Collection[str]) -> bo
     return all(keys is None or can_be_read >= set(keys.needed) for keys in declared)
 
 
-def _outcome(trial: Callable[[Changes], Any], changes: Changes) -> Outcome:
+def _outcome(trial: Callable[[], Sequence[Any]]) -> Outcome:
     try:
-        outcome: Outcome = trial(changes)
+        return trial()
     except RlcliError as refusal:
         return refusal.what
-    return outcome
 
 
-def _differ(first: Outcome, second: Outcome) -> bool:
+def _differ_in_any(
+    first: Sequence[Outcome], second: Sequence[Outcome], ignored: Collection[str] = ()
+) -> bool:
+    """Whether the outcomes of some call differ, other than in stats that are ignored."""
+    return any(_differ(a, b, ignored) for a, b in zip(first, second, strict=True))
+
+
+def _differ(first: Outcome, second: Outcome, ignored: Collection[str]) -> bool:
     if isinstance(first, str) or isinstance(second, str):
         return first != second
-    return any(map(_differs, first, second))
+    return any(_differs(a, b, ignored) for a, b in zip(first, second, strict=True))
 
 
-def _teach_otherwise(first: Outcome, second: Outcome) -> bool:
-    """Whether two outcomes differ in more than the loss."""
-    return _differ(*map(_without_loss, (first, second)))
-
-
-def _without_loss(outcome: Outcome) -> Outcome:
-    if isinstance(outcome, str):
-        return outcome
-    return [
-        replace(entry, stats={**entry.stats, "loss": 0.0})
-        if isinstance(entry, TrainingOutcome)
-        else entry
-        for entry in outcome
-    ]
-
-
-def _differs(first: Any, second: Any) -> bool:
+def _differs(first: Any, second: Any, ignored: Collection[str]) -> bool:
+    if isinstance(first, OnRanks):
+        return _differ(first.outcome, second.outcome, ignored)
     if isinstance(first, TrainingOutcome):
-        return difference(first, second, tolerance=1e-9) is not None
+        poorer = (_without(outcome, ignored) for outcome in (first, second))
+        return difference(*poorer, tolerance=1e-9) is not None
     if isinstance(first, SequenceSample):
         return gap(first, second) is not None or first.metadata != second.metadata
     return bool(first != second)
+
+
+def _without(outcome: TrainingOutcome, ignored: Collection[str]) -> TrainingOutcome:
+    """The outcome without some stats."""
+    stats = {name: value for name, value in outcome.stats.items() if name not in ignored}
+    return replace(outcome, stats=stats)

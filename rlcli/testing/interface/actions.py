@@ -36,28 +36,30 @@ def per_action(batch: SequenceSample, numbers: torch.Tensor) -> torch.Tensor:
     return torch.repeat_interleave(numbers, counts)
 
 
+def with_tensor(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
+    """A copy of the batch with another tensor for one key."""
+    copy = batch.select(batch.keys)
+    copy.data[key] = tensor
+    return copy
+
+
 def with_narrower_loss_mask(batch: SequenceSample) -> SequenceSample:
     """The batch or, if it has a `loss_mask`, a copy in which that leaves out every third action
     too."""
     if LOSS_MASK not in batch.keys:
         return batch
-    copy = batch.select(batch.keys)
-    mask: torch.Tensor = copy.data[LOSS_MASK]
-    copy.data = {**copy.data, LOSS_MASK: mask & (torch.arange(len(mask)) % 3 > 0)}
-    return copy
+    mask: torch.Tensor = batch.data[LOSS_MASK]
+    return with_tensor(batch, LOSS_MASK, mask & (torch.arange(len(mask)) % 3 > 0))
 
 
 def without_trained_actions(batch: SequenceSample) -> SequenceSample | None:
     """A copy that has nothing to train on; None if the batch does not say what is trained on."""
     if trained_actions(batch) is None:
         return None
-    masked = {LOSS_MASK: False, PROMPT_MASK: True}
-    copy = batch.select(batch.keys)
-    copy.data = {
-        key: torch.full_like(tensor, masked[key]) if key in masked else tensor
-        for key, tensor in copy.data.items()
-    }
-    return copy
+    for key, masked in ((LOSS_MASK, False), (PROMPT_MASK, True)):
+        if key in batch.keys:
+            batch = with_tensor(batch, key, torch.full_like(batch.data[key], masked))
+    return batch
 
 
 def with_noise_elsewhere(
@@ -77,10 +79,8 @@ def with_noise_elsewhere(
         ):
             continue
         counted = actions if batch.seqlens[key] == of_actions else torch.cat(at_tokens)
-        noisy = batch.select(batch.keys)
         rows = counted.view(-1, *[1] * (tensor.dim() - 1))
-        noisy.data = {**noisy.data, key: torch.where(rows, tensor, tensor - 1.0)}
-        yield key, noisy
+        yield key, with_tensor(batch, key, torch.where(rows, tensor, tensor - 1.0))
 
 
 def with_groups_reversed(batch: SequenceSample) -> SequenceSample:

@@ -17,7 +17,7 @@ from rlcli.api.metrics import declared_metrics
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.actions import trained_actions, with_groups_reversed
+from rlcli.testing.interface.actions import trained_actions, with_groups_reversed, with_tensor
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, usual_batch
 from rlcli.testing.interface.outputs import (
     TOLERANCE,
@@ -91,7 +91,7 @@ class AdvantageChecks(CallSubject):
         batch = rating.batch
         if REWARDS in batch.keys:
             rewards = tensor_of(batch, REWARDS)
-            batch = _with(batch, REWARDS, rewards + 0.01 * torch.arange(len(rewards)))
+            batch = with_tensor(batch, REWARDS, rewards + 0.01 * torch.arange(len(rewards)))
         check_same(
             rating.run(batch),
             with_groups_reversed(rating.run(with_groups_reversed(batch))),
@@ -108,12 +108,10 @@ class AdvantageChecks(CallSubject):
         last = torch.tensor(batch.flat_seqlens(VALUES)).cumsum(0) - 1
         values = tensor_of(batch, VALUES).clone()
         values[last[~tensor_of(batch, NOT_ENDED)]] += 1.0
-        check_same(
-            rating.result,
-            rating.run(_with(batch, VALUES, values)),
+        rating.demand_same(
+            rating.run(with_tensor(batch, VALUES, values)),
             "with other values after the end of responses that ended",
             "bootstrap only where seq_no_eos_mask is True",
-            rating.where,
         )
 
     def test_returns_are_in_the_units_of_the_rewards(self, rating: CallTrial) -> None:
@@ -123,10 +121,10 @@ class AdvantageChecks(CallSubject):
             pytest.skip("reads no values, or makes no returns")
         policies = [key for key in POLICIES if key in batch.keys]
         for key in policies:  # so that no penalty is paid
-            batch = _with(batch, key, tensor_of(batch, policies[0]))
+            batch = with_tensor(batch, key, tensor_of(batch, policies[0]))
         smaller = batch
         for key in {VALUES, REWARDS, "dense_rewards"} & set(batch.keys):
-            smaller = _with(smaller, key, tensor_of(batch, key) / 2)
+            smaller = with_tensor(smaller, key, tensor_of(batch, key) / 2)
         returns, halves = (tensor_of(rating.run(b), RETURNS) for b in (batch, smaller))
         largest = float((returns / 2 - halves).abs().max())
         if largest > TOLERANCE:
@@ -141,7 +139,7 @@ class AdvantageChecks(CallSubject):
         batch = rating.batch
         if "kl_weights" not in rating.result.keys or REFERENCE not in batch.keys:
             pytest.skip("leaves no KL penalty to the loss")
-        moved = _with(batch, REFERENCE, tensor_of(batch, REFERENCE) - 1.0)
+        moved = with_tensor(batch, REFERENCE, tensor_of(batch, REFERENCE) - 1.0)
         estimated = {ADVANTAGES, RETURNS} & set(rating.result.keys)
         before, after = (output.select(estimated) for output in (rating.result, rating.run(moved)))
         check_same(
@@ -175,7 +173,7 @@ def _sum_of_weights_after(
     rating: CallTrial, batch: SequenceSample, reference: torch.Tensor, names: list[str]
 ) -> float:
     """Over all samples, the weights of penalties in the second of two steps with this reference."""
-    interface, moved = rating.make(), _with(batch, REFERENCE, reference)
+    interface, moved = rating.make(), with_tensor(batch, REFERENCE, reference)
     rating.run(moved, interface=interface)
     sums = reported_sums(rating.run(moved, interface=interface))
     return sum(total for name in names for total, _ in sums.get(name, {}).values())
@@ -216,7 +214,7 @@ def _demand_no_shift(
     reward, changes an advantage."""
     for before, after, change, most in _without_a_difference(batch):
         rates = [
-            _of_responses(rating, _with(batch, REWARDS, numbers), interface)[0]
+            _of_responses(rating, with_tensor(batch, REWARDS, numbers), interface)[0]
             for numbers in (before, after)
         ]
         largest = float((rates[1] - rates[0]).abs().nan_to_num().max())
@@ -291,7 +289,7 @@ def _rises(rating: CallTrial) -> torch.Tensor:
     _skip_without_rewards(rating)
     batch = rating.batch
     before, rewards = _of_responses(rating, batch), tensor_of(batch, REWARDS).float()
-    raised = [_with(batch, REWARDS, rewards + higher) for higher in torch.eye(len(rewards))]
+    raised = [with_tensor(batch, REWARDS, rewards + higher) for higher in torch.eye(len(rewards))]
     rises = torch.stack([_of_responses(rating, other) - before for other in raised], dim=1)
     if rises.isnan().all():
         pytest.skip("not tried: none of its responses is trained on")
@@ -316,9 +314,3 @@ def _of_responses(
     firsts = [row[0] if len(row) > 1 else nothing[0] for row in numbers]
     columns = zip(numbers, firsts, strict=True)
     return torch.stack([torch.stack([row.mean(), first, row[-1]]) for row, first in columns], dim=1)
-
-
-def _with(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
-    copy = batch.select(batch.keys)
-    copy.data = {**copy.data, key: tensor}
-    return copy

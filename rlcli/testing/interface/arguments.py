@@ -219,8 +219,8 @@ def _differs(first: Any, second: Any, ignored: Collection[str]) -> bool:
     if isinstance(first, OnRanks):
         return _differ(first.outcome, second.outcome, ignored)
     if isinstance(first, TrainingOutcome):
-        poorer = (_without(outcome, ignored) for outcome in (first, second))
-        return difference(*poorer, tolerance=1e-9) is not None
+        without_ignored = _without(first, ignored), _without(second, ignored)
+        return difference(*without_ignored, tolerance=1e-9) is not None
     if isinstance(first, SequenceSample):
         return gap(first, second) is not None or first.metadata != second.metadata
     return bool(first != second)

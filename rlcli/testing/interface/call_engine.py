@@ -1,4 +1,5 @@
-"""Engines of calls other than training: they notice the mode of their model, or are a judge."""
+"""Engines of calls other than training: they notice the mode and the heads of their model, or are a
+judge."""
 
 from __future__ import annotations
 
@@ -12,18 +13,21 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.engine import ModelOutput
 from rlcli.api.generation import GeneratedResponses
 from rlcli.testing.batches import DIGITS
+from rlcli.testing.interface.recording_engine import HEADS, WatchedOutput
 from rlcli.testing.tiny_engine import TinyEngine
 
 T = TypeVar("T")
 
 
 class ModalEngine(TinyEngine):
-    """A `TinyEngine` that is in training mode until switched, and counts the passes made in it."""
+    """A `TinyEngine` that is in training mode until switched, counts the passes made in it, and
+    remembers which heads were used."""
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
         self.is_training = True
         self.passes_in_training_mode = 0
+        self.heads: set[str] = set()
 
     def train(self, mode: bool = True) -> None:
         self.is_training = mode
@@ -32,11 +36,20 @@ class ModalEngine(TinyEngine):
         self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
     ) -> T:
         self.passes_in_training_mode += self.is_training
-        return super().forward_micro_batch(micro_batch, then)
+        asked: dict[str, list[torch.Tensor]] = {}
+        result = super().forward_micro_batch(
+            micro_batch, lambda output: then(WatchedOutput(output, asked))
+        )
+        self.heads |= {HEADS[name] for name in asked}
+        return result
 
     def generate(self, *args: Any, **settings: Any) -> Any:
-        self.passes_in_training_mode += self.is_training
+        self._note_generation()
         return super().generate(*args, **settings)
+
+    def _note_generation(self) -> None:
+        self.passes_in_training_mode += self.is_training
+        self.heads.add("lm")
 
 
 class JudgeEngine(ModalEngine):
@@ -58,7 +71,7 @@ class JudgeEngine(ModalEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        self.passes_in_training_mode += self.is_training
+        self._note_generation()
         packed = input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts"))
         for number, seed in enumerate(seeds):
             self.prompts.append(packed[number // gconfig.responses_per_prompt].tolist())

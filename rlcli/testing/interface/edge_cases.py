@@ -11,7 +11,7 @@ import torch
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.testing.batches import Lengths
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import LOSS_MASK, trained_actions, without_trained_actions
 from rlcli.testing.interface.invariants import SIGNALS
 from rlcli.testing.interface.loss import counts_tokens
@@ -143,5 +143,5 @@ def _nothing_learned(rehearsal: Rehearsal, outcome: TrainingOutcome, case: str) 
         raise Violation(
             f"{case}: the weights still move, by up to {moved:.3g}",
             "count and train only the tokens that the mask keeps",
-            place_of(rehearsal.train_step),
+            rehearsal.where,
         )

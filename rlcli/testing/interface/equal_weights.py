@@ -14,14 +14,13 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, SEQUENCES
 from rlcli.api.metrics import declared_metrics
 from rlcli.testing.batches import VOCABULARY
-from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.actions import padded, trained_actions
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.actions import padded, trained_actions, with_tensor
 from rlcli.testing.interface.inference_trial import all_logprobs, with_temperature
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
     as_of_teacher,
-    difference,
     place_of_number,
     teacher,
 )
@@ -101,8 +100,7 @@ class EqualWeightChecks(InterfaceSubject):
             pytest.skip("compares no old log-probs with the policy's, weighted by advantages")
         near = _with_own_logprobs(batch, rehearsal.model().module)
         for log_ratio, change in ((FAR, "likelier"), (-FAR, "less likely")):
-            moved = near.select(near.keys)
-            moved.data["old_logprobs"] = near.data["old_logprobs"] - log_ratio
+            moved = with_tensor(near, "old_logprobs", near.data["old_logprobs"] - log_ratio)
             nothing, good, bad = (_learned(rehearsal, moved, by) for by in (0.0, 1.0, -1.0))
             rewarded, punished = _distance(nothing, good), _distance(nothing, bad)
             farther, back = (rewarded, punished) if log_ratio > 0 else (punished, rewarded)
@@ -111,7 +109,7 @@ class EqualWeightChecks(InterfaceSubject):
                     f"of actions that became {change}, advantages teach nothing that would bring "
                     "them back, but take them farther",
                     "take the smaller of both objectives, that is the larger loss: min, not max",
-                    place_of(rehearsal.train_step),
+                    rehearsal.where,
                 )
 
     def test_longer_prompts_change_nothing(self, rehearsal: Rehearsal) -> None:
@@ -122,22 +120,20 @@ class EqualWeightChecks(InterfaceSubject):
             rehearsal.train(batch, model=rehearsal.model(module=MemorylessLM()))
             for batch in (rehearsal.batch, padded(rehearsal.batch, in_front=True))
         )
-        mismatch = difference(short, longer)
-        if mismatch is not None:
-            raise Violation(
-                mismatch.describe("with short prompts", "with longer ones"),
-                "prompts are not trained on: count and average over response tokens only",
-                place_of(rehearsal.train_step),
-            )
+        rehearsal.demand_same(
+            short,
+            longer,
+            ("with short prompts", "with longer ones"),
+            "prompts are not trained on: count and average over response tokens only",
+        )
 
 
 def _learned(
     rehearsal: Rehearsal, batch: SequenceSample, advantage: float
 ) -> dict[str, torch.Tensor]:
     """The weights after a step with this advantage for every action."""
-    rated = batch.select(batch.keys)
-    rated.data[ADVANTAGES] = torch.full_like(batch.data[ADVANTAGES], advantage)
-    return rehearsal.train(rated).weights
+    advantages = torch.full_like(batch.data[ADVANTAGES], advantage)
+    return rehearsal.train(with_tensor(batch, ADVANTAGES, advantages)).weights
 
 
 def _distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:

@@ -31,11 +31,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
     def test_declares_the_keys_of_its_calls(self, make: Make, record_property: Note) -> None:
         """declares the keys of every call that it has"""
         interface = make()
-        calls = [
-            call
-            for call in CALLS
-            if getattr(type(interface), call) is not getattr(ModelInterface, call)
-        ]
+        calls = [call for call in CALLS if overrides(interface, call)]
         if not calls:
             raise Violation(
                 f"{type(interface).__name__} has none of {', '.join(CALLS)}",
@@ -44,8 +40,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             )
         self._require_calls_in_declarations(interface)
         self._require_group_sizes(interface, calls)
-        unsaid = [*_without_reads(interface, calls), *_without_writes(interface, calls)]
-        self.tell_unsaid(unsaid, record_property)
+        self.tell_unsaid([*_undeclared(interface, calls)], record_property)
 
     def _require_calls_in_declarations(self, interface: ModelInterface) -> None:
         for declaration in DECLARATIONS:
@@ -81,8 +76,10 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             raise untried(self.name, "train_step", "batches", make(), error) from error
 
 
-def _without_reads(interface: ModelInterface, calls: list[str]) -> Iterator[Violation]:
+def _undeclared(interface: ModelInterface, calls: list[str]) -> Iterator[Violation]:
+    """What READS and WRITES leave out."""
     for call in calls:
+        where = place_of(getattr(type(interface), call))
         if interface.reads(call) is None:
             finding = (
                 f"{call} is not in READS: a recipe that forgets one of its keys "
@@ -90,12 +87,8 @@ def _without_reads(interface: ModelInterface, calls: list[str]) -> Iterator[Viol
             )
             keys = ", ".join(f'"{key}"' for key in keys_in_source(interface, call))
             cause = f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}'
-            yield Violation(finding, cause, place_of(getattr(type(interface), call)))
-
-
-def _without_writes(interface: ModelInterface, calls: list[str]) -> Iterator[Violation]:
-    for call in calls:
+            yield Violation(finding, cause, where)
         if call in ("inference", "generate") and interface.writes(call) is None:
             finding = f"{call} is not in WRITES: no recipe knows what it returns"
             cause = f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}'
-            yield Violation(finding, cause, place_of(getattr(type(interface), call)))
+            yield Violation(finding, cause, where)

@@ -24,7 +24,6 @@ from rlcli.testing.interface.outputs import (
     check_empty,
     check_form,
     check_numbers,
-    check_same,
     frozen_copy,
     gap,
     sequences,
@@ -75,14 +74,19 @@ class SamplingTrial(CallTrial):
             pytest.skip("not tried: takes no `generation`: its limits are its own")
         return self.make(generation=dataclasses.asdict(dataclasses.replace(USUAL, **changes)))
 
-    def group(self, interface: Any) -> int:
-        size: int = interface.generation.responses_per_prompt
+    @property
+    def group(self) -> int:
+        """The number of responses to each prompt."""
+        size: int = self.interface.generation.responses_per_prompt
         return size
 
-    def responses(
-        self, output: SequenceSample, batch: SequenceSample, group: int
-    ) -> list[SampledResponse]:
-        """The sequences of an output, which must have this many for each prompt."""
+    def sampled(self, interface: Any) -> list[SampledResponse]:
+        """The responses that an interface with other settings samples."""
+        return self.responses(self.run(self.batch, interface=interface))
+
+    def responses(self, output: SequenceSample) -> list[SampledResponse]:
+        """The sequences of an output, which must be a group for each prompt of the batch."""
+        group = self.group
         for key in LAYOUT:
             if key not in output.keys:
                 raise Violation(f"generate does not return {key}", "a rollout needs it", self.where)
@@ -93,7 +97,7 @@ class SamplingTrial(CallTrial):
                         finding, "a sample holds all responses to its prompt", self.where
                     )
         tokens, masks, logprobs = (sequences(output, key) for key in LAYOUT[:3])
-        prompts = sequences(batch, "packed_prompts")
+        prompts = sequences(self.batch, "packed_prompts")
         cut_off = tensor_of(output, "seq_no_eos_mask").tolist()
         return [
             SampledResponse(
@@ -109,7 +113,7 @@ class SamplingTrial(CallTrial):
 
     @functools.cached_property
     def usual(self) -> list[SampledResponse]:
-        return self.responses(self.result, self.batch, self.group(self.interface))
+        return self.responses(self.result)
 
 
 class GenerationChecks(CallSubject):
@@ -174,8 +178,7 @@ class GenerationChecks(CallSubject):
         stop = max(sorted(set(inner)), key=inner.count)  # one that would occur within responses
         interface = sampling.with_settings(max_new_tokens=most, stop_token_ids=(stop,))
         ends = (sampling.tokenizer.eos_token_id, stop)
-        output = sampling.run(sampling.batch, interface=interface)
-        for response in sampling.responses(output, sampling.batch, sampling.group(interface)):
+        for response in sampling.sampled(interface):
             tokens = response.answer
             if not 1 <= len(tokens) <= most:
                 finding = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
@@ -218,8 +221,9 @@ class GenerationChecks(CallSubject):
     def test_greedy_takes_the_likeliest_token(self, sampling: SamplingTrial) -> None:
         """greedy takes the likeliest token each time"""
         model, interface = sampling.model(), sampling.with_settings(greedy=True)
-        output = sampling.run(sampling.batch, interface=interface, model=model)
-        for response in sampling.responses(output, sampling.batch, sampling.group(interface)):
+        for response in sampling.responses(
+            sampling.run(sampling.batch, interface=interface, model=model)
+        ):
             with torch.no_grad():
                 hidden = model.module.model(response.tokens, [len(response.tokens)])
                 likeliest = (
@@ -239,23 +243,15 @@ class GenerationChecks(CallSubject):
         """the same seed gives the same responses at any step, another seed gives others"""
         again = sampling.run(sampling.batch, interface=sampling.with_settings())
         cause = "draw every response from a seed: stable_seed(model.seed, id, attempt, number)"
-        check_same(
-            sampling.result, again, "between two calls alike", cause, sampling.where, exact=True
-        )
+        sampling.demand_same(again, "between two calls alike", cause, exact=True)
         later = sampling.model()
         later.version.global_step = 1
         cause = (
             "leave the step and the version out of seeds: a response must not "
             "depend on when it is sampled"
         )
-        check_same(
-            sampling.result,
-            sampling.run(sampling.batch, model=later),
-            "at the next step",
-            cause,
-            sampling.where,
-            True,
-        )
+        at_next_step = sampling.run(sampling.batch, model=later)
+        sampling.demand_same(at_next_step, "at the next step", cause, exact=True)
         retried = frozen_copy(sampling.batch)
         retried.metadata[ATTEMPT] = [1] * retried.bs
         others = {
@@ -269,7 +265,7 @@ class GenerationChecks(CallSubject):
 
     def test_responses_of_a_group_differ(self, sampling: SamplingTrial) -> None:
         """the responses to one prompt differ"""
-        group = sampling.group(sampling.interface)
+        group = sampling.group
         if group < 2:
             pytest.skip("one response to each prompt")
         usual = [response.answer for response in sampling.usual]
@@ -287,9 +283,9 @@ class GenerationChecks(CallSubject):
         cause = "seed each response by the id of its prompt, not by its position in the batch"
         for index in range(sampling.batch.bs):
             alone = sampling.run(sampling.batch.select_indices([index]))
-            check_same(sampling.result, alone, "when its prompt is alone", cause, sampling.where)
+            sampling.demand_same(alone, "when its prompt is alone", cause)
         turned = sampling.run(sampling.batch.reorder(list(reversed(range(sampling.batch.bs)))))
-        check_same(sampling.result, turned, "when the batch is reversed", cause, sampling.where)
+        sampling.demand_same(turned, "when the batch is reversed", cause)
 
     def test_generation_leaves_everything_alone(self, sampling: SamplingTrial) -> None:
         """generation changes neither its input nor the model, and uses it without dropout"""
@@ -303,9 +299,8 @@ class GenerationChecks(CallSubject):
     def test_mock_of_generation(self, sampling: SamplingTrial) -> None:
         """mock of generation looks like the real thing"""
         check_mock(sampling)
-        group = sampling.group(sampling.interface)
         ends = {sampling.tokenizer.eos_token_id}
-        for response in sampling.responses(sampling.mock(sampling.batch), sampling.batch, group):
+        for response in sampling.responses(sampling.mock(sampling.batch)):
             answer, prompt = response.answer, response.prompt
             fits = 1 <= len(answer) <= USUAL.max_new_tokens and response.was_cut_off == (
                 answer[-1] not in ends

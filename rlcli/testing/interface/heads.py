@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, get_args
+from typing import get_args
 
 import pytest
 
-from rlcli.api.data import SequenceSample
-from rlcli.api.engine import ModelOutput
 from rlcli.api.interface import HeadName, ModelInterface
 from rlcli.api.model import call_interface
 from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
-from rlcli.testing.interface.call_engine import JudgeEngine
+from rlcli.testing.interface.call_engine import ModalEngine
 from rlcli.testing.interface.inference_trial import CallTrial
-from rlcli.testing.interface.recording_engine import HEADS, WatchedOutput
 from rlcli.testing.interface.training_trial import InterfaceSubject, Make, Rehearsal, overrides
 
-T = TypeVar("T")
-
 HEAD_NAMES = get_args(HeadName)
-
-
-class HeadEngine(JudgeEngine):
-    """A `JudgeEngine` that remembers which heads were used."""
-
-    def __init__(self, *args: Any, **settings: Any):
-        super().__init__(*args, **settings)
-        self.heads: set[str] = set()
-
-    def forward_micro_batch(
-        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
-    ) -> T:
-        asked: dict[str, list[Any]] = {}
-        result = super().forward_micro_batch(
-            micro_batch, lambda output: then(WatchedOutput(output, asked))
-        )
-        self.heads |= {HEADS[name] for name in asked}
-        return result
-
-    def generate(self, *args: Any, **settings: Any) -> Any:
-        self.heads.add("lm")
-        return super().generate(*args, **settings)
 
 
 class HeadChecks(DeclaredSubject, InterfaceSubject):
@@ -62,18 +34,17 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
         if not overrides(interface, "evaluate"):
             pytest.skip("does not evaluate")
         model = rehearsal.model()
-        model.module = engine = HeadEngine(model.module.model, lr=0.0)
+        model.module = ModalEngine(model.module.model, lr=0.0)
         call_interface(interface, "evaluate", model, [rehearsal.batch])
-        self._compare(interface, "evaluate", engine.heads, record_property)
+        self._compare(interface, "evaluate", model.module.heads, record_property)
 
     def test_inference_uses_the_head_that_it_declares(
         self, inferring: CallTrial, record_property: Note
     ) -> None:
         """inference uses the head of the model that HEAD names"""
         model = inferring.model()
-        model.module = engine = HeadEngine(model.module.model, lr=0.0)
         inferring.run(inferring.batch, model=model, interface=inferring.make())
-        self._compare(inferring.interface, "inference", engine.heads, record_property)
+        self._compare(inferring.interface, "inference", model.module.heads, record_property)
 
     def _compare(
         self, interface: ModelInterface, call: str, used: set[str], record_property: Note

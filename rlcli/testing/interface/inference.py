@@ -14,7 +14,7 @@ from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import LOGPROBS, MEANINGS, REWARDS, SEQUENCES, minus_one
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.actions import at_actions, padded, trained_actions
+from rlcli.testing.interface.actions import at_actions, padded, trained_actions, with_tensor
 from rlcli.testing.interface.inference_trial import (
     SHIFTED,
     CallSubject,
@@ -33,7 +33,6 @@ from rlcli.testing.interface.outputs import (
     tensor_of,
 )
 from rlcli.testing.interface.training_trial import (
-    WHOLE,
     Batches,
     Make,
     Rehearsal,
@@ -162,9 +161,7 @@ class InferenceChecks(CallSubject):
             "model.module.forward puts the rows of micro-batches back in "
             "order; pass mb_spec on to it"
         )
-        check_same(
-            inferring.result, inferring.run(inferring.batch, spec), between, cause, inferring.where
-        )
+        inferring.demand_same(inferring.run(inferring.batch, spec), between, cause)
 
     def test_inference_does_not_depend_on_the_order(self, inferring: CallTrial) -> None:
         """inference does not depend on the order of samples"""
@@ -172,7 +169,7 @@ class InferenceChecks(CallSubject):
         cause = "a row belongs to the sample at the same place; undo any sorting"
         output = inferring.run(turned)
         check_form(output, turned.ids, None, inferring.where)
-        check_same(inferring.result, output, "when the batch is reversed", cause, inferring.where)
+        inferring.demand_same(output, "when the batch is reversed", cause)
 
     def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
@@ -182,12 +179,9 @@ class InferenceChecks(CallSubject):
             alone = inferring.run(inferring.batch.select_indices([index]))
             cause = (
                 "it looks across samples: padding that is counted, a mean over the batch, "
-                "the row of a neighbour; "
+                "the row of a neighbour; declare it in TAKES_BATCH if it should compare them"
             )
-            cause += "declare it in TAKES_BATCH if it should compare them"
-            check_same(
-                inferring.result, alone, "when it is alone in the batch", cause, inferring.where
-            )
+            inferring.demand_same(alone, "when it is alone in the batch", cause)
 
     def test_inference_is_the_same_on_any_ranks(self, inferring: CallTrial) -> None:
         """inference is the same on 1, 2, 3 and an idle rank, and so is its state"""
@@ -249,9 +243,7 @@ class InferenceChecks(CallSubject):
         """inference is deterministic"""
         again = inferring.run(inferring.batch, interface=inferring.make())
         cause = "something is drawn without a seed; use stable_seed(model.seed, id, …)"
-        check_same(
-            inferring.result, again, "between two calls alike", cause, inferring.where, exact=True
-        )
+        inferring.demand_same(again, "between two calls alike", cause, exact=True)
 
     def test_logprobs_are_those_of_the_model(self, inferring: CallTrial) -> None:
         """log-probs equal an independent computation"""
@@ -298,14 +290,11 @@ class InferenceChecks(CallSubject):
         if heads is None or "value" not in heads.needed or REWARDS not in inferring.result.keys:
             pytest.skip("gives no rewards by a model's values")
         batch = inferring.batch
-        changed = batch.select(batch.keys)
         tokens = tensor_of(batch, SEQUENCES).clone()
         last = torch.tensor(batch.flat_seqlens(SEQUENCES)).cumsum(0) - 1
         tokens[last] = tokens[last] % (len(inferring.tokenizer) - 1) + 1
-        changed.data[SEQUENCES] = tokens
-        before, after = (
-            tensor_of(output, REWARDS) for output in (inferring.result, inferring.run(changed))
-        )
+        changed = inferring.run(with_tensor(batch, SEQUENCES, tokens))
+        before, after = (tensor_of(output, REWARDS) for output in (inferring.result, changed))
         if same := int((before == after).sum()):
             raise Violation(
                 f"{same} of {len(before)} rewards are the same with another last token",
@@ -470,9 +459,6 @@ def _is_copy(inferring: CallTrial, key: str) -> bool:
         tensor for tensor in batch.data.values() if tensor.shape == rows.shape == actions.shape
     ]
     return any(torch.equal(tensor[actions], rows[actions]) for tensor in alike)
-
-
-__all__ = ["EDGES", "WHOLE", "InferenceChecks", "check_mock"]
 
 
 def _form(sample: SequenceSample, key: str) -> str:

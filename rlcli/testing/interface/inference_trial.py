@@ -25,6 +25,7 @@ from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.call_engine import JudgeEngine, ModalEngine
 from rlcli.testing.interface.outputs import (
     TOLERANCE,
+    check_same,
     check_untouched,
     drops,
     frozen_copy,
@@ -107,6 +108,12 @@ class CallTrial:
                 self.where,
             )
         return output
+
+    def demand_same(
+        self, output: SequenceSample, between: str, cause: str, exact: bool = False
+    ) -> None:
+        """Raise Violation if an output differs from the usual one."""
+        check_same(self.result, output, between, cause, self.where, exact)
 
     def check_left_alone(self) -> None:
         """Raise Violation unless the call leaves its input and the model as they were, and uses the

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -24,9 +24,14 @@ from rlcli.api.model import Model
 from rlcli.registry import signature
 from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import PAIRS
-from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.actions import per_action, trained_actions, with_groups_reversed
-from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.actions import (
+    per_action,
+    trained_actions,
+    with_groups_reversed,
+    with_tensor,
+)
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, outputs_of_actions
 
 SIGNALS = ("rewards", "advantages", "returns")
 """Keys that say how good a response is."""
@@ -58,8 +63,8 @@ class LawChecks(InterfaceSubject):
             )
             _holds(
                 rehearsal,
-                _with(batch, key, torch.zeros_like(numbers)),
-                [_with(batch, key, one_hot) for one_hot in raised],
+                with_tensor(batch, key, torch.zeros_like(numbers)),
+                [with_tensor(batch, key, one_hot) for one_hot in raised],
                 f"a higher {key.removesuffix('s')}",
                 (
                     "numbers and sequences are paired by position: check what was rolled, "
@@ -78,14 +83,14 @@ class LawChecks(InterfaceSubject):
             raise Violation(
                 f"after a small step a pair's lead has grown by {least:.3g}",
                 "a sign, or chosen and rejected exchanged: sequences alternate, chosen first",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
         opposed, preferred = growth[1:] or (growth[0], growth[0])
         if float((preferred - opposed).sum()) < -ROUNDING:
             raise Violation(
                 "leads grow less where the reference prefers the chosen sequence",
                 "the sign of the reference: what counts is policy minus reference",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
 
     def test_exchanged_pairs_exchange_what_is_reported(self, rehearsal: Rehearsal) -> None:
@@ -102,7 +107,7 @@ class LawChecks(InterfaceSubject):
                     f"{name} is {stats[name]:.6g}, and with chosen and rejected sequences "
                     f"exchanged {exchanged[name]:.6g}, not {expected:.6g}",
                     "sequences alternate, chosen first; look for a sign, or the name of the other",
-                    place_of(rehearsal.train_step),
+                    rehearsal.where,
                 )
 
     def test_equal_sequences_are_not_in_the_right_order(self, rehearsal: Rehearsal) -> None:
@@ -115,7 +120,7 @@ class LawChecks(InterfaceSubject):
                 raise Violation(
                     f"{name} is {stats[name]:.6g} where chosen and rejected sequences are equal",
                     "compare with >, or let a tie count half",
-                    place_of(rehearsal.train_step),
+                    rehearsal.where,
                 )
 
     def test_a_reference_pulls_towards_itself(self, rehearsal: Rehearsal) -> None:
@@ -124,7 +129,7 @@ class LawChecks(InterfaceSubject):
         if "packed_logprobs" not in batch.keys:
             pytest.skip("does not compare with the policy's log-probs")
         logprobs = batch.data["packed_logprobs"]
-        strayed = _with(batch, REFERENCE, logprobs - 1.0)
+        strayed = with_tensor(batch, REFERENCE, logprobs - 1.0)
         back = [
             per_action(batch, one_hot)
             for one_hot in torch.eye(len(batch.flat_seqlens("packed_input_ids")))
@@ -132,7 +137,7 @@ class LawChecks(InterfaceSubject):
         _holds(
             rehearsal,
             strayed,
-            [_with(batch, REFERENCE, logprobs - 1.0 + near) for near in back],
+            [with_tensor(batch, REFERENCE, logprobs - 1.0 + near) for near in back],
             "a reference that is equal rather than less likely",
             (
                 "check the sign of the KL: a penalty is subtracted from rewards, added to a loss, "
@@ -158,7 +163,7 @@ def demand_entropy(rehearsal: Rehearsal, bonus: str) -> None:
         raise Violation(
             f"after a step the entropy is {small:.8g} with {bonus}=0, {large:.8g} with {bonus}=1",
             "a bonus is subtracted from the loss, with its gradient",
-            place_of(rehearsal.train_step),
+            rehearsal.where,
         )
 
 
@@ -166,11 +171,7 @@ def _entropy_after(rehearsal: Rehearsal, changes: Changes) -> float:
     """The mean entropy of the choices of trained tokens after a small step."""
     model, batch = rehearsal.model(lr=1e-3), rehearsal.batch
     rehearsal.train(batch, model=model, interface=rehearsal.make(**changes))
-    shift = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
-    entropies = model.module.forward(
-        batch, post_hook=lambda output, _: output.entropy, output_seqlens=shift
-    )
-    return float(entropies[trained_actions(batch)].mean())
+    return float(outputs_of_actions(model, batch, "entropy")[trained_actions(batch)].mean())
 
 
 def _pairs(rehearsal: Rehearsal) -> SequenceSample:
@@ -205,7 +206,7 @@ def _without_preference(batch: SequenceSample) -> SequenceSample:
     """The batch with a reference to which all tokens are equally likely."""
     if REFERENCE not in batch.keys:
         return batch
-    return _with(batch, REFERENCE, torch.zeros_like(batch.data[REFERENCE]))
+    return with_tensor(batch, REFERENCE, torch.zeros_like(batch.data[REFERENCE]))
 
 
 def _ignorant(rehearsal: Rehearsal) -> Model:
@@ -224,7 +225,7 @@ def _preferring(batch: SequenceSample, by: float) -> SequenceSample:
     counts = torch.tensor([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
     policy = batch.data.get("packed_logprobs", torch.zeros(int(counts.sum())))
     shifts = torch.repeat_interleave(leads / counts, counts)
-    return _with(batch, REFERENCE, policy + shifts)
+    return with_tensor(batch, REFERENCE, policy + shifts)
 
 
 def _growths(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
@@ -249,12 +250,6 @@ def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
     return rehearsal.fit(rehearsal.batches(PAIRS[:3], seed=2))
 
 
-def _with(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
-    copy = batch.select(batch.keys)
-    copy.data[key] = tensor
-    return copy
-
-
 def _holds(
     rehearsal: Rehearsal,
     batch: SequenceSample,
@@ -275,7 +270,7 @@ def _holds(
     best = max(range(count), key=by_shift.__getitem__)
     if by_shift[0] <= 0:
         finding = f"{change} lowers its own response: by {-by_shift[0]:.3g} on average"
-        raise Violation(finding, f"a sign. {cause}", place_of(rehearsal.train_step))
+        raise Violation(finding, f"a sign. {cause}", rehearsal.where)
     if best:
         raise Violation(
             (
@@ -283,7 +278,7 @@ def _holds(
                 f"own by {by_shift[0]:.3g}"
             ),
             cause,
-            place_of(rehearsal.train_step),
+            rehearsal.where,
         )
 
 
@@ -298,28 +293,14 @@ def _after_a_step(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
 def _scores(rehearsal: Rehearsal, model: Model, batch: SequenceSample) -> torch.Tensor:
     """[N]: the likelihood, or value, of each response; of sequences without a mask, the value at
     their end."""
-    heads = rehearsal.result.engine.heads
-    lengths = batch.flat_seqlens(SEQUENCES)
     trained = trained_actions(batch)
-    if trained is None:
+    if trained is not None and rehearsal.result.engine.heads == {"lm"}:
+        rows = outputs_of_actions(model, batch, "logprobs")
+    else:
         values = model.module.forward(batch, post_hook=lambda output, _: output.values)
-        return torch.stack([row[-1] for row in values.split(lengths)])
-    shift = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
-    score: Callable[..., torch.Tensor] = _logprobs if heads == {"lm"} else _values
-    rows = model.module.forward(batch, post_hook=score, output_seqlens=shift)
-    return torch.stack(
-        [row.sum() for row in (rows * trained).split([length - 1 for length in lengths])]
-    )
-
-
-def _logprobs(output: object, micro_batch: SequenceSample) -> torch.Tensor:
-    scores: torch.Tensor = output.logprobs  # type: ignore[attr-defined]
-    return scores
-
-
-def _values(output: object, micro_batch: SequenceSample) -> torch.Tensor:
-    """[T - N] values of the states in which the actions were taken."""
-    values: torch.Tensor = output.values  # type: ignore[attr-defined]
-    return torch.cat(
-        [row[:-1] for row in values.split(micro_batch.flat_seqlens("packed_input_ids"))]
-    )
+        of_states = values.split(batch.flat_seqlens(SEQUENCES))
+        if trained is None:
+            return torch.stack([row[-1] for row in of_states])
+        rows = torch.cat([row[:-1] for row in of_states])
+    counts = [length - 1 for length in batch.flat_seqlens(SEQUENCES)]
+    return torch.stack([row.sum() for row in (rows * trained).split(counts)])

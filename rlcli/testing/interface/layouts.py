@@ -67,7 +67,7 @@ class InvarianceChecks(InterfaceSubject):
                     f"cut={' and '.join(sorted(map(repr, cuts)))}"
                 ),
                 "pass cut=self.CUT: the memory that rlcli plan reports depends on it",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
         if declared == "sample":
             pytest.skip("keeps groups whole")

@@ -8,11 +8,11 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
 from rlcli.api.model import Model, call_interface
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.invariants import SIGNALS
 from rlcli.testing.interface.loss import counts_tokens
-from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, outputs_of_actions
 
 STEPS = 12
 REFERENCE = "packed_ref_logprobs"
@@ -36,7 +36,7 @@ class LearningChecks(InterfaceSubject):
             raise Violation(
                 f"{STEPS} steps take {name} from {start:.4g} to {end:.4g}; it should rise",
                 "check the sign of the loss, and whether targets move away from what is learned",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
 
 
@@ -54,8 +54,4 @@ def _likelihood(rehearsal: Rehearsal, model: Model) -> float | None:
     batch = rehearsal.batch
     if set(batch.keys) != {SEQUENCES, PROMPT_MASK} or not counts_tokens(rehearsal):
         return None
-    shift = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
-    scores = model.module.forward(
-        batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift
-    )
-    return float(scores[trained_actions(batch)].mean())
+    return float(outputs_of_actions(model, batch, "logprobs")[trained_actions(batch)].mean())

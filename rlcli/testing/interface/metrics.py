@@ -50,7 +50,7 @@ class MetricChecks(DeclaredSubject, CallSubject):
                 raise Violation(
                     f"{name} is {value:.6g}, with a loss of {loss:.6g}",
                     "a share is at most 1; a perplexity e to the power of the loss per token",
-                    place_of(rehearsal.train_step),
+                    rehearsal.where,
                 )
 
     def test_counts_of_inference_are_in_its_metrics(

@@ -41,7 +41,7 @@ class RealModelChecks(InterfaceSubject):
                         "keep log-probs, sums and normalisations in float32, and cast "
                         "nothing to bfloat16 yourself"
                     ),
-                    place_of(rehearsal.train_step),
+                    rehearsal.where,
                 )
 
     def test_saves_what_transformers_loads(self, rehearsal: Rehearsal, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def _step(
             raise Violation(
                 f"{name} is {value} over a transformers model",
                 "keep log-probs, sums and normalisations in float32",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
     return stats
 

@@ -24,11 +24,11 @@ from rlcli.api.model import Model
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import run_each
 from rlcli.testing.contract import Note, Violation, place_of
-from rlcli.testing.interface.actions import padded
+from rlcli.testing.interface.actions import padded, with_tensor
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, Gold, batches_with
-from rlcli.testing.interface.outputs import check_same, gap, tensor_of
+from rlcli.testing.interface.outputs import check_same, gap, sequences, tensor_of
 from rlcli.testing.interface.texts import batch_of_texts, rows_batch, text_batch, texts_for
 from rlcli.testing.interface.training_trial import Batches, Make, overrides
 from rlcli.testing.ranks import run_on_ranks
@@ -118,8 +118,7 @@ class RewardChecks(CallSubject):
             batch = text_batch(inferring.tokenizer, texts, [HARD])
         usual, alone, model = inferring.run(batch), make(), inferring.model()
         model.module.is_mute = True
-        for cls, method in HELPERS:
-            monkeypatch.setattr(cls, method, _refuse)
+        _refuse_helpers(monkeypatch)
         try:
             without_helpers = inferring.run(batch, model=model, interface=alone)
         except Exception:
@@ -197,8 +196,7 @@ class RewardChecks(CallSubject):
         """responses that rules tell apart are rewarded whatever their prompts, their order and the
         other samples"""
         trial = rule_trial(inferring, batches)
-        for cls, method in HELPERS:
-            monkeypatch.setattr(cls, method, _refuse)
+        _refuse_helpers(monkeypatch)
         try:
             assert trial.result is not None
         except (RlcliError, BlockingIOError) as refusal:
@@ -329,11 +327,9 @@ class RewardChecks(CallSubject):
     ) -> None:
         """inference gives each row what score_texts gives it alone"""
         batch = inferring.batch
-        tokens = tensor_of(batch, "packed_input_ids").split(batch.flat_seqlens("packed_input_ids"))
-        masks = tensor_of(batch, "prompt_mask").split(batch.flat_seqlens("prompt_mask"))
+        columns = zip(sequences(batch, SEQUENCES), sequences(batch, PROMPT_MASK), strict=True)
         texts = [
-            tokenizer.decode(ids[~mask].tolist(), skip_special_tokens=True)
-            for ids, mask in zip(tokens, masks, strict=True)
+            tokenizer.decode(ids[~mask].tolist(), skip_special_tokens=True) for ids, mask in columns
         ]
         groups = batch.seqlens["packed_input_ids"]
         rows = [
@@ -462,22 +458,18 @@ def _skip_unless_responses_are_rewarded(trial: CallTrial) -> DeclaredKeys:
 
 def _with_later_beginnings(batch: SequenceSample) -> SequenceSample:
     """The batch, in which the first half of each response counts as its prompt."""
-    masks = tensor_of(batch, PROMPT_MASK).split(batch.flat_seqlens(PROMPT_MASK))
-    halves = [len(mask) - int((~mask).sum()) // 2 for mask in masks]
-    copy = batch.select(batch.keys)
-    copy.data[PROMPT_MASK] = torch.cat(
-        [mask | (torch.arange(len(mask)) < half) for mask, half in zip(masks, halves, strict=True)]
-    )
-    return copy
+    masks = []
+    for mask in sequences(batch, PROMPT_MASK):
+        half = len(mask) - int((~mask).sum()) // 2
+        masks.append(mask | (torch.arange(len(mask)) < half))
+    return with_tensor(batch, PROMPT_MASK, torch.cat(masks))
 
 
 def _with_other_prompts(batch: SequenceSample) -> SequenceSample:
     """The batch, all tokens of whose prompts are the last token of its first prompt."""
-    copy, mask = batch.select(batch.keys), tensor_of(batch, PROMPT_MASK)
-    tokens = tensor_of(batch, SEQUENCES)
+    mask, tokens = tensor_of(batch, PROMPT_MASK), tensor_of(batch, SEQUENCES)
     first = int(mask.long().argmin()) - 1
-    copy.data[SEQUENCES] = torch.where(mask, tokens[first], tokens)
-    return copy
+    return with_tensor(batch, SEQUENCES, torch.where(mask, tokens[first], tokens))
 
 
 def _longer(answer: str) -> str:
@@ -488,6 +480,11 @@ def _longer(answer: str) -> str:
 def _shorter(answer: str) -> str:
     """The first digit of an answer of several; empty unless it begins with one."""
     return answer[:1] if answer[:1].isdigit() and answer[1:] else ""
+
+
+def _refuse_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cls, method in HELPERS:
+        monkeypatch.setattr(cls, method, _refuse)
 
 
 def _refuse(*args: Any, **settings: Any) -> None:

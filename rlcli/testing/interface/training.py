@@ -53,7 +53,7 @@ class TrainingChecks(InterfaceSubject):
                 raise Violation(
                     f"train_step declares {key}, but does the same without it",
                     "take it out of READS, or read it",
-                    place_of(rehearsal.train_step),
+                    rehearsal.where,
                 )
         undeclared = [
             key for key in KEYS if key not in (*declared.all, *batch.keys, "packed_prompts")
@@ -61,14 +61,12 @@ class TrainingChecks(InterfaceSubject):
         for key in undeclared:
             richer = batch.select(batch.keys)
             richer.update_(make_batch([key], lengths_of(batch)).select([key]))
-            mismatch = difference(rehearsal.result, rehearsal.train(richer))
-            if mismatch:
-                raise Violation(
-                    mismatch.describe("without", f"with the key {key}")
-                    + ", which READS does not name",
-                    f'if that is intended, declare it: "{key} if given"',
-                    place_of(rehearsal.train_step),
-                )
+            rehearsal.demand_same(
+                rehearsal.result,
+                rehearsal.train(richer),
+                ("without", f"with the key {key}, which READS does not name"),
+                f'if that is intended, declare it: "{key} if given"',
+            )
 
     def test_works_with_what_it_declares(self, rehearsal: Rehearsal) -> None:
         """the keys that it declares are enough, without those that it reads if given"""
@@ -90,7 +88,7 @@ class TrainingChecks(InterfaceSubject):
                     f"{type(error).__name__}: {error}"
                 ),
                 "it reads a key that READS does not name",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             ) from error
         _check_finite(rehearsal, outcome)
 
@@ -101,14 +99,14 @@ class TrainingChecks(InterfaceSubject):
             raise Violation(
                 "train_step never calls model.module.train_batch",
                 "give it the loss function and its weight; it runs the model and the optimizer",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
         _check_finite(rehearsal, result)
         if "loss" not in result.stats:
             raise Violation(
                 f"the stats are {', '.join(result.stats) or 'empty'}: there is no loss",
                 "return the stats of train_batch, and add your own",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
 
     def test_the_loss_is_that_of_all_optimizer_steps(self, rehearsal: Rehearsal) -> None:
@@ -123,7 +121,7 @@ class TrainingChecks(InterfaceSubject):
                 f"the loss is {loss:.6g}, those of {len(losses)} optimizer steps are "
                 + ", ".join(f"{of_step:.6g}" for of_step in losses),
                 "report the mean over all of them",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
 
     def test_the_loss_is_a_sum(self, rehearsal: Rehearsal) -> None:
@@ -162,7 +160,7 @@ class TrainingChecks(InterfaceSubject):
                     "step_if refused the step, or the loss weight is 0, on a batch "
                     "sampled from the model itself"
                 ),
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
         heads = {"lm": "head", "value": "value_head"}
         for name in ["embedding", *(heads[head] for head in sorted(engine.heads))]:
@@ -192,7 +190,7 @@ class TrainingChecks(InterfaceSubject):
                         "leave requires_grad and the parameters alone: which are trained "
                         "is the recipe's decision"
                     ),
-                    place_of(rehearsal.train_step),
+                    rehearsal.where,
                 )
 
     def test_masked_tokens_get_no_gradient(self, rehearsal: Rehearsal) -> None:
@@ -258,13 +256,12 @@ class TrainingChecks(InterfaceSubject):
         if not noisy or difference(rehearsal.result, rehearsal.train(together)) is None:
             return
         for key, changed in noisy.items():
-            mismatch = difference(rehearsal.result, rehearsal.train(changed))
-            if mismatch:
-                raise Violation(
-                    mismatch.describe("with one", f"with another {key} at prompt positions"),
-                    "use the mask before any mean, sum or normalisation",
-                    place_of(rehearsal.train_step),
-                )
+            rehearsal.demand_same(
+                rehearsal.result,
+                rehearsal.train(changed),
+                ("with one", f"with another {key} at prompt positions"),
+                "use the mask before any mean, sum or normalisation",
+            )
 
     def test_its_input_stays_as_it_was(self, rehearsal: Rehearsal) -> None:
         """its input stays as it was, with and without keys that it reads if given"""
@@ -275,21 +272,20 @@ class TrainingChecks(InterfaceSubject):
 
     def test_is_deterministic(self, rehearsal: Rehearsal) -> None:
         """the same seed gives the same step, whatever was drawn before"""
-        outcomes = []
-        for seed in (1, 2):
+
+        def trained_after(seed: int) -> TrainingOutcome:
             random.seed(seed)
             torch.manual_seed(seed)
-            outcomes.append(rehearsal.train(rehearsal.batch, spec=MicroBatchSpec(n_mbs=2)))
-        mismatch = difference(outcomes[0], outcomes[1], tolerance=0.0)
-        if mismatch:
-            raise Violation(
-                mismatch.describe("once", "the second time"),
-                (
-                    "it draws from a global random state; seed a generator with "
-                    "stable_seed(model.seed, …)"
-                ),
-                place_of(rehearsal.train_step),
-            )
+            return rehearsal.train(rehearsal.batch, spec=MicroBatchSpec(n_mbs=2))
+
+        first, second = map(trained_after, (1, 2))
+        rehearsal.demand_same(
+            first,
+            second,
+            ("once", "the second time"),
+            "it draws from a global random state; seed a generator with stable_seed(model.seed, …)",
+            tolerance=0.0,
+        )
 
     def test_learning_rate_is_that_of_the_step(self, rehearsal: Rehearsal) -> None:
         """the step determines the learning rate, and is counted once"""
@@ -304,13 +300,13 @@ class TrainingChecks(InterfaceSubject):
                     "leave version_steps out, or pass model.version.global_step "
                     "before anything increments it"
                 ),
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
         if model.version.global_step != 4:
             raise Violation(
                 f"after train_step number 3 the version is {model.version.global_step}",
                 "leave model.version alone: rlcli counts training steps",
-                place_of(rehearsal.train_step),
+                rehearsal.where,
             )
 
     def test_goes_on_from_its_state(self, rehearsal: Rehearsal) -> None:
@@ -328,20 +324,16 @@ class TrainingChecks(InterfaceSubject):
         after = TrainingOutcome(
             dict(stats), weights, state_through_json(resumed), half.model, resumed
         )
-        mismatch = difference(unbroken, after, tolerance=0.0)
-        if mismatch:
-            raise Violation(
-                mismatch.describe("without a break", "after a restart"),
-                (
-                    "state_dict leaves out what train_step changes in the interface, or "
-                    "load_state_dict ignores it"
-                ),
-                place_of(
-                    type(resumed).state_dict
-                    if overrides(resumed, "state_dict")
-                    else rehearsal.train_step
-                ),
-            )
+        keeps_state = overrides(resumed, "state_dict")
+        rehearsal.demand_same(
+            unbroken,
+            after,
+            ("without a break", "after a restart"),
+            "state_dict leaves out what train_step changes in the interface, or "
+            "load_state_dict ignores it",
+            tolerance=0.0,
+            where=place_of(type(resumed).state_dict) if keeps_state else rehearsal.where,
+        )
 
 
 def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
@@ -354,7 +346,7 @@ def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
 def _stays_as_it_was(rehearsal: Rehearsal, batch: SequenceSample) -> None:
     before = frozen_copy(batch)
     rehearsal.train(batch, batch)  # at the second call its state has changed
-    check_untouched(batch, before, place_of(rehearsal.train_step))
+    check_untouched(batch, before, rehearsal.where)
 
 
 def _gradients(rehearsal: Rehearsal) -> tuple[TrainingOutcome, list[TokenGradients]]:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.interface import ModelInterface
+from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
@@ -159,8 +160,8 @@ class Rehearsal:
         return self.train(self.batch)
 
     @property
-    def train_step(self) -> Callable[..., Any]:
-        return type(self.make()).train_step
+    def where(self) -> str:
+        return place_of(type(self.make()).train_step)
 
     def model(
         self,
@@ -191,6 +192,20 @@ class Rehearsal:
     ) -> TrainingOutcome:
         """One step on each batch."""
         return _trained(interface or self.make(), model or self.model(), batches, spec)
+
+    def demand_same(
+        self,
+        first: TrainingOutcome,
+        second: TrainingOutcome,
+        how: tuple[str, str],
+        cause: str,
+        tolerance: float = 1e-6,
+        where: str = "",
+    ) -> None:
+        """Raise Violation if two outcomes differ; `how`: how each of them was made."""
+        mismatch = difference(first, second, tolerance)
+        if mismatch is not None:
+            raise Violation(mismatch.describe(*how), cause, where or self.where)
 
     def train_on_ranks(
         self, batch: SequenceSample, shares: Sequence[Sequence[int]], spec: MicroBatchSpec = WHOLE
@@ -258,11 +273,8 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     ):
         inferred: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
         sampled.update_(inferred.select({*inferred.keys} & {*batch.keys} & {*KEYS}))
-    shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
-        scores = model.module.forward(
-            batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift
-        )
+        scores = outputs_of_actions(model, batch, "logprobs")
         sampled.data["packed_logprobs"] = scores.float()
     if {"packed_logprobs", "old_logprobs"} <= set(batch.keys):
         sampled.data["old_logprobs"] = sampled.data["packed_logprobs"]
@@ -271,6 +283,15 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
         base = sampled.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
         sampled.data[key] = base + 0.2 * (drawn - drawn.mean())
     return sampled
+
+
+def outputs_of_actions(model: Model, batch: SequenceSample, name: str) -> torch.Tensor:
+    """[T - N] an output of the model, such as `logprobs`, for each action."""
+    lengths = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
+    scores: torch.Tensor = model.module.forward(
+        batch, post_hook=lambda output, _: getattr(output, name), output_seqlens=lengths
+    )
+    return scores
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
@@ -383,7 +404,7 @@ def place_of_number(
     """
     call = next(iter(outcome_at_fault.engine.calls), None)
     if call is None:
-        return place_of(rehearsal.train_step)
+        return rehearsal.where
     weights = [
         outcome.stats.get("loss_weight", 0.0)
         for outcome in (outcome_at_fault, compared or outcome_at_fault)
@@ -392,7 +413,7 @@ def place_of_number(
         return place_of_weight(call)
     if name in ("loss", "grad_norm") and set(call.batch.keys) <= set(rehearsal.batch.keys):
         return place_of_loss(call)
-    return place_of(rehearsal.train_step)
+    return rehearsal.where
 
 
 def place_of_difference(

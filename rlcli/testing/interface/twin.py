@@ -11,10 +11,10 @@ import pytest
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.interface import ModelInterface
 from rlcli.registry import make_interface, signature
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
 from rlcli.testing.interface.outputs import gap
-from rlcli.testing.interface.training_trial import Make, Rehearsal, difference
+from rlcli.testing.interface.training_trial import Make, Rehearsal
 
 HOW_TO_DIFFER = (
     "name the arguments with which it does: `neutral = {…}` in its TestContract; if there are "
@@ -53,10 +53,9 @@ class TwinChecks(CallSubject):
         """with neutral arguments it trains as the interface that it was copied from"""
         copy = Rehearsal(make_neutral, rehearsal.batches)
         twin = Rehearsal(make_twin, rehearsal.batches)
-        mismatch = difference(twin.train(rehearsal.batch), copy.train(rehearsal.batch))
-        if mismatch is not None:
-            finding = mismatch.describe(f"with {self.twin}", f"with {self.name}")
-            raise Violation(finding, HOW_TO_DIFFER, place_of(rehearsal.train_step))
+        expected, actual = twin.train(rehearsal.batch), copy.train(rehearsal.batch)
+        how = (f"with {self.twin}", f"with {self.name}")
+        rehearsal.demand_same(expected, actual, how, HOW_TO_DIFFER)
 
     def test_infers_as_its_twin(
         self, make_neutral: Make, make_twin: Make, inferring: CallTrial

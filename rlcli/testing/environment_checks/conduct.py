@@ -8,9 +8,9 @@ import threading
 import time
 from pathlib import Path
 
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract
 from rlcli.testing.environment_checks.plays import Play, Script, attempt
-from rlcli.testing.environment_checks.trial import EnvironmentTrial, demand
+from rlcli.testing.environment_checks.trial import EnvironmentTrial
 from rlcli.testing.process_state import StartedTasks
 
 DESCRIPTORS = Path("/proc/self/fd")
@@ -25,26 +25,23 @@ class ConductChecks(Contract):
         for play in trial.plays:
             finding = f"{play.modified} of an episode is modified"
             cause = "copy it first: the episodes of a group share their row, and calls are recorded"
-            demand(not play.modified, finding, cause, trial.location)
+            trial.demand(not play.modified, finding, cause)
 
     def test_network(self, trial: EnvironmentTrial) -> None:
         """the network is used only if NETWORK is declared"""
         conduct = trial.conduct_of_all()
         hosts = ", ".join(dict.fromkeys(conduct.connections))
-        demand(
+        trial.demand(
             trial.cls.NETWORK or not hosts,
             f"it connects to {hosts}",
             "declare NETWORK: ClassVar[bool] = True, or leave the network alone",
-            trial.location,
         )
 
     def test_files(self, trial: EnvironmentTrial) -> None:
         """files are written in a temporary folder only"""
-        conduct = trial.conduct_of_all()
-        if conduct.writes:
-            finding = f"it writes {conduct.writes[0]}"
-            cause = "use tempfile.TemporaryDirectory, and clean it up in close()"
-            raise Violation(finding, cause, trial.location)
+        writes = trial.conduct_of_all().writes
+        cause = "use tempfile.TemporaryDirectory, and clean it up in close()"
+        trial.demand(not writes, f"it writes {', '.join(writes[:1])}", cause)
 
     def test_process_stays(self, trial: EnvironmentTrial) -> None:
         """settings of the whole process stay as they are"""
@@ -52,7 +49,7 @@ class ConductChecks(Contract):
         changes = ", ".join(dict.fromkeys(conduct.changes))
         finding = f"it changes the whole process: {changes}"
         cause = "many episodes share it: restore it, or give a process of its own to what needs it"
-        demand(not changes, finding, cause, trial.location)
+        trial.demand(not changes, finding, cause)
 
     def test_closes(self, trial: EnvironmentTrial) -> None:
         """close() releases everything, at any time, and may be called again"""
@@ -61,7 +58,7 @@ class ConductChecks(Contract):
                 problem = _closing_problem(trial, script, turns)
                 occasion = "before reset()" if turns is None else f"after {turns} turns"
                 finding = f"closed {occasion}, it {problem}"
-                demand(not problem, finding, RELEASE, trial.line_of("close"))
+                trial.demand(not problem, finding, RELEASE, "close")
 
 
 def _closing_problem(trial: EnvironmentTrial, script: Script, turns: int | None) -> str:

@@ -22,14 +22,12 @@ from rlcli.testing.arguments import (
     demand_effects,
     values_like,
 )
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract
 from rlcli.testing.environment_checks.elsewhere import HASH_SEED, traces_elsewhere
 from rlcli.testing.environment_checks.plays import Play, Script, Trace, difference
 from rlcli.testing.environment_checks.trial import (
     EnvironmentTrial,
-    demand,
     shared_values,
-    with_seed,
 )
 
 SEEDS = range(2, 14)
@@ -46,44 +44,45 @@ class EpisodeChecks(Contract):
         for play in trial.plays:
             again = trial.play(replace(play.script, turns=()))
             change = difference(play.trace[:1], again.trace[:1])
-            demand(not change, f"with the same row and seed, {change}", BY_SEED, _reset(trial))
+            trial.demand(not change, f"with the same row and seed, {change}", BY_SEED, "reset")
 
     def test_seeds_matter(self, trial: EnvironmentTrial) -> None:
         """another seed is another episode, if it draws anything"""
         if not _names(trial.cls) & DRAWING:
             pytest.skip("draws nothing at random")
-        for play in trial.plays:
-            if any(trial.play(with_seed(play.script, s)).trace != play.trace for s in SEEDS):
-                return
+        differ = any(
+            trial.play(replace(play.script, seed=seed)).trace != play.trace
+            for play in trial.plays
+            for seed in SEEDS
+        )
         finding = f"it draws at random, but its episodes are the same for {len(SEEDS) + 1} seeds"
-        raise Violation(finding, "seed random.Random with the seed of reset()", _reset(trial))
+        trial.demand(differ, finding, "seed random.Random with the seed of reset()", "reset")
 
     def test_repeats(self, trial: EnvironmentTrial) -> None:
         """an episode depends on its row, seed and actions alone, if it is REPRODUCIBLE"""
         if not trial.cls.REPRODUCIBLE:
             pytest.skip("is not REPRODUCIBLE")
-        demand(not trial.repeats, f"played again, {trial.repeats}", BY_SEED, trial.location)
+        trial.demand(not trial.repeats, f"played again, {trial.repeats}", BY_SEED)
         traces = traces_elsewhere(trial.name, trial.args, [play.script for play in trial.plays])
         for play, trace in zip(trial.plays, traces, strict=True):
             change = difference(play.trace[1:], trace[1:])
             where = f"in a process with PYTHONHASHSEED={HASH_SEED} and another time"
-            demand(not change, f"{where}, {change}", BY_SEED, trial.location)
+            trial.demand(not change, f"{where}, {change}", BY_SEED)
 
     def test_episodes_share_nothing(self, trial: EnvironmentTrial) -> None:
         """episodes that take turns are as when played alone"""
         _need_repeats(trial)
         change = _shared(trial)
-        demand(not change, f"next to another episode, {change}", OWN_STATE, trial.location)
+        trial.demand(not change, f"next to another episode, {change}", OWN_STATE)
 
     def test_nothing_is_global(self, trial: EnvironmentTrial) -> None:
         """class attributes and globals of the module stay as they are"""
         assert trial.plays is not None  # played since the values were recorded
         for name, text in shared_values(trial.cls):
             before = trial.shared_values.get(name, "missing")
-            if before != text:
-                change = f"{before:.60} → {text:.60}"
-                finding = f"an episode changes {name}, which others share: {change}"
-                raise Violation(finding, OWN_STATE, trial.location)
+            change = f"{before:.60} → {text:.60}"
+            finding = f"an episode changes {name}, which others share: {change}"
+            trial.demand(before == text, finding, OWN_STATE)
 
     def test_threads(self, trial: EnvironmentTrial) -> None:
         """episodes can be played in several threads at once"""
@@ -98,7 +97,7 @@ class EpisodeChecks(Contract):
             for play, trace in zip(trial.plays, thread.traces, strict=True):
                 change = difference(play.trace[1:], trace[1:])
                 cause = "share nothing, and use nothing that works in the main thread only"
-                demand(not change, f"in a thread, {change}", cause, trial.location)
+                trial.demand(not change, f"in a thread, {change}", cause)
 
     def test_ends(self, trial: EnvironmentTrial) -> None:
         """a game ends, if it ENDS"""
@@ -109,13 +108,13 @@ class EpisodeChecks(Contract):
         ends = any(
             getattr(step.value, "done", False) for play in trial.plays for step in play.steps
         )
-        where = trial.line_of("step")
         if trial.cls.ENDS:
             finding = f"none of {len(trial.plays)} episodes is done"
             cause = "return done=True; show turns that end it in EXAMPLES; or declare ENDS = False"
-            demand(ends, finding, cause, where)
+            trial.demand(ends, finding, cause, "step")
         else:
-            demand(not ends, "it is done at last, though ENDS is False", "remove ENDS", where)
+            finding = "it is done at last, though ENDS is False"
+            trial.demand(not ends, finding, "remove ENDS", "step")
 
     def test_observations_are_typed(self, trial: EnvironmentTrial) -> None:
         """step() returns an Observation of a text, a number and a flag"""
@@ -125,7 +124,7 @@ class EpisodeChecks(Contract):
         for value in (result.value for result in results):
             problem = _mistyped(value)
             cause = "return Observation(text, reward, done)"
-            demand(not problem, f"step() returns {problem}", cause, trial.line_of("step"))
+            trial.demand(not problem, f"step() returns {problem}", cause, "step")
 
     def test_rewards_are_numbers(self, trial: EnvironmentTrial) -> None:
         """rewards are finite numbers"""
@@ -134,7 +133,7 @@ class EpisodeChecks(Contract):
                 is_number = isinstance(reward, bool | int | float) and math.isfinite(reward)
                 finding = f"{source} gives the reward {reward!r}"
                 cause = "a reward is a finite int or float; convert numbers of other libraries"
-                demand(is_number, finding, cause, trial.line_of(source[:-2]))
+                trial.demand(is_number, finding, cause, source[:-2])
 
     def test_range_of_rewards(self, trial: EnvironmentTrial) -> None:
         """the reward of an episode, cut off anywhere, is within REWARDS"""
@@ -147,7 +146,7 @@ class EpisodeChecks(Contract):
                 reward = _total(play)
                 finding = f"after {play.turn} turns the reward is {reward:g}"
                 cause = f"REWARDS is ({lowest:g}, {highest:g}), and an episode may be cut off there"
-                demand(not reward < lowest and not reward > highest, finding, cause, trial.location)
+                trial.demand(not reward < lowest and not reward > highest, finding, cause)
 
     def test_score_is_pure(self, trial: EnvironmentTrial) -> None:
         """score() is the same when it is asked again"""
@@ -163,7 +162,7 @@ class EpisodeChecks(Contract):
                 play.end()
             finding = f"score({play.answer!r}) is {first}, and {again} when it is asked again"
             cause = "compute it from the state of the episode, and leave that as it is"
-            demand(first == again, finding, cause, trial.line_of("score"))
+            trial.demand(first == again, finding, cause, "score")
 
     def test_fields_matter(self, trial: EnvironmentTrial) -> None:
         """every field of the rows in EXAMPLES changes an episode"""
@@ -175,10 +174,9 @@ class EpisodeChecks(Contract):
         for name in names:
             changed = ((script, play) for play in trial.plays for script in _changed(play, name))
             are_same = (trial.play(script).trace == play.trace for script, play in changed)
-            if next(are_same, False) and all(are_same):
-                finding = f"episodes are the same whatever is in the field {name} of their rows"
-                cause = f"use {name}, or take it out of EXAMPLES"
-                raise Violation(finding, cause, _reset(trial))
+            is_unused = next(are_same, False) and all(are_same)
+            finding = f"episodes are the same whatever is in the field {name} of their rows"
+            trial.demand(not is_unused, finding, f"use {name}, or take it out of EXAMPLES", "reset")
 
     def test_arguments_matter(self, trial: EnvironmentTrial) -> None:
         """every argument changes an episode, unless NO_EFFECT_ON_NUMBERS names it"""
@@ -230,10 +228,6 @@ def _need_repeats(trial: EnvironmentTrial) -> None:
         pytest.skip("not tried: its episodes differ whenever they are played")
 
 
-def _reset(trial: EnvironmentTrial) -> str:
-    return trial.line_of("reset")
-
-
 def _names(cls: type) -> set[str]:
     """The names that the methods of an environment use."""
     classes = cls.__mro__[: cls.__mro__.index(Environment)]
@@ -259,7 +253,7 @@ def _take_turns(*plays: Play) -> list[Trace]:
 def _shared(trial: EnvironmentTrial) -> str:
     """How episodes differ when they take turns with another one; empty if they do not."""
     for play in trial.plays:
-        neighbour = with_seed(play.script, 2)
+        neighbour = replace(play.script, seed=2)
         alone = trial.play(neighbour).trace
         with trial.watched():
             mixed = _take_turns(*(Play(trial.make(), s) for s in (play.script, neighbour)))
@@ -317,5 +311,5 @@ def _is_accepted(trial: EnvironmentTrial, changes: dict[str, Any]) -> bool:
 
 def _traces(trial: EnvironmentTrial, changes: dict[str, Any]) -> list[Trace]:
     seeds = (1, 2, 3)
-    scripts = [with_seed(script, seed) for script in trial.scripts for seed in seeds]
+    scripts = [replace(script, seed=seed) for script in trial.scripts for seed in seeds]
     return [trial.play(script, **changes).trace for script in scripts]

@@ -12,7 +12,7 @@ from rlcli.api.environment import has_score
 from rlcli.errors import RlcliError
 from rlcli.testing.contract import Contract, Violation, skip_without_arguments
 from rlcli.testing.environment_checks.plays import Script
-from rlcli.testing.environment_checks.trial import EnvironmentTrial, demand
+from rlcli.testing.environment_checks.trial import EnvironmentTrial
 
 SHOW_EPISODES = (
     'show rows and turns that it can be played with: EXAMPLES = ({"row": {…}, "turns": […]},)'
@@ -38,11 +38,10 @@ class PlayableChecks(Contract):
     def test_can_be_played(self, tmp_path: Any) -> None:
         """it can be played with its EXAMPLES"""
         trial = trial_of(type(self), tmp_path)
-        demand(
+        trial.demand(
             trial.is_game or has_score(trial.cls) or bool(trial.schemas),
             f"{trial.cls.__name__} has neither tools nor step() nor score()",
             "a public method is a tool: give it type hints and a docstring",
-            trial.location,
         )
         check_playable(trial)
 
@@ -59,22 +58,21 @@ def check_playable(trial: EnvironmentTrial) -> None:
     assert trial.schemas is not None  # a tool without type hints raises ProjectError
     for example in trial.examples:
         unexpected = example.keys() - {"row", "turns"}
-        demand(
+        trial.demand(
             not unexpected,
             f"an example has {', '.join(sorted(unexpected))} in addition to row and turns",
             SHOW_EPISODES,
-            trial.location,
         )
     for number, script in enumerate(trial.scripts, 1):
         _check_turns(trial, script)
         beginning = trial.play(Script(script.row, ())).beginning
         is_shown = number <= len(trial.examples)
         subject = f"example {number}" if is_shown else f"the row {dict(script.row)}"
-        demand(
+        trial.demand(
             beginning.error is None,
             f"reset() refuses {subject}: {beginning}",
             SHOW_EPISODES,
-            trial.line_of("reset"),
+            "reset",
         )
         _check_beginning(trial, beginning.value)
 
@@ -83,11 +81,11 @@ def _check_beginning(trial: EnvironmentTrial, beginning: Any) -> None:
     are_messages = isinstance(beginning, list) and all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in beginning
     )
-    demand(
+    trial.demand(
         beginning is None or isinstance(beginning, str) or are_messages,
         f"reset() returns a {type(beginning).__name__}, neither a text nor messages",
         "return the user's text, a list of messages, or None for the row's prompt",
-        trial.line_of("reset"),
+        "reset",
     )
 
 
@@ -95,9 +93,8 @@ def _check_turns(trial: EnvironmentTrial, script: Script) -> None:
     """A turn is a text or, with tools, a call of them."""
     for turn in script.turns:
         tools = set(turn) if isinstance(turn, Mapping) else set()
-        demand(
+        trial.demand(
             isinstance(turn, str) or (isinstance(turn, Mapping) and tools <= trial.schemas.keys()),
             f"the turn {turn!r} of an example is neither a text nor a call",
             f"write {{tool: arguments}}; its tools are {', '.join(trial.schemas) or 'none'}",
-            trial.location,
         )

@@ -14,7 +14,7 @@ from rlcli.api.environment import ToolMistake
 from rlcli.api.tool_schema import check_arguments
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.environment_checks.plays import CallResult
-from rlcli.testing.environment_checks.trial import EnvironmentTrial, Probe, demand, is_mistake
+from rlcli.testing.environment_checks.trial import EnvironmentTrial, Probe, is_mistake
 from rlcli.testing.environment_checks.values import MARKS, comes_back
 from rlcli.testing.failures import line_in
 
@@ -39,10 +39,9 @@ class ToolChecks(Contract):
     def test_tools_are_described(self, trial: EnvironmentTrial) -> None:
         """tools have type hints and docstrings, from which their JSON schemas are made"""
         for name, schema in trial.schemas.items():
-            where = trial.line_of(name)
             described = schema["function"]["description"]
             cause = "say in a docstring what it does: the policy reads that"
-            demand(bool(described), f"the tool {name} has no docstring", cause, where)
+            trial.demand(bool(described), f"the tool {name} has no docstring", cause, name)
             properties = schema["function"]["parameters"]["properties"]
             defaults = {
                 key: field["default"] for key, field in properties.items() if "default" in field
@@ -50,7 +49,7 @@ class ToolChecks(Contract):
             optional = {"function": {"parameters": {"properties": properties}}}
             problems = check_arguments(optional, defaults)
             finding = f"a default of {name} does not fit its type: {'; '.join(problems)}"
-            demand(not problems, finding, "the policy reads both in the schema", where)
+            trial.demand(not problems, finding, "the policy reads both in the schema", name)
             json.dumps(schema, allow_nan=False)
 
     def test_schemas_are_what_functions_accept(self, trial: EnvironmentTrial) -> None:
@@ -61,7 +60,7 @@ class ToolChecks(Contract):
                 is_refused = is_mistake(probe.result) or _does_not_bind(probe.result)
                 finding = f"{probe.title} fits its schema, but fails: {probe.result}"
                 cause = "the function must accept what its type hints say"
-                demand(not is_refused, finding, cause, trial.line_of(probe.tool))
+                trial.demand(not is_refused, finding, cause, probe.tool)
 
     def test_wrong_arguments_are_refused(self, trial: EnvironmentTrial) -> None:
         """a call with missing, surplus or mistyped arguments is an observation"""
@@ -70,7 +69,7 @@ class ToolChecks(Contract):
             if probe.kind == "wrong":
                 finding = f"{probe.title} is carried out, or fails with {probe.result!s:.60}"
                 cause = "let nothing but the schema decide what a tool accepts"
-                demand(is_mistake(probe.result), finding, cause, trial.line_of(probe.tool))
+                trial.demand(is_mistake(probe.result), finding, cause, probe.tool)
 
     def test_faults_are_typed(self, trial: EnvironmentTrial) -> None:
         """exceptions say whose fault they are"""
@@ -93,15 +92,13 @@ class ToolChecks(Contract):
         for method, value in _observed(trial):
             is_text = not UNREADABLE.fullmatch(str(value))
             finding = f"{method} returns what reads as {value!s:.60}"
-            demand(
-                is_text, finding, "return what the policy should read, as a text", trial.location
-            )
+            trial.demand(is_text, finding, "return what the policy should read, as a text")
         for probe in trial.probes:
             allowed = LONGEST + len(str(probe.action))
             length = len(str(probe.text))
             finding = f"{probe.title[:80]} returns {length} characters"
             cause = f"cut what is longer than {LONGEST}: all of it would be tokenized"
-            demand(length <= allowed, finding, cause, trial.line_of(probe.tool or "step"))
+            trial.demand(length <= allowed, finding, cause, probe.tool or "step")
 
     def test_texts_come_back(self, trial: EnvironmentTrial) -> None:
         """a text that is repeated comes back as it was, with every character"""
@@ -117,7 +114,7 @@ class ToolChecks(Contract):
                 finding = f"{probe.title} comes back as {observed!r:.120}"
                 cause = "pass texts on as they are: never as a format or in another encoding"
                 is_same = comes_back(between, observed)
-                demand(is_same, finding, cause, trial.line_of(probe.tool or "step"))
+                trial.demand(is_same, finding, cause, probe.tool or "step")
 
 
 def _need_tools(trial: EnvironmentTrial) -> None:

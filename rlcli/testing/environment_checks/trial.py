@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -92,6 +92,11 @@ class EnvironmentTrial:
         """`file:line` of a method; of a tool that is none, that of the method which calls it."""
         tool_calling = inspect.getattr_static(self.cls, "call_tool")
         return place_of(inspect.getattr_static(self.cls, method, tool_calling))
+
+    def demand(self, holds: bool, finding: str, cause: str, method: str = "") -> None:
+        """Raise Violation, for the class or one of its methods, unless something holds."""
+        if not holds:
+            raise Violation(finding, cause, self.line_of(method) if method else self.location)
 
     @property
     def file(self) -> Path:
@@ -241,13 +246,3 @@ def shared_values(cls: type) -> Iterator[tuple[str, str]]:
         for name, value in vars(home).items():
             if isinstance(value, DATA) and not name.startswith("__"):
                 yield f"{prefix}{name}", repr(value)
-
-
-def with_seed(script: Script, seed: int) -> Script:
-    return replace(script, seed=seed)
-
-
-def demand(holds: bool, finding: str, cause: str, where: str) -> None:
-    """Raise Violation unless something holds."""
-    if not holds:
-        raise Violation(finding, cause, where)

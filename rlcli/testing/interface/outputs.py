@@ -182,16 +182,7 @@ def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> N
 def check_numbers(output: SequenceSample, where: str) -> None:
     """Raise Violation for an unexpected dtype, a number that is not finite, or one that carries a
     gradient; for a sum in the metadata that has no count."""
-    for name, pairs in reported_sums(output).items():
-        for id_, pair in pairs.items():
-            is_sum = type(pair) is tuple and [type(number) for number in pair] == [float, int]
-            if not is_sum or not math.isfinite(pair[0]) or pair[1] < 0:
-                finding = f"the sum {name} of sample {id_} is {pair!r}"
-                raise Violation(
-                    finding,
-                    "report (sum, count) as a finite float and an int, for every sample",
-                    where,
-                )
+    _check_sums(output, where)
     for key in output.keys:
         tensor = tensor_of(output, key)
         expected = DTYPES.get(key, torch.float32 if tensor.is_floating_point() else tensor.dtype)
@@ -215,6 +206,18 @@ def check_numbers(output: SequenceSample, where: str) -> None:
                 "log of 0, or 0 / 0",
                 where,
             )
+
+
+def _check_sums(output: SequenceSample, where: str) -> None:
+    for name, pairs in reported_sums(output).items():
+        for id_, pair in pairs.items():
+            is_sum = type(pair) is tuple and [type(number) for number in pair] == [float, int]
+            if not is_sum or not math.isfinite(pair[0]) or pair[1] < 0:
+                raise Violation(
+                    f"the sum {name} of sample {id_} is {pair!r}",
+                    "report (sum, count) as a finite float and an int, for every sample",
+                    where,
+                )
 
 
 def check_empty(empty: SequenceSample, usual: SequenceSample, where: str) -> None:

@@ -227,46 +227,25 @@ class RewardChecks(CallSubject):
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
         """gold answers are accepted, wrong ones rejected"""
-        where = place_of(type(scorer).score_texts)
-        right = _scores(scorer, [gold(answer) for answer in answers], answers)
+        right = _scores(scorer, [*map(gold, answers)], answers)
         nothing = _scores(scorer, [""] * len(answers), answers)
-        refused = [
-            a
-            for a, score, none in zip(answers, right, nothing, strict=True)
-            if not _above(score, none)
-        ]
-        if refused:
-            accepted = f"{len(answers) - len(refused)}/{len(answers)}"
-            finding = (
-                f"gold answers accepted {accepted}: not {gold(refused[0])!r} for {refused[0]!r}"
-            )
-            raise Violation(
-                finding,
-                "compare by value what a response gives as its answer with the row's",
-                where,
-            )
+        are_accepted = map(_above, right, nothing)
+        refused = [answer for answer, yes in zip(answers, are_accepted, strict=True) if not yes]
+        accepted = f"{len(answers) - len(refused)}/{len(answers)}"
+        for answer in refused:
+            finding = f"gold answers accepted {accepted}: not {gold(answer)!r} for {answer!r}"
+            cause = "compare by value what a response gives as its answer with the row's"
+            _demand(scorer, False, finding, cause)
         turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
-        for others in (*turned, [*map(_longer, answers)], [*map(_shorter, answers)]):
-            wrong = _scores(scorer, [gold(answer) for answer in others], answers)
-            believed = [n for n, score in enumerate(wrong) if not _above(right[n], score)]
-            if believed:
-                answer, response = answers[believed[0]], gold(others[believed[0]])
-                finding = (
-                    f"{len(believed)} of {len(answers)} wrong answers earn as much: "
-                    f"{response!r} for {answer!r}"
-                )
-                raise Violation(
-                    finding, "compare with the whole answer, and that of the same row", where
-                )
+        wrong = [*turned, [*map(_longer, answers)], [*map(_shorter, answers)]]
+        for others in wrong:
+            _demand_less_for(scorer, list(map(gold, others)), answers, right)
         texts = [gold(HARD), gold(HARD_TO_REJECT), ""]
         of_hard, of_wrong, of_nothing = _scores(scorer, texts, [HARD] * 3)
-        if _above(of_hard, of_nothing) and not _above(of_hard, of_wrong):
-            finding = f"{texts[1]!r} earns as much as {texts[0]!r} for {HARD!r}"
-            raise Violation(finding, "what cannot be compared is not right", where)
-        record_property(
-            "note",
-            f"{len(answers)}/{len(answers)} and {(len(turned) + 2) * len(answers)} wrong ones",
-        )
+        is_rejected = _above(of_hard, of_wrong) or not _above(of_hard, of_nothing)
+        finding = f"{texts[1]!r} earns as much as {texts[0]!r} for {HARD!r}"
+        _demand(scorer, is_rejected, finding, "what cannot be compared is not right")
+        record_property("note", f"{accepted} and {len(wrong) * len(answers)} wrong ones")
 
     def test_nonsense_earns_nothing_and_breaks_nothing(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
@@ -274,53 +253,48 @@ class RewardChecks(CallSubject):
         """malformed responses break nothing, and earn nothing"""
         answer = answers[0]
         (right,) = _scores(scorer, [gold(answer)], [answer])
-        where = place_of(type(scorer).score_texts)
-        for text, score in zip(
-            NONSENSE, _scores(scorer, NONSENSE, [answer] * len(NONSENSE)), strict=True
-        ):
-            if score is not None and not math.isfinite(score):
-                raise Violation(f"{text[:40]!r} earns {score}", "a reward is a number", where)
-            if score is not None and right is not None and score >= right:
-                raise Violation(
-                    f"{text[:40]!r} earns {score:g}, as much as {gold(answer)!r}",
-                    "accept nothing that is not the answer",
-                    where,
-                )
+        scores = _scores(scorer, NONSENSE, [answer] * len(NONSENSE))
+        for text, score in zip(NONSENSE, scores, strict=True):
+            if score is None:
+                continue
+            finding = f"{text[:40]!r} earns {score:g}"
+            _demand(scorer, math.isfinite(score), finding, "a reward is a number")
+            finding += f", as much as {gold(answer)!r}"
+            is_rejected = right is None or score < right
+            _demand(scorer, is_rejected, finding, "accept nothing that is not the answer")
         record_property("note", f"{len(NONSENSE)}/{len(NONSENSE)}")
 
     def test_one_of_two_answers_counts(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
     ) -> None:
         """a right and a wrong answer are not right in both orders"""
-        where = place_of(type(scorer).score_texts)
         for right, wrong in pairwise((*answers, answers[0])):
             texts = [gold(right), *map("\n".join, permutations((gold(right), gold(wrong))))]
             alone, *together = _scores(scorer, texts, [right] * len(texts))
-            if not any(_above(alone, score) for score in together):
-                raise Violation(
-                    f"{texts[1]!r} and {texts[2]!r} both earn as much as {texts[0]!r}",
-                    "read one of the answers, such as the last: otherwise listing many pays",
-                    where,
-                )
+            _demand(
+                scorer,
+                any(_above(alone, score) for score in together),
+                f"{texts[1]!r} and {texts[2]!r} both earn as much as {texts[0]!r}",
+                "read one of the answers, such as the last: otherwise listing many pays",
+            )
 
     def test_the_distance_of_an_answer_from_the_end_does_not_matter(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
     ) -> None:
         """an answer counts, or does not, whether little or much follows it"""
-        where = place_of(type(scorer).score_texts)
         for answer in answers:
             remarks = [REMARK, REMARK * MANY_REMARKS]
             answered = [f"{gold(answer)}\n{remark}" for remark in remarks]
             scores = _scores(scorer, [*answered, *remarks], [answer] * 4)
             pays_before_one, pays_before_many = map(_above, scores[:2], scores[2:])
-            if pays_before_one != pays_before_many:
-                pays, does_not = (1, MANY_REMARKS) if pays_before_one else (MANY_REMARKS, 1)
-                raise Violation(
-                    f"{gold(answer)!r} pays before {pays} × {REMARK!r}, "
-                    f"but not before {does_not} × that",
-                    "look for the answer in the whole response",
-                    where,
-                )
+            pays, does_not = (1, MANY_REMARKS) if pays_before_one else (MANY_REMARKS, 1)
+            _demand(
+                scorer,
+                pays_before_one == pays_before_many,
+                f"{gold(answer)!r} pays before {pays} × {REMARK!r}, "
+                f"but not before {does_not} × that",
+                "look for the answer in the whole response",
+            )
 
     def test_a_run_gives_what_score_texts_gives(
         self, scorer: ModelInterface, inferring: CallTrial, tokenizer: Any
@@ -331,30 +305,21 @@ class RewardChecks(CallSubject):
         texts = [
             tokenizer.decode(ids[~mask].tolist(), skip_special_tokens=True) for ids, mask in columns
         ]
-        groups = batch.seqlens["packed_input_ids"]
-        rows = [
-            row for row, group in zip(batch.metadata["answer"], groups, strict=True) for _ in group
-        ]
-        pairs = zip(texts, rows, strict=True)
-        scores = [_scores(scorer, [text], [row])[0] for text, row in pairs]
-        rewards = tensor_of(inferring.result, "rewards").tolist()
-        wrong = [
-            n
-            for n, score in enumerate(scores)
-            if score is not None and not math.isclose(score, rewards[n], rel_tol=1e-6)
-        ]
+        groups = zip(batch.metadata["answer"], batch.seqlens[SEQUENCES], strict=True)
+        rows = [row for row, group in groups for _ in group]
+        rewards = tensor_of(inferring.result, REWARDS).tolist()
+        wrong = []
+        for text, row, reward in zip(texts, rows, rewards, strict=True):
+            (score,) = _scores(scorer, [text], [row])
+            if score is not None and not math.isclose(score, reward, rel_tol=1e-6):
+                wrong.append(f"{reward:g}, not {score:g}, for {text!r} where the row says {row!r}")
         if wrong:
-            n = wrong[0]
-            finding = (
-                f"{len(wrong)} of {len(scores)} rewards are not those of "
-                f"score_texts: {rewards[n]:g}, "
-            )
-            finding += f"not {scores[n]:g}, for {texts[n]!r} where the row says {rows[n]!r}"
-            cause = (
+            raise Violation(
+                f"{len(wrong)} of {len(rows)} rewards are not those of score_texts: {wrong[0]}",
                 "score the response alone, without prompt and special tokens, by "
-                "the answer of its own row"
+                "the answer of its own row",
+                inferring.where,
             )
-            raise Violation(finding, cause, inferring.where)
 
     def test_rewards_are_the_same_elsewhere(
         self, scorer: ModelInterface, make: Make, answers: Sequence[str], gold: Gold
@@ -363,26 +328,17 @@ class RewardChecks(CallSubject):
         texts = [*(gold(answer) for answer in answers), "No idea."]
         rows = [*answers, answers[0]]
         here = _scores(scorer, texts, rows)
-        where = place_of(type(scorer).score_texts)
         with ThreadPoolExecutor(1) as thread:
             in_thread = thread.submit(_scores, make(), texts, rows).result()
-        for location, scores in (
-            ("a thread", in_thread),
-            (
-                "a worker process",
-                run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})[0]["scores"],
-            ),
-        ):
-            if scores != here:
-                finding = f"the rewards are {here} here, {scores} in {location}"
-                raise Violation(
-                    finding,
-                    (
-                        "keep no state between calls, and no signals: they "
-                        "work in the main thread only"
-                    ),
-                    where,
-                )
+        (of_process,) = run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})
+        elsewhere = {"a thread": in_thread, "a worker process": of_process["scores"]}
+        for location, scores in elsewhere.items():
+            _demand(
+                scorer,
+                scores == here,
+                f"the rewards are {here} here, {scores} in {location}",
+                "keep no state between calls, and no signals: they work in the main thread only",
+            )
 
 
 def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, float]]:
@@ -495,14 +451,30 @@ def _scores(
     interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]
 ) -> list[float | None]:
     rewards = list(interface.score_texts(list(texts), list(answers)))
-    if len(rewards) != len(texts):
-        where = place_of(type(interface).score_texts)
-        raise Violation(
-            f"score_texts returns {len(rewards)} rewards for {len(texts)} responses",
-            ONE_FOR_EACH,
-            where,
-        )
+    finding = f"score_texts returns {len(rewards)} rewards for {len(texts)} responses"
+    _demand(interface, len(rewards) == len(texts), finding, ONE_FOR_EACH)
     return rewards
+
+
+def _demand(scorer: ModelInterface, holds: bool, finding: str, cause: str) -> None:
+    """Raise Violation, for its `score_texts`, unless something holds."""
+    if not holds:
+        raise Violation(finding, cause, place_of(type(scorer).score_texts))
+
+
+def _demand_less_for(
+    scorer: ModelInterface,
+    texts: Sequence[str],
+    answers: Sequence[str],
+    right: Sequence[float | None],
+) -> None:
+    """Raise Violation if one of the texts, which are wrong, earns as much as the right one."""
+    wrong = _scores(scorer, texts, answers)
+    columns = zip(texts, answers, map(_above, right, wrong), strict=True)
+    believed = [f"{text!r} for {answer!r}" for text, answer, is_less in columns if not is_less]
+    finding = f"{len(believed)} of {len(answers)} wrong answers earn as much: "
+    cause = "compare with the whole answer, and that of the same row"
+    _demand(scorer, not believed, finding + "".join(believed[:1]), cause)
 
 
 def _above(score: float | None, base: float | None) -> bool:

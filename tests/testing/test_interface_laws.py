@@ -25,8 +25,7 @@ from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.advantages import AdvantageChecks
-from rlcli.testing.interface.arguments import inference_batches_for
-from rlcli.testing.interface.inference_trial import CallTrial
+from rlcli.testing.interface.inference_trial import CallTrial, inference_batches_for
 from rlcli.testing.interface.invariants import demand_entropy
 from rlcli.testing.interface.texts import text_batch
 from rlcli.testing.interface.training_trial import Rehearsal, teacher, usual_batches

@@ -17,7 +17,12 @@ from rlcli.api.metrics import declared_metrics
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.actions import trained_actions, with_groups_reversed, with_tensor
+from rlcli.testing.interface.actions import (
+    REFERENCE,
+    trained_actions,
+    with_groups_reversed,
+    with_tensor,
+)
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, usual_batch
 from rlcli.testing.interface.outputs import (
     TOLERANCE,
@@ -34,7 +39,7 @@ NOTHING = 0.05
 """Most that the last bit of a reward may change an advantage by."""
 FACTOR = re.compile("discount|gamma|lambda|decay")
 """In names of arguments by which rewards count less for actions long before them."""
-VALUES, RETURNS, REFERENCE = "values", "returns", "packed_ref_logprobs"
+VALUES, RETURNS = "values", "returns"
 POLICIES = ("packed_logprobs", "proximal_logprobs", REFERENCE)
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS
 from rlcli.errors import RlcliError
@@ -29,7 +28,7 @@ from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.inference_trial import (
     CallSubject,
     CallTrial,
-    batches_with,
+    inference_batches_for,
     usual_batch,
 )
 from rlcli.testing.interface.outputs import gap
@@ -39,7 +38,6 @@ from rlcli.testing.interface.training_trial import (
     Rehearsal,
     TrainingOutcome,
     difference,
-    in_groups,
     overrides,
     state_through_json,
     usual_batches,
@@ -162,16 +160,6 @@ def batches_for(interface: ModelInterface, batches: Batches) -> Batches:
     except ValueError:
         return batches
     return usual
-
-
-def inference_batches_for(interface: ModelInterface, batches: Batches, tokenizer: Any) -> Batches:
-    """Batches with the keys that its inference reads with its arguments, in groups of the required
-    size."""
-    declared = interface.reads("inference") or DeclaredKeys(("packed_input_ids",), ())
-    make_batches = batches_with(declared, batches, len(tokenizer))
-    return lambda lengths=PAIRS, seed=0: make_batches(
-        in_groups(interface, "inference", lengths), seed
-    )
 
 
 def _inference(make: Make, batches: Batches, changes: Changes, tokenizer: Any) -> list[Any]:

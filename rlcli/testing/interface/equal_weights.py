@@ -15,7 +15,7 @@ from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, SEQUENCES
 from rlcli.api.metrics import declared_metrics
 from rlcli.testing.batches import VOCABULARY
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.actions import padded, trained_actions, with_tensor
+from rlcli.testing.interface.actions import REFERENCE, padded, trained_actions, with_tensor
 from rlcli.testing.interface.inference_trial import all_logprobs, with_temperature
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
@@ -26,7 +26,6 @@ from rlcli.testing.interface.training_trial import (
 )
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM
 
-REFERENCE = "packed_ref_logprobs"
 LOGPROBS = ("packed_logprobs", "old_logprobs", "packed_ref_logprobs", "proximal_logprobs")
 TEMPERATURES = (0.5, 1.0, 2.0)
 DISTANCE = re.compile(r"\bKL\b|\bdistance\b")

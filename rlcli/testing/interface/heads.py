@@ -61,21 +61,22 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
             )
         if declared is None:
             example = f'HEAD: ClassVar[Declaration] = {{"{call}": ("{min(used, default="lm")}",)}}'
-            message = f"{call} uses the head {' and '.join(sorted(used))}, but it is not in HEAD"
+            message = f"{call} uses the head {_named(used)}, but it is not in HEAD"
             self.tell_unsaid([Violation(message, example, where)] if used else [], record_property)
             return
         if undeclared := used - {*declared.all}:
-            message = (
-                f"{call} uses the head {' and '.join(sorted(undeclared))}, which HEAD does not name"
-            )
+            message = f"{call} uses the head {_named(undeclared)}, which HEAD does not name"
             raise Violation(
                 message, "name it: a recipe whose model has another head is then refused", where
             )
         if unused := {*declared.needed} - used:
             message = (
-                f"HEAD says that {call} needs the head "
-                f"{' and '.join(sorted(unused))}, which it does not use"
+                f"HEAD says that {call} needs the head {_named(unused)}, which it does not use"
             )
             raise Violation(
                 message, "take it out of HEAD: it makes rlcli refuse recipes that would work", where
             )
+
+
+def _named(heads: set[str]) -> str:
+    return " and ".join(sorted(heads))

@@ -381,11 +381,11 @@ def check_mock(calls: CallTrial) -> None:
 def check_likeness(mock: SequenceSample, calls: CallTrial, where: str) -> None:
     """Raise Violation unless a mock has the keys, lengths and dtypes of the call's result."""
     is_own, real = overrides(calls.interface, "mock"), calls.result
-    if is_own and set(mock.keys) != set(real.keys):
-        finding = (
-            f"the mock has {', '.join(sorted(mock.keys))}, the call {', '.join(sorted(real.keys))}"
-        )
-        raise Violation(finding, "return the same keys", where)
+    for kind in ("keys", "metadata") if is_own else ():
+        mine, expected = (sorted(getattr(sample, kind)) for sample in (mock, real))
+        if mine != expected:
+            finding = f"the mock has the {kind} {', '.join(mine)}, the call {', '.join(expected)}"
+            raise Violation(finding, f"return the same {kind}", where)
     for key in mock.keys:
         form, of_call = _form(mock, key), _form(real, key)
         if is_own and form != of_call:
@@ -402,11 +402,6 @@ def check_likeness(mock: SequenceSample, calls: CallTrial, where: str) -> None:
                 "as many rows as the call",
                 where,
             )
-    if is_own and set(mock.metadata) != set(real.metadata):
-        finding = (
-            f"the mock has the metadata {sorted(mock.metadata)}, the call {sorted(real.metadata)}"
-        )
-        raise Violation(finding, "return the same metadata", where)
 
 
 def _shares(count: int) -> list[list[range]]:

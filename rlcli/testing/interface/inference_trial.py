@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -65,11 +65,11 @@ class CallTrial:
         """The usual batch, which no check changes."""
         self.tokenizer = tokenizer
 
-    @functools.cached_property
+    @cached_property
     def interface(self) -> ModelInterface:
         return self.make()
 
-    @functools.cached_property
+    @cached_property
     def result(self) -> SequenceSample:
         """The result for `batch`, in one micro-batch."""
         return self.run(self.batch)
@@ -279,21 +279,11 @@ class CallSubject(InterfaceSubject):
         """
         interface = make()
         if interface.EXAMPLES:
-            examples = interface.EXAMPLES
-            return lambda lengths=PAIRS, seed=0: _of_examples(tokenizer, examples, lengths, seed)
+            return partial(_of_examples, tokenizer, interface.EXAMPLES)
         if overrides(interface, "score_texts"):
             answers, gold = request.getfixturevalue("answers"), request.getfixturevalue("gold")
-            return lambda lengths=PAIRS, seed=0: _scored_texts(
-                tokenizer, answers, gold, lengths, seed
-            )
-        declared = interface.reads("inference")
-        if declared is None:
-            keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "inference")))
-            declared = DeclaredKeys(tuple(key for key in keys if key != "packed_prompts"), ())
-        make_batches = batches_with(declared, batches, vocabulary=len(tokenizer))
-        return lambda lengths=PAIRS, seed=0: make_batches(
-            in_groups(interface, "inference", lengths), seed
-        )
+            return partial(_scored_texts, tokenizer, answers, gold)
+        return inference_batches_for(interface, batches, tokenizer)
 
     @pytest.fixture
     def prompt_batches(self, make: Make, batches: Batches) -> Batches:
@@ -356,8 +346,21 @@ def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABUL
     return make
 
 
+def inference_batches_for(interface: ModelInterface, batches: Batches, tokenizer: Any) -> Batches:
+    """Makes batches with the keys that its inference reads with its arguments, in groups of the
+    required size."""
+    declared = interface.reads("inference")
+    if declared is None:
+        keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "inference")))
+        declared = DeclaredKeys(tuple(key for key in keys if key != "packed_prompts"), ())
+    make_batches = batches_with(declared, batches, vocabulary=len(tokenizer))
+    return lambda lengths=PAIRS, seed=0: make_batches(
+        in_groups(interface, "inference", lengths), seed
+    )
+
+
 def _scored_texts(
-    tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths, seed: int
+    tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths = PAIRS, seed: int = 0
 ) -> SequenceSample:
     """Alternating correct and wrong responses, and some without an answer, or with one that is not
     marked as such; text in a prompt is never an answer."""
@@ -376,7 +379,7 @@ def _scored_texts(
 
 
 def _of_examples(
-    tokenizer: Any, examples: Sequence[Example], lengths: Lengths, seed: int
+    tokenizer: Any, examples: Sequence[Example], lengths: Lengths = PAIRS, seed: int = 0
 ) -> SequenceSample:
     """Rows of the examples in turn. Of eight responses one is right and one wrong; the others are
     empty, because to judge a text may take long."""

@@ -26,6 +26,7 @@ from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import (
+    REFERENCE,
     per_action,
     trained_actions,
     with_groups_reversed,
@@ -35,7 +36,6 @@ from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, 
 
 SIGNALS = ("rewards", "advantages", "returns")
 """Keys that say how good a response is."""
-REFERENCE = "packed_ref_logprobs"
 ROUNDING = 1e-9
 LEAD = re.compile(r"\bchosen\b.*\b(less|minus)\b.*\brejected\b")
 """The meaning of a number that says how far the chosen sequence is ahead."""

@@ -11,11 +11,16 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, REWARDS
 from rlcli.testing.arguments import Changes, check_variants, run_each
 from rlcli.testing.interface.advantages import AdvantageChecks
-from rlcli.testing.interface.arguments import batches_for, effects_of, inference_batches_for
+from rlcli.testing.interface.arguments import batches_for, effects_of
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, Gold
+from rlcli.testing.interface.inference_trial import (
+    CallSubject,
+    CallTrial,
+    Gold,
+    inference_batches_for,
+)
 from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
 from rlcli.testing.interface.reward import RewardChecks

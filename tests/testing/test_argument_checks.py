@@ -9,7 +9,7 @@ import pytest
 
 from rlcli.api.model import ModelInterface
 from rlcli.ops.packing import action_mask
-from rlcli.testing.arguments import arguments_of
+from rlcli.testing.arguments import Effects, VariedArgument, arguments_of
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.arguments import ArgumentChecks
@@ -118,6 +118,18 @@ class TakesOneChoiceForAnother(Settings):
 
 
 @dataclass(kw_only=True)
+class MattersOnSeveralRanksOnly(Settings):
+    per_rank: bool = False
+
+    def train_step(self, model, data, mb_spec):
+        self.factor = 1.0 / model.module.dp_size if self.per_rank else 1.0
+        return super().train_step(model, data, mb_spec)
+
+    def loss(self, output, batch):
+        return self.factor * super().loss(output, batch)
+
+
+@dataclass(kw_only=True)
 class SaysThatItHasNone(Settings):
     NO_EFFECT_ON_NUMBERS: ClassVar = ("scale",)
 
@@ -133,8 +145,9 @@ def examine(cls):
     check(ArgumentChecks(), lambda **changes: cls(**changes), batches, DigitTokenizer())
 
 
-def test_arguments_that_change_a_result_pass():
-    examine(EveryArgumentUsed)
+@pytest.mark.parametrize("cls", [EveryArgumentUsed, MattersOnSeveralRanksOnly])
+def test_arguments_that_change_a_result_pass(cls):
+    examine(cls)
 
 
 @pytest.mark.parametrize(
@@ -166,3 +179,17 @@ def test_other_values_are_of_the_declared_type():
     assert others["kind"] == ("second",)
     assert None in others["bonus"] or 2.0 in others["bonus"]
     assert all(type(value) is int for value in others["workers"])
+
+
+def test_values_that_differed_by_themselves_are_tried_first_beside_other_choices():
+    results = []
+
+    def result(changes):
+        results.append(changes)
+        return [(changes.get("kind"), changes.get("limit") == 4)]
+
+    limit = VariedArgument("limit", None, (1, 2, 3, 4))
+    kind = VariedArgument("kind", "first", ("second", "third"))
+    effects = Effects([limit, kind], {}, lambda changes: True, result, lambda a, b: a != b)
+    assert not list(effects.ignored(()))
+    assert sum({"limit", "kind"} <= changes.keys() for changes in results) == 4

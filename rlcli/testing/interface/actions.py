@@ -30,10 +30,13 @@ def trained_actions(batch: SequenceSample) -> torch.Tensor | None:
 
 def per_action(batch: SequenceSample, numbers: torch.Tensor) -> torch.Tensor:
     """[T - N]: for each action the number, of [N], of its sequence."""
-    counts = torch.tensor(
-        [length - 1 for length in batch.flat_seqlens(SEQUENCES)], dtype=torch.int64
-    )
+    counts = torch.tensor(action_counts(batch), dtype=torch.int64)
     return torch.repeat_interleave(numbers, counts)
+
+
+def action_counts(batch: SequenceSample) -> list[int]:
+    """[N] the number of actions of each sequence: all of its tokens but the first were chosen."""
+    return [length - 1 for length in batch.flat_seqlens(SEQUENCES)]
 
 
 def with_tensor(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
@@ -69,7 +72,7 @@ def with_noise_elsewhere(
     each key with floating-point numbers per token."""
     lengths = batch.seqlens[SEQUENCES]
     of_actions = [[length - 1 for length in group] for group in lengths]
-    per_sequence = actions.split([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
+    per_sequence = actions.split(action_counts(batch))
     at_tokens = [torch.cat([counted, counted.new_ones(1)]) for counted in per_sequence]
     for key, tensor in batch.data.items():
         if (

@@ -15,6 +15,7 @@ from rlcli.testing.interface.training_trial import (
     Make,
     keys_in_source,
     overrides,
+    place_of_call,
     untried,
 )
 
@@ -63,7 +64,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                         "is given by its number of responses"
                     ),
                     f'NEEDS_GROUP: ClassVar[Declaration] = {{"{call}": ("2",)}}',
-                    place_of(getattr(type(interface), call)),
+                    place_of_call(interface, call),
                 )
 
     def test_its_training_can_be_tried(self, make: Make, batches: Batches) -> None:
@@ -79,7 +80,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
 def _undeclared(interface: ModelInterface, calls: list[str]) -> Iterator[Violation]:
     """What READS and WRITES leave out."""
     for call in calls:
-        where = place_of(getattr(type(interface), call))
+        where = place_of_call(interface, call)
         if interface.reads(call) is None:
             finding = (
                 f"{call} is not in READS: a recipe that forgets one of its keys "

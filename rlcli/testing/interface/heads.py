@@ -8,11 +8,17 @@ import pytest
 
 from rlcli.api.interface import HeadName, ModelInterface
 from rlcli.api.model import call_interface
-from rlcli.testing.contract import Note, Violation, place_of
+from rlcli.testing.contract import Note, Violation
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.interface.call_engine import ModalEngine
 from rlcli.testing.interface.inference_trial import CallTrial
-from rlcli.testing.interface.training_trial import InterfaceSubject, Make, Rehearsal, overrides
+from rlcli.testing.interface.training_trial import (
+    InterfaceSubject,
+    Make,
+    Rehearsal,
+    overrides,
+    place_of_call,
+)
 
 HEAD_NAMES = get_args(HeadName)
 
@@ -51,7 +57,7 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
     ) -> None:
         """Raise Violation unless a call used the head that is declared for it; nothing at all
         declared is a note."""
-        where = place_of(getattr(type(interface), call))
+        where = place_of_call(interface, call)
         declared = interface.heads(call)
         if unknown := set(declared.all if declared else ()) - {*HEAD_NAMES}:
             raise Violation(

@@ -41,6 +41,7 @@ from rlcli.testing.interface.training_trial import (
     in_groups,
     keys_in_source,
     overrides,
+    place_of_call,
 )
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
 from rlcli.testing.tokenizer import byte_tokenizer
@@ -81,7 +82,7 @@ class CallTrial:
 
     @property
     def where(self) -> str:
-        return place_of(getattr(type(self.interface), self.call))
+        return place_of_call(self.interface, self.call)
 
     def model(self, seed: int = 0, ranks: TinyRanks | None = None, rank: int = 0) -> Model:
         judges = self.call in type(self.interface).GENERATES

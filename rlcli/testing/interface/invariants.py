@@ -27,6 +27,7 @@ from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import (
     REFERENCE,
+    action_counts,
     per_action,
     trained_actions,
     with_groups_reversed,
@@ -222,9 +223,9 @@ def _preferring(batch: SequenceSample, by: float) -> SequenceSample:
     if REFERENCE not in batch.keys:
         return batch
     leads = torch.tensor([by, 0.0]).repeat(len(batch.flat_seqlens(SEQUENCES)) // 2)
-    counts = torch.tensor([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
-    policy = batch.data.get("packed_logprobs", torch.zeros(int(counts.sum())))
-    shifts = torch.repeat_interleave(leads / counts, counts)
+    counts = action_counts(batch)
+    policy = batch.data.get("packed_logprobs", torch.zeros(sum(counts)))
+    shifts = per_action(batch, leads / torch.tensor(counts))
     return with_tensor(batch, REFERENCE, policy + shifts)
 
 
@@ -302,5 +303,4 @@ def _scores(rehearsal: Rehearsal, model: Model, batch: SequenceSample) -> torch.
         if trained is None:
             return torch.stack([row[-1] for row in of_states])
         rows = torch.cat([row[:-1] for row in of_states])
-    counts = [length - 1 for length in batch.flat_seqlens(SEQUENCES)]
-    return torch.stack([row.sum() for row in (rows * trained).split(counts)])
+    return torch.stack([row.sum() for row in (rows * trained).split(action_counts(batch))])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.testing.interface.actions import trained_actions
+from rlcli.testing.interface.actions import action_counts, trained_actions
 from rlcli.testing.interface.recording_engine import HEADS, ForwardPass, TrainCall, WatchedEngine
 from rlcli.testing.interface.training_trial import Rehearsal, TrainingOutcome
 from rlcli.testing.tiny_engine import TinyLM
@@ -123,7 +123,7 @@ def token_gradients(batch: SequenceSample, result: TrainingOutcome) -> list[Toke
     if trained is None:
         return []
     lengths = batch.flat_seqlens("packed_input_ids")
-    masks = trained.split([length - 1 for length in lengths])
+    masks = trained.split(action_counts(batch))
     entries: dict[tuple[int, ...], TokenGradients] = {}
     for tokens, mask in zip(batch.data["packed_input_ids"].split(lengths), masks, strict=True):
         entry = entries.setdefault(

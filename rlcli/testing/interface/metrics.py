@@ -11,7 +11,7 @@ from rlcli.api.metrics import ENGINE_METRICS, declared_metrics, metric_for
 from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
-from rlcli.testing.interface.training_trial import Make, Rehearsal
+from rlcli.testing.interface.training_trial import Make, Rehearsal, place_of_call
 
 OF_ENGINES = tuple(name.removeprefix("<role>/") for name in ENGINE_METRICS)
 ROUNDING = 1e-6
@@ -69,7 +69,7 @@ class MetricChecks(DeclaredSubject, CallSubject):
         self, reported: Iterable[str], interface: ModelInterface, call: str, record_property: Note
     ) -> None:
         named = (*declared_metrics(type(interface)), *OF_ENGINES)
-        where = place_of(getattr(type(interface), call))
+        where = place_of_call(interface, call)
         self.tell_unsaid(
             [
                 Violation(

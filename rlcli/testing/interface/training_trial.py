@@ -161,7 +161,7 @@ class Rehearsal:
 
     @property
     def where(self) -> str:
-        return place_of(type(self.make()).train_step)
+        return place_of_call(self.make(), "train_step")
 
     def model(
         self,
@@ -373,6 +373,11 @@ def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
 def overrides(interface: ModelInterface, method: str) -> bool:
     """Whether the interface defines the method itself."""
     return getattr(type(interface), method) is not getattr(ModelInterface, method)
+
+
+def place_of_call(interface: ModelInterface, call: str) -> str:
+    """The line of a method, such as `train_step`."""
+    return place_of(getattr(type(interface), call))
 
 
 def place_of_loss(call: TrainCall) -> str:

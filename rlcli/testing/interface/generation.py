@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -179,35 +180,8 @@ class GenerationChecks(CallSubject):
         interface = sampling.with_settings(max_new_tokens=most, stop_token_ids=(stop,))
         ends = (sampling.tokenizer.eos_token_id, stop)
         for response in sampling.sampled(interface):
-            tokens = response.answer
-            if not 1 <= len(tokens) <= most:
-                finding = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
-                raise Violation(
-                    finding, "count the response alone, its last token included", sampling.where
-                )
-            if any(token in ends for token in tokens[:-1]):
-                finding = (
-                    f"a response continues after its end: {tokens}, where "
-                    f"{' and '.join(map(str, ends))} end it"
-                )
-                raise Violation(finding, "stop at the first token that ends", sampling.where)
-            if response.was_cut_off != (tokens[-1] not in ends):
-                flag = response.was_cut_off
-                finding = (
-                    f"seq_no_eos_mask is {flag} for the response {tokens}, where "
-                    f"{ends[0]} and {ends[1]} are the end tokens"
-                )
-                cause = (
-                    "set it to True for a response that was cut off; one that ended keeps "
-                    "the token that ended it"
-                )
+            for finding, cause in _broken_limits(response, most, ends):
                 raise Violation(finding, cause, sampling.where)
-            if response.was_cut_off and len(tokens) < most:
-                finding = (
-                    f"a response was cut off after {len(tokens)} of {most} tokens, or lost "
-                    "the token that ended it"
-                )
-                raise Violation(finding, "keep the end-of-sequence token, once", sampling.where)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_sampled_logprobs_are_those_of_the_model(
@@ -316,3 +290,31 @@ class GenerationChecks(CallSubject):
                 )
                 cause = "a mock respects max_new_tokens, and ends with an end token unless cut off"
                 raise Violation(finding, cause, sampling.where)
+
+
+def _broken_limits(
+    response: SampledResponse, most: int, ends: tuple[int, int]
+) -> Iterator[tuple[str, str]]:
+    """(finding, cause) for each limit that a response breaks: its length, and the tokens that end
+    it."""
+    tokens, was_cut_off = response.answer, response.was_cut_off
+    if not 1 <= len(tokens) <= most:
+        finding = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
+        yield finding, "count the response alone, its last token included"
+    described = f"{ends[0]} and {ends[1]} are the end tokens"
+    if any(token in ends for token in tokens[:-1]):
+        finding = f"a response continues after its end: {tokens}, where {described}"
+        yield finding, "stop at the first token that ends"
+    if was_cut_off != (tokens[-1] not in ends):
+        finding = f"seq_no_eos_mask is {was_cut_off} for the response {tokens}, where {described}"
+        cause = (
+            "set it to True for a response that was cut off; one that ended keeps "
+            "the token that ended it"
+        )
+        yield finding, cause
+    if was_cut_off and len(tokens) < most:
+        finding = (
+            f"a response was cut off after {len(tokens)} of {most} tokens, or lost "
+            "the token that ended it"
+        )
+        yield finding, "keep the end-of-sequence token, once"

@@ -14,7 +14,7 @@ from typing import Any
 from rlcli.errors import RlcliError, raise_all
 from rlcli.project import is_built_in, search_paths_kept
 from rlcli.recipe.call_keys import with_keys_of_calls
-from rlcli.recipe.components import check_components, signature_of, with_backends
+from rlcli.recipe.components import signature_of
 from rlcli.recipe.files import with_found_files
 from rlcli.recipe.parsing.interpolation import interpolate, referenced_blocks
 from rlcli.recipe.parsing.layers import Layer, collect, find_recipe
@@ -43,8 +43,10 @@ from rlcli.recipe.parsing.tree import (
 )
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.preparation import with_preparation
+from rlcli.recipe.role_backends import with_backends
 from rlcli.recipe.rollouts import as_rollout, with_rollouts
 from rlcli.recipe.schema import FORMAT, SECTIONS, Recipe
+from rlcli.recipe.validation.component_arguments import check_components
 from rlcli.recipe.validation.scratch import check_scratch
 from rlcli.recipe.validation.semantics import check_semantics
 from rlcli.recipe.validation.unresolved import Unresolved

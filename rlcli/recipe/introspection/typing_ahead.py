@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rlcli.errors import RlcliError
 from rlcli.recipe.annotations import fields_of, inside, named_section_of, section_of
-from rlcli.recipe.components import signature_of, with_backends
+from rlcli.recipe.components import signature_of
 from rlcli.recipe.introspection.candidate import Candidate
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import collect, find_recipe, recipe_names
@@ -20,6 +20,7 @@ from rlcli.recipe.parsing.places import GRAPHS, Pattern, component_paths, kind_a
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import null_means, without_removed
 from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, Node, Scalar, at, keys_at
+from rlcli.recipe.role_backends import with_backends
 from rlcli.recipe.schema import Recipe
 from rlcli.registry import names
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlcli.recipe.annotations import annotation_at, fields_of, section_of, stand_in
+from rlcli.recipe.annotations import annotation_at, fields_of, stand_in
 from rlcli.recipe.launch_section import FORMATS
 from rlcli.recipe.parsing.merge import whole_reference
 from rlcli.recipe.parsing.problems import Problems
@@ -20,56 +19,33 @@ from rlcli.recipe.parsing.tree import (
     Entry,
     KeyPath,
     MappingNode,
-    Mark,
     Node,
     Scalar,
     at,
     default_mark,
     dotted,
-    is_null,
     key_mark,
     keys_at,
-    kind_of,
-    leaves,
     nearest,
     node_of,
-    nodes,
     plain,
     with_entry,
     with_value,
     without,
 )
-from rlcli.recipe.schema import SECTIONS
-from rlcli.recipe.suggest import suggest_key
-from rlcli.recipe.synonyms import called_here, translated, word_here
+from rlcli.recipe.validation.checked_section import CheckedSection
+from rlcli.recipe.validation.unknown_keys import foreign_keys, note_foreign, note_unknown
 from rlcli.recipe.validation.unresolved import Unresolved
-from rlcli.spelling import did_you_mean, misspelt, nearest_name
+from rlcli.recipe.validation.value_messages import describe, path_hint
+from rlcli.spelling import did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
-
-TRAINED_ROLE = "actor"
-"""The role that every built-in recipe trains."""
 
 MAX_REPAIRS = 12
 MAX_ERRORS = 200
 """With more errors than this a text is not a recipe with mistakes: the first few are reported,
 nothing is repaired."""
 FEW = 40
-
-_EXPECTED = {
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "string": "text",
-    "dict": "a mapping",
-    "model": "a mapping",
-    "dataclass": "a mapping",
-    "mapping": "a mapping",
-    "list": "a list",
-    "tuple": "a list",
-    "set": "a list",
-    "none": "null",
-}
 
 
 @dataclass(frozen=True)
@@ -98,7 +74,7 @@ def check_against(
     whose arguments these are."""
     top = [*(legal or fields_of(model)), *sorted(blocks)]
     top = top if prefix else ["extends", *top]
-    checker = _Checker(model, problems, unresolved, prefix, top, component)
+    checker = _Checker(model, problems, prefix, top, component, unresolved)
     for _ in range(MAX_REPAIRS):
         tree, errors, value = _validated(model, tree)
         if not errors:
@@ -165,80 +141,26 @@ def _tree_path(error: Any, tree: Node) -> KeyPath:
 
 
 @dataclass
-class _Checker:
+class _Checker(CheckedSection):
     """Reports pydantic's errors in terms of recipes, and removes their causes from the tree."""
 
-    model: type[BaseModel]
-    problems: Problems
     unresolved: Unresolved
-    prefix: KeyPath
-    top: list[str]
-    component: str | None = None
-
-    def add(self, code: str, message: str, path: KeyPath, mark: Mark, **details: Any) -> None:
-        """Report a problem with the keys around a path."""
-        section = str((*self.prefix, *path, "")[0])
-        about = self.component or (section if section in SECTIONS else None)
-        full_path = (*self.prefix, *path)
-        self.problems.add(code, message, mark, about=about, section=full_path, **details)
-
-    @property
-    def roles(self) -> list[str]:
-        """The names of the recipe's roles, if it got that far."""
-        return keys_at(self.problems.written, ("models",))
-
-    @cached_property
-    def words(self) -> dict[str, str]:
-        """Other frameworks' names for arguments of the recipe's interfaces."""
-        from rlcli.recipe.validation.argument_words import argument_words
-
-        return argument_words(self.problems.written)
 
     def note_all(self, by_path: Mapping[KeyPath, Sequence[Any]], tree: MappingNode) -> None:
         """Report what pydantic says about values, by their paths."""
-        if foreign := self.foreign_keys(by_path, tree):
-            self.note_foreign(foreign, tree)
+        if foreign := foreign_keys(self, by_path, tree):
+            note_foreign(self, foreign, tree)
             return
         for path, errors in by_path.items():
             self.note(errors, tree, path)
         self.note_missing([path for path in by_path if _is_missing(by_path[path])], tree)
-
-    def foreign_keys(
-        self, by_path: Mapping[KeyPath, Sequence[Any]], tree: MappingNode
-    ) -> dict[str, str]:
-        """The keys of other tools, with ours for them, in a recipe that has no section of ours that
-        is required, because it extends nothing; empty for any other recipe."""
-        lacks = {
-            path[0] for path, errors in by_path.items() if len(path) == 1 and _is_missing(errors)
-        }
-        required = {name for name, field in self.model.model_fields.items() if field.is_required()}
-        if self.prefix or "extends" in tree.entries or lacks != required - {"name"}:
-            return {}
-        unknown = [str(path[0]) for path in by_path if path[0] not in self.top]
-        ours = {key: translated([key], self.words, [TRAINED_ROLE]) for key in unknown}
-        return {key: name for key, name in ours.items() if name is not None}
-
-    def note_foreign(self, ours: Mapping[str, str], tree: MappingNode) -> None:
-        """Report a recipe in the words of another tool as one problem."""
-        from rlcli.recipe.parsing.layers import whole_recipe_names
-
-        values = [getattr(tree.get(key), "value", None) for key in ours if ours[key] == "extends"]
-        bases = [value for value in values if value in whole_recipe_names()]
-        base = bases[0] if bases else "NAME (rlcli ls lists the recipes)"
-        advice = [f"begin with extends: {base}"]
-        advice += [
-            f"write {name} instead of {key}" for key, name in ours.items() if name != "extends"
-        ]
-        message = f"the recipe extends nothing and has another tool's keys: {', '.join(ours)}"
-        mark = key_mark(tree, (next(iter(ours)),)) or tree.mark
-        self.add("R42", message, (), mark, hint="; ".join(advice))
 
     def note(self, errors: Sequence[Any], tree: MappingNode, path: KeyPath) -> None:
         """Report what pydantic says about the value at a path;
         several errors are the members of one union."""
         error, full_path = errors[0], (*self.prefix, *path)
         if error["type"] == "extra_forbidden":
-            self.note_unknown(tree, path)
+            note_unknown(self, tree, path)
         elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
             self.note_spelling(error, tree, path)
         elif not _is_missing(errors) and not (
@@ -306,85 +228,14 @@ class _Checker:
         names = {str(dropped[len(path)]) for dropped in inner}
         return any(word in names for word in words)
 
-    def note_unknown(self, tree: MappingNode, path: KeyPath) -> None:
-        """Report an unknown key; if a whole section of another framework was pasted, key by key."""
-        from rlcli.recipe.validation.argument_words import advice_on, key_as_argument
-
-        full_path, node = (*self.prefix, *path), at(tree, path)
-        if (advice := advice_on(self.problems.written, str(path[-1]))) is not None:
-            self.note_key("R42", path, tree, advice)
-            return
-        if home := key_as_argument(self.problems.written, full_path[:-1], str(path[-1])):
-            self.note_key("R43", path, tree, f"did you mean {home}?")
-            return
-        if (full_path[0], path[-1]) == ("datasets", "path"):
-            text = getattr(node, "value", None) or "FILE"
-            self.note_key("R43", path, tree, f"to read a file: {_rows_of(full_path[1], text)}")
-            return
-        section = section_of(annotation_at(self.model, path[:-1]))
-        legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
-        foreign = (
-            [inner for inner, _ in leaves(node) if inner] if isinstance(node, MappingNode) else []
-        )
-        meant = {
-            inner: translated(map(str, (*full_path, *inner)), self.words, self.roles)
-            for inner in foreign
-        }
-        homes = self.written_homes(path, key_mark(tree, path))
-        is_call = dotted(("graph", *path)) in homes
-        if any(meant.values()) and not is_call and misspelt(str(path[-1]), legal) is None:
-            for inside, target in meant.items():
-                advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
-                self.note_key("R42", (*path, *inside), tree, advice)
-            return
-        code, hint = suggest_key(
-            str(path[-1]), legal, self.words, full_path[:-1], self.roles, homes
-        )
-        self.note_key(code, path, tree, hint)
-
-    def written_homes(self, path: KeyPath, mark: Mark | None) -> list[str]:
-        """Where else in the recipe a key of that name belongs to an interface, or is written: in a
-        role, a call, or a block's argument. `mark`: the place of this one, from where a reference
-        may have carried it."""
-        from rlcli.recipe.validation.argument_words import argument_homes
-
-        if self.prefix[-2:] == ("interface", "args") and (
-            homes := argument_homes(self.problems.written, str(path[-1]))
-        ):
-            return homes
-        namesakes = (
-            home for home, _ in nodes(self.problems.written) if home and home[-1] == path[-1]
-        )
-        written = [
-            home
-            for home in namesakes
-            if mark is None or key_mark(self.problems.written, home) != mark
-        ]
-        in_sections = [
-            home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)
-        ]
-        in_sections.sort(key=len)
-        return [dotted(home) for home in in_sections if home != (*self.prefix, *path)]
-
-    def note_key(self, code: str, path: KeyPath, tree: MappingNode, hint: str | None) -> None:
-        key = str(path[-1])
-        mark = key_mark(tree, path) or nearest(tree, path).mark
-        name = self.problems.name_at(mark, of_key=True) or dotted((*self.prefix, *path))
-        details: dict[str, Any] = {"hint": hint, "width": len(key), "same": key}
-        self.add(code, f"unknown key {name}", path if path[1:] else (), mark, **details)
-
     def note_value(self, errors: Sequence[Any], tree: MappingNode, path: KeyPath) -> None:
         node, error = at(tree, path), errors[0]
         assert node is not None
         user, written = self.user_of(path), self.problems.name_at(node.mark)
         name = (written if user is None else None) or dotted((*self.prefix, *path)) or "the recipe"
-        code, fault, advice = (
-            _describe(error, node, name)
-            if len(errors) == 1
-            else _describe_union(errors, node, name)
-        )
+        code, fault, advice = describe(errors, node, name)
         if code == "R37" and advice is None and isinstance(node, Scalar):
-            advice = _path_hint((*self.prefix, *path), str(node.value))
+            advice = path_hint((*self.prefix, *path), str(node.value))
         mark = node.mark
         if user is not None and self.problems.has_problem_at(mark):
             return
@@ -441,96 +292,3 @@ def _blamed(error: Any, node: MappingNode) -> str | None:
         return None
     named = re.match(r"\w+", str(error["ctx"]["error"]))
     return named.group() if named and named.group() in node.entries else None
-
-
-def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, str | None]:
-    """Like `_describe`, for a field that may have several types, none of which fits."""
-    words = []
-    for error in errors:
-        if error["type"] == "literal_error":
-            words.append(error["ctx"]["expected"])
-        elif (expected := _EXPECTED.get(error["type"].split("_")[0])) is not None:
-            words.append(expected)
-        else:
-            return _describe(error, node, name)
-    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
-    fault = f"{name} must be {' or '.join(dict.fromkeys(words))}, found {kind_of(node)}{text}"
-    return "R37", fault, None
-
-
-def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
-    """(message id, fault, hint) for a value that does not fit its field."""
-    kind = error["type"]
-    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
-    if kind == "value_error":
-        return "R49", f"{name}: {error['ctx']['error']}", None
-    if kind == "literal_error":
-        legal = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        word = str(node.value) if isinstance(node, Scalar) else ""
-        near = word_here(word, legal) or nearest_name(word, legal)
-        fault = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
-        return "R37", fault, f"did you mean {near}?" if near else None
-    expected = _EXPECTED.get(kind.split("_")[0])
-    if expected is not None and re.search(
-        r"_(type|parsing|from_float|attributes_type|exact_type)$", kind
-    ):
-        if is_null(node):
-            return "R39", f"{name} is required: {expected}, found null", None
-        return (
-            "R37",
-            f"{name} must be {expected}, found {kind_of(node)}{text}",
-            _type_hint(expected, node),
-        )
-    if kind == "string_too_long":
-        length, most = len(str(getattr(node, "value", ""))), error["ctx"]["max_length"]
-        return "R35", f"{name} has {length} characters; it may have at most {most}", None
-    bound = error["msg"].removeprefix("Input should be ")
-    for written, shorter in _BOUNDS.items():
-        bound = bound.replace(written, shorter)
-    is_number = isinstance(node, Scalar) and isinstance(node.value, int | float)
-    value = f" {node.text}" if isinstance(node, Scalar) and is_number else text
-    return "R35", f"{name} is{value or ' ' + kind_of(node)}; it must be {bound}", None
-
-
-_BOUNDS = {
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "less than": "below",
-}
-"""Pydantic's words → ours."""
-
-
-def _rows_of(dataset: str | int, file: str) -> str:
-    """The override with which a dataset reads a file."""
-    return f"'datasets.{dataset}={{type: hf, args: {{path: {file}}}}}'"
-
-
-def _path_hint(path: KeyPath, text: str) -> str | None:
-    """What to write where a role, or the datasets, are given as a single text: probably a path."""
-    if path == ("datasets",):
-        return f"to train on other rows: {_rows_of('train', text)}"
-    if len(path) == 2 and path[0] == "models":
-        return f"to start from other weights: {dotted(path)}.path={text}"
-    return None
-
-
-def _type_hint(expected: str, node: Node) -> str | None:
-    if not isinstance(node, Scalar):
-        return None
-    word = node.text.lower()
-    if word in ("none", "nil", "nothing") or (expected == "a mapping" and node.value is False):
-        return "write null"
-    if expected == "bool":
-        return "only true and false are booleans"
-    if expected == "int" and isinstance(node.value, float) and node.value == int(node.value):
-        return f"write {int(node.value)}"
-    if (
-        expected in ("int", "float")
-        and isinstance(node.value, str)
-        and word.replace("_", "").replace(",", "").isdigit()
-    ):
-        return f"write {word.replace('_', '').replace(',', '')}" + (
-            "" if node.plain else " without quotes"
-        )
-    return None

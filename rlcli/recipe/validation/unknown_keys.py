@@ -1,0 +1,125 @@
+"""Reports keys that a section does not have: misspelt, at another level, or of another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcli.recipe.annotations import annotation_at, fields_of, section_of
+from rlcli.recipe.parsing.layers import whole_recipe_names
+from rlcli.recipe.parsing.tree import (
+    KeyPath,
+    MappingNode,
+    Mark,
+    at,
+    dotted,
+    key_mark,
+    leaves,
+    nearest,
+    nodes,
+)
+from rlcli.recipe.suggest import suggest_key
+from rlcli.recipe.synonyms import called_here, translated
+from rlcli.recipe.validation.argument_words import advice_on, argument_homes, key_as_argument
+from rlcli.recipe.validation.checked_section import CheckedSection
+from rlcli.recipe.validation.value_messages import rows_of
+from rlcli.spelling import misspelt
+
+TRAINED_ROLE = "actor"
+"""The role that every built-in recipe trains."""
+
+
+def foreign_keys(
+    section: CheckedSection, by_path: Mapping[KeyPath, Sequence[Any]], tree: MappingNode
+) -> dict[str, str]:
+    """The keys of other tools, with ours for them, in a recipe that has no section of ours that
+    is required, because it extends nothing; empty for any other recipe."""
+    lacks = {
+        path[0]
+        for path, errors in by_path.items()
+        if len(path) == 1 and errors[0]["type"] == "missing"
+    }
+    required = {name for name, field in section.model.model_fields.items() if field.is_required()}
+    if section.prefix or "extends" in tree.entries or lacks != required - {"name"}:
+        return {}
+    unknown = [str(path[0]) for path in by_path if path[0] not in section.top]
+    ours = {key: translated([key], section.words, [TRAINED_ROLE]) for key in unknown}
+    return {key: name for key, name in ours.items() if name is not None}
+
+
+def note_foreign(section: CheckedSection, ours: Mapping[str, str], tree: MappingNode) -> None:
+    """Report a recipe in the words of another tool as one problem."""
+    values = [getattr(tree.get(key), "value", None) for key in ours if ours[key] == "extends"]
+    bases = [value for value in values if value in whole_recipe_names()]
+    base = bases[0] if bases else "NAME (rlcli ls lists the recipes)"
+    advice = [f"begin with extends: {base}"]
+    advice += [f"write {name} instead of {key}" for key, name in ours.items() if name != "extends"]
+    message = f"the recipe extends nothing and has another tool's keys: {', '.join(ours)}"
+    mark = key_mark(tree, (next(iter(ours)),)) or tree.mark
+    section.add("R42", message, (), mark, hint="; ".join(advice))
+
+
+def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> None:
+    """Report an unknown key; if a whole section of another framework was pasted, key by key."""
+    full_path, node = (*section.prefix, *path), at(tree, path)
+    if (advice := advice_on(section.problems.written, str(path[-1]))) is not None:
+        _note_key(section, "R42", path, tree, advice)
+        return
+    if home := key_as_argument(section.problems.written, full_path[:-1], str(path[-1])):
+        _note_key(section, "R43", path, tree, f"did you mean {home}?")
+        return
+    if (full_path[0], path[-1]) == ("datasets", "path"):
+        text = getattr(node, "value", None) or "FILE"
+        _note_key(section, "R43", path, tree, f"to read a file: {rows_of(full_path[1], text)}")
+        return
+    inner_model = section_of(annotation_at(section.model, path[:-1]))
+    legal = section.top if len(path) == 1 else list(fields_of(inner_model)) if inner_model else []
+    foreign = [inner for inner, _ in leaves(node) if inner] if isinstance(node, MappingNode) else []
+    meant = {
+        inner: translated(map(str, (*full_path, *inner)), section.words, section.roles)
+        for inner in foreign
+    }
+    homes = _written_homes(section, path, key_mark(tree, path))
+    is_call = dotted(("graph", *path)) in homes
+    if any(meant.values()) and not is_call and misspelt(str(path[-1]), legal) is None:
+        for inside, target in meant.items():
+            advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
+            _note_key(section, "R42", (*path, *inside), tree, advice)
+        return
+    code, hint = suggest_key(
+        str(path[-1]), legal, section.words, full_path[:-1], section.roles, homes
+    )
+    _note_key(section, code, path, tree, hint)
+
+
+def _written_homes(section: CheckedSection, path: KeyPath, mark: Mark | None) -> list[str]:
+    """Where else in the recipe a key of that name belongs to an interface, or is written: in a
+    role, a call, or a block's argument. `mark`: the place of this one, from where a reference
+    may have carried it."""
+    if section.prefix[-2:] == ("interface", "args") and (
+        homes := argument_homes(section.problems.written, str(path[-1]))
+    ):
+        return homes
+    namesakes = (
+        home for home, _ in nodes(section.problems.written) if home and home[-1] == path[-1]
+    )
+    written = [
+        home
+        for home in namesakes
+        if mark is None or key_mark(section.problems.written, home) != mark
+    ]
+    in_sections = [
+        home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)
+    ]
+    in_sections.sort(key=len)
+    return [dotted(home) for home in in_sections if home != (*section.prefix, *path)]
+
+
+def _note_key(
+    section: CheckedSection, code: str, path: KeyPath, tree: MappingNode, hint: str | None
+) -> None:
+    key = str(path[-1])
+    mark = key_mark(tree, path) or nearest(tree, path).mark
+    name = section.problems.name_at(mark, of_key=True) or dotted((*section.prefix, *path))
+    details: dict[str, Any] = {"hint": hint, "width": len(key), "same": key}
+    section.add(code, f"unknown key {name}", path if path[1:] else (), mark, **details)

@@ -1,0 +1,129 @@
+"""Words for values that do not fit their fields, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, dotted, is_null, kind_of
+from rlcli.recipe.synonyms import word_here
+from rlcli.spelling import nearest_name
+
+_EXPECTED = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "string": "text",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "dataclass": "a mapping",
+    "mapping": "a mapping",
+    "list": "a list",
+    "tuple": "a list",
+    "set": "a list",
+    "none": "null",
+}
+
+
+_BOUNDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+"""Pydantic's words → ours."""
+
+
+def describe(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, str | None]:
+    """(message id, fault, hint) for a value that does not fit its field; several errors are those
+    of the types that the field may have."""
+    return (
+        _describe(errors[0], node, name)
+        if len(errors) == 1
+        else _describe_union(errors, node, name)
+    )
+
+
+def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, str | None]:
+    """Like `_describe`, for a field that may have several types, none of which fits."""
+    words = []
+    for error in errors:
+        if error["type"] == "literal_error":
+            words.append(error["ctx"]["expected"])
+        elif (expected := _EXPECTED.get(error["type"].split("_")[0])) is not None:
+            words.append(expected)
+        else:
+            return _describe(error, node, name)
+    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
+    fault = f"{name} must be {' or '.join(dict.fromkeys(words))}, found {kind_of(node)}{text}"
+    return "R37", fault, None
+
+
+def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
+    """(message id, fault, hint) for a value that does not fit its field."""
+    kind = error["type"]
+    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
+    if kind == "value_error":
+        return "R49", f"{name}: {error['ctx']['error']}", None
+    if kind == "literal_error":
+        legal = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        word = str(node.value) if isinstance(node, Scalar) else ""
+        near = word_here(word, legal) or nearest_name(word, legal)
+        fault = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
+        return "R37", fault, f"did you mean {near}?" if near else None
+    expected = _EXPECTED.get(kind.split("_")[0])
+    if expected is not None and re.search(
+        r"_(type|parsing|from_float|attributes_type|exact_type)$", kind
+    ):
+        if is_null(node):
+            return "R39", f"{name} is required: {expected}, found null", None
+        return (
+            "R37",
+            f"{name} must be {expected}, found {kind_of(node)}{text}",
+            _type_hint(expected, node),
+        )
+    if kind == "string_too_long":
+        length, most = len(str(getattr(node, "value", ""))), error["ctx"]["max_length"]
+        return "R35", f"{name} has {length} characters; it may have at most {most}", None
+    bound = error["msg"].removeprefix("Input should be ")
+    for written, shorter in _BOUNDS.items():
+        bound = bound.replace(written, shorter)
+    is_number = isinstance(node, Scalar) and isinstance(node.value, int | float)
+    value = f" {node.text}" if isinstance(node, Scalar) and is_number else text
+    return "R35", f"{name} is{value or ' ' + kind_of(node)}; it must be {bound}", None
+
+
+def _type_hint(expected: str, node: Node) -> str | None:
+    if not isinstance(node, Scalar):
+        return None
+    word = node.text.lower()
+    if word in ("none", "nil", "nothing") or (expected == "a mapping" and node.value is False):
+        return "write null"
+    if expected == "bool":
+        return "only true and false are booleans"
+    if expected == "int" and isinstance(node.value, float) and node.value == int(node.value):
+        return f"write {int(node.value)}"
+    if (
+        expected in ("int", "float")
+        and isinstance(node.value, str)
+        and word.replace("_", "").replace(",", "").isdigit()
+    ):
+        return f"write {word.replace('_', '').replace(',', '')}" + (
+            "" if node.plain else " without quotes"
+        )
+    return None
+
+
+def path_hint(path: KeyPath, text: str) -> str | None:
+    """What to write where a role, or the datasets, are given as a single text: probably a path."""
+    if path == ("datasets",):
+        return f"to train on other rows: {rows_of('train', text)}"
+    if len(path) == 2 and path[0] == "models":
+        return f"to start from other weights: {dotted(path)}.path={text}"
+    return None
+
+
+def rows_of(dataset: str | int, file: str) -> str:
+    """The override with which a dataset reads a file."""
+    return f"'datasets.{dataset}={{type: hf, args: {{path: {file}}}}}'"

@@ -18,7 +18,8 @@ from rlcli.launch.world import write_for_workers
 from rlcli.messaging.messages import RESTARTED
 
 if TYPE_CHECKING:
-    from rlcli.messaging.transport import InlineTransport, Transport
+    from rlcli.messaging.inline_transport import InlineTransport
+    from rlcli.messaging.transport import Transport
     from rlcli.recipe.schema import Recipe
     from rlcli.topology import Topology
     from rlcli.topology.groups import Group
@@ -33,7 +34,7 @@ class InlineLauncher:
     def start(self, groups: Sequence[Group], run_dir: Path) -> InlineRunning:
         import torch
 
-        from rlcli.messaging.transport import InlineTransport
+        from rlcli.messaging.inline_transport import InlineTransport
         from rlcli.runtime.roles import pick_device
         from rlcli.runtime.worker import ModelWorker
 

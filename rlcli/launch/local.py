@@ -24,7 +24,7 @@ from rlcli.runtime.worker_main import MEETING
 from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
-    from rlcli.messaging.transport import ZmqMaster
+    from rlcli.messaging.zmq_master import ZmqMaster
     from rlcli.recipe.schema import Recipe
 
 

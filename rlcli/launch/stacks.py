@@ -17,7 +17,7 @@ whichever thread handled the signal."""
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 COLLECTIVE = re.compile(r"/torch/distributed/|/torch/_dynamo/|/deepspeed/comm/")
 """Files in which a rank waits for others."""
-IDLE = re.compile(r"/rlcli/runtime/(transport|worker_main)\.py$")
+IDLE = re.compile(r"/rlcli/(messaging/zmq_worker|runtime/worker_main)\.py$")
 """Files in which a rank waits for the master."""
 INNERMOST = 8
 """Number of innermost frames that show what a rank is doing."""

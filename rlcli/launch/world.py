@@ -68,7 +68,7 @@ class World:
         here; `agent_exit`: the exit code of a node's agent, as far as its launcher knows it; it may
         raise an error about the node. `host_of`: the name of a node's machine, where its launcher
         has one; otherwise it is what its agent reports."""
-        from rlcli.messaging.transport import ZmqMaster
+        from rlcli.messaging.zmq_master import ZmqMaster
 
         self._ranks, self._logs = ranks, run_dir / "logs"
         self._agent_exit, self._host_of = agent_exit, host_of

@@ -39,7 +39,8 @@ from rlcli.messaging.messages import (
     logged_failure,
     report_warnings,
 )
-from rlcli.messaging.transport import ZmqMaster, ZmqWorker
+from rlcli.messaging.zmq_master import ZmqMaster
+from rlcli.messaging.zmq_worker import ZmqWorker
 from rlcli.processes import ended_how, keep_private
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe

@@ -20,7 +20,7 @@ from rlcli.processes import die_with_parent, keep_private
 if TYPE_CHECKING:
     from rlcli.messaging.messages import FailureOf, Tell
     from rlcli.messaging.store import RunStore
-    from rlcli.messaging.transport import ZmqWorker
+    from rlcli.messaging.zmq_worker import ZmqWorker
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
     from rlcli.runtime.worker import ModelWorker
@@ -62,7 +62,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     from rlcli.messaging.control import Control
     from rlcli.messaging.messages import logged_failure, report_warnings
     from rlcli.messaging.store import RunStore
-    from rlcli.messaging.transport import ZmqWorker
+    from rlcli.messaging.zmq_worker import ZmqWorker
 
     failure = logged_failure(f"rank {rank} pid {os.getpid()}")
     link = ZmqWorker(_meeting(), rank, int(os.environ[NODE]))
@@ -89,7 +89,7 @@ def _answer_requests(
 ) -> None:
     """Answer the master until it shuts this rank down; each lane has a thread."""
     from rlcli.messaging.messages import END_LANE
-    from rlcli.messaging.transport import ZmqWorker
+    from rlcli.messaging.zmq_worker import ZmqWorker
     from rlcli.topology.groups import MOVES, lanes_of, pausing_roles, responses_name
 
     def serve_lane(lane: str) -> None:

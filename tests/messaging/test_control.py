@@ -11,7 +11,7 @@ import pytest
 from rlcli.errors import ResourceError
 from rlcli.launch.meeting import meeting_folder
 from rlcli.messaging import transport
-from rlcli.messaging.transport import ZmqMaster
+from rlcli.messaging.zmq_master import ZmqMaster
 from rlcli.open_files import (
     HIGHEST,
     OF_A_PROCESS,

@@ -14,7 +14,8 @@ from rlcli.messaging import pulse
 from rlcli.messaging.control import CONTROL_FILE, Control
 from rlcli.messaging.messages import Failure, Reply, Request
 from rlcli.messaging.pulse import END, Pulse
-from rlcli.messaging.transport import ZmqMaster, ZmqWorker
+from rlcli.messaging.zmq_master import ZmqMaster
+from rlcli.messaging.zmq_worker import ZmqWorker
 
 BEAT = 0.1
 

@@ -14,7 +14,7 @@ from rlcli.launch.meeting import meeting_folder
 from rlcli.messaging.control import Control
 from rlcli.messaging.messages import Reply, Request, pack, unpack
 from rlcli.messaging.store import RunStore
-from rlcli.messaging.transport import ZmqMaster
+from rlcli.messaging.zmq_master import ZmqMaster
 
 
 @pytest.fixture(params=[None, "127.0.0.1"], ids=["one node", "several"])

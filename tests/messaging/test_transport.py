@@ -14,8 +14,10 @@ from rlcli import errors, processes
 from rlcli.launch.meeting import meeting_folder
 from rlcli.messaging import control, messages, pulse, transport
 from rlcli.messaging.control import Control
+from rlcli.messaging.inline_transport import InlineTransport
 from rlcli.messaging.messages import HELLO, Failure, ProtocolError, Reply, Report, Request, pack
-from rlcli.messaging.transport import InlineTransport, ZmqMaster, ZmqWorker
+from rlcli.messaging.zmq_master import ZmqMaster
+from rlcli.messaging.zmq_worker import ZmqWorker
 
 
 class Ranks:

@@ -16,7 +16,7 @@ from rlcli.messaging.control import Control
 BUSY_MASTER = """
 import sys
 from pathlib import Path
-from rlcli.messaging.transport import ZmqMaster
+from rlcli.messaging.zmq_master import ZmqMaster
 
 ZmqMaster(Path(sys.argv[1]), 1, lambda patience: None, *sys.argv[2:])
 print("up", flush=True)

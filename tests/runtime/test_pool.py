@@ -10,7 +10,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, WorkerError
 from rlcli.messaging import transport
 from rlcli.messaging.messages import Failure
-from rlcli.messaging.transport import ZmqWorker
+from rlcli.messaging.zmq_worker import ZmqWorker
 from rlcli.runtime.pool import RUN, PoolProcess, packed, unpacked
 from rlcli.topology.groups import GIVEN_UP
 

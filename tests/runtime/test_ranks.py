@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import DataError, HangError
+from rlcli.messaging.inline_transport import InlineTransport
 from rlcli.messaging.messages import Failure, Reply, Report
-from rlcli.messaging.transport import InlineTransport
 from rlcli.runtime.ranks import Ranks, Turns
 
 

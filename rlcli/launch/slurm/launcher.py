@@ -30,7 +30,7 @@ from rlcli.project import current_project
 from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
-    from rlcli.messaging.transport import ZmqMaster
+    from rlcli.messaging.zmq_master import ZmqMaster
     from rlcli.recipe.launch_section import Container
     from rlcli.recipe.schema import Recipe
 

@@ -10,14 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rlcli.api.timing import recorded
-from rlcli.messaging.messages import (
-    FailureOf,
-    Handle,
-    Listener,
-    Reply,
-    Report,
-    Request,
-)
+from rlcli.messaging.messages import FailureOf, Handle, Listener, Reply, Report, Request
 
 CHECK_SECONDS = 1.0
 """Seconds between two checks that all of the run's processes are alive."""

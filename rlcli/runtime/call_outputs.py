@@ -10,8 +10,66 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef
-from rlcli.api.output_checks import Origin, checked_output, read_drops, read_number
-from rlcli.observe.responses import Moments
+from rlcli.api.key_meaning import UNPLAYED
+from rlcli.api.output_checks import (
+    Origin,
+    checked_output,
+    read_drops,
+    read_number,
+    read_reasons,
+    read_segments,
+)
+from rlcli.errors import UsageError
+from rlcli.messaging.messages import Fields
+from rlcli.observe.responses import Moments, scores_of
+
+NO_OUTPUT: Fields = {
+    "batch": None,
+    "stats": {},
+    "scores": {},
+    "counts": {},
+    "dropped": {},
+    "reasons": {},
+    "segments": {},
+}
+"""Empty reports for what calls of other kinds report: a description of its outputs, its statistics,
+moments of the scores in its outputs and of the numbers that it counted, the samples that it drops,
+each with the reason, why responses have their rewards, and the segments of responses."""
+
+
+def accept_output(
+    mfc: MFCDef,
+    data: SequenceSample,
+    returned: Any,
+    origin: Origin,
+    device: torch.device,
+    evaluates: bool,
+) -> tuple[SequenceSample, Fields]:
+    """What a call returned for `data`, with the graph's names for its keys, and what is reported of
+    it to the master. Raises UsageError if it is not usable."""
+    output, counts, dropped = read_output(mfc, data, returned, origin, device)
+    names = output_names(mfc)
+    if missing := [key for key in names if key not in output.keys]:
+        component = mfc.interface_impl.type_
+        raise UsageError(
+            f"{component} did not produce {', '.join(missing)}, which call {mfc.name} promises",
+            hint="correct the WRITES of its class, or the call's outputs",
+            code="R71",
+        )
+    reported = {
+        "reasons": read_reasons(output, origin),
+        "segments": read_segments(output, origin),
+    }
+    sums, output.metadata = read_sums(output.metadata), {}
+    output.remap_keys_(names)
+    moments = _moments(_played(output, dropped), names, evaluates)
+    return output, {
+        "batch": output.meta().as_json(),
+        "scores": moments | sums,
+        "counts": counts,
+        "dropped": dropped,
+        **reported,
+    }
 
 
 def output_names(mfc: MFCDef) -> dict[str, str]:
@@ -59,3 +117,17 @@ def measured_by(engine: Any) -> dict[str, Moments]:
 
 def _is_sum(value: Any) -> bool:
     return type(value) is tuple and [type(number) for number in value] == [float, int]
+
+
+def _moments(
+    output: SequenceSample, names: Mapping[str, str], evaluates: bool
+) -> dict[str, Moments]:
+    """The scores in a call's outputs, as `scores_of`."""
+    scores = scores_of(output, names, evaluates=evaluates)
+    return {name: Moments.of(numbers) for name, numbers in scores.items()}
+
+
+def _played(output: SequenceSample, dropped: Mapping[str, str]) -> SequenceSample:
+    """The samples whose environments have not failed: the others have no scores."""
+    rows = [row for row, id_ in enumerate(output.ids) if dropped.get(str(id_)) != UNPLAYED]
+    return output if len(rows) == output.bs else output.select_indices(rows)

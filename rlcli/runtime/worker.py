@@ -3,35 +3,21 @@ produced."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelVersion
-from rlcli.api.data import DatasetUtility, SequenceSample
+from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
 from rlcli.api.headway import heard_by
-from rlcli.api.key_meaning import ATTEMPT, UNPLAYED
 from rlcli.api.model import Model, ModelBackend, call_interface
-from rlcli.api.output_checks import (
-    Origin,
-    read_reasons,
-    read_segments,
-    read_stats,
-    versions,
-    warn_of_changes,
-)
+from rlcli.api.output_checks import Origin, read_stats, versions, warn_of_changes
 from rlcli.api.timing import apart
-from rlcli.checkpoint.commit import seal
-from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.rank_files import (
     bytes_to_save,
     copy_roles,
@@ -41,64 +27,34 @@ from rlcli.checkpoint.rank_files import (
     write_roles,
     write_samples,
 )
-from rlcli.checkpoint.verify import damaged_files
-from rlcli.disk_errors import disk_failure, explain_disk_errors
-from rlcli.errors import UsageError
+from rlcli.disk_errors import explain_disk_errors
 from rlcli.garbage import collect_as_usual, keep_freed_memory
-from rlcli.messaging.messages import (
-    END_LANE,
-    LAST_REQUEST,
-    WRITTEN,
-    Failure,
-    Fields,
-    Request,
-    Tell,
-)
-from rlcli.observe.responses import Moments, describe_samples, scores_of
+from rlcli.messaging.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
+from rlcli.observe.responses import describe_samples
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.measured import Choice, with_choices
-from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
+from rlcli.recipe.role_sources import mirrored_roles, stored_roles
 from rlcli.recipe.schema import Recipe
 from rlcli.registry.faults import attribute_user_errors, origin_of_call
-from rlcli.runtime.call_outputs import measured_by, output_names, read_output, read_sums
+from rlcli.runtime.call_outputs import NO_OUTPUT, accept_output, measured_by
 from rlcli.runtime.data_lane import SampleStore
-from rlcli.runtime.data_order import (
-    StreamRows,
-    by_number,
-    dataset_of,
-    described_rows,
-    location_of_sample,
-    read_row,
-    row_of,
-)
 from rlcli.runtime.pausing import PausingEngine, pausing_engines
 from rlcli.runtime.performance import CallPerformance, work_of
 from rlcli.runtime.pool import PoolProcess, connect_pools
+from rlcli.runtime.rank_checkpoints import verify_share, write_and_report
 from rlcli.runtime.rank_counts import CountReporter
+from rlcli.runtime.rank_datasets import RankDatasets
 from rlcli.runtime.roles import (
     Interfaces,
     Meshes,
     build_roles,
     describe_role,
-    role_tokenizer,
     seed_global_streams,
     wait_for_device,
 )
 from rlcli.runtime.weight_flow import WeightCopies
 from rlcli.topology import Topology
 
-NO_OUTPUT: Fields = {
-    "batch": None,
-    "stats": {},
-    "scores": {},
-    "counts": {},
-    "dropped": {},
-    "reasons": {},
-    "segments": {},
-}
-"""Empty reports for what calls of other kinds report: a description of its outputs, its statistics,
-moments of the scores in its outputs and of the numbers that it counted, the samples that it drops,
-each with the reason, why responses have their rewards, and the segments of responses."""
 OFFLOAD = "offload"
 """Kind of a span: weights go to the memory of the host."""
 OPERATIONS = frozenset({
@@ -139,10 +95,8 @@ class ModelWorker:
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
-        self.datasets: dict[str, Any] = {}
+        self.datasets = RankDatasets(recipe, topology, rank)
         self._copies = WeightCopies(self.calls.values(), topology, rank, device)
-        self._tokenizer: Any = None
-        """Tokenizer of the datasets."""
         self._interfaces = Interfaces(training, evaluating)
         self._origins: dict[str, Origin] = {}
         """Call → the component at fault if it returns something unusable."""
@@ -163,25 +117,7 @@ class ModelWorker:
     def open_datasets(self) -> Fields:
         """Open the datasets whose rows this rank loads. Rank 0 opens every dataset in use; it
         returns their row counts and digests."""
-        self._tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
-        described = self.recipe.described_datasets
-        util = DatasetUtility(self.recipe.seed, 0, 1, self._tokenizer, described)
-        for name in self.recipe.used_datasets:
-            if self.rank == 0 or self._takes_rows(name):
-                self.datasets[name] = registry.make_dataset(
-                    described[name], replace(util, name=name)
-                )
-        answer = described_rows(self.datasets) if self.rank == 0 else {}
-        self.datasets = {name: by_number(dataset, name) for name, dataset in self.datasets.items()}
-        return answer
-
-    def _takes_rows(self, dataset: str) -> bool:
-        """Rows go to the ranks of the first call of a graph."""
-        recipe, train = self.recipe, self.recipe.train
-        graphs = [train_graph(recipe)] if dataset == train.dataset else []
-        graphs += [eval_graph(recipe)] if dataset == train.eval.dataset else []
-        readers = [self.topology.placement(graph[0].model_name) for graph in graphs]
-        return any(self.rank in placement.ranks for placement in readers)
+        return self.datasets.open()
 
     def measure(self, roles: Sequence[str]) -> Fields:
         """For those of `roles` that this rank holds, what their backends measure."""
@@ -222,22 +158,8 @@ class ModelWorker:
         """Load rows, given as (id, row, attempt); returns their description and the dataset's ids.
         If a stream ended before some of them, also returns which are missing and how many rows it
         has."""
-        source, samples, names = self.datasets[dataset], [], {}
-        for id_, row, attempt in rows:
-            read = read_row(source, dataset, id_, row)
-            if read is not None:
-                sample = read.to(self.device)  # does not share the dataset's lists
-                names[id_] = str(sample.ids[0])
-                sample.ids = [id_]
-                sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
-                samples.append(sample)
-        missing = [id_ for id_, *_ in rows if id_ not in names]
-        return {
-            **self._store(samples),
-            "names": names,
-            "missing": missing,
-            "length": getattr(source, "length", None),
-        }
+        samples, described = self.datasets.load(dataset, rows, self.device)
+        return {**self._store(samples), **described}
 
     def clear(self, ids: Sequence[str]) -> Fields:
         self.samples.forget(ids)
@@ -329,38 +251,12 @@ class ModelWorker:
         else:
             returned = run(data, mfc.mb_spec)
         warn_of_changes(mfc.name, data, before)
-        answer = self._take_in(mfc, data, returned, origin)
+        evaluates = mfc.name in self._interfaces.evaluating
+        output, answer = accept_output(mfc, data, returned, origin, self.device, evaluates)
+        self.samples.add(output)
         if mfc.interface_type is ModelInterfaceType.GENERATE:
             answer["scores"] |= measured_by(model.module)
         return answer
-
-    def _take_in(self, mfc: MFCDef, data: SequenceSample, returned: Any, origin: Origin) -> Fields:
-        """Check, measure and store what a call returned for `data`; returns its description."""
-        output, counts, dropped = read_output(mfc, data, returned, origin, self.device)
-        names = output_names(mfc)
-        if missing := [key for key in names if key not in output.keys]:
-            component = mfc.interface_impl.type_
-            raise UsageError(
-                f"{component} did not produce {', '.join(missing)}, which call {mfc.name} promises",
-                hint="correct the WRITES of its class, or the call's outputs",
-                code="R71",
-            )
-        reported = {
-            "reasons": read_reasons(output, origin),
-            "segments": read_segments(output, origin),
-        }
-        sums, output.metadata = read_sums(output.metadata), {}
-        output.remap_keys_(names)
-        self.samples.add(output)
-        evaluates = mfc.name in self._interfaces.evaluating
-        moments = _moments(_played(output, dropped), names, evaluates)
-        return {
-            "batch": output.meta().as_json(),
-            "scores": moments | sums,
-            "counts": counts,
-            "dropped": dropped,
-            **reported,
-        }
 
     def _origin(self, mfc: MFCDef) -> Origin:
         if mfc.name not in self._origins:
@@ -369,18 +265,9 @@ class ModelWorker:
             section = self.recipe.models[mfc.model_name].backend
             backend = section.type if section is not None else None
             self._origins[mfc.name] = origin_of_call(
-                mfc, backend, interface, has_model, self._describe_sample
+                mfc, backend, interface, has_model, self.datasets.name_of_sample
             )
         return self._origins[mfc.name]
-
-    def _describe_sample(self, id_: Any) -> str:
-        """`row-17 (row 17 of dataset train)`: the dataset's name for a sample,
-        and its position there."""
-        location = location_of_sample(self.recipe, str(id_))
-        source = self.datasets.get(dataset_of(self.recipe, str(id_)))
-        if source is None or isinstance(source, StreamRows):
-            return location
-        return f"{source[row_of(str(id_))[1]].ids[0]} ({location})"
 
     def copy_weights(self, after: str) -> Fields:
         """Take part in the copy after a call: on all ranks of the call's role and of the role that
@@ -402,7 +289,7 @@ class ModelWorker:
         """Describe samples for people to read, using the keys that this rank holds. They are
         decoded with the tokenizer that prompts were read with; another role may have one of its
         own."""
-        return describe_samples(map(self.samples.sample, ids), self._tokenizer)
+        return describe_samples(map(self.samples.sample, ids), self.datasets.tokenizer)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -499,20 +386,6 @@ class ModelWorker:
         return {}
 
 
-def _moments(
-    output: SequenceSample, names: Mapping[str, str], evaluates: bool
-) -> dict[str, Moments]:
-    """The scores in a call's outputs, as `scores_of`."""
-    scores = scores_of(output, names, evaluates=evaluates)
-    return {name: Moments.of(numbers) for name, numbers in scores.items()}
-
-
-def _played(output: SequenceSample, dropped: Mapping[str, str]) -> SequenceSample:
-    """The samples whose environments have not failed: the others have no scores."""
-    rows = [row for row, id_ in enumerate(output.ids) if dropped.get(str(id_)) != UNPLAYED]
-    return output if len(rows) == output.bs else output.select_indices(rows)
-
-
 def _without_samples(described: Fields, device: torch.device) -> SequenceSample:
     """A batch of size 0 with the keys and dtypes of the others."""
     like = SequenceSample.from_json(described)
@@ -524,42 +397,3 @@ def _without_samples(described: Fields, device: torch.device) -> SequenceSample:
     return SequenceSample(
         ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata
     )
-
-
-def write_and_report(
-    folder: Path, step: int, rank: int, write: Callable[[], Sequence[Path]], report: Tell
-) -> threading.Thread:
-    """Write files in a thread and seal them: sync and digest. It reports WRITTEN with the
-    checkpoint's `step`, the digests of its `files`, and when it `began` and `ended`, or with the
-    error: ResourceError if the disk was the cause."""
-
-    def work() -> None:
-        sealed: list[FileDigest] = []
-        failure, began = None, time.monotonic()
-        try:
-            with attribute_user_errors():
-                sealed = seal(folder, write())
-        except BaseException as error:
-            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", shown=error)
-        value = {
-            "step": step,
-            "files": [digest.as_json() for digest in sealed],
-            "began": began,
-            "ended": time.monotonic(),
-        }
-        report(WRITTEN, value, failure)
-
-    thread = threading.Thread(target=work, name="checkpoint", daemon=True)
-    thread.start()
-    return thread
-
-
-def verify_share(folder: str, files: Iterable[dict[str, Any]], threads: int) -> dict[str, Any]:
-    """What is wrong with this rank's share of the files of a checkpoint,
-    of which nothing has been loaded yet."""
-    faults = damaged_files(Path(folder), [FileDigest(**file) for file in files], threads)
-    return {
-        "faults": [
-            {"what": fault.what, "where": fault.where, "code": fault.code} for fault in faults
-        ]
-    }

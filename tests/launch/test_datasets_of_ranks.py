@@ -42,7 +42,7 @@ def test_a_rank_opens_only_the_datasets_it_reads_and_rank_0_opens_all(project, s
             recipe, plan_topology(recipe), rank, torch.device("cpu"), {}, lambda *report: None
         )
         worker.open_datasets()
-        assert set(worker.datasets) == expected
+        assert set(worker.datasets.opened) == expected
 
 
 def test_samples_are_decoded_with_the_tokenizer_of_their_prompts(project, train):

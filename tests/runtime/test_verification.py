@@ -12,7 +12,7 @@ from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
 from rlcli.checkpoint.verify import newest_complete, shared_out
 from rlcli.runtime import checkpoints
 from rlcli.runtime.checkpoints import verify_on_ranks
-from rlcli.runtime.worker import verify_share
+from rlcli.runtime.rank_checkpoints import verify_share
 
 
 def part(rank, size=100, folder="models/actor"):

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
 
 from rlcli.api.block_parts import BlockPart
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
-from rlcli.api.generation import check_positions, prompts_of
+from rlcli.api.generation import check_positions, prompts_with_room
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
 from rlcli.api.layout import RoleLayout
 from rlcli.api.model import (
@@ -31,7 +30,7 @@ from rlcli.api.model import (
     ResponseStream,
 )
 from rlcli.api.model_export import own_weights
-from rlcli.api.model_source import ModelSource, fill, local_part, materialize
+from rlcli.api.model_source import ModelSource, fill, materialize
 from rlcli.api.operations import OperationCount, Products
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
@@ -43,6 +42,7 @@ from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._layouts import whole_sequences
 from ._memory import packing_pays
+from ._parameter_parts import gathered, gathered_beyond, held_blocks
 from ._prefix_sharing import PrefixSharing
 from ._saving import SavingRanks, describe, save_model
 from ._settings import ContextParallelism, TransformersSettings
@@ -236,7 +236,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        prompts = self._prompts(input_, gconfig)
+        prompts = prompts_with_room(input_, gconfig, self._check_length)
         with self.generator(self._packs(len(seeds), gconfig)) as lm:
             run = self._decoder(lm, tokenizer, gconfig).run
             if self._context_group is None:
@@ -254,7 +254,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
-        prompts = self._prompts(input_, gconfig)
+        prompts = prompts_with_room(input_, gconfig, self._check_length)
         with self.generator(self._packs(len(seeds), gconfig)) as lm:
             yield from self._decoder(lm, tokenizer, gconfig).stream(prompts, seeds)
 
@@ -296,15 +296,6 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             choices,
             self._whole_packs,
         )
-
-    def _prompts(
-        self, input_: SequenceSample, gconfig: GenerationHyperparameters
-    ) -> list[torch.Tensor]:
-        """One tensor per prompt. Raises ModelError if one leaves no room for its response,
-        or is empty."""
-        prompts = prompts_of(input_)
-        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
-        return prompts
 
     def _check_length(self, longest: int) -> None:
         """Check the length of a prompt and its response. Raises ModelError."""
@@ -423,47 +414,5 @@ def dimension(mesh: Any, name: str) -> Any:
     return mesh[name]
 
 
-def held_blocks(name: str, parameter: Any) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
-    """This rank's blocks of a parameter, as live tensors."""
-    if isinstance(parameter, BlockPart):
-        for box in parameter.boxes():
-            yield (
-                WeightBlock(name, tuple(parameter.shape), box.offsets, tuple(box.tensor.shape)),
-                box.tensor,
-            )
-        return
-    values, region = local_part(parameter)
-    if values.numel():
-        yield WeightBlock.of_region(name, parameter.shape, region), values
-
-
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def gathered(tensor: Any) -> torch.Tensor:
-    """The whole parameter, on every rank. Offloaded parts of a DTensor are gathered on the
-    devices."""
-    if isinstance(tensor, BlockPart):
-        return tensor.full_tensor()
-    if not isinstance(tensor, DTensor):
-        return tensor
-    on_devices: Any = tensor.to(tensor.device_mesh.device_type)
-    return on_devices.full_tensor()
-
-
-def gathered_beyond(tensor: Any, mesh: Any) -> torch.Tensor:
-    """A DTensor gathered over all dimensions of its mesh except that of `mesh`, which has a single
-    one (None: over all)."""
-    if mesh is None:
-        return gathered(tensor)
-    spread: Any = tensor.to(tensor.device_mesh.device_type)
-    (name,) = mesh.mesh_dim_names
-    axes = spread.device_mesh.mesh_dim_names
-    placement = spread.placements[axes.index(name)]
-    block = spread.redistribute(
-        placements=[placement if axis == name else Replicate() for axis in axes]
-    ).to_local()
-    return DTensor.from_local(
-        block, mesh, [placement], run_check=False, shape=spread.shape, stride=spread.stride()
-    )

@@ -16,7 +16,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.generation import as_batch, check_positions, prompts_of, submit_all
+from rlcli.api.generation import as_batch, check_positions, prompts_with_room, submit_all
 from rlcli.api.headway import Headway
 from rlcli.api.model import (
     EngineState,
@@ -86,7 +86,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        prompts = self._prompts(input_, gconfig)
+        prompts = prompts_with_room(input_, gconfig, self._check_length)
         finished: dict[int, FinishedResponse] = {}
         with self._open(tokenizer, gconfig, continues=False) as stream:
             numbers = submit_all(stream, prompts, seeds)
@@ -202,15 +202,6 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             message = f"{server.name} sampled with weights from another client ({label[:40]!r})"
             raise WorkerError(message, hint="a server belongs to one run", code="F92")
         return number
-
-    def _prompts(
-        self, input_: SequenceSample, gconfig: GenerationHyperparameters
-    ) -> list[torch.Tensor]:
-        """One tensor of ids per prompt. Raises ModelError if one leaves no room for its response,
-        or is empty."""
-        prompts = prompts_of(input_)
-        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
-        return prompts
 
     def _check_length(self, longest: int) -> None:
         """Check the length of a prompt and its response. Raises ModelError."""

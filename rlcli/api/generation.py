@@ -229,6 +229,18 @@ def prompts_of(input_: SequenceSample) -> list[torch.Tensor]:
     return prompts
 
 
+def prompts_with_room(
+    input_: SequenceSample,
+    gconfig: GenerationHyperparameters,
+    check_length: Callable[[int], None],
+) -> list[torch.Tensor]:
+    """The prompts, if the longest of them and its response are no longer than `check_length`
+    permits. Raises ModelError as it does, and if a prompt is empty."""
+    prompts = prompts_of(input_)
+    check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
+    return prompts
+
+
 def check_positions(role: str, longest: int, config: Any) -> None:
     """Check that a model with this configuration of transformers has as many positions as a prompt
     and its response take. Raises ModelError."""

@@ -245,17 +245,20 @@ class ModelWorker:
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
             batches = [data.select_indices(part) for part in parts]
             return {"stats": read_stats(run(batches), origin)}
+        pool = self._pools.get(mfc.model_name)
         before = versions(data)
-        if (pool := self._pools.get(mfc.model_name)) is not None:
-            returned = pool.run(mfc.name, step, data)
-        else:
-            returned = run(data, mfc.mb_spec)
+        returned = run(data, mfc.mb_spec) if pool is None else pool.run(mfc.name, step, data)
         warn_of_changes(mfc.name, data, before)
+        answer = self._take_in(mfc, data, returned, origin)
+        if mfc.interface_type is ModelInterfaceType.GENERATE:
+            answer["scores"] |= measured_by(model.module)
+        return answer
+
+    def _take_in(self, mfc: MFCDef, data: SequenceSample, returned: Any, origin: Origin) -> Fields:
+        """Store what a call returned for `data`; returns its description."""
         evaluates = mfc.name in self._interfaces.evaluating
         output, answer = accept_output(mfc, data, returned, origin, self.device, evaluates)
         self.samples.add(output)
-        if mfc.interface_type is ModelInterfaceType.GENERATE:
-            answer["scores"] |= measured_by(model.module)
         return answer
 
     def _origin(self, mfc: MFCDef) -> Origin:

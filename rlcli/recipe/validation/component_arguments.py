@@ -40,53 +40,74 @@ def check_components(tree: MappingNode, problems: Problems, unresolved: Unresolv
     takers = _takers(tree, problems)
     for path, kind in component_paths(tree):
         node = at(tree, path)
-        if not isinstance(node, MappingNode) or (name := _name_of(node, kind)) is None:
+        name = _name_of(node, kind) if isinstance(node, MappingNode) else None
+        if name is None:
             continue
-        if name is not node.get("type"):
+        if at(tree, (*path, "type")) is not name:
             tree = with_value(tree, (*path, "type"), name)
-        if unresolved.about((*path, "type")):
-            continue
-        signature = _readable_signature(kind, name, problems)
-        args = node.get("args") or MappingNode({}, name.mark)
-        if signature is None:
-            unresolved.values.add((*path, "type"))
-            continue
-        if not isinstance(args, MappingNode):
-            problems.add(
-                "R37",
-                f"args must be a mapping, found {kind_of(args)}",
-                args.mark,
-                hint=_missing_space(args),
-            )
-            tree = unresolved.drop_from(tree, (*path, "args"))
-            continue
-        if not args.entries and not any(argument.required for argument in signature.arguments):
-            continue
-        legal = tuple(argument.name for argument in signature.arguments)
-        args = _own(args, legal, takers)
-        model = _read(partial(signature.model, only=args.entries), name, problems)
-        if model is None:
-            continue
-        args = without_removed(model, args, problems, prefix=(*path, "args"))
-        args = _without_leftovers(args, legal, takers, path, problems)
-        unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
-        legal = tuple(
-            dict.fromkeys(
-                [*legal, *(argument for mark in unknown for argument in takers[mark].legal)]
-            )
-        )
-        checked = check_against(
-            model,
-            args,
-            problems,
-            unresolved,
-            prefix=(*path, "args"),
-            legal=legal,
-            component=signature.name,
-        )
-        if node.get("args") is not None:
-            tree = with_value(tree, (*path, "args"), checked.tree)
+        if not unresolved.about((*path, "type")):
+            tree = _checked(tree, path, kind, name, takers, problems, unresolved)
     return tree
+
+
+def _checked(
+    tree: MappingNode,
+    path: KeyPath,
+    kind: str,
+    name: Scalar,
+    takers: Mapping[Mark, _Takers],
+    problems: Problems,
+    unresolved: Unresolved,
+) -> MappingNode:
+    """The tree, with the arguments of one component checked."""
+    signature = _readable_signature(kind, name, problems)
+    if signature is None:
+        unresolved.values.add((*path, "type"))
+        return tree
+    written = at(tree, (*path, "args"))
+    args = written or MappingNode({}, name.mark)
+    if not isinstance(args, MappingNode):
+        message = f"args must be a mapping, found {kind_of(args)}"
+        problems.add("R37", message, args.mark, hint=_missing_space(args))
+        return unresolved.drop_from(tree, (*path, "args"))
+    checked = _checked_arguments(args, signature, name, path, takers, problems, unresolved)
+    if checked is None or written is None:
+        return tree
+    return with_value(tree, (*path, "args"), checked)
+
+
+def _checked_arguments(
+    args: MappingNode,
+    signature: registry.Signature,
+    name: Scalar,
+    path: KeyPath,
+    takers: Mapping[Mark, _Takers],
+    problems: Problems,
+    unresolved: Unresolved,
+) -> MappingNode | None:
+    """The arguments, converted to their types; None if there are none to check, or what they must
+    be cannot be read."""
+    if not args.entries and not any(argument.required for argument in signature.arguments):
+        return None
+    legal = tuple(argument.name for argument in signature.arguments)
+    args = _own(args, legal, takers)
+    model = _read(partial(signature.model, only=args.entries), name, problems)
+    if model is None:
+        return None
+    args = without_removed(model, args, problems, prefix=(*path, "args"))
+    args = _without_leftovers(args, legal, takers, path, problems)
+    unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
+    elsewhere = [argument for mark in unknown for argument in takers[mark].legal]
+    checked = check_against(
+        model,
+        args,
+        problems,
+        unresolved,
+        prefix=(*path, "args"),
+        legal=tuple(dict.fromkeys([*legal, *elsewhere])),
+        component=signature.name,
+    )
+    return checked.tree
 
 
 def _missing_space(node: Node) -> str | None:
@@ -144,16 +165,28 @@ def _without_leftovers(
                 refused[key] = later[0]
     entries = {key: entry for key, entry in args.entries.items() if key not in left}
     if refused:
-        first = next(iter(refused))
-        message = f"{refused[first]}; it has no argument {' or '.join(refused)}"
-        section = dotted((*path, "args"))
-        names = [_name_written(left[key].key, section, key, problems) for key in refused]
-        if not entries and all(name.startswith(f"{section}.") for name in names):
-            names = [section]
-        drop = " ".join(f"{name}=null" for name in names)
-        hint = f"remove what it does not have: {drop}"
-        problems.add("R71", message, left[first].key, hint, section=(*path, "args"))
+        marks = {key: left[key].key for key in refused}
+        _refuse_leftovers(refused, marks, (*path, "args"), not entries, problems)
     return replace(args, entries=entries)
+
+
+def _refuse_leftovers(
+    chosen: Mapping[str, str],
+    marks: Mapping[str, Mark],
+    path: KeyPath,
+    are_all: bool,
+    problems: Problems,
+) -> None:
+    """Report arguments that a component does not have. `chosen`: their names, with words for where
+    the component was chosen; `are_all`: whether it has no others."""
+    first, section = next(iter(chosen)), dotted(path)
+    message = f"{chosen[first]}; it has no argument {' or '.join(chosen)}"
+    names = [_name_written(mark, section, key, problems) for key, mark in marks.items()]
+    if are_all and all(name.startswith(f"{section}.") for name in names):
+        names = [section]
+    drop = " ".join(f"{name}=null" for name in names)
+    hint = f"remove what it does not have: {drop}"
+    problems.add("R71", message, marks[first], hint, section=path)
 
 
 def _name_written(mark: Mark, section: str, key: str, problems: Problems) -> str:
@@ -198,11 +231,16 @@ def _takers(tree: MappingNode, problems: Problems) -> dict[Mark, _Takers]:
             takers.number += 1
             takers.legal |= dict.fromkeys(legal or ())
             takers.chosen += chosen
-    components = [(kind, name) for kind in unknown for name in registry.names(kind)]
-    meant = {argument: None for kind, name in components for argument in _legal(kind, name) or ()}
+    meant = _arguments_of_all(unknown)
     for takers in takers_of.values():
         takers.legal |= meant if takers.number > 1 else {}
     return takers_of
+
+
+def _arguments_of_all(kinds: Collection[str]) -> dict[str, None]:
+    """The arguments of all components of these kinds."""
+    components = [(kind, name) for kind in kinds for name in registry.names(kind)]
+    return {argument: None for kind, name in components for argument in _legal(kind, name) or ()}
 
 
 def _legal(kind: str, name: str) -> tuple[str, ...] | None:

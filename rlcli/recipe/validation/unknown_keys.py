@@ -61,35 +61,66 @@ def note_foreign(section: CheckedSection, ours: Mapping[str, str], tree: Mapping
 
 def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> None:
     """Report an unknown key; if a whole section of another framework was pasted, key by key."""
-    full_path, node = (*section.prefix, *path), at(tree, path)
-    if (advice := advice_on(section.problems.written, str(path[-1]))) is not None:
-        _note_key(section, "R42", path, tree, advice)
+    if (advice := _advice(section, tree, path)) is not None:
+        code, hint = advice
+        _note_key(section, code, path, tree, hint)
         return
-    if home := key_as_argument(section.problems.written, full_path[:-1], str(path[-1])):
-        _note_key(section, "R43", path, tree, f"did you mean {home}?")
-        return
-    if (full_path[0], path[-1]) == ("datasets", "path"):
-        text = getattr(node, "value", None) or "FILE"
-        _note_key(section, "R43", path, tree, f"to read a file: {rows_of(full_path[1], text)}")
-        return
-    inner_model = section_of(annotation_at(section.model, path[:-1]))
-    legal = section.top if len(path) == 1 else list(fields_of(inner_model)) if inner_model else []
-    foreign = [inner for inner, _ in leaves(node) if inner] if isinstance(node, MappingNode) else []
-    meant = {
-        inner: translated(map(str, (*full_path, *inner)), section.words, section.roles)
-        for inner in foreign
-    }
+    key, legal = str(path[-1]), _legal_keys(section, path)
     homes = _written_homes(section, path, key_mark(tree, path))
     is_call = dotted(("graph", *path)) in homes
-    if any(meant.values()) and not is_call and misspelt(str(path[-1]), legal) is None:
-        for inside, target in meant.items():
-            advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
-            _note_key(section, "R42", (*path, *inside), tree, advice)
+    meant = _meant_inside(section, tree, path)
+    if any(meant.values()) and not is_call and misspelt(key, legal) is None:
+        _note_pasted(section, tree, path, meant)
         return
-    code, hint = suggest_key(
-        str(path[-1]), legal, section.words, full_path[:-1], section.roles, homes
-    )
+    full_path = (*section.prefix, *path)
+    code, hint = suggest_key(key, legal, section.words, full_path[:-1], section.roles, homes)
     _note_key(section, code, path, tree, hint)
+
+
+def _advice(section: CheckedSection, tree: MappingNode, path: KeyPath) -> tuple[str, str] | None:
+    """(message id, hint) for a key on which an interface has advice, or that is an argument written
+    one level too high."""
+    written, full_path, key = section.problems.written, (*section.prefix, *path), str(path[-1])
+    if (advice := advice_on(written, key)) is not None:
+        return "R42", advice
+    if home := key_as_argument(written, full_path[:-1], key):
+        return "R43", f"did you mean {home}?"
+    if (full_path[0], path[-1]) == ("datasets", "path"):
+        text = getattr(at(tree, path), "value", None) or "FILE"
+        return "R43", f"to read a file: {rows_of(full_path[1], text)}"
+    return None
+
+
+def _legal_keys(section: CheckedSection, path: KeyPath) -> list[str]:
+    """The keys that may be where an unknown one is."""
+    if len(path) == 1:
+        return section.top
+    model = section_of(annotation_at(section.model, path[:-1]))
+    return list(fields_of(model)) if model else []
+
+
+def _meant_inside(
+    section: CheckedSection, tree: MappingNode, path: KeyPath
+) -> dict[KeyPath, str | None]:
+    """The keys inside an unknown section, with ours for those of another framework."""
+    node, full_path = at(tree, path), (*section.prefix, *path)
+    inside = [inner for inner, _ in leaves(node) if inner] if isinstance(node, MappingNode) else []
+    return {
+        inner: translated(map(str, (*full_path, *inner)), section.words, section.roles)
+        for inner in inside
+    }
+
+
+def _note_pasted(
+    section: CheckedSection,
+    tree: MappingNode,
+    path: KeyPath,
+    meant: Mapping[KeyPath, str | None],
+) -> None:
+    """Report each key of a section of another framework, with ours for it."""
+    for inside, target in meant.items():
+        advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
+        _note_key(section, "R42", (*path, *inside), tree, advice)
 
 
 def _written_homes(section: CheckedSection, path: KeyPath, mark: Mark | None) -> list[str]:

@@ -24,8 +24,8 @@ _EXPECTED = {
     "set": "a list",
     "none": "null",
 }
-
-
+_OF_TYPE = re.compile(r"_(type|parsing|from_float|attributes_type|exact_type)$")
+"""Which of pydantic's errors are about the type of a value."""
 _BOUNDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -55,42 +55,52 @@ def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, 
             words.append(expected)
         else:
             return _describe(error, node, name)
-    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
-    fault = f"{name} must be {' or '.join(dict.fromkeys(words))}, found {kind_of(node)}{text}"
-    return "R37", fault, None
+    expected = " or ".join(dict.fromkeys(words))
+    return "R37", f"{name} must be {expected}, found {kind_of(node)}{_text_of(node)}", None
 
 
 def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
     """(message id, fault, hint) for a value that does not fit its field."""
     kind = error["type"]
-    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
     if kind == "value_error":
         return "R49", f"{name}: {error['ctx']['error']}", None
     if kind == "literal_error":
-        legal = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        word = str(node.value) if isinstance(node, Scalar) else ""
-        near = word_here(word, legal) or nearest_name(word, legal)
-        fault = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
-        return "R37", fault, f"did you mean {near}?" if near else None
+        return _describe_choice(error["ctx"]["expected"], node, name)
     expected = _EXPECTED.get(kind.split("_")[0])
-    if expected is not None and re.search(
-        r"_(type|parsing|from_float|attributes_type|exact_type)$", kind
-    ):
-        if is_null(node):
-            return "R39", f"{name} is required: {expected}, found null", None
-        return (
-            "R37",
-            f"{name} must be {expected}, found {kind_of(node)}{text}",
-            _type_hint(expected, node),
-        )
+    if expected is not None and _OF_TYPE.search(kind):
+        return _describe_type(expected, node, name)
     if kind == "string_too_long":
         length, most = len(str(getattr(node, "value", ""))), error["ctx"]["max_length"]
         return "R35", f"{name} has {length} characters; it may have at most {most}", None
-    bound = error["msg"].removeprefix("Input should be ")
+    return _describe_bound(error["msg"], node, name)
+
+
+def _text_of(node: Node) -> str:
+    """What is written, in quotes, after a space; empty if it is not a single value."""
+    return f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
+
+
+def _describe_choice(expected: str, node: Node, name: str) -> tuple[str, str, str | None]:
+    legal = re.findall(r"'([^']*)'", expected)
+    word = str(node.value) if isinstance(node, Scalar) else ""
+    near = word_here(word, legal) or nearest_name(word, legal)
+    fault = f"{name} is{_text_of(node) or ' ' + kind_of(node)}; it must be {expected}"
+    return "R37", fault, f"did you mean {near}?" if near else None
+
+
+def _describe_type(expected: str, node: Node, name: str) -> tuple[str, str, str | None]:
+    if is_null(node):
+        return "R39", f"{name} is required: {expected}, found null", None
+    fault = f"{name} must be {expected}, found {kind_of(node)}{_text_of(node)}"
+    return "R37", fault, _type_hint(expected, node)
+
+
+def _describe_bound(message: str, node: Node, name: str) -> tuple[str, str, str | None]:
+    bound = message.removeprefix("Input should be ")
     for written, shorter in _BOUNDS.items():
         bound = bound.replace(written, shorter)
     is_number = isinstance(node, Scalar) and isinstance(node.value, int | float)
-    value = f" {node.text}" if isinstance(node, Scalar) and is_number else text
+    value = f" {node.text}" if isinstance(node, Scalar) and is_number else _text_of(node)
     return "R35", f"{name} is{value or ' ' + kind_of(node)}; it must be {bound}", None
 
 

@@ -25,7 +25,7 @@ from rlcli.errors import (
     WorkerError,
 )
 from rlcli.launch.run import run_recipe
-from rlcli.messaging import transport
+from rlcli.messaging import zmq_master
 from rlcli.messaging.control import Control
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.results import digest, find_result
@@ -299,7 +299,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(train, project):
 
 @pytest.mark.usefixtures("forked_processes")
 def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
-    monkeypatch.setattr(transport, "SILENT", 3.0)
+    monkeypatch.setattr(zmq_master, "SILENT", 3.0)
     set_toy(project, sleep_rank=1)
     with pytest.raises(HangError, match="rank 1 has been silent") as raised:
         train(*TWO_RANKS, "launch.step_deadline=5")

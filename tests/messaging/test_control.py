@@ -10,7 +10,7 @@ import pytest
 
 from rlcli.errors import ResourceError
 from rlcli.launch.meeting import meeting_folder
-from rlcli.messaging import transport
+from rlcli.messaging import zmq_master
 from rlcli.messaging.zmq_master import ZmqMaster
 from rlcli.open_files import (
     HIGHEST,
@@ -74,7 +74,7 @@ def test_the_error_names_the_limit_and_the_number_that_is_needed():
 
 
 def test_a_master_without_descriptors_names_the_limit_and_not_a_rank(monkeypatch):
-    monkeypatch.setattr(transport, "has_none_left", lambda: True)
+    monkeypatch.setattr(zmq_master, "has_none_left", lambda: True)
     meeting = meeting_folder()
     master = ZmqMaster(meeting.path, 3, lambda patience: None)
     try:

@@ -12,7 +12,7 @@ import zmq
 
 from rlcli import errors, processes
 from rlcli.launch.meeting import meeting_folder
-from rlcli.messaging import control, messages, pulse, transport
+from rlcli.messaging import control, messages, pulse, zmq_master
 from rlcli.messaging.control import Control
 from rlcli.messaging.inline_transport import InlineTransport
 from rlcli.messaging.messages import HELLO, Failure, ProtocolError, Reply, Report, Request, pack
@@ -233,7 +233,7 @@ def clock(monkeypatch):
         told.away += told.hurry
         return time.monotonic() + told.away
 
-    for module in (transport, processes):
+    for module in (zmq_master, processes):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     return told
 
@@ -254,7 +254,7 @@ def clock(monkeypatch):
 def test_a_rank_without_heartbeats_is_named_in_the_error(ranks, monkeypatch, clock, deadline, says):
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 1000.0)
     monkeypatch.setattr(processes, "PAUSE", 1000.0)
-    monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
+    monkeypatch.setattr(zmq_master, "LONGEST_SILENCE", 20.0)
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)
     clock.hurry = 1.0

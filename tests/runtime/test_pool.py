@@ -8,7 +8,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, WorkerError
-from rlcli.messaging import transport
+from rlcli.messaging import zmq_master, zmq_worker
 from rlcli.messaging.messages import Failure
 from rlcli.messaging.zmq_worker import ZmqWorker
 from rlcli.runtime.pool import RUN, PoolProcess, packed, unpacked
@@ -31,9 +31,9 @@ class Died(BaseException):
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "FIND_CULPRIT_WITHIN", 0.2)
+    monkeypatch.setattr(zmq_master, "FIND_CULPRIT_WITHIN", 0.2)
     # a peer that has lost us would end this process
-    monkeypatch.setattr(transport, "_end_here", lambda why: None)
+    monkeypatch.setattr(zmq_worker, "_end_here", lambda why: None)
     (tmp_path / "pools/reward-pool0").mkdir(parents=True)
     made = PoolProcess(tmp_path / "pools/reward-pool0")
     yield made

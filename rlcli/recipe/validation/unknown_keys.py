@@ -62,8 +62,7 @@ def note_foreign(section: CheckedSection, ours: Mapping[str, str], tree: Mapping
 def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> None:
     """Report an unknown key; if a whole section of another framework was pasted, key by key."""
     if (advice := _advice(section, tree, path)) is not None:
-        code, hint = advice
-        _note_key(section, code, path, tree, hint)
+        _note_key(section, advice[0], path, tree, advice[1])
         return
     key, legal = str(path[-1]), _legal_keys(section, path)
     homes = _written_homes(section, path, key_mark(tree, path))

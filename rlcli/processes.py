@@ -2,7 +2,8 @@
 
 An isolated process works on external input that may hang it or break it, such as a chat template or
 a model's output. The parent calls `start_isolated`; the child calls `isolate` before it looks at
-any input. `OwnPauses` are times in which a process was stopped.
+any input. `OwnPauses` are times in which a process was stopped; a
+`ProcessClock` counts the time that others leave to a process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ kernel corrects together with the clock."""
 
 PAUSE = 5.0
 """Seconds between two clock checks that mean this process was paused, or busy with a slow disk."""
+LOOK_AT_QUEUE = 0.2
+"""Seconds between two looks at the times for which the threads of other processes waited."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +228,13 @@ def limit_memory(size: int) -> None:
 def seconds_in_queue(pid: int | None = None) -> float:
     """For how long the main thread of a process, or of this one, has been ready to compute while
     others did; 0 where the system does not say."""
+    return _in_queue(Path(f"/proc/{pid or os.getpid()}"))
+
+
+def _in_queue(entry: Path) -> float:
+    """The same of a process or thread by its entry in /proc."""
     try:
-        _, waited, _ = Path(f"/proc/{pid or os.getpid()}/schedstat").read_text().split()
+        _, waited, _ = (entry / "schedstat").read_text().split()
     except (OSError, ValueError):
         return 0.0
     return int(waited) / 1e9
@@ -245,3 +253,36 @@ class OwnPauses:
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
         return passed if passed >= PAUSE else 0.0
+
+
+class ProcessClock:
+    """Counts the time that processes have for their work: neither seconds in which one of their
+    threads was ready to compute while others did, nor times in which this process itself did not
+    run. For a loop that reads it more often than every PAUSE seconds."""
+
+    def __init__(self, pids: Iterable[int]):
+        self._pids = tuple(pids)
+        self._seconds = 0.0
+        self._looked = time.monotonic()
+        self._queued = self._seconds_in_queue()
+
+    def seconds(self) -> float:
+        """The seconds since it was made that count."""
+        passed = time.monotonic() - self._looked
+        if passed < LOOK_AT_QUEUE:
+            return self._seconds
+        before, self._queued = self._queued, self._seconds_in_queue()
+        self._looked += passed
+        if passed < PAUSE:
+            # processes that wait for each other are all as slow as the one that waits for a core
+            queued = (waited - before.get(thread, 0.0) for thread, waited in self._queued.items())
+            self._seconds += max(0.0, passed - max(queued, default=0.0))
+        return self._seconds
+
+    def _seconds_in_queue(self) -> dict[Path, float]:
+        """By thread."""
+        threads: list[Path] = []
+        for pid in self._pids:
+            with contextlib.suppress(OSError):  # it has ended
+                threads += Path(f"/proc/{pid}/task").iterdir()
+        return {thread: _in_queue(thread) for thread in threads}

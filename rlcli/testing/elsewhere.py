@@ -10,9 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlcli.processes import ProcessClock
 from rlcli.project import PACKAGE, VARIABLE, current_project
 
-PATIENCE = 60
+PATIENCE = 60.0
+"""Seconds that a process may take; those in which others computed in its place do not count."""
+LOOK_SECONDS = 0.5
 
 
 def answers_elsewhere(
@@ -26,10 +29,19 @@ def answers_elsewhere(
         for process in processes:
             ended.callback(process.kill)
         for seed, process in zip(hash_seeds, processes, strict=True):
-            out, err = process.communicate(timeout=PATIENCE)
+            out, err = _output_of(process)
             if process.returncode:
                 raise RuntimeError(f"it does not work in another process:\n{err[-2000:]}")
             yield seed, json.loads(out.splitlines()[-1])
+
+
+def _output_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it writes to stdout and stderr until it ends. Raises TimeoutExpired."""
+    clock = ProcessClock([process.pid])
+    while clock.seconds() < PATIENCE:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=LOOK_SECONDS)
+    raise subprocess.TimeoutExpired(process.args, PATIENCE)
 
 
 def _start(module: str, order: str, hash_seed: str) -> subprocess.Popen[str]:

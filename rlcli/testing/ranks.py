@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +32,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlcli.api.network import LOOPBACK
+from rlcli.processes import ProcessClock, die_with_parent
 from rlcli.runtime.roles import MESH_ORDER
 from rlcli.testing.contract import FailedElsewhere, Violation
 
@@ -41,6 +42,12 @@ Frame = tuple[str, int, str]
 
 _GRACE = 10.0
 """Seconds that ranks have to report where they are, after the timeout."""
+_WRITING = 0.5
+"""Seconds that they need to finish such a report."""
+_SHOW_STACK = getattr(signal, "SIGRTMAX", signal.SIGURG)
+"""Makes a rank write where its main thread is, also while it waits in native code."""
+_WITHOUT_LIMIT = timedelta(days=1)
+"""For what gloo waits for: its own clock would count the time in which other processes compute."""
 
 
 class RankError(FailedElsewhere):
@@ -88,19 +95,19 @@ def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, 
 
     Raises `Violation` if a rank did; `RankError` for any other exception of a rank, the first if
     there are several; `RankTimeout`, with the position of each unfinished rank, after `timeout`
-    seconds. No child survives.
+    seconds, of which those do not count in which a rank had to wait for a processor. No child
+    survives.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = [_Rank(number, size, Path(folder)) for number in range(size)]
-        deadline = time.monotonic() + timeout
-        children = {rank: _fork(rank, work, timeout) for rank in ranks}
+        children = {rank: _fork(rank, work) for rank in ranks}
         try:
-            _wait(children, deadline + _GRACE)
+            _wait(children, timeout)
         finally:
             for child in children.values():
                 _kill(child)
         reports = [rank.report() for rank in ranks]
-        _raise_first_error(ranks, reports, timeout, deadline)
+        _raise_first_error(ranks, reports, timeout)
         return [report["result"] for report in reports if report is not None]
 
 
@@ -144,7 +151,7 @@ class _Rank:
         return self.folder / f"{self.number}.err"
 
     def stood_at(self) -> list[Frame]:
-        """Innermost first, outwards up to `work`."""
+        """Innermost first, outwards up to `work`; empty if it was not asked."""
         dumped = self.stack.read_text() if self.stack.exists() else ""
         matches = re.findall(r'File "(.+)", line (\d+) in (.+)', dumped)
         frames = [(file, int(line), function) for file, line, function in matches]
@@ -164,16 +171,20 @@ class _Rank:
         partial.replace(self.answer)
 
 
-def _fork(rank: _Rank, work: Work, timeout: float) -> int:
+def _fork(rank: _Rank, work: Work) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _be(rank, work, timeout)
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
+        _be(rank, work)
     return child
 
 
-def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
+def _be(rank: _Rank, work: Work) -> NoReturn:
     """The body of a child. It exits with `os._exit`, because its parent's exit handlers must not
     run here."""
     code = 1
@@ -185,8 +196,8 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
         with rank.stack.open("w") as stack, rank.errors.open("w") as errors:
             os.dup2(errors.fileno(), 2)
             faulthandler.enable(errors)
-            faulthandler.dump_traceback_later(timeout, exit=True, file=stack)
-            rank.tell(result=_work_in_group(rank, work, timeout))
+            faulthandler.register(_SHOW_STACK, stack, all_threads=False)
+            rank.tell(result=_work_in_group(rank, work))
             code = 0
             with suppress(Exception):
                 gc.collect()  # whatever holds the process group must go before it
@@ -230,7 +241,7 @@ def leave_groups_of_parent() -> None:
         register.clear()
 
 
-def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:
+def _work_in_group(rank: _Rank, work: Work) -> dict[str, Any]:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     dist.init_process_group(
@@ -238,28 +249,35 @@ def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:
         init_method=f"file://{rank.folder / 'store'}",
         rank=rank.number,
         world_size=rank.size,
-        # so that every rank reports its own position, not a lost peer
-        timeout=timedelta(seconds=timeout + _GRACE),
+        timeout=_WITHOUT_LIMIT,
     )
     return work(rank.number)
 
 
-def _wait(children: dict[_Rank, int], deadline: float) -> None:
-    """Wait until all children are gone, or one of them has failed,
-    as the others would then wait for it forever.
-
-    A child that timed out is not such a failure: the others time out too,
-    and report their positions.
-    """
+def _wait(children: dict[_Rank, int], timeout: float) -> None:
+    """Wait until all children are gone, or one of them has failed, as the others would then wait
+    for it forever; at the timeout, until those that are left have reported their positions."""
     running = dict(children)
-    while running and time.monotonic() < deadline:
+    clock = ProcessClock(children.values())
+    while running and clock.seconds() < timeout:
         for rank, child in list(running.items()):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 del running[rank], children[rank]
-                if status != 0 and not rank.stood_at():
+                if status != 0:
                     return
         time.sleep(0.002)
+    if running:
+        _have_stacks_shown(running)
+
+
+def _have_stacks_shown(running: Mapping[_Rank, int]) -> None:
+    for child in running.values():
+        os.kill(child, _SHOW_STACK)
+    deadline = time.monotonic() + _GRACE
+    while time.monotonic() < deadline and not all(rank.stood_at() for rank in running):
+        time.sleep(0.02)
+    time.sleep(_WRITING)
 
 
 def _kill(child: int) -> None:
@@ -289,18 +307,13 @@ def _death(ranks: list[_Rank]) -> RankDeath:
 
 
 def _raise_first_error(
-    ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float, deadline: float
+    ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float
 ) -> None:
-    """The earliest error is the cause; the others follow from it, or from a rank that did not
-    finish before its deadline."""
-    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
-    stacks = {rank.number: rank.stood_at() for rank in unfinished}
-    ran_late = any(stacks.values())
+    """The earliest error is the cause; the others follow from it."""
     failed = [
         (report["at"], rank, report)
         for rank, report in zip(ranks, reports, strict=True)
         if report is not None and "result" not in report
-        if not ran_late or report["at"] < deadline
     ]
     if failed:
         _, rank, report = min(failed, key=lambda entry: entry[0])
@@ -312,7 +325,9 @@ def _raise_first_error(
             report["trace"],
             [tuple(frame) for frame in report["frames"]],
         )
-    if ran_late:
+    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
+    stacks = {rank.number: rank.stood_at() for rank in unfinished}
+    if any(stacks.values()):
         raise RankTimeout(len(ranks), timeout, stacks)
     if unfinished:
         raise _death(unfinished)

@@ -1,8 +1,11 @@
-"""`run_on_ranks`: results by rank, exact numbers, and reports of ranks that fail, hang or die."""
+"""`run_on_ranks`: results by rank, exact numbers, and reports of ranks that fail, hang or die; the
+clock by which ranks are late."""
 
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from rlcli.processes import ProcessClock
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import RankError, RankTimeout, mesh_of_ranks, run_on_ranks
 
@@ -151,3 +155,35 @@ def test_process_groups_of_the_parent_are_not_ended_in_a_rank():
     finally:
         for group in distributed_c10d._world.pg_map.keys() - before:
             dist.destroy_process_group(group)
+
+
+def started(program):
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
+
+
+def test_time_in_which_others_compute_does_not_count():
+    """Of four processes on one core, each computes for a quarter of the time."""
+    core = min(os.sched_getaffinity(0))
+    spinning = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    processes = [started(spinning) for _ in range(4)]
+    try:
+        time.sleep(0.5)
+        clock, began = ProcessClock([processes[0].pid]), time.monotonic()
+        while time.monotonic() - began < 2:
+            clock.seconds()
+            time.sleep(0.05)
+        assert clock.seconds() < 0.7 * (time.monotonic() - began)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_time_in_which_processes_wait_counts():
+    with started("import time; time.sleep(60)") as process:
+        try:
+            clock = ProcessClock([process.pid])
+            while clock.seconds() < 0.5:
+                time.sleep(0.05)
+        finally:
+            process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -73,15 +74,30 @@ def tiny_config(family: str = "llama", **changes: Any) -> Any:
     return AutoConfig.for_model(model_type, vocab_size=VOCABULARY, **settings)
 
 
+_BUILT: dict[tuple[str, str, int], tuple[nn.Module, torch.Tensor]] = {}
+"""Each model of the usual size that was asked for, and the random state that building it left."""
+
+
 @on_host()
 def tiny_model(
     family: str = "llama", *, head: str = "lm", seed: int = 0, **changes: Any
 ) -> nn.Module:
     """A random model; `head` is "lm" or "value". Matrices are wide enough that tokens differ
     clearly."""
+    torch.manual_seed(seed)
+    if changes:
+        return _built(family, head, **changes)
+    arguments = family, head, seed
+    if arguments not in _BUILT:  # building it takes several times as long as copying it
+        _BUILT[arguments] = _built(family, head), torch.get_rng_state()
+    model, state = _BUILT[arguments]
+    torch.set_rng_state(state)
+    return copy.deepcopy(model)
+
+
+def _built(family: str, head: str, **changes: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(seed)
     if head == "lm":
         model = AutoModelForCausalLM.from_config(tiny_config(family, **changes))
     else:

@@ -472,6 +472,11 @@ def weights_apart(
     )
 
 
+def different(actual: Weights, expected: Weights) -> list[str]:
+    """The names of weights that are not the same bit for bit."""
+    return [name for name, weight in expected.items() if not torch.equal(actual[name], weight)]
+
+
 def require_close(
     quantity: str,
     actual: torch.Tensor,

@@ -15,6 +15,7 @@ from rlcli.api.model import ForwardEngine, ModelOutput
 from rlcli.testing.backend.base import (
     BackendChecks,
     batch,
+    different,
     distance,
     groups,
     require_close,
@@ -44,74 +45,58 @@ class ForwardChecks(BackendChecks):
     def test_scores_are_those_of_each_sequence_alone(self) -> None:
         """log-probs and entropies: each sequence as if alone"""
         for family in self.families:
-            engine, plain, sample = (
-                self.scoring_engine(family),
-                exact(tiny_model(family)),
-                batch(),
-            )
+            engine, plain = self.scoring_engine(family), exact(tiny_model(family))
             for temperature in (1.0, TEMPERATURE):
-                with torch.no_grad():
-                    expected = scores_of(plain, sample, temperature)
-                for quantity, values in zip(("log-probs", "entropies"), expected, strict=True):
-                    actual = scores(engine, sample, quantity, temperature)
-                    cause = _cause(plain, sample, quantity, temperature, actual)
-                    where = source_of(engine, "forward_micro_batch", "forward_batch")
+                for quantity, expected in plain_scores(plain, batch(), temperature).items():
+                    actual = scores(engine, batch(), quantity, temperature)
                     title = f"{quantity} of {family} at temperature {temperature}"
-                    require_close(title, actual, values, self.tolerance, cause, where)
+                    cause = _cause(plain, quantity, temperature, actual)
+                    self._require_plain(title, engine, actual, expected, cause)
 
     def test_logits_are_those_of_each_sequence_alone(self) -> None:
         """logits: each sequence as if alone"""
         for family in self.families:
-            engine, plain = self.scoring_engine(family), exact(tiny_model(family))
+            engine = self.scoring_engine(family)
             with torch.no_grad():
-                expected = torch.cat(logits_of(plain, batch()))
-            where = source_of(engine, "forward_micro_batch", "forward_batch")
-            require_close(
-                f"logits of {family}",
-                engine.forward(batch()),
-                expected,
-                self.tolerance,
-                LEAK,
-                where,
-            )
+                expected = torch.cat(logits_of(exact(tiny_model(family)), batch()))
+            self._require_plain(f"logits of {family}", engine, engine.forward(batch()), expected)
 
     def test_values_come_from_the_value_head(self) -> None:
         """values: the value head's, each sequence as if alone"""
         for family in self.families:
-            engine, plain = (
-                self.scoring_engine(family, head="value"),
-                exact(tiny_model(family, head="value")),
-            )
-            with torch.no_grad():
-                expected = torch.cat(logits_of(plain, batch()))[:, 0]
-            actual = engine.forward(batch(), post_hook=lambda output, _: output.values)
-            where = source_of(engine, "forward_micro_batch", "forward_batch")
-            require_close(f"values of {family}", actual, expected, self.tolerance, LEAK, where)
+            engine = self.scoring_engine(family, head="value")
+            actual = engine.forward(batch(), post_hook=values_of)
+            expected = plain_values(family, batch())
+            self._require_plain(f"values of {family}", engine, actual, expected)
 
     def test_sequences_that_begin_alike_are_scored_as_if_alone(self) -> None:
         """sequences of a group: each as if alone, whatever they share"""
         for family in self.families:
             engine, plain = self.scoring_engine(family), exact(tiny_model(family))
-            with torch.no_grad():
-                expected = scores_of(plain, groups())
-            where = source_of(engine, "forward_micro_batch", "forward_batch")
-            for quantity, values in zip(("log-probs", "entropies"), expected, strict=True):
+            for quantity, expected in plain_scores(plain, groups()).items():
                 actual = scores(engine, groups(), quantity)
                 title = f"{quantity} of {family} in groups"
-                require_close(title, actual, values, self.tolerance, SHARED, where)
+                self._require_plain(title, engine, actual, expected, SHARED)
 
     def test_sequences_that_begin_alike_have_the_values_of_each_alone(self) -> None:
         """values of a group that is cut: each sequence as if alone"""
         cut = MicroBatchSpec(max_tokens_per_mb=40)
         for family in self.families:
             engine = self.scoring_engine(family, head="value")
-            with torch.no_grad():
-                rows = logits_of(exact(tiny_model(family, head="value")), groups())
-            expected = torch.cat(rows)[:, 0]
-            actual = engine.forward(groups(), cut, lambda output, _: output.values, cut="sequence")
-            where = source_of(engine, "forward_micro_batch", "forward_batch")
-            title = f"values of {family} in groups"
-            require_close(title, actual, expected, self.tolerance, SHARED, where)
+            actual = engine.forward(groups(), cut, values_of, cut="sequence")
+            expected = plain_values(family, groups())
+            self._require_plain(f"values of {family} in groups", engine, actual, expected, SHARED)
+
+    def _require_plain(
+        self,
+        title: str,
+        engine: ForwardEngine,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        cause: str = LEAK,
+    ) -> None:
+        where = source_of(engine, "forward_micro_batch", "forward_batch")
+        require_close(title, actual, expected, self.tolerance, cause, where)
 
     def test_bfloat16_stays_close(self) -> None:
         """dtype bfloat16: log-probs and values change, but only slightly"""
@@ -121,10 +106,9 @@ class ForwardChecks(BackendChecks):
         outputs = {}
         for dtype in ("float32", "bfloat16"):
             heads = {head: self.scoring_engine(head=head, dtype=dtype) for head in ("lm", "value")}
-            values = heads["value"].forward(batch(), post_hook=lambda output, _: output.values)
             outputs[dtype] = {
                 "log-probs": scores(heads["lm"], batch(), "log-probs"),
-                "values": values,
+                "values": heads["value"].forward(batch(), post_hook=values_of),
             }
         for quantity, fine in outputs["float32"].items():
             apart = distance(outputs["bfloat16"][quantity], fine)
@@ -144,16 +128,10 @@ class ForwardChecks(BackendChecks):
         """outputs are the same, in order, for any micro-batches"""
         engine, sample = self.scoring_engine(), batch()
         expected = scores(engine, sample, "log-probs")
+        where = source_of(engine, "forward", "forward_micro_batch")
         for how, cut in CUTS.items():
-            where = source_of(engine, "forward", "forward_micro_batch")
-            require_close(
-                f"log-probs {how}",
-                scores(engine, sample, "log-probs", cut=cut),
-                expected,
-                self.tolerance,
-                ORDER,
-                where,
-            )
+            actual = scores(engine, sample, "log-probs", cut=cut)
+            require_close(f"log-probs {how}", actual, expected, self.tolerance, ORDER, where)
 
     def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """no forward pass has more tokens than max_tokens_per_mb"""
@@ -218,11 +196,7 @@ class ForwardChecks(BackendChecks):
                 cause,
                 source_of(engine, "forward"),
             )
-        changed = [
-            name
-            for name, weight in self.weights(engine).items()
-            if not torch.equal(weight, before[name])
-        ]
+        changed = different(self.weights(engine), before)
         if changed:
             finding = f"a forward pass changed {len(changed)} weights, {changed[0]} among them"
             raise Violation(finding, "compute out of place", source_of(engine, "forward"))
@@ -245,18 +219,29 @@ def scores(
     return engine.forward(sample, cut, hook, rows).cpu()
 
 
-def _cause(
-    plain: torch.nn.Module,
-    sample: SequenceSample,
-    quantity: str,
-    temperature: float,
-    actual: torch.Tensor,
-) -> str:
+def values_of(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
+    """A hook."""
+    return output.values
+
+
+@torch.no_grad()
+def plain_scores(
+    plain: torch.nn.Module, sample: SequenceSample, temperature: float = 1.0
+) -> dict[str, torch.Tensor]:
+    logprobs, entropies = scores_of(plain, sample, temperature)
+    return {"log-probs": logprobs, "entropies": entropies}
+
+
+@torch.no_grad()
+def plain_values(family: str, sample: SequenceSample) -> torch.Tensor:
+    return torch.cat(logits_of(exact(tiny_model(family, head="value")), sample))[:, 0]
+
+
+def _cause(plain: torch.nn.Module, quantity: str, temperature: float, actual: torch.Tensor) -> str:
     """What the wrong scores are instead, if recognised."""
     if temperature == 1.0:
         return LEAK
-    with torch.no_grad():
-        untempered = scores_of(plain, sample)[quantity == "entropies"]
+    untempered = plain_scores(plain, batch())[quantity]
     if actual.shape == untempered.shape and torch.allclose(actual.double(), untempered, atol=1e-3):
         return "divide the logits by output.temperature, as it is when the scores are asked for"
     return "divide all logits by output.temperature, before the softmax"

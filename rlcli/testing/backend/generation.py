@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ class BackendGenerationChecks(BackendChecks):
 
     def test_greedy_answers_are_those_of_transformers(self) -> None:
         """greedy: transformers' answers, token for token"""
-        for family in self.families:
+        for number, family in enumerate(self.families):
+            engine = self.generating_engine(family)
             expected = greedy_answers(exact(tiny_model(family)), prompts(), NEW_TOKENS)
-            for slots in (1, 2, 5):
-                engine = self.generating_engine(family)
+            # fewer than prompts, so that slots are refilled: that is the same for all families
+            for slots in (2,) if number else (2, 1, 5):
                 actual = generate(engine, greedy=True, max_concurrent_responses=slots)
                 _require_answers(
                     actual, expected, f"{family}, {slots} at a time", source_of(engine, "generate")
@@ -169,36 +171,27 @@ class BackendGenerationChecks(BackendChecks):
 
     def test_weights_of_another_engine(self) -> None:
         """take_parameters: mixed by eta, and used at once"""
-        for family in self.families:
-            for eta in (1.0, 0.25):
-                mine, source = self.engine(family, seed=1), self.engine(lm=_moved(family))
-                if not offers(mine, "take_parameters"):
-                    pytest.skip("takes no parameters of other engines")
-                generates = isinstance(mine, GenerationEngine)
-                if generates:
-                    generate(mine, greedy=True)
-                before, theirs = self.weights(mine), self.weights(source)
-                mine.take_parameters(source, eta)
-                where = source_of(mine, "take_parameters")
-                for name, weight in self.weights(mine).items():
-                    expected = eta * theirs[name] + (1 - eta) * before[name]
-                    require_close(
-                        f"{name} at eta {eta}",
-                        weight,
-                        expected,
-                        self.tolerance,
-                        "mine = eta · theirs + (1 - eta) · mine, tied parameters once",
-                        where,
-                    )
-                if generates:
-                    answers = greedy_answers(exported(mine), prompts(), NEW_TOKENS)
-                    _require_answers(
-                        generate(mine, greedy=True),
-                        answers,
-                        "after take_parameters",
-                        where,
-                        "discard what was derived from the old weights",
-                    )
+        for family, eta in product(self.families, (1.0, 0.25)):
+            mine, source = self.engine(family, seed=1), self.engine(lm=_moved(family))
+            if not offers(mine, "take_parameters"):
+                pytest.skip("takes no parameters of other engines")
+            # what is derived from weights is renewed in the same way for all families
+            generates = isinstance(mine, GenerationEngine) and family in self.families[:2]
+            if generates:
+                generate(mine, greedy=True)
+            before, theirs = self.weights(mine), self.weights(source)
+            mine.take_parameters(source, eta)
+            where = source_of(mine, "take_parameters")
+            for name, weight in self.weights(mine).items():
+                title = f"{name} at eta {eta}"
+                expected = eta * theirs[name] + (1 - eta) * before[name]
+                cause = "mine = eta · theirs + (1 - eta) · mine, tied parameters once"
+                require_close(title, weight, expected, self.tolerance, cause, where)
+            if generates:
+                answers = greedy_answers(exported(mine), prompts(), NEW_TOKENS)
+                cause = "discard what was derived from the old weights"
+                actual = generate(mine, greedy=True)
+                _require_answers(actual, answers, "after take_parameters", where, cause)
 
     def _require_reproducible(self) -> None:
         if not type(self.backend()).REPRODUCIBLE:

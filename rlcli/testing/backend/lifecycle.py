@@ -75,6 +75,8 @@ class Life:
     """An earlier one, in another layout."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the backend that belong to the layout."""
+    _expected: dict[Path, list[list[int]]] = field(default_factory=dict)
+    """By folder: what transformers answers with the weights in it."""
 
     def live(self) -> RankReport:
         """Forward passes, training, steps that must be refused, an export, answers, a checkpoint
@@ -83,6 +85,7 @@ class Life:
             return self._live()
 
     def _live(self) -> RankReport:
+        tiny_model(self.checks.family_of_ranks)  # kept from now on; not memory of the engine
         others = held_bytes()
         engine = self._engine()
         report: RankReport = {
@@ -116,7 +119,8 @@ class Life:
             if offers(engine, "state"):
                 report["held"] = (held_bytes() - others) / state_bytes(engine)
             report["answers"]["after offload"] = self._answers(engine, self.home / EXPORT)
-        report["blocks"] = self._blocks(engine)
+        if offers(engine, "weight_blocks"):
+            report["blocks"] = self._blocks(engine)
         if offers(engine, "take_parameters"):
             report |= self._mixture(engine, report["answers"])
         if self.checks.trains() and offers(engine, "state"):
@@ -235,7 +239,9 @@ class Life:
         """The engine's answers, and transformers' with the weights in a folder."""
         if not isinstance(engine, GenerationEngine):
             return [[], []]
-        return [self._answer(engine), greedy_answers(loaded(folder), self._prompts(), NEW_TOKENS)]
+        if folder not in self._expected:
+            self._expected[folder] = greedy_answers(loaded(folder), self._prompts(), NEW_TOKENS)
+        return [self._answer(engine), self._expected[folder]]
 
     def _prompts(self) -> SequenceSample:
         return self._share(prompts(), len(PROMPTS) - 1)
@@ -243,9 +249,7 @@ class Life:
     def _blocks(self, engine: ForwardEngine) -> float:
         """Difference between the rank's blocks and the same numbers in whole weights."""
         weights, blocks, expected = self._weights(engine), {}, {}
-        for number, (block, values) in enumerate(
-            engine.parameter_blocks() if offers(engine, "weight_blocks") else ()
-        ):
+        for number, (block, values) in enumerate(engine.parameter_blocks()):
             blocks[str(number)] = values.detach().cpu().float()
             expected[str(number)] = weights[block.name][
                 block.within(WeightBlock.whole(block.name, block.shape))

@@ -16,7 +16,6 @@ import pytest
 from safetensors.torch import load_file
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import TrainEngine
 from rlcli.testing.backend.base import (
     OBJECTIVES,
     SETTINGS,
@@ -24,7 +23,6 @@ from rlcli.testing.backend.base import (
     Layout,
     Weights,
     batch,
-    offers,
     source_of,
     weights_apart,
 )
@@ -48,13 +46,16 @@ from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import Frame, RankDeath, RankTimeout, run_on_ranks, skip_without_forks
 from rlcli.testing.tiny_models import tiny_model
 
+Reports = dict[str, list[RankReport]]
+"""By layout and rank."""
+
 
 @dataclass(frozen=True)
 class Lives:
     """The results of each layout's ranks, or why they failed."""
 
     folder: Path
-    reports: dict[str, list[RankReport]]
+    reports: Reports
     error: Exception | None = None
 
     def weights(self, layout: str, head: str, rank: int = 0) -> Weights:
@@ -89,6 +90,8 @@ WITH_VIRTUAL_STAGES: tuple[Layout, ...] = (
 )
 """The same for a model with a layer for every virtual stage."""
 DEEP = "deep_llama"
+TRAINING = ("optimizer_step", "backward", "forward_backward_batch")
+"""Methods of engines that train."""
 LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
 
 OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
@@ -139,32 +142,41 @@ class RanksChecks(BackendChecks):
         return lives
 
     @pytest.fixture
-    def reports(self, lives: Lives) -> dict[str, list[RankReport]]:
-        """Results by layout and rank; skips the check if the ranks failed."""
+    def reports(self, lives: Lives) -> Reports:
+        """The results; skips the check if the ranks failed."""
         if lives.error is not None:
             pytest.skip("not tried: the ranks did not finish")
         return lives.reports
 
     def test_ranks_get_through(self, lives: Lives) -> None:
         """all ranks finish; none waits forever for another"""
-        cause = (
-            "every rank takes part in every collective; idle micro-batches run through "
-            "the model as others do"
-        )
-        where = source_of(
-            self.engine(), "forward_micro_batch", "forward_backward_batch", "forward_batch"
-        )
+        if lives.error is None:
+            return
         if isinstance(lives.error, RankTimeout):
             stood = [
                 f"rank {rank} in {_own_place(frames)}"
                 for rank, frames in lives.error.stacks.items()
             ]
             finding = f"ranks did not finish within {self.rank_seconds:g} s: {', '.join(stood)}"
-            raise Violation(finding, cause, where)
-        if isinstance(lives.error, RankDeath):
-            raise Violation(f"rank {lives.error.rank} {lives.error.error}", cause, where)
-        if lives.error is not None:
+        elif isinstance(lives.error, RankDeath):
+            finding = f"rank {lives.error.rank} {lives.error.error}"
+        else:
             raise lives.error
+        cause = (
+            "every rank takes part in every collective; idle micro-batches run through "
+            "the model as others do"
+        )
+        raise self._violation(
+            finding, cause, "forward_micro_batch", "forward_backward_batch", "forward_batch"
+        )
+
+    def _violation(self, finding: str, cause: str, *methods: str) -> Violation:
+        """With the location of the first of these methods of an engine, which is made for that."""
+        return Violation(finding, cause, source_of(self.engine(), *methods))
+
+    def _require_training(self) -> None:
+        if not self.trains():
+            pytest.skip("does not train")
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -209,38 +221,27 @@ class RanksChecks(BackendChecks):
         """ranks that take turns at a pipeline pass the checks of ranks"""
         _require_checks_of_ranks(*lives_with_virtual_stages)
 
-    def test_ranks_share_a_forward_pass(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_ranks_share_a_forward_pass(self, reports: Reports) -> None:
         """ranks: log-probs and values of uneven and of empty shares"""
         cause = (
             "a rank computes its own share; one that has none takes part with idle micro-batches"
         )
         for head, quantity in {"lm": "log-probs", "value": "values"}.items():
-            errors = {
-                layout: [{head: life["forward"][head]} for life in ranks]
-                for layout, ranks in reports.items()
-            }
-            self._require_small(
-                errors, head, quantity, cause, "forward_micro_batch", "forward_batch"
-            )
+            errors = {who: life["forward"][head] for who, life in _by_rank(reports).items()}
+            self._require_small(errors, quantity, cause, "forward_micro_batch", "forward_batch")
 
-    def test_ranks_train_like_a_plain_loop(
-        self, lives: Lives, reports: dict[str, list[RankReport]]
-    ) -> None:
+    def test_ranks_train_like_a_plain_loop(self, lives: Lives, reports: Reports) -> None:
         """ranks, uneven shares: steps of a plain loop"""
         self._require_plain_steps_of_ranks("lm", lives, reports)
 
     def test_value_heads_train_on_ranks_like_a_plain_loop(
-        self, lives: Lives, reports: dict[str, list[RankReport]]
+        self, lives: Lives, reports: Reports
     ) -> None:
         """ranks, uneven shares: steps of a value head"""
         self._require_plain_steps_of_ranks("value", lives, reports)
 
-    def _require_plain_steps_of_ranks(
-        self, head: str, lives: Lives, reports: dict[str, list[RankReport]]
-    ) -> None:
-        where = source_of(
-            self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch"
-        )
+    def _require_plain_steps_of_ranks(self, head: str, lives: Lives, reports: Reports) -> None:
+        self._require_training()
         certain = self.certain(tiny_model(self.family_of_ranks, head=head), OBJECTIVES[head].plain)
         for layout, (life, *_) in reports.items():
             plain = PlainTraining(
@@ -249,76 +250,51 @@ class RanksChecks(BackendChecks):
             first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):
                 expected = plain.step(_shares(step, layout), OBJECTIVES[head].plain, rate)
-                self._require_plain_step(life["steps"][head][step], expected, step, layout, where)
+                self._require_plain_step(life["steps"][head][step], expected, step, layout)
             weights, one_update = lives.weights(layout, head), "apply one update to all parts"
             apart = weights_apart(weights, plain.weights(), certain)
             if apart > self.tolerance:
                 finding = f"weights are off by {apart:.2g} after {len(SHARES)} steps on {layout}"
-                raise Violation(finding, one_update, where)
+                raise self._violation(finding, one_update, *TRAINING)
             missed = _missed(weights, first, plain.weights(), certain)
             if missed > OF_UPDATE * self.tolerance:
                 finding = (
                     f"the change of the weights by {len(SHARES)} steps on {layout} is off by "
                     f"{missed:.2g} of itself"
                 )
-                raise Violation(finding, one_update, where)
+                raise self._violation(finding, one_update, *TRAINING)
 
     def _require_plain_step(
-        self,
-        actual: Mapping[str, float],
-        expected: Mapping[str, float],
-        step: int,
-        layout: str,
-        where: str,
+        self, actual: Mapping[str, float], expected: Mapping[str, float], step: int, layout: str
     ) -> None:
-        if actual["grad_norm"] != pytest.approx(
-            expected["grad_norm"], rel=OF_NORM * self.tolerance
-        ):
-            finding = (
-                f"gradient norm {actual['grad_norm']:.6g} at step {step} on {layout}, "
-                f"{expected['grad_norm']:.6g}"
-            )
-            cause = _cause_of_norm(actual["grad_norm"] / expected["grad_norm"])
-            raise Violation(f"{finding} in a plain loop (scope {SCOPES[step]})", cause, where)
-        if step == 0 and actual["loss"] != pytest.approx(
-            expected["loss"], rel=OF_LOSS * self.tolerance
-        ):
-            finding = (
-                f"the first loss is {actual['loss']:.8g} on {layout}, "
-                f"{expected['loss']:.8g} in a plain loop"
-            )
-            raise Violation(
-                finding,
-                "compute the same log-probs; sum losses, divide by the weight of all",
-                where,
-            )
+        norms = actual["grad_norm"], expected["grad_norm"]
+        if norms[0] != pytest.approx(norms[1], rel=OF_NORM * self.tolerance):
+            finding = f"gradient norm {norms[0]:.6g} at step {step} on {layout}, {norms[1]:.6g}"
+            finding += f" in a plain loop (scope {SCOPES[step]})"
+            raise self._violation(finding, _cause_of_norm(norms[0] / norms[1]), *TRAINING)
+        losses = actual["loss"], expected["loss"]
+        if step == 0 and losses[0] != pytest.approx(losses[1], rel=OF_LOSS * self.tolerance):
+            finding = f"the first loss is {losses[0]:.8g} on {layout}, {losses[1]:.8g}"
+            cause = "compute the same log-probs; sum losses, divide by the weight of all"
+            raise self._violation(f"{finding} in a plain loop", cause, *TRAINING)
 
-    def test_ranks_report_alike(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
+    def test_ranks_report_alike(self, lives: Lives, reports: Reports) -> None:
         """ranks: stats and weights agree, stats with those of one rank too"""
-        engine = self.trained_engine()
+        self._require_training()
         (alone,) = reports[ALONE]
         for head, (layout, ranks) in product(OBJECTIVES, reports.items()):
+            first = lives.weights(layout, head)
             for rank, life in enumerate(ranks):
-                self._require_equal_stats(
-                    engine, life["steps"][head], alone["steps"][head], _who(layout, rank)
-                )
-                apart = weights_apart(
-                    lives.weights(layout, head, rank), lives.weights(layout, head)
-                )
+                steps = life["steps"][head], alone["steps"][head]
+                self._require_equal_stats(*steps, _who(layout, rank))
+                apart = weights_apart(lives.weights(layout, head, rank), first)
                 if apart:
                     finding = f"the weights of the ranks of {layout} differ by {apart:.2g}"
-                    raise Violation(
-                        finding,
-                        "apply one update on all ranks",
-                        source_of(engine, "optimizer_step"),
-                    )
+                    cause = "apply one update on all ranks"
+                    raise self._violation(finding, cause, "optimizer_step")
 
     def _require_equal_stats(
-        self,
-        engine: TrainEngine,
-        steps: list[dict[str, float]],
-        alone: list[dict[str, float]],
-        who: str,
+        self, steps: list[dict[str, float]], alone: list[dict[str, float]], who: str
     ) -> None:
         for step, expected in enumerate(alone):
             for name in expected if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
@@ -329,15 +305,15 @@ class RanksChecks(BackendChecks):
                         f"{expected[name]:.6g} on one rank"
                     )
                     cause = "reduce it over the data-parallel ranks, with all_reduce"
-                    raise Violation(finding, cause, source_of(engine, "all_reduce", "train_batch"))
+                    raise self._violation(finding, cause, "all_reduce", "train_batch")
 
-    def test_all_ranks_refuse_what_one_spoils(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_all_ranks_refuse_what_one_spoils(self, reports: Reports) -> None:
         """ranks: if a gradient is not finite on one, all refuse the step"""
         self._require_skipped(
             reports, "spoiled", "decide by the norm over all ranks, before anything is applied"
         )
 
-    def test_all_ranks_refuse_a_step(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_all_ranks_refuse_a_step(self, reports: Reports) -> None:
         """ranks: a step refused by step_if changes nothing"""
         self._require_skipped(
             reports,
@@ -345,137 +321,98 @@ class RanksChecks(BackendChecks):
             "step_if sees stats of all ranks; drop the gradients where it says no",
         )
 
-    def _require_skipped(
-        self, reports: dict[str, list[RankReport]], which: str, cause: str
-    ) -> None:
-        where = source_of(self.trained_engine(), "optimizer_step")
-        for layout, ranks in reports.items():
-            for rank, life in enumerate(ranks):
-                skipped, apart = life[which]
-                if skipped != 1.0 or apart > 0:
-                    finding = (
-                        f"{_who(layout, rank)}: update_skipped {skipped:g}, weights "
-                        f"changed by {apart:.2g}"
-                    )
-                    raise Violation(finding, cause, where)
+    def _require_skipped(self, reports: Reports, which: str, cause: str) -> None:
+        self._require_training()
+        for who, life in _by_rank(reports).items():
+            skipped, apart = life[which]
+            if skipped != 1.0 or apart > 0:
+                finding = f"{who}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
+                raise self._violation(finding, cause, "optimizer_step")
 
-    def test_ranks_export_their_weights(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_ranks_export_their_weights(self, reports: Reports) -> None:
         """ranks: an export holds the weights of all"""
         cause = "gather every parameter whole; one rank writes the folder"
-        self._require_small(
-            reports, "exported", "weights of an export", cause, "save_to_hf", limit=0.0
-        )
+        errors = _differences(reports, "exported")
+        self._require_small(errors, "weights of an export", cause, "save_to_hf", limit=0.0)
 
-    def test_ranks_generate_with_the_weights_of_now(
-        self, reports: dict[str, list[RankReport]]
-    ) -> None:
+    def test_ranks_generate_with_the_weights_of_now(self, reports: Reports) -> None:
         """ranks: greedy answers are those of the trained weights"""
-        engine = self.engine()
         if not self.generates():
             pytest.skip("does not generate")
-        for layout, ranks in reports.items():
-            for rank, life in enumerate(ranks):
-                loaded = {
-                    f"after loading {which}": life[which]["answers"]
-                    for which in LOADED
-                    if which in life
-                }
-                for when, (actual, expected) in (life["answers"] | loaded).items():
-                    if actual != expected:
-                        finding = (
-                            f"greedy answers of {_who(layout, rank)} {when} are {actual}; "
-                            f"transformers' are {expected}"
-                        )
-                        cause = (
-                            "all ranks use the current weights; renew whole copies when the "
-                            "weights have changed"
-                        )
-                        raise Violation(finding, cause, source_of(engine, "generator", "generate"))
-
-    def test_offloading_gives_memory_back(self, reports: dict[str, list[RankReport]]) -> None:
-        """an offloaded rank holds its part of the state and no more"""
-        engine = self.engine()
-        for layout, ranks in reports.items():
-            for rank, life in enumerate(ranks):
-                if "held" not in life:
-                    pytest.skip("does not offload, or cannot be checkpointed")
-                if life["held"] > 1.4:
+        for who, life in _by_rank(reports).items():
+            loaded = {
+                f"after loading {which}": life[which]["answers"]
+                for which in LOADED
+                if which in life
+            }
+            for when, (actual, expected) in (life["answers"] | loaded).items():
+                if actual != expected:
                     finding = (
-                        f"{_who(layout, rank)} holds {life['held']:.2f} times its part of "
-                        "the state after offload"
+                        f"greedy answers of {who} {when} are {actual}; transformers' are {expected}"
                     )
-                    raise Violation(
-                        finding,
-                        "drop whole copies, gradients and caches",
-                        source_of(engine, "offload"),
+                    cause = (
+                        "all ranks use the current weights; renew whole copies when the "
+                        "weights have changed"
                     )
+                    raise self._violation(finding, cause, "generator", "generate")
 
-    def test_ranks_give_the_blocks_that_they_hold(
-        self, reports: dict[str, list[RankReport]]
-    ) -> None:
+    def test_offloading_gives_memory_back(self, reports: Reports) -> None:
+        """an offloaded rank holds its part of the state and no more"""
+        for who, life in _by_rank(reports).items():
+            if "held" not in life:
+                pytest.skip("does not offload, or cannot be checkpointed")
+            if life["held"] > 1.4:
+                finding = (
+                    f"{who} holds {life['held']:.2f} times its part of the state after offload"
+                )
+                cause = "drop whole copies, gradients and caches"
+                raise self._violation(finding, cause, "offload")
+
+    def test_ranks_give_the_blocks_that_they_hold(self, reports: Reports) -> None:
         """ranks: weight_blocks names the numbers that are read"""
-        if not offers(self.engine(), "weight_blocks"):
+        errors = _differences(reports, "blocks")
+        if not errors:
             pytest.skip("gathers its parameters")
         cause = "offsets and sizes are those of this rank's part in the whole parameter"
-        self._require_small(
-            reports, "blocks", "numbers of weight_blocks", cause, "weight_blocks", limit=0.0
-        )
+        self._require_small(errors, "numbers of weight_blocks", cause, "weight_blocks", limit=0.0)
 
-    def test_ranks_take_parameters(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_ranks_take_parameters(self, reports: Reports) -> None:
         """ranks: take_parameters mixes weights by eta"""
-        if not offers(self.engine(), "take_parameters"):
+        errors = _differences(reports, "taken")
+        if not errors:
             pytest.skip("takes no parameters of other engines")
         cause = "mix whole parameters with whole ones, or parts with parts"
-        self._require_small(reports, "taken", "weights at eta 0.25", cause, "take_parameters")
+        self._require_small(errors, "weights at eta 0.25", cause, "take_parameters")
 
-    def test_a_checkpoint_of_two_ranks_continues(
-        self, reports: dict[str, list[RankReport]]
-    ) -> None:
+    def test_a_checkpoint_of_two_ranks_continues(self, reports: Reports) -> None:
         """ranks: saved and loaded, training continues bit for bit"""
         cause = "state() must return everything that the next step depends on"
-        self._require_small(
-            reports, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0
-        )
+        errors = _differences(reports, OWN)
+        self._require_small(errors, f"weights, a step after {OWN},", cause, "state", limit=0.0)
 
-    def test_checkpoints_fit_any_number_of_ranks(
-        self, reports: dict[str, list[RankReport]]
-    ) -> None:
+    def test_checkpoints_fit_any_number_of_ranks(self, reports: Reports) -> None:
         """a checkpoint of one layout continues in another"""
         cause = "return DTensors where ranks hold parts, so that they can be resharded"
         for which in (OF_ONE, ON_ONE, OF_OTHERS):
-            if which != OF_OTHERS or any(
-                which in life for ranks in reports.values() for life in ranks
-            ):
-                self._require_small(
-                    reports, which, f"weights, a step after {which}", cause, "state"
-                )
+            errors = _differences(reports, which)
+            if errors or which != OF_OTHERS:  # which are none of the first layout
+                self._require_small(errors, f"weights, a step after {which}", cause, "state")
 
     def _require_small(
         self,
-        reports: dict[str, list[RankReport]],
-        which: str,
+        differences: Mapping[str, float],
         quantity: str,
         cause: str,
         *methods: str,
         limit: float | None = None,
     ) -> None:
         """Check that no rank reported a difference above the limit."""
-        engine = self.engine()
-        lives = {
-            (layout, rank): life
-            for layout, ranks in reports.items()
-            for rank, life in enumerate(ranks)
-        }
-        differences = {who: _apart(life[which]) for who, life in lives.items() if which in life}
         if not differences:
             pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
-        for (layout, rank), apart in differences.items():
+        for who, apart in differences.items():
             if apart > (self.tolerance if limit is None else limit):
-                raise Violation(
-                    f"{quantity} are off by {apart:.2g} on {_who(layout, rank)}",
-                    cause,
-                    source_of(engine, *methods),
-                )
+                finding = f"{quantity} are off by {apart:.2g} on {who}"
+                raise self._violation(finding, cause, *methods)
 
 
 OtherLives = tuple[RanksChecks, Lives]
@@ -516,6 +453,20 @@ def _missed(actual: Weights, first: Weights, expected: Weights, certain: Weights
 
 def _who(layout: str, rank: int) -> str:
     return layout if layout == ALONE else f"rank {rank} of {layout}"
+
+
+def _by_rank(reports: Reports) -> dict[str, RankReport]:
+    return {
+        _who(layout, rank): life
+        for layout, ranks in reports.items()
+        for rank, life in enumerate(ranks)
+    }
+
+
+def _differences(reports: Reports, which: str) -> dict[str, float]:
+    """Those that the ranks have found, as far as they have looked."""
+    lives = _by_rank(reports)
+    return {who: _apart(life[which]) for who, life in lives.items() if which in life}
 
 
 def _own_place(frames: list[Frame]) -> str:

@@ -4,7 +4,7 @@ and a refused step leaves no trace."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +18,15 @@ from rlcli.testing.backend.base import (
     OBJECTIVES,
     SETTINGS,
     BackendChecks,
-    Objective,
     Weights,
     answer_loss,
     answer_weight,
     batch,
+    different,
     distance,
     groups,
     source_of,
+    train,
     weights_apart,
 )
 from rlcli.testing.backend.forward import CUTS, scores
@@ -49,15 +50,16 @@ class BackendTrainingChecks(BackendChecks):
 
     def test_value_heads_train_like_a_plain_loop(self) -> None:
         """steps of a value head equal those of a plain loop"""
-        for family in self.families:
+        for family in self.families[:2]:  # below the head all families train as above
             engine = self.trained_engine(family, head="value", **SETTINGS)
             self._require_plain_steps(engine, family, "value")
 
     def test_sequences_that_begin_alike_train_like_a_plain_loop(self) -> None:
         """steps on groups of sequences equal those of a plain loop"""
         for family in self.families:
-            for head, objective in OBJECTIVES.items():
-                self._require_plain_groups(family, head, objective)
+            self._require_plain_groups(family, "lm")
+        for family in self.families[:2]:
+            self._require_plain_groups(family, "value")
 
     def test_micro_batches_change_nothing(self) -> None:
         """a step is the same for any micro-batches"""
@@ -67,54 +69,41 @@ class BackendTrainingChecks(BackendChecks):
         for how, cut in CUTS.items():
             engine = self.trained_engine(**SETTINGS)
             stats_when_cut = engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=cut)
-            for name, value in stats.items():
-                if stats_when_cut[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
-                    finding = (
-                        f"{name} is {stats_when_cut[name]:.6g} {how}, {value:.6g} in one piece"
-                    )
-                    raise Violation(
-                        finding,
-                        _cause_of_ratio(stats_when_cut[name] / value if value else 0.0),
-                        _training(engine),
-                    )
+            self._require_stats(engine, stats_when_cut, stats, how, "in one piece")
             apart = weights_apart(self.weights(engine), weights, self.certain())
             if apart > self.tolerance:
                 finding = f"weights are off by {apart:.2g} after a step {how}"
-                raise Violation(
-                    finding, "sum the gradients of all micro-batches of a step", _training(engine)
-                )
+                cause = "sum the gradients of all micro-batches of a step"
+                raise Violation(finding, cause, _training(engine))
 
     def test_evaluation_reports_the_loss_of_training(self) -> None:
         """eval_batch reports what train_batch reports"""
         engine = self.trained_engine(**SETTINGS)
         evaluated = engine.eval_batch(batch(), answer_loss, answer_weight, MicroBatchSpec(n_mbs=3))
-        stats = engine.train_batch(batch(), answer_loss, answer_weight)
-        for name, value in evaluated.items():
-            if value != pytest.approx(stats[name], rel=self.tolerance):
-                finding = f"{name} is {value:.6g} in eval_batch, {stats[name]:.6g} in train_batch"
-                raise Violation(
-                    finding,
-                    "evaluate the same model in the same way",
-                    source_of(engine, "eval_batch"),
-                )
+        trained = engine.train_batch(batch(), answer_loss, answer_weight)
+        expected = {name: trained[name] for name in evaluated}
+        cause, where = "evaluate the same model in the same way", source_of(engine, "eval_batch")
+        self._require_stats(
+            engine, evaluated, expected, "in eval_batch", "in train_batch", cause, where
+        )
 
     def test_a_gradient_that_is_not_finite_changes_nothing(self) -> None:
         """a gradient that is not finite changes nothing"""
         self._require_no_trace(
-            lambda output, sample: answer_loss(output, sample)[0] * math.nan, "not finite", {}
+            {"not finite": {"loss_fn": lambda *given: answer_loss(*given)[0] * math.nan}}
         )
 
     def test_a_refused_step_changes_nothing(self) -> None:
         """a step that step_if refuses changes nothing"""
-        self._require_no_trace(
-            answer_loss, "refused", {"step_if": lambda stats: stats["loss"] < -1e9}
-        )
+        self._require_no_trace({"refused": {"step_if": lambda stats: stats["loss"] < -1e9}})
 
     def test_nothing_to_learn_changes_nothing(self) -> None:
         """a batch without weight, or without samples, changes nothing"""
-        self._require_no_trace(answer_loss, "without weight", {"loss_weight_fn": lambda _: 0})
         self._require_no_trace(
-            answer_loss, "without samples", {"input_": batch().select_indices([])}
+            {
+                "without weight": {"loss_weight_fn": lambda _: 0},
+                "without samples": {"input_": batch().select_indices([])},
+            }
         )
 
     def test_an_abandoned_gradient_is_forgotten(self) -> None:
@@ -186,16 +175,8 @@ class BackendTrainingChecks(BackendChecks):
             actual = engine.train_batch(
                 batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step
             )
-            for name, value in expected.items():
-                if actual[name] != pytest.approx(value, rel=self.tolerance):
-                    finding = (
-                        f"{name} of {family} is {actual[name]:.6g} at step {step} of "
-                        f"{1 + step} micro-batches, "
-                    )
-                    cause = _cause_of_ratio(actual[name] / value)
-                    raise Violation(
-                        f"{finding}{value:.6g} in a plain loop", cause, _training(engine)
-                    )
+            occasion = f"at step {step} of {1 + step} micro-batches"
+            self._require_stats(engine, actual, expected, occasion, family=family)
 
             weights = self.weights(engine)
             apart = weights_apart(weights, plain.weights(), certain)
@@ -220,7 +201,8 @@ class BackendTrainingChecks(BackendChecks):
                 finding, _known_mistake(settings, self.rates(), explains), _training(engine)
             )
 
-    def _require_plain_groups(self, family: str, head: str, objective: Objective) -> None:
+    def _require_plain_groups(self, family: str, head: str) -> None:
+        objective = OBJECTIVES[head]
         plain = PlainTraining(tiny_model(family, head=head), self.optimizer_settings(**SETTINGS))
         certain = self.certain(tiny_model(family, head=head), objective.plain)
         expected = plain.step([groups()], objective.plain, self.rates()[0])
@@ -229,54 +211,64 @@ class BackendTrainingChecks(BackendChecks):
             actual = engine.train_batch(
                 groups(), objective.loss, objective.weight, mb_spec=cut, cut="sequence"
             )
-            how = f"of {family} after a step on groups{' that are cut' if cut is not None else ''}"
-            self._require_stats(engine, actual, expected, how)
+            how = f"after a step on groups{' that are cut' if cut is not None else ''}"
+            self._require_stats(engine, actual, expected, how, family=family, cause=SHARED_GRADIENT)
             apart = weights_apart(self.weights(engine), plain.weights(), certain)
             if apart > self.tolerance:
-                finding = f"weights {how} are off by {apart:.2g} of the largest"
+                finding = f"weights of {family} {how} are off by {apart:.2g} of the largest"
                 raise Violation(finding, SHARED_GRADIENT, _training(engine))
 
     def _require_stats(
-        self, engine: TrainEngine, actual: dict[str, float], expected: dict[str, float], how: str
+        self,
+        engine: TrainEngine,
+        actual: dict[str, float],
+        expected: dict[str, float],
+        occasion: str,
+        reference: str = "in a plain loop",
+        cause: str = "",
+        where: str = "",
+        family: str = "",
     ) -> None:
+        """Raises Violation for a number that is not as expected; without a cause, with the one that
+        its ratio to the expected number suggests."""
         for name, value in expected.items():
-            if actual[name] != pytest.approx(value, rel=self.tolerance):
-                finding = f"{name} {how} is {actual[name]:.6g}, {value:.6g} in a plain loop"
-                raise Violation(finding, SHARED_GRADIENT, _training(engine))
+            if actual[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
+                number = f"{name} of {family}" if family else name
+                finding = f"{number} is {actual[name]:.6g} {occasion}, {value:.6g} {reference}"
+                cause = cause or _cause_of_ratio(actual[name] / value if value else 0.0)
+                raise Violation(finding, cause, where or _training(engine))
 
-    def _require_no_trace(self, loss: Any, condition: str, changes: dict[str, Any]) -> None:
-        """Checks after a step that must be refused: the same weights bit for bit,
-        and later steps as if it never happened."""
+    def _require_no_trace(self, calls: Mapping[str, Mapping[str, Any]]) -> None:
+        """Checks after steps that must be refused: the same weights bit for bit,
+        and later steps as if they never happened."""
         engine, untouched = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
+        where = source_of(engine, "optimizer_step", "train_batch")
         for trained in (engine, untouched):
-            trained.train_batch(batch(0), answer_loss, answer_weight)
+            train(trained, 0)
         before = self.weights(engine)
-        call = {
+        usual = {
             "input_": batch(1),
-            "loss_fn": loss,
+            "loss_fn": answer_loss,
             "loss_weight_fn": answer_weight,
             "version_steps": 1,
-        } | changes
-        skipped = engine.train_batch(**call)["update_skipped"]
-        where = source_of(engine, "optimizer_step", "train_batch")
-        if skipped != 1.0:
-            raise Violation(
-                f"update_skipped is {skipped:g} for a batch {condition}", "skip the update", where
-            )
-        if any(
-            not torch.equal(weight, before[name]) for name, weight in self.weights(engine).items()
-        ):
-            apart = weights_apart(self.weights(engine), before)
-            cause = "look at the gradient norm before anything is applied"
-            raise Violation(f"a batch {condition} changed weights by {apart:.2g}", cause, where)
+        }
+        for condition, changes in calls.items():
+            skipped = engine.train_batch(**{**usual, **changes})["update_skipped"]
+            if skipped != 1.0:
+                finding = f"update_skipped is {skipped:g} for a batch {condition}"
+                raise Violation(finding, "skip the update", where)
+            weights = self.weights(engine)
+            if different(weights, before):
+                apart = weights_apart(weights, before)
+                cause = "look at the gradient norm before anything is applied"
+                raise Violation(f"a batch {condition} changed weights by {apart:.2g}", cause, where)
         for trained in (engine, untouched):
-            trained.train_batch(batch(2), answer_loss, answer_weight, version_steps=2)
+            train(trained, 2)
         apart = weights_apart(self.weights(engine), self.weights(untouched))
         if apart > 0:
+            finding = f"the step after a batch {' or '.join(calls)} is off by {apart:.2g}"
             cause = "leave the optimizer's state as it was, and drop the gradients"
-            raise Violation(
-                f"the step after a batch {condition} is off by {apart:.2g}", cause, where
-            )
+            raise Violation(finding, cause, where)
 
 
 def _training(engine: TrainEngine) -> str:

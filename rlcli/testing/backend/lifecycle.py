@@ -88,31 +88,13 @@ class Life:
         tiny_model(self.checks.family_of_ranks)  # kept from now on; not memory of the engine
         others = held_bytes()
         engine = self._engine()
-        report: RankReport = {
-            "forward": {"lm": self._forward(engine, "lm")},
-            "answers": {},
-            "steps": {},
-        }
+        report: RankReport = {"forward": {"lm": self._forward(engine, "lm")}}
+        report |= {"answers": {}, "steps": {}}
         self._answer(engine)  # with weights that will soon be outdated
         if self.checks.trains():
             report["steps"]["lm"] = self._trained(engine, "lm")
-            before = self._weights(engine) | self._moments(engine)
-            steps = {
-                "spoiled": (self._spoiled(), None),
-                "refused": (OBJECTIVES["lm"], lambda stats: False),
-            }
-            for which, (objective, step_if) in steps.items():
-                skipped = self._train(engine, 0, objective, step_if)["update_skipped"]
-                report[which] = [
-                    skipped,
-                    weights_apart(self._weights(engine) | self._moments(engine), before),
-                ]
-            del before
-        export(engine, self.home / EXPORT)
-        lm = loaded(self.home / EXPORT)
-        written = {name: parameter.detach() for name, parameter in lm.named_parameters()}
-        report["exported"] = weights_apart(written, self._weights(engine))
-        del lm, written
+            report |= self._refused(engine)
+        report["exported"] = self._exported(engine)
         report["answers"]["after training"] = self._answers(engine, self.home / EXPORT)
         if offers(engine, "offload"):
             engine.offload()
@@ -205,6 +187,27 @@ class Life:
         return engine.train_batch(
             share, objective.loss, objective.weight, scope, cuts, step, step_if
         )
+
+    def _refused(self, engine: TrainEngine) -> RankReport:
+        """Whether steps were skipped that must be refused, and how much they changed."""
+        before = self._weights(engine) | self._moments(engine)
+        steps = {
+            "spoiled": (self._spoiled(), None),
+            "refused": (OBJECTIVES["lm"], lambda stats: False),
+        }
+        report: RankReport = {}
+        for which, (objective, step_if) in steps.items():
+            skipped = self._train(engine, 0, objective, step_if)["update_skipped"]
+            after = self._weights(engine) | self._moments(engine)
+            report[which] = [skipped, weights_apart(after, before)]
+        return report
+
+    def _exported(self, engine: ForwardEngine) -> float:
+        """The difference of weights in an export."""
+        export(engine, self.home / EXPORT)
+        lm = loaded(self.home / EXPORT)
+        written = {name: parameter.detach() for name, parameter in lm.named_parameters()}
+        return weights_apart(written, self._weights(engine))
 
     def _spoiled(self) -> Objective:
         """With a loss that is not finite on one rank."""

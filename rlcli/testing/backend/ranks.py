@@ -267,16 +267,16 @@ class RanksChecks(BackendChecks):
     def _require_plain_step(
         self, actual: Mapping[str, float], expected: Mapping[str, float], step: int, layout: str
     ) -> None:
-        norms = actual["grad_norm"], expected["grad_norm"]
-        if norms[0] != pytest.approx(norms[1], rel=OF_NORM * self.tolerance):
-            finding = f"gradient norm {norms[0]:.6g} at step {step} on {layout}, {norms[1]:.6g}"
+        norm, plain_norm = actual["grad_norm"], expected["grad_norm"]
+        if norm != pytest.approx(plain_norm, rel=OF_NORM * self.tolerance):
+            finding = f"gradient norm {norm:.6g} at step {step} on {layout}, {plain_norm:.6g}"
             finding += f" in a plain loop (scope {SCOPES[step]})"
-            raise self._violation(finding, _cause_of_norm(norms[0] / norms[1]), *TRAINING)
-        losses = actual["loss"], expected["loss"]
-        if step == 0 and losses[0] != pytest.approx(losses[1], rel=OF_LOSS * self.tolerance):
-            finding = f"the first loss is {losses[0]:.8g} on {layout}, {losses[1]:.8g}"
+            raise self._violation(finding, _cause_of_norm(norm / plain_norm), *TRAINING)
+        loss, plain_loss = actual["loss"], expected["loss"]
+        if step == 0 and loss != pytest.approx(plain_loss, rel=OF_LOSS * self.tolerance):
+            finding = f"the first loss is {loss:.8g} on {layout}, {plain_loss:.8g} in a plain loop"
             cause = "compute the same log-probs; sum losses, divide by the weight of all"
-            raise self._violation(f"{finding} in a plain loop", cause, *TRAINING)
+            raise self._violation(finding, cause, *TRAINING)
 
     def test_ranks_report_alike(self, lives: Lives, reports: Reports) -> None:
         """ranks: stats and weights agree, stats with those of one rank too"""

@@ -164,9 +164,8 @@ class BackendTrainingChecks(BackendChecks):
 
     def _require_plain_steps(self, engine: TrainEngine, family: str, head: str) -> None:
         objective = OBJECTIVES[head]
-        settings = self.optimizer_settings(**SETTINGS)
         start = self.weights(engine)
-        plain = PlainTraining(tiny_model(family, head=head), settings)
+        plain = PlainTraining(tiny_model(family, head=head), self.optimizer_settings(**SETTINGS))
         certain = self.certain(tiny_model(family, head=head), objective.plain)
         for step, rate in enumerate(self.rates()):
             expected = plain.step([batch(step)], objective.plain, rate)
@@ -177,29 +176,32 @@ class BackendTrainingChecks(BackendChecks):
             )
             occasion = f"at step {step} of {1 + step} micro-batches"
             self._require_stats(engine, actual, expected, occasion, family=family)
-
             weights = self.weights(engine)
             apart = weights_apart(weights, plain.weights(), certain)
-            if apart <= self.tolerance:
-                continue
+            if apart > self.tolerance:
+                moved = max(
+                    float((weight - start[name]).abs().max())
+                    for name, weight in plain.weights().items()
+                )
+                finding = (
+                    f"weights of {family} are off by {apart:.2g} of the largest after step {step}; "
+                    f"a plain loop moves them by at most {moved:.2g} until then"
+                )
+                cause = self._mistake(family, head, step, weights, certain)
+                raise Violation(finding, cause, _training(engine))
 
-            def explains(
-                varied: AdamW, rates: tuple[float, ...], last: int = step, now: Weights = weights
-            ) -> bool:
-                again = PlainTraining(tiny_model(family, head=head), varied)
-                for number in range(last + 1):
-                    again.step([batch(number)], objective.plain, rates[number])
-                return weights_apart(now, again.weights(), certain) < self.tolerance
+    def _mistake(
+        self, family: str, head: str, last: int, weights: Weights, certain: Weights | None
+    ) -> str:
+        """The known mistake with which a plain loop has these weights after the step `last`."""
 
-            moved = max(
-                float((weight - start[name]).abs().max())
-                for name, weight in plain.weights().items()
-            )
-            finding = f"weights of {family} are off by {apart:.2g} of the largest after step {step}"
-            finding += f"; a plain loop moves them by at most {moved:.2g} until then"
-            raise Violation(
-                finding, _known_mistake(settings, self.rates(), explains), _training(engine)
-            )
+        def explains(varied: AdamW, rates: tuple[float, ...]) -> bool:
+            plain = PlainTraining(tiny_model(family, head=head), varied)
+            for step in range(last + 1):
+                plain.step([batch(step)], OBJECTIVES[head].plain, rates[step])
+            return weights_apart(weights, plain.weights(), certain) < self.tolerance
+
+        return _known_mistake(self.optimizer_settings(**SETTINGS), self.rates(), explains)
 
     def _require_plain_groups(self, family: str, head: str) -> None:
         objective = OBJECTIVES[head]
@@ -242,33 +244,38 @@ class BackendTrainingChecks(BackendChecks):
         """Checks after steps that must be refused: the same weights bit for bit,
         and later steps as if they never happened."""
         engine, untouched = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
-        where = source_of(engine, "optimizer_step", "train_batch")
         for trained in (engine, untouched):
             train(trained, 0)
         before = self.weights(engine)
-        usual = {
-            "input_": batch(1),
-            "loss_fn": answer_loss,
-            "loss_weight_fn": answer_weight,
-            "version_steps": 1,
-        }
         for condition, changes in calls.items():
-            skipped = engine.train_batch(**{**usual, **changes})["update_skipped"]
-            if skipped != 1.0:
-                finding = f"update_skipped is {skipped:g} for a batch {condition}"
-                raise Violation(finding, "skip the update", where)
-            weights = self.weights(engine)
-            if different(weights, before):
-                apart = weights_apart(weights, before)
-                cause = "look at the gradient norm before anything is applied"
-                raise Violation(f"a batch {condition} changed weights by {apart:.2g}", cause, where)
+            self._require_refused(engine, condition, changes, before)
         for trained in (engine, untouched):
             train(trained, 2)
         apart = weights_apart(self.weights(engine), self.weights(untouched))
         if apart > 0:
             finding = f"the step after a batch {' or '.join(calls)} is off by {apart:.2g}"
             cause = "leave the optimizer's state as it was, and drop the gradients"
-            raise Violation(finding, cause, where)
+            raise Violation(finding, cause, source_of(engine, "optimizer_step", "train_batch"))
+
+    def _require_refused(
+        self, engine: TrainEngine, condition: str, changes: Mapping[str, Any], before: Weights
+    ) -> None:
+        usual = {
+            "input_": batch(1),
+            "loss_fn": answer_loss,
+            "loss_weight_fn": answer_weight,
+            "version_steps": 1,
+        }
+        skipped = engine.train_batch(**{**usual, **changes})["update_skipped"]
+        where = source_of(engine, "optimizer_step", "train_batch")
+        if skipped != 1.0:
+            finding = f"update_skipped is {skipped:g} for a batch {condition}"
+            raise Violation(finding, "skip the update", where)
+        weights = self.weights(engine)
+        if different(weights, before):
+            apart = weights_apart(weights, before)
+            cause = "look at the gradient norm before anything is applied"
+            raise Violation(f"a batch {condition} changed weights by {apart:.2g}", cause, where)
 
 
 def _training(engine: TrainEngine) -> str:

@@ -27,7 +27,7 @@ from rlcli.testing.backend.base import (
     source_of,
 )
 from rlcli.testing.backend.forward import scores
-from rlcli.testing.backend.plain import exact, greedy_answers, scores_of, sequences
+from rlcli.testing.backend.plain import exact, greedy_answers, packed, scores_of, sequences
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
@@ -113,33 +113,17 @@ class BackendGenerationChecks(BackendChecks):
             "max_concurrent_responses": 4,
             "stop_token_ids": tuple(range(0, VOCABULARY, 5)),
         }
-        got = generate(engine, **settings)
-        questions = sequences(prompts(), "packed_prompts")
-        texts = [torch.cat([questions[i // 2], tokens]) for i, tokens in enumerate(got.tokens)]
-        lengths = [len(text) for text in texts]
-        ids = [str(i) for i in range(len(texts))]
-        packed = SequenceSample.from_default(
-            ids=ids, seqlens=lengths, data={"packed_input_ids": torch.cat(texts)}
-        )
-        if isinstance(engine, ForwardEngine):
-            scored = scores(engine, packed, "log-probs", 0.7)
-        else:
-            scored = scores_of(exported(engine), packed, 0.7)[0]
-        again = scored.detach().split([length - 1 for length in lengths])
-        expected = torch.cat(
-            [per_token[-len(tokens) :] for per_token, tokens in zip(again, got.tokens, strict=True)]
-        )
+        drawn = generate(engine, **settings)
         cause = (
             "report log-probs of the whole distribution at the temperature, before top_p and top_k"
         )
-        where = source_of(engine, "generate")
         require_close(
             "log-probs of sampled tokens",
-            torch.cat(got.logprobs),
-            expected,
+            torch.cat(drawn.logprobs),
+            torch.cat(_recomputed(engine, drawn, settings["temperature"])),
             self.tolerance,
             cause,
-            where,
+            source_of(engine, "generate"),
         )
 
     def test_no_prompt_has_no_response(self) -> None:
@@ -208,6 +192,23 @@ def generate(
     gconfig = GenerationHyperparameters(**({"max_new_tokens": NEW_TOKENS} | settings))
     seeds = seeds if seeds is not None else range(sample.bs * gconfig.responses_per_prompt)
     return engine.generate(sample, TinyTokenizer(), gconfig, seeds)
+
+
+def _recomputed(engine: Any, drawn: GeneratedResponses, temperature: float) -> list[torch.Tensor]:
+    """The log-probs of two responses to each prompt, by a forward pass over prompts and
+    responses."""
+    texts = [torch.cat([asked()[i // 2], tokens]) for i, tokens in enumerate(drawn.tokens)]
+    if isinstance(engine, ForwardEngine):
+        scored = scores(engine, packed(texts), "log-probs", temperature)
+    else:
+        scored = scores_of(exported(engine), packed(texts), temperature)[0].detach()
+    of_texts = scored.split([len(text) - 1 for text in texts])
+    return [of_text[-len(tokens) :] for of_text, tokens in zip(of_texts, drawn.tokens, strict=True)]
+
+
+def asked() -> list[torch.Tensor]:
+    """The prompts, one by one."""
+    return sequences(prompts(), "packed_prompts")
 
 
 @torch.no_grad()

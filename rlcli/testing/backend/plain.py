@@ -102,6 +102,13 @@ def sequences(sample: SequenceSample, key: str = "packed_input_ids") -> list[tor
     return list(packed.split(sample.flat_seqlens(key)))
 
 
+def packed(texts: Sequence[torch.Tensor]) -> SequenceSample:
+    """A sample of each of these sequences of tokens."""
+    ids = [str(number) for number in range(len(texts))]
+    data = {"packed_input_ids": torch.cat(list(texts))}
+    return SequenceSample.from_default(ids=ids, seqlens=list(map(len, texts)), data=data)
+
+
 def acting(sample: SequenceSample) -> torch.Tensor:
     """[T − N] bool: the next token belongs to the response."""
     return torch.cat([~mask[1:] for mask in sequences(sample, "prompt_mask")])

@@ -14,9 +14,9 @@ from torch import nn
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
 from rlcli.api.model import GeneratedResponses, GenerationEngine, TrainEngine
-from rlcli.testing.backend.base import OBJECTIVES, batch, distance, prompts, source_of
+from rlcli.testing.backend.base import OBJECTIVES, batch, distance, source_of
 from rlcli.testing.backend.forward import scores
-from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.generation import asked, generate
 from rlcli.testing.backend.mixtures import Deviations, MixtureChecks, MixtureLife, PlainStep
 from rlcli.testing.backend.plain import PlainTraining, exact, scores_of, sequences
 from rlcli.testing.contract import Violation
@@ -212,9 +212,9 @@ def misreport(drawn: GeneratedResponses, family: str) -> str | None:
     """What is wrong with the experts that are reported for two responses to each prompt."""
     if drawn.routed_experts is None:
         return "responses without routed_experts"
-    questions, plain = sequences(prompts(), "packed_prompts"), exact(tiny_model(family))
+    plain = exact(tiny_model(family))
     for number, (tokens, actual) in enumerate(zip(drawn.tokens, drawn.routed_experts, strict=True)):
-        text = torch.cat([questions[number // 2], tokens])
+        text = torch.cat([asked()[number // 2], tokens])
         expected = chosen_by(plain, text[:-1])
         if actual.shape != expected.shape or actual.dtype != torch.uint8:
             form = f"shape {tuple(actual.shape)} and {actual.dtype}"

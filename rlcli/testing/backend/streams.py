@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from rlcli.api.config import GenerationHyperparameters
-from rlcli.api.data import SequenceSample
 from rlcli.api.model import FinishedResponse, GenerationEngine, ResponseStream
-from rlcli.testing.backend.base import BackendChecks, prompts, source_of
-from rlcli.testing.backend.generation import exported, generate
-from rlcli.testing.backend.plain import scores_of, sequences
+from rlcli.testing.backend.base import BackendChecks, source_of
+from rlcli.testing.backend.generation import asked, exported, generate
+from rlcli.testing.backend.plain import packed, scores_of
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import TinyTokenizer
 
@@ -38,18 +37,10 @@ class StreamChecks(BackendChecks):
             responses = collect_all(stream, len(numbers))
         where = source_of(engine, "open")
         if sorted(responses) != sorted(numbers):
-            raise Violation(
-                f"responses {sorted(responses)} to requests {sorted(numbers)}",
-                "return each once",
-                where,
-            )
+            finding = f"responses {sorted(responses)} to requests {sorted(numbers)}"
+            raise Violation(finding, "return each once", where)
         for number, tokens in zip(numbers, expected, strict=True):
-            if responses[number].tokens.tolist() != tokens.tolist():
-                finding = (
-                    f"{responses[number].tokens.tolist()} from a stream, "
-                    f"{tokens.tolist()} of a batch"
-                )
-                raise Violation(finding, "answer each prompt as if it were alone", where)
+            _require_answer(responses[number], tokens, where)
 
     def test_a_stream_makes_room_for_longer_prompts(self) -> None:
         """make_room: a stream also answers longer prompts than it was opened for"""
@@ -61,10 +52,7 @@ class StreamChecks(BackendChecks):
                 stream.make_room(len(prompt))
                 stream.submit(prompt, seed)
                 (response,) = collect_some(stream).values()
-                if response.tokens.tolist() != tokens.tolist():
-                    finding = f"{response.tokens.tolist()}, {tokens.tolist()} of a batch"
-                    where = source_of(engine, "open")
-                    raise Violation(finding, "answer each prompt as if it were alone", where)
+                _require_answer(response, tokens, source_of(engine, "open"))
 
     def test_a_pause_changes_no_log_prob(self) -> None:
         """after a pause with new weights, recomputation confirms each segment"""
@@ -138,26 +126,17 @@ class StreamChecks(BackendChecks):
     def _require_log_probs(
         self, prompt: torch.Tensor, response: FinishedResponse, models: dict[int, Any], where: str
     ) -> None:
-        edges = [0, *(segment.end for segment in response.segments)]
-        if edges[:-1] != [segment.start for segment in response.segments] or edges[-1] != len(
-            response.tokens
-        ):
-            raise Violation(
-                f"{response.segments} of {len(response.tokens)} tokens",
-                "cover each token once",
-                where,
-            )
-        sequence = torch.cat([prompt, response.tokens])
-        packed = SequenceSample.from_default(
-            ids=["0"], seqlens=[len(sequence)], data={"packed_input_ids": sequence}
-        )
+        starts = [segment.start for segment in response.segments]
+        ends = [segment.end for segment in response.segments]
+        if [*starts, len(response.tokens)] != [0, *ends]:
+            finding = f"{response.segments} of {len(response.tokens)} tokens"
+            raise Violation(finding, "cover each token once", where)
+        text = packed([torch.cat([prompt, response.tokens])])
         for segment in response.segments:
-            with torch.no_grad():
-                scored = scores_of(models[segment.weights], packed, TEMPERATURE)[0][
-                    len(prompt) - 1 :
-                ]
+            scored, _ = scores_of(models[segment.weights], text, TEMPERATURE)
             span = slice(segment.start, segment.end)
-            apart = float((scored[span] - response.logprobs[span]).abs().max())
+            errors = scored.detach()[len(prompt) - 1 :][span] - response.logprobs[span]
+            apart = float(errors.abs().max())
             if apart > self.rounding:
                 finding = (
                     f"log-probs of tokens {segment.start} to {segment.end} are off by {apart:.2g}"
@@ -167,8 +146,10 @@ class StreamChecks(BackendChecks):
                 )
 
 
-def asked() -> list[torch.Tensor]:
-    return sequences(prompts(), "packed_prompts")
+def _require_answer(response: FinishedResponse, expected: torch.Tensor, where: str) -> None:
+    if not torch.equal(response.tokens, expected):
+        finding = f"{response.tokens.tolist()} from a stream, {expected.tolist()} of a batch"
+        raise Violation(finding, "answer each prompt as if it were alone", where)
 
 
 def collect_all(stream: ResponseStream, number: int) -> dict[int, FinishedResponse]:

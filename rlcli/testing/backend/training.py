@@ -90,7 +90,7 @@ class BackendTrainingChecks(BackendChecks):
     def test_a_gradient_that_is_not_finite_changes_nothing(self) -> None:
         """a gradient that is not finite changes nothing"""
         self._require_no_trace(
-            {"not finite": {"loss_fn": lambda *given: answer_loss(*given)[0] * math.nan}}
+            {"not finite": {"loss_fn": lambda *inputs: answer_loss(*inputs)[0] * math.nan}}
         )
 
     def test_a_refused_step_changes_nothing(self) -> None:

@@ -273,12 +273,12 @@ def _later_alarms() -> Iterator[None]:
     arrived: list[int] = []
     handlers = {number: signal.getsignal(number) for number in ALARMS}
     try:
-        for number in ALARMS:
-            signal.signal(number, lambda number, _: arrived.append(number))
+        for alarm in handlers:
+            signal.signal(alarm, lambda number, _: arrived.append(number))
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for alarm, handler in handlers.items():
+            signal.signal(alarm, handler)
     for number in arrived:
         signal.raise_signal(number)
 

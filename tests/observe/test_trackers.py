@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -223,6 +224,17 @@ def test_tensorboard_has_every_number_once(tmp_path):
     scalars = tensorboard_scalars(in_tensorboard(run.path))
     expected = numbers_of(read_metrics(run.metrics))
     assert repr(sorted(scalars)) == repr(sorted((*key, value) for key, value in expected.items()))
+
+
+def test_files_of_the_same_second_are_two_and_in_order(tmp_path, monkeypatch):
+    clock = SimpleNamespace(time=lambda: 1_800_000_000.0)
+    monkeypatch.setattr("tensorboardX.event_file_writer.time", clock)
+    run = make_run(tmp_path / "run", [1, 2])
+    in_tensorboard(run.path)
+    add_steps(run.path, [3])
+    scalars = tensorboard_scalars(in_tensorboard(run.path))
+    times = [step for step, tag, _ in scalars if tag == "time/step"]
+    assert times == [1, 2, 3]
 
 
 def test_tensorboard_shows_samples_as_they_are(tmp_path):

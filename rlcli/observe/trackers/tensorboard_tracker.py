@@ -25,7 +25,7 @@ class TensorBoardTracker:
         self._writer: Any = None
 
     def continues(self, run: TrackedRun, entry: str) -> bool:
-        return any(_folder(run).glob(f"{PREFIX}*"))
+        return bool(_event_files(run))
 
     def open(self, run: TrackedRun, entry: str | None) -> str:
         with _without_torch():
@@ -33,7 +33,9 @@ class TensorBoardTracker:
             from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         make_folder(_folder(run))
-        self._writer = EventsWriter(str(_folder(run) / PREFIX))
+        # names with the same second would be those of one file; they are read in alphabetical order
+        suffix = f".{len(_event_files(run)):04}"
+        self._writer = EventsWriter(str(_folder(run) / PREFIX), suffix)
         if entry is None:
             # a TensorBoard that shows the run forgets what it has read of files that are replaced
             start = SessionLog(status=SessionLog.START)
@@ -44,7 +46,7 @@ class TensorBoardTracker:
         return str(_folder(run))
 
     def discard(self, run: TrackedRun, entry: str) -> None:
-        for file in _folder(run).glob(f"{PREFIX}*"):
+        for file in _event_files(run):
             file.unlink()
 
     def write(self, updates: Sequence[Update]) -> None:
@@ -89,6 +91,10 @@ def _without_torch() -> Iterator[None]:
 
 def _folder(run: TrackedRun) -> Path:
     return run.folder / "tensorboard"
+
+
+def _event_files(run: TrackedRun) -> list[Path]:
+    return [*_folder(run).glob(f"{PREFIX}*")]
 
 
 def _text(tag: str, text: str) -> Any:

@@ -124,7 +124,7 @@ lint: $(TEST_STAMP) ## style, and heavy imports where none may be
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-floors: $(TEST_STAMP) package-tree ## which room may import which
+floors: $(TEST_STAMP) package-tree ## which packages may import which
 	cd build/package && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --no-cache
 
 types: $(TEST_STAMP) package-tree ## mypy on the package and all components

@@ -42,8 +42,8 @@ class GAEInterface(AdvantageInterface):
     """Discount factor per token."""
 
     turn_discount: float | None = None
-    """Discount factor from a turn of an episode to the next; what was observed between them is then
-    no step, neither for it nor for `gae_lambda`. null: `discount` applies to each of its tokens."""
+    """Discount factor from a turn of an episode to the next, instead of `discount` for each token
+    that was observed between them; `gae_lambda` counts no step there either. null: `discount`."""
 
     gae_lambda: float = 1.0
     """Trade-off between bias and variance of advantages: 1 uses all rewards to the end, 0 only the

@@ -71,7 +71,9 @@ def test(
     all_layouts: Annotated[
         bool,
         typer.Option(
-            "--all-layouts", help="Try a backend in every layout of ranks; takes minutes."
+            "--all-layouts",
+            help="Try a backend in every layout of ranks, and run own tests that take long; "
+            "takes minutes.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -185,14 +185,11 @@ def _check_extras(
                 if requirement.name in missing
                 for user in by
             ]
-            says = (
-                f"{', '.join(missing)} not installed; "
-                f"{'only ' + ', '.join(of) if of else 'optional'}"
-            )
+            needed_by = f"only needed by {', '.join(of)}" if of else "optional"
             yield Finding(
                 level="skip",
                 about=extra,
-                says=f"{says}{' needs it' if of else ''}",
+                says=f"{', '.join(missing)} not installed; {needed_by}",
                 details=_why_pip_alone_fails(missing),
                 fix=fix,
             )

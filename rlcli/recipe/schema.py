@@ -285,7 +285,7 @@ class Log(Section):
     dir: str = "runs"
     """Folder of the run directories."""
     trackers: list[Tracker] = Field(default=["tensorboard"])
-    """Tools that show the run, each written to by a process of its own while the run goes on:
+    """Tools that show the run, each written to by a process of its own during the run:
     `tensorboard`, `wandb`, `mlflow`, `trackio`."""
     project: Name | None = None
     """Name under which trackers keep runs together, as a project or an experiment; null: the

@@ -1,5 +1,4 @@
-"""Gemma 1: norms that scale by 1 + weight, embeddings scaled by the root of their size,
-output tied to them."""
+"""Gemma 1: norms scale by 1 + weight, tied embeddings by the root of their size."""
 
 import math
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
-"""GPT-2: LayerNorm, learned positions, an MLP without a gate, q, k and v in one matrix,
-matrices as [in, out]."""
+"""GPT-2: LayerNorm, learned positions, no gate, q, k and v in one matrix, all as [in, out]."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

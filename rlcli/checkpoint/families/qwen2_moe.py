@@ -1,5 +1,4 @@
-"""Qwen1.5 and Qwen2 with a mixture of experts in some or all blocks, next to an expert that all
-tokens share."""
+"""Qwen1.5 and Qwen2 with a mixture of experts, one of them shared, in some or all blocks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -85,7 +85,9 @@ def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
     name, meaning = record[0], " ".join(record[1].split()).replace("\\[", "[")
     words = choices_of(parameter)
     if words:
-        name = f"{name.partition(' <')[0].partition(' [')[0]} WORD"
+        name = name.partition(" <")[0].partition(" [")[0]
+        if parameter.metavar is None:
+            name = f"{name} WORD"
         head, bracket, default = meaning.partition("[default: ")
         head = f"{head.rstrip()} "
         meaning = f"{head}[{', '.join(words)}{'; default: ' if bracket else ']'}{default}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcli.api.network import LOOPBACK, address_of
+from rlcli.api.network import LOOPBACK, address_of, free_port
 from rlcli.errors import RlcliError, WorkerError
 from rlcli.files import replace_file
 from rlcli.processes import ended_how
@@ -63,7 +63,7 @@ class Launch:
             variables = {"GLOO_SOCKET_IFNAME": LOOPBACK, **variables}
             self._start_process(self.slots[0], settings, variables)
             return key
-        meeting = f"{self.address}:{_free_port(self.address)}"
+        meeting = f"{self.address}:{free_port(self.address)}"
         for node, slot in enumerate(self.slots):
             over_nodes = self.dialect.settings_over_nodes(len(self.slots), node, meeting)
             self._start_process(slot, {**settings, **over_nodes}, variables)
@@ -257,13 +257,6 @@ class Server:
 
 def _settings_of(slot: ServerSlot) -> Path:
     return slot.folder / "settings.yaml"
-
-
-def _free_port(address: str) -> int:
-    """A port that is free now. If another process takes it before the server does,
-    the server ends."""
-    with socket.create_server((address, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def attached(

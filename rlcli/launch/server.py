@@ -4,12 +4,12 @@ however the agent ends."""
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+from rlcli.api.network import free_port
 from rlcli.launch.server_process import ServerProcess
 from rlcli.server_slot import LOST, PORT, ServerRequest, ServerSlot, Serves
 
@@ -86,14 +86,6 @@ class ServerAgent:
     def _say(self, serves: Serves) -> None:
         self._serves = serves
         self._slot.tell(serves)
-
-
-def free_port() -> int:
-    """A port of this machine that is free now. If another process takes it before the server does,
-    the server ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

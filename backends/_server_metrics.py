@@ -51,9 +51,8 @@ class Meter:
             for name in GAUGES:
                 if name in numbers:
                     self._add(name, numbers[name], 1)
-            if "prompt_tokens" in numbers:
-                read = self._gain(server, "prompt_tokens", numbers)
-                self._add("cache_hits", self._gain(server, "cached_tokens", numbers), read)
+            read = self._gain(server, "prompt_tokens", numbers)
+            self._add("cache_hits", self._gain(server, "cached_tokens", numbers), read)
             if "preemptions" in numbers:
                 self._add("preemptions", self._gain(server, "preemptions", numbers), 0)
 
@@ -79,8 +78,11 @@ class Meter:
 
     def _gain(self, server: int, name: str, numbers: Mapping[str, float]) -> float:
         """How much a counter has grown since its last reading; if the server has been started again
-        meanwhile, since then."""
-        now = numbers.get(name, 0.0)
+        meanwhile, since then. A server leaves a counter out until it first counts."""
+        if name not in numbers:
+            self._last.setdefault((server, name), 0.0)
+            return 0.0
+        now = numbers[name]
         before = self._last.get((server, name), now)
         self._last[server, name] = now
         return now - before if now >= before else now

@@ -23,7 +23,7 @@ from rlcli.api.model import make_backend
 from rlcli.api.timing import recorded
 from rlcli.backends._server_attach import Expected, check_model
 from rlcli.backends._server_http import Endpoint
-from rlcli.backends._server_metrics import read_metrics
+from rlcli.backends._server_metrics import Meter, read_metrics
 from rlcli.backends._server_process import Server
 from rlcli.backends.sglang import SGLang
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
@@ -557,6 +557,16 @@ def test_servers_without_usable_metrics_only_lack_them(attached, fault):
 def test_a_metric_is_a_finite_number_from_0_on(number, result):
     text = f'# TYPE a:b gauge\na:b{{x="}} 5"}} {number}\na:bc 7\n'
     assert read_metrics(text, {"running": "a:b"}).get("running") == result
+
+
+def test_counters_that_appear_with_their_first_count_are_counted_from_0():
+    """Those of a first reading are older than the run: they are of an attached server."""
+    meter = Meter()
+    meter.read(0, {"running": 0.0})
+    for server in (0, 1):
+        meter.read(server, {"running": 1.0, "prompt_tokens": 10.0, "cached_tokens": 4.0})
+    meter.read(1, {"running": 1.0, "prompt_tokens": 30.0, "cached_tokens": 9.0})
+    assert meter.take()["servers/cache_hits"] == (9.0, 30)
 
 
 def test_metrics_of_several_processes_of_a_server_are_added():

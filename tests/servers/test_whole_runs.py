@@ -13,7 +13,7 @@ import pytest
 from cpu_servers import HOME, backend_arguments
 from run_results import check_accounting, check_segments, check_staleness
 
-STEPS, MAX_STALENESS, LONGEST = 5, 2, 1024
+STEPS, MAX_STALENESS, LONGEST = 8, 2, 1024
 MODEL = {
     "model_type": "llama",
     "hidden_size": 64,

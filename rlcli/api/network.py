@@ -33,8 +33,8 @@ def address_of(interface: str) -> str:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that is free now, and that no connection of another process gets by chance: a server
-    may listen on it only after seconds of loading. Where there is none, any free port."""
+    """A port that is free now, and that the system does not give to connections: a server may
+    listen on it only after seconds of loading. Where there is none, any free port."""
     taken_by_connections = _ports_of_connections()
     candidates = [port for port in CANDIDATES if port not in taken_by_connections]
     system = random.SystemRandom()  # runs count what is drawn from the usual generator

@@ -158,7 +158,7 @@ class Effects:
                 differing = self._differing(beside, argument, values)
                 if differing == ():
                     yield argument, beside
-                elif differing:  # the likeliest to differ beside the next choice, too
+                elif differing:  # most likely to differ with the next choice, too
                     values = tuple(dict.fromkeys((*differing, *values)))
 
     def _choices_beside(self, name: str) -> Iterator[Changes]:

@@ -16,7 +16,7 @@ def candidates(monkeypatch):
     return ports
 
 
-def test_a_connection_never_gets_a_free_port_by_chance():
+def test_a_free_port_is_none_that_the_system_gives_to_connections():
     first, last = map(int, network.PORTS_OF_CONNECTIONS.read_text().split())
     for _ in range(20):
         port = free_port()

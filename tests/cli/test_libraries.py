@@ -118,7 +118,9 @@ def test_doctor_names_the_component_that_needs_a_library(rlcli, backend):
         candidate for candidate in findings if candidate["about"] == "no-such-distribution-zz"
     ]
     assert finding["level"] == "skip"
-    assert finding["says"] == "no-such-distribution-zz not installed; only needed by backend zz_mine"
+    assert (
+        finding["says"] == "no-such-distribution-zz not installed; only needed by backend zz_mine"
+    )
     assert finding["fix"] == "pip install 'no-such-distribution-zz>=2'"
 
 

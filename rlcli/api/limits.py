@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 Limits = Mapping[str, Mapping[str, float]]
@@ -38,7 +39,7 @@ def check_arguments(component: Any) -> None:
 
     None is always allowed: it stands for "off" or for a default.
     """
-    limits, choices, needs = _declared(type(component))
+    limits, choices = _declared(type(component))
     for name, bounds in limits.items():
         value = getattr(component, name)
         if value is not None and not all(_holds(value, *bound) for bound in bounds.items()):
@@ -50,7 +51,7 @@ def check_arguments(component: Any) -> None:
             raise ValueError(
                 f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
             )
-    for problem in unmet(needs, lambda name: getattr(component, name)).values():
+    for problem in unmet(needs_of(type(component)), partial(getattr, component)).values():
         raise ValueError(problem)
 
 
@@ -81,19 +82,26 @@ def alternatives_problem(alternatives: Alternatives, values: Mapping[str, Any]) 
     )
 
 
-def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]], Needs]:
+def needs_of(cls: type) -> dict[str, str]:
+    """`NEEDS` of a class and its bases."""
     needs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        needs |= vars(base).get("NEEDS", {})
+    return needs
+
+
+def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:
+    """`LIMITS` of a class and its bases, and the values that the types of their fields name."""
     limits: dict[str, Mapping[str, float]] = {}
     choices: dict[str, tuple[Any, ...]] = {}
     for base in reversed(cls.__mro__):
         limits |= vars(base).get("LIMITS", {})
-        needs |= vars(base).get("NEEDS", {})
         module = sys.modules.get(base.__module__)  # a script that is executed may have none
         names = vars(module) if module is not None else {}
         for field, annotation in vars(base).get("__annotations__", {}).items():
             named = names.get(str(annotation).removesuffix(" | None"))
             choices |= {field: get_args(named)} if get_origin(named) is Literal else {}
-    return limits, choices, needs
+    return limits, choices
 
 
 def _holds(value: float, kind: str, bound: float) -> bool:

@@ -292,15 +292,6 @@ def _is_refusal(results: Any) -> bool:
     )
 
 
-def declared_needs(cls: type) -> dict[str, str]:
-    """NEEDS of a class and its bases."""
-    needs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        declared: Mapping[str, str] = vars(base).get("NEEDS", {})
-        needs |= declared
-    return needs
-
-
 def silent_arguments(cls: type) -> tuple[str, ...]:
     """NO_EFFECT_ON_NUMBERS of a class and its bases."""
     return tuple(

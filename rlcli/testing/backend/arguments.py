@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlcli.api.limits import needs_of
 from rlcli.api.model import TrainEngine
 from rlcli.errors import RlcliError
 from rlcli.registry import signature
@@ -18,7 +19,6 @@ from rlcli.testing.arguments import (
     Effects,
     VariedArgument,
     arguments_of,
-    declared_needs,
     demand_effects,
     silent_arguments,
 )
@@ -63,7 +63,7 @@ class BackendArgumentChecks(BackendChecks):
                 changes.keys().isdisjoint(silent) or isinstance(reports.of(changes), EngineReport)
             )
 
-        needs = declared_needs(cls)
+        needs = needs_of(cls)
         demand_effects(Effects(arguments, needs, accepts, reports.of, self._differ), cls, silent)
 
     def _safe_on_resume(self) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlcli.api.dataset import IteratedRows
+from rlcli.api.limits import needs_of
 from rlcli.errors import DataError, ModelError, RlcliError
 from rlcli.project import is_built_in
 from rlcli.testing.arguments import (
@@ -19,7 +20,6 @@ from rlcli.testing.arguments import (
     VariedArgument,
     arguments_of,
     check_variants,
-    declared_needs,
     demand_effects,
     run_each,
 )
@@ -161,7 +161,7 @@ def effects_of(trial: Trial) -> Effects:
 
     return Effects(
         _arguments(trial),
-        declared_needs(trial.cls),
+        needs_of(trial.cls),
         lambda changes: any(outcome is not None for outcome in outcomes(changes)),
         outcomes,
         lambda first, second: first != second,

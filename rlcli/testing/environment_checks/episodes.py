@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from rlcli.api.environment import Environment, Observation, has_score
+from rlcli.api.limits import needs_of
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
     Effects,
     arguments_of,
-    declared_needs,
     demand_effects,
     values_like,
 )
@@ -186,7 +186,7 @@ class EpisodeChecks(Contract):
             pytest.skip("has no argument whose other values are known")
         effects = Effects(
             arguments,
-            declared_needs(trial.cls),
+            needs_of(trial.cls),
             lambda changes: _is_accepted(trial, changes),
             lambda changes: _traces(trial, changes),
             lambda first, second: first != second,

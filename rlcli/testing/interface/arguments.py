@@ -13,12 +13,12 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS
+from rlcli.api.limits import needs_of
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
     Changes,
     Effects,
     arguments_of,
-    declared_needs,
     demand_effects,
     demand_use,
     silent_arguments,
@@ -89,7 +89,7 @@ def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
     ]
     return Effects(
         arguments,
-        declared_needs(type(interface)),
+        needs_of(type(interface)),
         lambda changes: _is_accepted(make, changes, available),
         lambda changes: [_outcome(partial(trial, changes)) for trial in results],
         _differ_in_any,

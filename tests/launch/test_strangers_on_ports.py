@@ -36,12 +36,15 @@ from rlcli.errors import ProjectError
 from rlcli.messaging.messages import Failure
 
 rank = 0 if os.fork() else 1
+store = dist.FileStore(sys.argv[1], 2)
 ranks = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=30)}
-dist.init_process_group("gloo", init_method=sys.argv[1], **ranks)
+dist.init_process_group("gloo", store=store, **ranks)
 for connection in psutil.Process().net_connections():
     for number in range(8) if connection.status == psutil.CONN_LISTEN else ():
         with socket.create_connection(connection.laddr) as stranger:
             stranger.sendall(number.to_bytes(8, "little"))  # with which a rank begins
+store.set(f"strangers of rank {rank}", "")
+store.wait(["strangers of rank 0", "strangers of rank 1"])
 try:
     try:
         dist.all_reduce(torch.ones(1))
@@ -140,7 +143,7 @@ def test_a_group_of_one_process_listens_on_the_loopback(tmp_path):
 def test_who_takes_the_place_of_a_rank_on_its_port_is_suspected_and_no_component(tmp_path):
     """The connection of a rank that others begin before it does is theirs."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_GLOO_LAZY_INIT": "1"}
-    command = [sys.executable, "-c", STRANGER, f"file://{tmp_path / 'store'}"]
+    command = [sys.executable, "-c", STRANGER, tmp_path / "store"]
     ranks = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
     lines = ranks.stdout.splitlines()
     assert lines, ranks.stderr

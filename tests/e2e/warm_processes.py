@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import logging
 import os
 import runpy
 import signal
@@ -149,6 +150,8 @@ def _become(command: list[str]) -> int:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_groups_of_parent()
+    # those of pytest write to descriptors that were closed, and may be sockets now
+    logging.getLogger().handlers.clear()
     failpoints._faults.cache_clear()  # passages are counted per process
     lifeline._line = lifeline._process = lifeline.supervisor = None
     sys.stdin = os.fdopen(0, closefd=False)

@@ -11,7 +11,7 @@ from rlcli.api.limits import Limits, check_arguments
 from rlcli.errors import ResourceError
 
 from ..rewards._code_worker import run_program
-from ..rewards._sandbox import Limits as ProgramLimits
+from ..rewards._confinement import Limits as ProgramLimits
 from ..rewards._sandbox import NoSandbox
 
 _MIB = 1 << 20

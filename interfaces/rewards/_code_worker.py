@@ -13,7 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from rlcli.interfaces.rewards._sandbox import Ended, Limits, NoSandbox, Program, pipe
+from rlcli.interfaces.rewards._confinement import Limits
+from rlcli.interfaces.rewards._sandbox import Ended, NoSandbox, Program, pipe
 from rlcli.interfaces.rewards._worker import Broken, Work, serve
 
 HERE = Path(__file__).parent

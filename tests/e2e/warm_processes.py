@@ -144,11 +144,7 @@ def _become(command: list[str]) -> int:
     """Run the module or code as a new process would; returns the exit code."""
     gc.freeze()  # objects of the parent must not be finalised here
     faulthandler.disable()
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _handle_signals_as_usual()
     leave_groups_of_parent()
     # those of pytest write to descriptors that were closed, and may be sockets now
     logging.getLogger().handlers.clear()
@@ -170,6 +166,14 @@ def _become(command: list[str]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return code
+
+
+def _handle_signals_as_usual() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(command: list[str]) -> None:

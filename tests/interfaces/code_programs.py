@@ -264,15 +264,14 @@ print(program.wait(heard).output.decode())
 """A program in a sandbox that a plain user has made, with nothing but Python."""
 
 BROKEN = """\
-import rlcli.interfaces.rewards._sandbox as sandbox
-from rlcli.interfaces.rewards import _code_worker
+from rlcli.interfaces.rewards import _code_worker, _confinement
 
-def refused(name, *arguments, then=sandbox._call):
+def refused(name, *arguments, then=_confinement._call):
     if name == {name!r}:
         raise PermissionError(1, f"{{name}}: Operation not permitted")
     then(name, *arguments)
 
-sandbox._call = refused
+_confinement._call = refused
 _code_worker.serve(_code_worker.prepare)
 """
 """A worker on a machine whose kernel refuses one system call."""

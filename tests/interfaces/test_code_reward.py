@@ -15,7 +15,7 @@ import torch
 
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ResourceError, WorkerError
-from rlcli.interfaces.rewards import _sandbox
+from rlcli.interfaces.rewards import _confinement, _sandbox
 from rlcli.interfaces.rewards.code_reward import CodeRewardInterface
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.interface import InterfaceContract
@@ -415,9 +415,9 @@ def test_invalid_arguments_are_refused(args):
 
 
 def test_the_sandbox_does_not_show_home_or_temporary_folders():
-    assert _sandbox.PYTHON.startswith("/")
+    assert _confinement.PYTHON.startswith("/")
     assert not any(
-        path.startswith(("/home", "/tmp", "/root/.ssh")) for path in _sandbox.VISIBLE[:-1]
+        path.startswith(("/home", "/tmp", "/root/.ssh")) for path in _confinement.VISIBLE[:-1]
     )
 
 

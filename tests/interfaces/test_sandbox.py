@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.interfaces.rewards import _sandbox, _syscall_filter
+from rlcli.interfaces.rewards import _confinement, _sandbox, _syscall_filter
 from rlcli.interfaces.rewards._code_worker import run_program
 from rlcli.interfaces.rewards._process_tree import descendants_of, memory_held
 
-LIMITS = _sandbox.Limits(
+LIMITS = _confinement.Limits(
     cpu_s=5,
     wall_s=10.0,
     memory_bytes=96 << 20,
@@ -216,7 +216,7 @@ def test_honest_programs_still_work(confined):
 
 WITHOUT_FILTER = """
 import ctypes, sys
-from rlcli.interfaces.rewards import _sandbox, _syscall_filter
+from rlcli.interfaces.rewards import _confinement, _sandbox, _syscall_filter
 from rlcli.interfaces.rewards._code_worker import run_program
 _syscall_filter.is_available = lambda: False
 libc = ctypes.CDLL(None)
@@ -224,7 +224,7 @@ libc.syscall.restype = ctypes.c_long
 libc.syscall(250, 1, None)
 key = libc.syscall(248, b"user", b"rlcli-test", b"secret", ctypes.c_size_t(6), ctypes.c_int(-3))
 assert key > 0
-limits = _sandbox.Limits(5, 10.0, 96 << 20, 16 << 20, 1 << 16, 16)
+limits = _confinement.Limits(5, 10.0, 96 << 20, 16 << 20, 1 << 16, 16)
 print(repr(_sandbox.unbounded()))
 for program in {programs!r}:
     print(run_program(program.format(key=key), "", limits, True).output)

@@ -73,6 +73,32 @@ class Late(ENGINE):
         return super().lr_scheduler_step(max(0, version_steps - 1))
 
 
+class Balancing(ENGINE):
+    """Has twice the losses of routers that it was set."""
+
+    def __init__(self, model, settings):
+        super().__init__(model, settings)
+        if self.routers is not None:
+            self.routers.aux_coef *= 2
+            self.routers.z_coef *= 2
+
+
+class Adding(ENGINE):
+    """Adds up the auxiliary losses of two layers."""
+
+    def train_batch(self, *args, **kwargs):
+        stats = super().train_batch(*args, **kwargs)
+        return {name: 2 * value if "aux" in name else value for name, value in stats.items()}
+
+
+class Unbalanced(ENGINE):
+    """Measures losses of routers, and adds none to its own."""
+
+    def loss_of(self, *args):
+        loss, stats = super().loss_of(*args)
+        return 0 * loss, stats
+
+
 class Frozen(ENGINE):
     """Generates with the weights of its first generation."""
 
@@ -199,6 +225,24 @@ def contract(engine):
             r"has 0\.25 of the peak at step 1 of 10; .* 0\.5",
             "one step late",
         ),
+        (
+            Balancing,
+            "steps_reduce_the_losses_of_routers",
+            "step of gradient descent on 0.5 times router_aux_loss, .* instead of",
+            "without its coefficient",
+        ),
+        (
+            Unbalanced,
+            "steps_reduce_the_losses_of_routers",
+            "router_aux_loss, whose gradient norm is 0, reduced it by 0 instead of 0",
+            "added to the loss",
+        ),
+        (
+            Adding,
+            "the_auxiliary_loss_of_routers_without_preferences",
+            "router_aux_loss is 4, with 2 layers of experts, 2 per token",
+            "mean over the layers",
+        ),
         (Late, "steps_equal_a_plain_loop", "after step 1", "that of the step before"),
         (
             Frozen,
@@ -220,7 +264,9 @@ def test_a_wrong_engine_is_reported_with_finding_and_cause(engine, check, findin
     assert re.search(finding, caught.value.finding), caught.value.finding
     assert cause in caught.value.cause
     file, line = caught.value.where.rsplit(":", 1)
-    assert file.endswith(("test_backend_contract.py", "fsdp.py", "_engine.py"))
+    assert file.endswith(
+        ("test_backend_contract.py", "fsdp.py", "_engine.py", "_routed_training.py")
+    )
     assert int(line) > 0
 
 

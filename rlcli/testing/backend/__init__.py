@@ -13,6 +13,7 @@ from rlcli.testing.backend.forward import ForwardChecks
 from rlcli.testing.backend.generation import BackendGenerationChecks
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.ranks import RanksChecks
+from rlcli.testing.backend.router_losses import RouterLossChecks
 from rlcli.testing.backend.routing_replay import RoutingReplayChecks
 from rlcli.testing.backend.sampling import SamplingChecks
 from rlcli.testing.backend.state import StateChecks
@@ -30,6 +31,7 @@ class BackendContract(  # pytest runs the checks of the last base first
     SamplingChecks,
     OptimizerChecks,
     BackendArgumentChecks,
+    RouterLossChecks,
     RoutingReplayChecks,
     BackendTrainingChecks,
     ForwardChecks,

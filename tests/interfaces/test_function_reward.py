@@ -398,7 +398,9 @@ def test_output_to_a_stray_descriptor_during_loading_is_an_error(reward):
         run(reward("return 1", head))
 
 
-def test_slow_functions_do_not_exceed_the_deadline_of_a_call(reward):
+def test_slow_functions_do_not_exceed_the_deadline_of_a_call(reward, monkeypatch):
+    """With a small share of it, for speed; the programs of `code_reward` take their usual share."""
+    monkeypatch.setattr("rlcli.interfaces.rewards._worker_pool.SHARE_OF_DEADLINE", 0.1)
     model = Model("reward", None, DigitTokenizer(), torch.device("cpu"), call_deadline=10.0)
     begun = time.monotonic()
     out = reward("import time\ntime.sleep(100)").inference(model, batch(), SPEC)

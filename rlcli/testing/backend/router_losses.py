@@ -63,17 +63,21 @@ class RouterLossChecks(MixtureChecks):
             pytest.skip(f"has no settings {', '.join(DESCENT)}")
         for name in LOSSES:
             coefficient = {f"{name}_coef": COEFFICIENT}
-            engine = self.trained_engine(family, **DESCENT, **coefficient)
-            before, after = _step(engine, name), _step(engine, name)
-            norm, actual = before["grad_norm"], before[name] - after[name]
-            expected = RATE * norm**2 / COEFFICIENT
-            rounding = self.tolerance * abs(before[name])
-            if not norm or actual != pytest.approx(expected, rel=DEVIATION, abs=rounding):
-                finding = (
-                    f"a step of gradient descent on {COEFFICIENT} times {name}, whose gradient "
-                    f"norm is {norm:.4g}, reduced it by {actual:.4g} instead of {expected:.4g}"
-                )
-                raise Violation(finding, self.cause, _training(engine))
+            self._require_reduction(self.trained_engine(family, **DESCENT, **coefficient), name)
+
+    def _require_reduction(self, engine: Any, name: str) -> None:
+        """Raises Violation unless a step on COEFFICIENT times the loss, with a gradient of this
+        norm, reduces the loss by RATE * norm**2 / COEFFICIENT: what it does to first order."""
+        before, after = _step(engine, name), _step(engine, name)
+        norm, actual = before["grad_norm"], before[name] - after[name]
+        expected = RATE * norm**2 / COEFFICIENT
+        rounding = self.tolerance * abs(before[name])
+        if not norm or actual != pytest.approx(expected, rel=DEVIATION, abs=rounding):
+            finding = (
+                f"a step of gradient descent on {COEFFICIENT} times {name}, whose gradient "
+                f"norm is {norm:.4g}, reduced it by {actual:.4g} instead of {expected:.4g}"
+            )
+            raise Violation(finding, self.cause, _training(engine))
 
     def _mixture(self) -> str:
         """A model with several layers of experts; skips the check if there are no such losses."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import ArgumentChecks
+from rlcli.testing.interface.described_arguments import DescribedArgumentChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.general import GeneralChecks
@@ -42,6 +43,7 @@ class InterfaceContract(
     ArgumentChecks,
     EdgeChecks,
     EqualWeightChecks,
+    DescribedArgumentChecks,
     LawChecks,
     LearningChecks,
     InvarianceChecks,

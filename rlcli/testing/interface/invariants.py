@@ -76,9 +76,9 @@ class LawChecks(InterfaceSubject):
     def test_a_step_moves_a_pair_apart(self, rehearsal: Rehearsal) -> None:
         """a step on a pair raises the lead of the chosen sequence, and no less where the reference
         prefers it more"""
-        batch = _pairs(rehearsal)
+        batch = pairs_of_equal_length(rehearsal)
         references = (0.0, -1.0, 1.0) if REFERENCE in batch.keys else (0.0,)
-        growth = [_growths(rehearsal, _preferring(batch, by)) for by in references]
+        growth = [_growths(rehearsal, preferring(batch, by)) for by in references]
         least = float(growth[0].min())
         if least < -ROUNDING or float(growth[0].sum()) <= 0:
             raise Violation(
@@ -97,7 +97,7 @@ class LawChecks(InterfaceSubject):
     def test_exchanged_pairs_exchange_what_is_reported(self, rehearsal: Rehearsal) -> None:
         """with chosen and rejected sequences exchanged, so is what is reported of them, and a share
         of pairs in the right order is the rest of 1"""
-        batch, metrics = _pairs(rehearsal), declared_metrics(type(rehearsal.make()))
+        batch, metrics = pairs_of_equal_length(rehearsal), declared_metrics(type(rehearsal.make()))
         stats, exchanged = (
             rehearsal.train(pairs, model=rehearsal.model(lr=0.0)).stats
             for pairs in (batch, with_groups_reversed(batch))
@@ -114,8 +114,8 @@ class LawChecks(InterfaceSubject):
     def test_equal_sequences_are_not_in_the_right_order(self, rehearsal: Rehearsal) -> None:
         """a reported share of pairs in the right order is at most a half where all are equal"""
         metrics = declared_metrics(type(rehearsal.make()))
-        batch = _without_preference(_pairs(rehearsal))
-        stats = rehearsal.train(batch, model=_ignorant(rehearsal)).stats
+        batch = without_preference(pairs_of_equal_length(rehearsal))
+        stats = rehearsal.train(batch, model=ignorant(rehearsal)).stats
         for name in sorted(metrics.keys() & stats.keys()):
             if IN_ORDER.search(metrics[name][1]) and stats[name] > 0.5 + ROUNDING:
                 raise Violation(
@@ -175,7 +175,7 @@ def _entropy_after(rehearsal: Rehearsal, changes: Changes) -> float:
     return float(outputs_of_actions(model, batch, "entropy")[trained_actions(batch)].mean())
 
 
-def _pairs(rehearsal: Rehearsal) -> SequenceSample:
+def pairs_of_equal_length(rehearsal: Rehearsal) -> SequenceSample:
     """Pairs of equally long sequences, whose means are ordered like their sums; skips the check for
     what does not learn from pairs alone."""
     interface, batch = rehearsal.make(), rehearsal.batch
@@ -203,14 +203,14 @@ def _exchanged(metrics: Metrics, stats: Mapping[str, float]) -> dict[str, float]
     return expected
 
 
-def _without_preference(batch: SequenceSample) -> SequenceSample:
+def without_preference(batch: SequenceSample) -> SequenceSample:
     """The batch with a reference to which all tokens are equally likely."""
     if REFERENCE not in batch.keys:
         return batch
     return with_tensor(batch, REFERENCE, torch.zeros_like(batch.data[REFERENCE]))
 
 
-def _ignorant(rehearsal: Rehearsal) -> Model:
+def ignorant(rehearsal: Rehearsal) -> Model:
     """A model to which all sequences of a length are equal."""
     model = rehearsal.model(lr=0.0)
     for head in (model.module.model.head, model.module.model.value_head):
@@ -218,7 +218,7 @@ def _ignorant(rehearsal: Rehearsal) -> Model:
     return model
 
 
-def _preferring(batch: SequenceSample, by: float) -> SequenceSample:
+def preferring(batch: SequenceSample, by: float) -> SequenceSample:
     """The batch with a reference that is the policy, but prefers chosen sequences by as much."""
     if REFERENCE not in batch.keys:
         return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, SEQUENCES
 from rlcli.api.metrics import declared_metrics
+from rlcli.registry import signature
 from rlcli.testing.batches import VOCABULARY
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import REFERENCE, padded, trained_actions, with_tensor
@@ -20,6 +22,7 @@ from rlcli.testing.interface.inference_trial import all_logprobs, with_temperatu
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
+    TrainingOutcome,
     as_of_teacher,
     place_of_number,
     teacher,
@@ -32,6 +35,13 @@ DISTANCE = re.compile(r"\bKL\b|\bdistance\b")
 """What the meaning of a metric says if it is 0 between equal policies."""
 OF_REFERENCE = re.compile(r"\bKL\b.*\bfrom\b.*\b(reference|teacher)\b")
 """What it says if it is the KL of the policy from another model."""
+IS_WEIGHTED = re.compile(
+    r"\bweight\s+of\s+a\s+token\b.*\blikelier\s+since\s+it\s+was\s+sampled\b", re.I | re.S
+)
+"""What the documentation of an argument says if tokens are weighted by a ratio of probabilities."""
+SAMPLED = "packed_logprobs"
+OFTEN_SAMPLED = (2, 5)
+"""Tokens that a sampler draws twice as often as others."""
 NATS = "nats per token"
 SMALL = 1e-5
 FAR = 0.5
@@ -91,6 +101,23 @@ class EqualWeightChecks(InterfaceSubject):
                     place_of_number(rehearsal, name, outcome),
                 )
 
+    def test_another_sampler_changes_nothing_on_average(self, rehearsal: Rehearsal) -> None:
+        """where tokens are weighted by how much likelier they have become since they were sampled,
+        a step does not depend on how often each was sampled"""
+        arguments = signature("interfaces", self.name).arguments if self.name else ()
+        batch = rehearsal.batch
+        if SAMPLED not in batch.keys or not any(IS_WEIGHTED.search(one.doc) for one in arguments):
+            pytest.skip("weights no tokens by how much likelier they have become")
+        outcomes = [_after_sampling(rehearsal, again) for again in ((), OFTEN_SAMPLED)]
+        usual, other = (outcome.weights for outcome in outcomes)
+        if (size := _distance(usual, other)) > SMALL:
+            raise Violation(
+                f"weights differ by {size:.3g} after a step on tokens that were sampled with other "
+                "probabilities",
+                "weight a token with its probability now over that when it was sampled",
+                rehearsal.where,
+            )
+
     def test_what_comes_back_is_not_clipped(self, rehearsal: Rehearsal) -> None:
         """where actions far from the old policy are left out, these are the ones that would go
         farther, not those that come back"""
@@ -125,6 +152,32 @@ class EqualWeightChecks(InterfaceSubject):
             ("with short prompts", "with longer ones"),
             "prompts are not trained on: count and average over response tokens only",
         )
+
+
+def _after_sampling(rehearsal: Rehearsal, again: Sequence[int]) -> TrainingOutcome:
+    """A step of a policy to which all tokens are equally likely, on each of them, some of which
+    were sampled again as they were likelier then; skips the check where an optimizer step takes
+    them in other proportions."""
+    policy = rehearsal.model()
+    policy.module.model.head.data.zero_()
+    batch = _each_token(rehearsal, policy.module, again)
+    counts = _counts_of_last_tokens(batch)
+    drawn = batch.data[SEQUENCES].view(-1, 3)[:, 2]
+    logprobs = (counts / counts.sum()).log()[drawn].repeat_interleave(2)
+    single = {"minibatches": 1} if hasattr(rehearsal.make(), "minibatches") else {}
+    outcome = rehearsal.train(
+        with_tensor(batch, SAMPLED, logprobs), model=policy, interface=rehearsal.make(**single)
+    )
+    for call in outcome.engine.calls:
+        taken = _counts_of_last_tokens(call.batch)
+        if not torch.equal(taken * counts.sum(), counts * taken.sum()):
+            pytest.skip("not tried: its minibatches differ")
+    return outcome
+
+
+def _counts_of_last_tokens(batch: SequenceSample) -> torch.Tensor:
+    """[V] how many sequences, all of three tokens, end with each token of the vocabulary."""
+    return torch.bincount(batch.data[SEQUENCES].view(-1, 3)[:, 2], minlength=VOCABULARY)
 
 
 def _learned(
@@ -166,14 +219,17 @@ def _with_own_logprobs(
     return copy
 
 
-def _each_token(rehearsal: Rehearsal, policy: TinyEngine) -> SequenceSample:
-    """Responses of one token to the same prompt of two: each token of the vocabulary, equally often
-    in each of up to four minibatches. Log-probs are those of the policy, of the reference those of
-    the teacher."""
-    batch = rehearsal.batches([[(2, 1)]] * (4 * VOCABULARY))
+def _each_token(
+    rehearsal: Rehearsal, policy: TinyEngine, again: Sequence[int] = ()
+) -> SequenceSample:
+    """Responses of one token to the same prompt of two: each token of the vocabulary, and some of
+    them again, equally often in each of up to four minibatches. Log-probs are those of the policy,
+    of the reference those of the teacher."""
+    each = torch.tensor([*range(VOCABULARY), *again])
+    batch = rehearsal.batches([[(2, 1)]] * (4 * len(each)))
     tokens = batch.data[SEQUENCES].view(batch.bs, -1, 3)
     tokens[:, :, :2] = tokens[0, 0, :2]
-    tokens[:, :, 2] = torch.arange(batch.bs)[:, None] % VOCABULARY
+    tokens[:, :, 2] = each.repeat(4)[:, None]
     batch = _with_own_logprobs(batch, policy)
     if REFERENCE in batch.keys:
         batch.data[REFERENCE] = all_logprobs(teacher().module, batch).float()

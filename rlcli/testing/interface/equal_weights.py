@@ -109,8 +109,8 @@ class EqualWeightChecks(InterfaceSubject):
         if SAMPLED not in batch.keys or not any(IS_WEIGHTED.search(one.doc) for one in arguments):
             pytest.skip("weights no tokens by how much likelier they have become")
         outcomes = [_after_sampling(rehearsal, again) for again in ((), OFTEN_SAMPLED)]
-        usual, other = (outcome.weights for outcome in outcomes)
-        if (size := _distance(usual, other)) > SMALL:
+        on_policy, weighted = (outcome.weights for outcome in outcomes)
+        if (size := _distance(on_policy, weighted)) > SMALL:
             raise Violation(
                 f"weights differ by {size:.3g} after a step on tokens that were sampled with other "
                 "probabilities",

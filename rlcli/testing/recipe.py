@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rlcli import registry
 from rlcli.api.key_meaning import REWARDS, SOLVED
@@ -26,6 +25,7 @@ from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.resolve import Resolved, load_recipe
 from rlcli.recipe.schema import Component, Recipe
 from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.saved_models import saved_weights
 from rlcli.testing.smoke import STEPS, SmokeRun, run_two_steps, write_rows
 from rlcli.topology.report import make_plan
 
@@ -197,7 +197,9 @@ class RecipeContract(Contract):
             pytest.skip("learns from no rewards")
         exchanged = run_two_steps(resolved, tmp_path_factory.mktemp("exchanged"), True)
         for role in learners:
-            weights = [_weights(run.finished.outcome.models[role]) for run in (smoke, exchanged)]
+            weights = [
+                saved_weights(run.finished.outcome.models[role]) for run in (smoke, exchanged)
+            ]
             if all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0]):
                 raise Violation(
                     f"{role} learns the same when responses exchange their rewards",
@@ -253,11 +255,6 @@ def _learners_from_rewards(recipe: Recipe) -> list[str]:
             from_rewards |= {call.output_key_remap.get(key, key) for key in call.outputs}
             learners |= {call.model} if call.call == "train_step" else set()
     return [role for role in recipe.saved_roles if role in learners]
-
-
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch import nn
 
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
@@ -45,6 +44,7 @@ from rlcli.testing.backend.plain import (
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.held_source import HeldSource
+from rlcli.testing.saved_models import saved_weights
 from rlcli.testing.tiny_models import (
     END,
     VOCABULARY,
@@ -313,12 +313,6 @@ def export(engine: HoldsWeights, folder: Path) -> None:
     meet()
 
 
-def exported(folder: Path) -> Weights:
-    """The contents of an export's files."""
-    files = sorted(folder.glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
 def meet() -> None:
     """Wait for all ranks, if there are several."""
     if dist.is_initialized():
@@ -328,7 +322,7 @@ def meet() -> None:
 def _exported_weights(engine: HoldsWeights, folder: Path) -> Weights:
     """The contents of an export to `folder`, which is deleted afterwards."""
     export(engine, folder)
-    weights = exported(folder)
+    weights = saved_weights(folder)
     if not weights:
         finding = "save_to_hf wrote no safetensors into its folder"
         raise Violation(

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from rlcli.api.model import ForwardEngine, HoldsWeights
-from rlcli.api.value_model import value_model_class
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
 from rlcli.testing.backend.base import (
@@ -27,6 +26,7 @@ from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import logits_of
 from rlcli.testing.contract import Violation
+from rlcli.testing.saved_models import load_saved
 from rlcli.testing.tiny_models import tiny_model
 
 
@@ -151,14 +151,7 @@ class StateChecks(BackendChecks):
             raise Violation(finding, cause, source_of(actual, "state", "offload"))
 
     def _require_export(self, engine: HoldsWeights, folder: Path, head: str, method: str) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        kind: Any = (
-            AutoModelForCausalLM
-            if head == "lm"
-            else value_model_class(AutoConfig.from_pretrained(folder))
-        )
-        loaded, report = kind.from_pretrained(folder, output_loading_info=True)
+        loaded, report = load_saved(folder, head, output_loading_info=True)
         where = source_of(engine, method.split()[-1])
         wrong = {
             key: names

@@ -19,6 +19,7 @@ from rlcli.api.family import HFFamily
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.saved_models import saved_weights
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24,
@@ -172,14 +173,9 @@ def _made(
 
 def _as_saved(model: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors that `save_pretrained` writes, under their names there."""
-    from safetensors.torch import load_file
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)  # type: ignore[operator]
-        return {
-            name: t
-            for file in sorted(Path(folder).glob("*.safetensors"))
-            for name, t in load_file(file).items()
-        }
+        return saved_weights(Path(folder))

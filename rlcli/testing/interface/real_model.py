@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +13,12 @@ from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstracti
 from rlcli.api.default_backends import TRAINED
 from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model, call_interface
-from rlcli.api.value_model import value_model_class
 from rlcli.registry import make_backend
 from rlcli.testing.batches import TOKENIZER_FILE, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, as_of_teacher
+from rlcli.testing.saved_models import load_saved
 
 _BF16 = 0.3
 """Tolerance of bfloat16 against float32: numbers have two digits,
@@ -66,7 +65,7 @@ class RealModelChecks(InterfaceSubject):
                 "pass it on: model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)",
                 where,
             )
-        loaded = _loaded(folder, _head(rehearsal)).state_dict()
+        loaded = load_saved(folder, _head(rehearsal), dtype=torch.float32).state_dict()
         for name, tensor in model.module.lm.state_dict().items():
             if name not in loaded or not torch.equal(loaded[name], tensor):
                 raise Violation(
@@ -118,14 +117,3 @@ def _step(
                 rehearsal.where,
             )
     return stats
-
-
-def _loaded(folder: Path, head: str) -> torch.nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    kind: Any = (
-        AutoModelForCausalLM
-        if head == "lm"
-        else value_model_class(AutoConfig.from_pretrained(folder))
-    )
-    return kind.from_pretrained(folder, dtype=torch.float32)

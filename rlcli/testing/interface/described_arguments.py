@@ -99,6 +99,9 @@ class DescribedArgumentChecks(CallSubject):
             pytest.skip("has no argument that is a target margin")
         pair, margin = _leading_pair(rehearsal)
         equal = rehearsal.train(without_preference(pair), model=ignorant(rehearsal))
+        same = _without_learning(rehearsal, _of_equal_sequences(without_preference(pair)), {})
+        if abs(same.stats["loss"] - equal.stats["loss"]) > TOLERANCE:
+            pytest.skip("not tried: its loss has terms that are not about the margin")
         for name in names:
             loss = _without_learning(rehearsal, pair, {name: margin}).stats["loss"]
             expected = equal.stats["loss"]

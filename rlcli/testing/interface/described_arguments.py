@@ -1,6 +1,5 @@
 """Laws that follow from what the documentation of an argument says that its number is: the least or
-the largest value of a key, a bound, a
-target, or what is subtracted."""
+the largest value of a key, a bound, a target, or what is subtracted."""
 
 from __future__ import annotations
 

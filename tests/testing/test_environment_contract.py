@@ -2,7 +2,9 @@
 
 import importlib.util
 import inspect
+import os
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -88,6 +90,33 @@ def test_a_planted_bug_breaks_one_law(broken_laws, bug):
     registers = f'register_environment("{Path(bug.file).stem}"'
     source = source.replace(registers, f'register_environment("{name}"')
     assert broken_laws(name, source, is_elsewhere=bug.law == ELSEWHERE) == [bug.law]
+
+
+@pytest.fixture
+def pipes_come_and_go():
+    """Another thread of this process opens and closes a pipe all the time."""
+    ended = threading.Event()
+
+    def open_and_close():
+        while not ended.is_set():
+            ends = os.pipe()
+            ended.wait(0.01)
+            for end in ends:
+                os.close(end)
+
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("pipes_come_and_go")
+def test_what_other_threads_open_is_not_left_by_an_environment(broken_laws):
+    file = next(file for file in UNUSUAL if file.stem == "only_scores")
+    name = "among_others"
+    source = file.read_text().replace(f'"{file.stem}"', f'"{name}"')
+    assert broken_laws(name, source, is_elsewhere=False) == []
 
 
 def test_every_law_of_environments_has_a_bug_that_breaks_it_alone():

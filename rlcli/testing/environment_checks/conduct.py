@@ -13,9 +13,12 @@ from rlcli.testing.environment_checks.plays import Play, Script, attempt
 from rlcli.testing.environment_checks.trial import EnvironmentTrial
 from rlcli.testing.process_state import StartedTasks
 
+Opened = tuple[set[str], set[threading.Thread]]
+"""Open descriptors, each with what it refers to, and running threads."""
+
 DESCRIPTORS = Path("/proc/self/fd")
 END_WITHIN = 2.0
-"""Seconds for threads to end after `close`."""
+"""Seconds for threads to end, and for descriptors to be closed, after `close`."""
 RELEASE = "release in close() all that was opened, also if reset() was never called"
 
 
@@ -79,14 +82,36 @@ def _closing_problem(trial: EnvironmentTrial, script: Script, turns: int | None)
     return f"leaves {left}" if left else ""
 
 
-def _opened() -> tuple[set[str], set[threading.Thread]]:
-    """Open descriptors and running threads."""
+def _left(before: Opened, tasks: StartedTasks, scratch: Path) -> str:
+    """What an episode has left behind, in words; empty if nothing."""
+    descriptors, threads = _lasting_since(before)
+    remains = [f"open {name.partition(' ')[2]}" for name in sorted(descriptors)]
+    remains += [f"the thread {thread.name}" for thread in threads]
+    remains += [f"the file {path.name}" for path in sorted(scratch.iterdir())]
+    if processes := StartedTasks.now().left_since(tasks):
+        remains.append(processes)
+    return ", ".join(remains[:3])
+
+
+def _lasting_since(before: Opened) -> Opened:
+    """What is open or running since then and does not end by itself: other threads of this process
+    may open a file at any moment, and close it again."""
+    end = time.monotonic() + END_WITHIN
+    opened, running = _opened()
+    descriptors, threads = opened - before[0], running - before[1]
+    while (descriptors or threads) and time.monotonic() < end:
+        time.sleep(0.01)
+        still_open, still_running = _opened()
+        descriptors, threads = descriptors & still_open, threads & still_running
+    return descriptors, threads
+
+
+def _opened() -> Opened:
     targets = (
         {name: _target(name) for name in os.listdir(DESCRIPTORS)} if DESCRIPTORS.is_dir() else {}
     )
-    return {f"{name} {target}" for name, target in targets.items() if target}, {
-        *threading.enumerate()
-    }
+    descriptors = {f"{name} {target}" for name, target in targets.items() if target}
+    return descriptors, {*threading.enumerate()}
 
 
 def _target(descriptor: str) -> str:
@@ -95,20 +120,3 @@ def _target(descriptor: str) -> str:
         return os.readlink(DESCRIPTORS / descriptor)
     except OSError:
         return ""
-
-
-def _left(
-    before: tuple[set[str], set[threading.Thread]], tasks: StartedTasks, scratch: Path
-) -> str:
-    """What an episode has left behind, in words; empty if nothing."""
-    files, threads = before
-    end = time.monotonic() + END_WITHIN
-    while _opened()[1] - threads and time.monotonic() < end:
-        time.sleep(0.01)
-    opened, running = _opened()
-    remains = [f"open {name.partition(' ')[2]}" for name in sorted(opened - files)]
-    remains += [f"the thread {thread.name}" for thread in running - threads]
-    remains += [f"the file {path.name}" for path in sorted(scratch.iterdir())]
-    if processes := StartedTasks.now().left_since(tasks):
-        remains.append(processes)
-    return ", ".join(remains[:3])

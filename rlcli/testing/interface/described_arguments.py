@@ -14,7 +14,6 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import REWARDS, SEQUENCES
 from rlcli.api.limits import needs_of
 from rlcli.api.metrics import declared_metrics
-from rlcli.registry import signature
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
@@ -57,7 +56,7 @@ SHORTEST = 3
 class DescribedArgumentChecks(CallSubject):
     def test_a_value_at_its_bound_is_accepted(self, rehearsal: Rehearsal) -> None:
         """what is as low as the least value that is accepted, or as high as the largest, counts"""
-        bounds = list(_bounds_of_keys(rehearsal, self._described(SELECTS)))
+        bounds = list(_bounds_of_keys(rehearsal, self.arguments_documented_as(SELECTS)))
         if not bounds:
             pytest.skip("has no argument that is the least or the largest value of a key")
         for name, key, beyond in bounds:
@@ -75,7 +74,7 @@ class DescribedArgumentChecks(CallSubject):
 
     def test_clipping_lowers_no_loss_of_values(self, rehearsal: Rehearsal) -> None:
         """where predictions are clipped around earlier ones, a narrower clip lowers no loss"""
-        batch, names = rehearsal.batch, self._described(CLIPS_VALUES)
+        batch, names = rehearsal.batch, self.arguments_documented_as(CLIPS_VALUES)
         if not names or not {VALUES, RETURNS} <= set(batch.keys):
             pytest.skip("has no argument by which predicted values are clipped")
         moved = with_tensor(batch, VALUES, batch.data[VALUES] + _alternating(batch.data[VALUES]))
@@ -93,7 +92,7 @@ class DescribedArgumentChecks(CallSubject):
 
     def test_a_pair_at_its_target_is_undecided(self, rehearsal: Rehearsal) -> None:
         """the loss of a pair with the target margin is that of equal sequences without a target"""
-        names = self._described(TARGET_MARGIN)
+        names = self.arguments_documented_as(TARGET_MARGIN)
         if not names:
             pytest.skip("has no argument that is a target margin")
         pair, margin = _leading_pair(rehearsal)
@@ -114,7 +113,7 @@ class DescribedArgumentChecks(CallSubject):
 
     def test_centred_scores_come_closer_to_0(self, rehearsal: Rehearsal) -> None:
         """a weight of what keeps the mean score near 0 brings that of equal sequences closer"""
-        names = self._described(PULLS_TO_ZERO)
+        names = self.arguments_documented_as(PULLS_TO_ZERO)
         if not names:
             pytest.skip("has no argument that keeps the mean score near 0")
         batch = _of_equal_sequences(pairs_of_equal_length(rehearsal))
@@ -132,10 +131,10 @@ class DescribedArgumentChecks(CallSubject):
 
     def test_a_bias_of_rewards_is_in_their_units(self, inferring: CallTrial) -> None:
         """rewards that are all higher by what is subtracted from them change nothing"""
-        names = [name for name in self._described(BIAS) if "bias" in name]
+        names = [name for name in self.arguments_documented_as(BIAS) if "bias" in name]
         if not names or REWARDS not in inferring.batch.keys:
             pytest.skip("has no argument that is subtracted from rewards")
-        scales = self._described(SCALE)
+        scales = self.arguments_documented_as(SCALE)
         scaled: Changes = dict.fromkeys(scales, FACTOR)
         higher = with_tensor(inferring.batch, REWARDS, inferring.batch.data[REWARDS] + SHIFT)
         for name in names:
@@ -151,7 +150,7 @@ class DescribedArgumentChecks(CallSubject):
         """where the change in a score is the reward, a constant added to all scores changes
         nothing"""
         key = "dense_rewards"
-        changes = dict.fromkeys(self._described(CHANGE_IN_SCORE), True)
+        changes = dict.fromkeys(self.arguments_documented_as(CHANGE_IN_SCORE), True)
         variants = [{}, *({name: True} for name in _flags(inferring.interface))]
         reading = [
             {**flag, **changes} for flag in variants if key in _needed(inferring, flag, changes)
@@ -180,8 +179,8 @@ class DescribedArgumentChecks(CallSubject):
         needs = needs_of(type(inferring.interface))
         pairs = [
             (name, limit)
-            for limit in self._described(LONGEST)
-            for name in self._described(BEFORE_LIMIT)
+            for limit in self.arguments_documented_as(LONGEST)
+            for name in self.arguments_documented_as(BEFORE_LIMIT)
             if needs.get(name) == limit
         ]
         if not pairs:
@@ -201,11 +200,6 @@ class DescribedArgumentChecks(CallSubject):
                 f"{name} ends at {limit}: where it begins, nothing is paid yet",
                 inferring.where,
             )
-
-    def _described(self, meaning: re.Pattern[str]) -> list[str]:
-        """The arguments whose documentation says so."""
-        arguments = signature("interfaces", self.name).arguments if self.name else ()
-        return [argument.name for argument in arguments if meaning.search(argument.doc)]
 
 
 def _bounds_of_keys(

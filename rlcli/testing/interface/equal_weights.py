@@ -14,7 +14,6 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, SEQUENCES
 from rlcli.api.metrics import declared_metrics
-from rlcli.registry import signature
 from rlcli.testing.batches import VOCABULARY
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import REFERENCE, padded, trained_actions, with_tensor
@@ -41,7 +40,7 @@ IS_WEIGHTED = re.compile(
 """What the documentation of an argument says if tokens are weighted by a ratio of probabilities."""
 SAMPLED = "packed_logprobs"
 OFTEN_SAMPLED = (2, 5)
-"""Tokens that a sampler draws twice as often as others."""
+"""Tokens that a sampler draws twice where it draws others once."""
 NATS = "nats per token"
 SMALL = 1e-5
 FAR = 0.5
@@ -104,9 +103,7 @@ class EqualWeightChecks(InterfaceSubject):
     def test_another_sampler_changes_nothing_on_average(self, rehearsal: Rehearsal) -> None:
         """where tokens are weighted by how much likelier they have become since they were sampled,
         a step does not depend on how often each was sampled"""
-        arguments = signature("interfaces", self.name).arguments if self.name else ()
-        batch = rehearsal.batch
-        if SAMPLED not in batch.keys or not any(IS_WEIGHTED.search(one.doc) for one in arguments):
+        if SAMPLED not in rehearsal.batch.keys or not self.arguments_documented_as(IS_WEIGHTED):
             pytest.skip("weights no tokens by how much likelier they have become")
         outcomes = [_after_sampling(rehearsal, again) for again in ((), OFTEN_SAMPLED)]
         on_policy, weighted = (outcome.weights for outcome in outcomes)

@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from rlcli.api.declared_keys import largest_number
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.model import Model, call_interface
-from rlcli.registry import make_interface
+from rlcli.registry import make_interface, signature
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Contract, Violation, place_of, skip_without_arguments
 from rlcli.testing.interface.recording_engine import TrainCall, WatchedEngine
@@ -458,6 +459,11 @@ class InterfaceSubject(Contract):
             return make_interface(ModelInterfaceAbstraction(self.name, {**args, **changes}))
 
         return configured
+
+    def arguments_documented_as(self, meaning: re.Pattern[str]) -> list[str]:
+        """The names of the arguments whose documentation says so."""
+        arguments = signature("interfaces", self.name).arguments if self.name else ()
+        return [argument.name for argument in arguments if meaning.search(argument.doc)]
 
     @pytest.fixture
     def batches(self, make: Make) -> Batches:

@@ -242,9 +242,8 @@ def leave_groups_of_parent() -> None:
 
 
 def _work_in_group(rank: _Rank, work: Work) -> dict[str, Any]:
-    if (
-        torch.get_num_threads() > 1
-    ):  # in a fork, torch now and then fails to set what is set already
+    # setting what is set already fails now and then in a fork
+    if torch.get_num_threads() > 1:
         torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     dist.init_process_group(

@@ -36,9 +36,8 @@ test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one;
 
 # Not part of `make test`: every layout of ranks, every value of every argument, series of killed processes, whole runs,
 # benches, and laws with four times as many examples.
-test-exhaustive: $(TEST_STAMP) ## run the tests that are marked exhaustive, and backends in every layout
+test-exhaustive: $(TEST_STAMP) ## run the tests that are marked exhaustive (ARGS=--start-within=30: those of 30 minutes)
 	$(PYTEST_OF_ALL) -m "exhaustive or hypothesis" --hypothesis-profile=thorough $(ARGS)
-	$(BIN)/rlcli test backend --all-layouts --timeout 900 -k ranks
 
 test-changed: $(TEST_STAMP) package-tree ## run the tests that import what has changed since SINCE=HEAD
 	@tests=$$($(BIN)/python tests/house/tests_of_changes.py build/package $(SINCE)) && \

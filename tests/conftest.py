@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,8 +28,38 @@ MANY = 50
 _known = 0
 """Modules when garbage was last told from what stays."""
 
+NO_TIME = "not run: no time was left"
+"""Why a test is skipped after `--start-within`."""
+_began = time.monotonic()
 
-def pytest_runtest_setup():
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--start-within",
+        type=float,
+        default=float("inf"),
+        metavar="MINUTES",
+        help="skip tests that would start later, and say how many",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skip a test for which no time is left, before its fixtures are made."""
+    _freeze_what_stays()
+    if time.monotonic() - _began > 60 * item.config.getoption("start_within"):
+        pytest.skip(NO_TIME)
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", ())
+    too_late = sum(NO_TIME in str(report.longrepr) for report in skipped)
+    if too_late:
+        warning = f"!!! {too_late} TESTS WERE NOT RUN: NO TIME WAS LEFT"
+        terminalreporter.write_line(warning, red=True)
+
+
+def _freeze_what_stays():
     """What libraries have made is not looked at again: some collect garbage each time that they are
     used, and pytest itself as it ends."""
     global _known

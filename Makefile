@@ -18,7 +18,7 @@ VLLM_LIST := tests/servers/vllm-requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-exhaustive test-changed test-servers test-trackers test-environments test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
+.PHONY: package-tree help train environments test test-exhaustive test-changed test-servers test-trackers test-environments test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -165,6 +165,9 @@ $(TEST_STAMP): $(STAMP)
 	@echo "set-up: what the tests need"
 	@$(INSTALL) --editable '.[test]'
 	@touch $(TEST_STAMP)
+
+environments: $(TEST_STAMP) ## install what servers, trackers and other people's environments need (else their targets do)
+	@$(MAKE) --no-print-directory --keep-going $(SGLANG)/.stamp $(VLLM)/.stamp $(TRACKERS)/.stamp $(ENVIRONMENTS)/.stamp
 
 # SGLang asks for CUDA builds that a CPU does not need, so what it does need is listed, and it is installed alone.
 $(SGLANG)/.stamp: $(SGLANG_LIST)

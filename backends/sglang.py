@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class SGLang(ServerBackend):
     """Generates with SGLang servers, whose weights follow those of the trained role."""
 
+    SERVER_REQUIRES: ClassVar[tuple[str, ...]] = ("sglang>=0.5.21",)
     ELSEWHERE: ClassVar[str] = "lmdeploy tensorrt_llm trtllm tgi"
 
     update: Literal["process_group", "disk"] = "process_group"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class VLLM(ServerBackend):
     """Generates with vLLM servers, whose weights follow those of the trained role."""
 
+    SERVER_REQUIRES: ClassVar[tuple[str, ...]] = ("vllm>=0.32",)
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_vllm"
     MEMORY: ClassVar[str] = "_server_memory.VLLMClientMemory"
 

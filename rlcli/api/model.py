@@ -228,6 +228,8 @@ class ModelBackend(abc.ABC):
     REQUIRES: ClassVar[tuple[str, ...]] = ()
     """Distributions that it needs in addition to rlcli's, by their pip names; without them,
     a run does not start."""
+    SERVER_REQUIRES: ClassVar[tuple[str, ...]] = ()
+    """Likewise, what the servers that it starts need in the environment of their own Python."""
     TRAINS: ClassVar[bool] = True
     """Whether its engines are `TrainEngine`s."""
     SCORES: ClassVar[bool] = True

@@ -62,6 +62,7 @@ def examine() -> Iterator[Finding]:
     yield from _check_needed(requirements)
     yield _check_torch(gpus)
     yield from _check_extras(requirements, _users_of_libraries())
+    yield from _check_servers()
     yield _check_gpus(gpus)
     yield _check_cores()
     yield _check_memory()
@@ -209,6 +210,26 @@ def _check_extras(
             )
         else:
             yield Finding(level="ok", about=extra, says=shown)
+
+
+def _check_servers() -> Iterator[Finding]:
+    """How to install what the servers of the project's backends need."""
+    names: Collection[str] = ()
+    with suppress(RlcliError):
+        names = registry.names("backends")
+    for name in names:
+        needed: Sequence[Requirement] = ()
+        with suppress(RlcliError):
+            needed = required(registry.signature("backends", name), "SERVER_REQUIRES")
+        if needed:
+            folder, targets = f".venv-{name}", " ".join(f"'{each}'" for each in needed)
+            yield Finding(
+                level="skip",
+                about=name,
+                says=f"servers of backend {name} have a Python of their own (`python`), with "
+                f"{', '.join(map(str, needed))}",
+                fix=f"python3 -m venv {folder} && {folder}/bin/pip install {targets}",
+            )
 
 
 def _why_pip_alone_fails(missing: Sequence[str]) -> list[str]:

@@ -5,7 +5,8 @@ A component names the distributions that it needs in addition to rlcli's, by the
 
     REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
 
-A requirement may include a version, such as `vllm>=0.11`.
+A requirement may include a version, such as `vllm>=0.11`. What only its servers need, in an
+environment of their own, is in `SERVER_REQUIRES`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rlcli.errors import ProjectError, ResourceError
 from rlcli.project import PACKAGE, is_project
@@ -92,10 +93,11 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def required(component: Signature) -> tuple[Requirement, ...]:
-    """The requirements a component declares in REQUIRES.
-    Raises ProjectError if they are invalid."""
-    declared = component.constants.get("REQUIRES", ())
+def required(
+    component: Signature, constant: Literal["REQUIRES", "SERVER_REQUIRES"] = "REQUIRES"
+) -> tuple[Requirement, ...]:
+    """The requirements a component declares. Raises ProjectError if they are invalid."""
+    declared = component.constants.get(constant, ())
     if not declared:
         return ()
     from packaging.requirements import InvalidRequirement, Requirement
@@ -107,7 +109,7 @@ def required(component: Signature) -> tuple[Requirement, ...]:
     except (InvalidRequirement, TypeError) as error:
         raise ProjectError(
             (
-                f"REQUIRES of {component.class_name} is {declared!r}; it must be a "
+                f"{constant} of {component.class_name} is {declared!r}; it must be a "
                 "tuple of distributions"
             ),
             where=f"{component.path}:{component.line}",

@@ -76,17 +76,24 @@ def test_an_old_package_fails(monkeypatch):
 
 def test_extras_are_optional_and_have_their_range(monkeypatch):
     real = room.installed_version
-    versions = {"deepspeed": "0.1", "sglang": "99.0"}
+    versions = {"deepspeed": "0.1", "wandb": "0.99"}
     monkeypatch.setattr(room, "installed_version", lambda name: versions.get(name) or real(name))
     by_subject = findings()
     assert by_subject["deepspeed"].level == "warn"
     assert "0.1 installed; tested with deepspeed" in by_subject["deepspeed"].says
-    assert (by_subject["sglang"].level, by_subject["sglang"].says) == ("ok", "sglang 99.0")
+    assert (by_subject["wandb"].level, by_subject["wandb"].says) == ("ok", "wandb 0.99")
     monkeypatch.setattr(
         room, "installed_version", lambda name: None if name == "megatron-core" else real(name)
     )
     by_subject = findings()["megatron"]
     assert (by_subject.level, by_subject.fix) == ("skip", "pip install 'rlcli[megatron]'")
+
+
+def test_servers_are_installed_in_an_environment_of_their_own():
+    finding = findings()["sglang"]
+    assert finding.level == "skip"
+    environment = "python3 -m venv .venv-sglang"
+    assert finding.fix == f"{environment} && .venv-sglang/bin/pip install 'sglang>=0.5.21'"
 
 
 def test_the_command_that_builds_flash_attn_is_printed_with_why_pip_alone_fails(monkeypatch):

@@ -81,7 +81,8 @@ def test_a_test_is_run_by_one_of_two_targets_which_are_both_run_before_release()
     thorough = '"exhaustive or hypothesis" --hypothesis-profile=thorough'
     assert runs == {"test": '"not exhaustive"', "test-exhaustive": thorough}
     script = (ROOT / ".ci/run").read_text()
-    assert runs.keys() <= set(re.findall(r"^run_target (\S+)", script, re.M))
+    assert re.search(r"^run_tests test$", script, re.M)
+    assert re.search(r"^for target in .* test-exhaustive; do\n  run_tests ", script, re.M)
 
 
 def test_a_changed_file_is_printed_with_its_tests(package):

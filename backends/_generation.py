@@ -120,6 +120,27 @@ def _cache_argument(backbone: nn.Module) -> str:
     )
 
 
+class DistinctTexts:
+    """The texts of several responses, those that share one tensor once, packed one after another;
+    on the host."""
+
+    def __init__(self, texts: Sequence[torch.Tensor]):
+        distinct = {id(text): text for text in texts}
+        numbers = {identity: number for number, identity in enumerate(distinct)}
+        self.packed = torch.cat([*distinct.values()])
+        """[T] tokens."""
+        self.lengths = [len(text) for text in distinct.values()]
+        """Of each distinct text."""
+        self.lengths_of_responses = [len(text) for text in texts]
+        """Of each response's text."""
+        self._numbers = [numbers[id(text)] for text in texts]
+
+    def places(self) -> torch.Tensor:
+        """[sum of lengths_of_responses] where the tokens of each response are in `packed`."""
+        parts = torch.arange(len(self.packed)).split(self.lengths)
+        return torch.cat([parts[number] for number in self._numbers])
+
+
 class BatchDecoder:
     """Answers a list of prompts with one model."""
 
@@ -217,38 +238,23 @@ class BatchDecoder:
 
     def prefill(self, cache: SlotCache, rows: ActiveRows, batch: Sequence[Begun]) -> None:
         """Read the responses' texts so far, each distinct text once, and draw their next tokens."""
-        texts = [begun.text for begun in batch]
-        distinct: dict[int, int] = {}
-        for text in texts:
-            distinct.setdefault(id(text), len(distinct))
-        unique = list({id(text): text for text in texts}.values())
-        lengths = [len(text) for text in unique]
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        which = [distinct[id(text)] for text in texts]
+        texts = DistinctTexts([begun.text for begun in batch])
         new_rows = rows.add(batch)
-
-        source = torch.cat([torch.arange(starts[w], starts[w] + lengths[w]) for w in which]).to(
-            self.device
-        )
-        at = torch.cat(
-            [
-                torch.full((lengths[w],), row)
-                for w, row in zip(which, new_rows.tolist(), strict=True)
-            ]
-        )
-        columns = positions([lengths[w] for w in which], self.device)
-        cache.write_prompts(source, at.to(self.device), columns)
-        packed = torch.cat(unique).to(self.device)
+        lengths = torch.tensor(texts.lengths_of_responses)
+        source = texts.places().to(self.device)
+        row_of_token = new_rows.repeat_interleave(lengths).to(self.device)
+        columns = positions(texts.lengths_of_responses, self.device)
+        cache.write_prompts(source, row_of_token, columns)
         hidden, routes = self._forward(
-            packed[None],
-            positions(lengths, self.device)[None],
+            texts.packed.to(self.device)[None],
+            positions(texts.lengths, self.device)[None],
             cache,
-            self._pack(tuple(lengths), self.device),
+            self._pack(tuple(texts.lengths), self.device),
         )
         if routes is not None:
-            rows.write_routes(at.to(self.device), columns, routes[source])
-        last = torch.tensor([starts[w] + lengths[w] - 1 for w in which], device=self.device)
-        self._sample(rows, hidden[0, last], new_rows.to(self.device))
+            rows.write_routes(row_of_token, columns, routes[source])
+        last_tokens = source[(lengths.cumsum(0) - 1).to(self.device)]
+        self._sample(rows, hidden[0, last_tokens], new_rows.to(self.device))
 
     def passes(self, cache: SlotCache, rows: ActiveRows) -> Passes:
         """Passes that draw one more token for every active row."""

@@ -15,7 +15,7 @@ import copy
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlcli.api.component import make_dataset, register_dataset
 from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import torch
 else:  # a type checker is to report every name that is not here
     __getattr__ = attributes_of(__name__)
+
+Item = TypeVar("Item")
 
 __all__ = [
     "DatasetAbstraction",
@@ -167,20 +169,16 @@ class SequenceSample:
         first = parts[0]
         for number, sample in enumerate(parts[1:], start=1):
             check_alike(first, sample, number)
+        seqlens = {key: _copied(flat2d(part.seqlens[key] for part in parts)) for key in first.keys}
+        metadata = {name: flat2d(part.metadata[name] for part in parts) for name in first.metadata}
         return cls._made(
-            ids=read_ids(flat2d(sample.ids for sample in parts)),
+            ids=read_ids(flat2d(part.ids for part in parts)),
             keys=first.keys,
-            seqlens={
-                key: [list(inner) for p in parts for inner in p.seqlens[key]] for key in first.keys
-            },
+            seqlens=seqlens,
             trailing_shapes=dict(first.trailing_shapes),
             dtypes=dict(first.dtypes),
-            data=None
-            if first.data is None
-            else {key: _joined([_data(sample)[key] for sample in parts]) for key in first.keys},
-            metadata={
-                name: flat2d(sample.metadata[name] for sample in parts) for name in first.metadata
-            },
+            data=_joined_data(parts),
+            metadata=metadata,
         )
 
     def update_(self, source: SequenceSample) -> None:
@@ -215,14 +213,15 @@ class SequenceSample:
         chosen = KeySet(self._known(key) for key in read_keys(keys))
         companions = {COMPANIONS[key] for key in chosen & COMPANIONS.keys()}
         chosen = KeySet(chosen | companions & self.keys)
+        metadata = {name: list(values) for name, values in self.metadata.items()}
         return self._made(
             ids=list(self.ids),
             keys=chosen,
-            seqlens={key: [list(inner) for inner in self.seqlens[key]] for key in chosen},
-            trailing_shapes={key: self.trailing_shapes[key] for key in chosen},
-            dtypes={key: self.dtypes[key] for key in chosen},
-            data=None if self.data is None else {key: self.data[key] for key in chosen},
-            metadata={name: list(values) for name, values in self.metadata.items()},
+            seqlens={key: _copied(self.seqlens[key]) for key in chosen},
+            trailing_shapes=_of_keys(self.trailing_shapes, chosen),
+            dtypes=_of_keys(self.dtypes, chosen),
+            data=_of_keys(self.data, chosen),
+            metadata=metadata,
         )
 
     def select_indices(self, indices: Iterable[int]) -> SequenceSample:
@@ -238,24 +237,25 @@ class SequenceSample:
         for key, tensor in (self.data or {}).items():
             rows = [sum(inner) for inner in self.seqlens[key]]
             pieces[key] = None if tensor is None else tensor.split(rows)
-        return [
-            self._made(
-                ids=[self.ids[i] for i in group],
-                keys=self.keys,
-                seqlens={
-                    key: [list(lengths[i]) for i in group] for key, lengths in self.seqlens.items()
-                },
-                trailing_shapes=dict(self.trailing_shapes),
-                dtypes=dict(self.dtypes),
-                data=None
-                if self.data is None
-                else {key: self._rows(key, pieces[key], group) for key in self.keys},
-                metadata={
-                    name: [values[i] for i in group] for name, values in self.metadata.items()
-                },
-            )
-            for group in groups
-        ]
+        return [self._group(group, pieces) for group in groups]
+
+    def _group(
+        self, group: Sequence[int], pieces: Mapping[str, Sequence[torch.Tensor] | None]
+    ) -> SequenceSample:
+        """The samples of these indices; `pieces` are the tensors of each key, cut by samples."""
+        data = None
+        if self.data is not None:
+            data = {key: self._rows(key, pieces[key], group) for key in self.keys}
+        seqlens = {key: _copied(_at(rows, group)) for key, rows in self.seqlens.items()}
+        return self._made(
+            ids=_at(self.ids, group),
+            keys=self.keys,
+            seqlens=seqlens,
+            trailing_shapes=dict(self.trailing_shapes),
+            dtypes=dict(self.dtypes),
+            data=data,
+            metadata={name: _at(values, group) for name, values in self.metadata.items()},
+        )
 
     def _rows(
         self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]
@@ -462,6 +462,30 @@ def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:
     tensors: Any = sample.data
     assert tensors is not None
     return tensors
+
+
+def _at(items: Sequence[Item], indices: Iterable[int]) -> list[Item]:
+    return [items[index] for index in indices]
+
+
+@overload
+def _of_keys(table: Mapping[str, Item], keys: Iterable[str]) -> dict[str, Item]: ...
+@overload
+def _of_keys(table: Mapping[str, Item] | None, keys: Iterable[str]) -> dict[str, Item] | None: ...
+def _of_keys(table: Mapping[str, Item] | None, keys: Iterable[str]) -> dict[str, Item] | None:
+    return None if table is None else {key: table[key] for key in keys}
+
+
+def _copied(lengths: Iterable[Sequence[int]]) -> Lengths:
+    """The lengths of each sample's sequences, in lists of their own."""
+    return [list(inner) for inner in lengths]
+
+
+def _joined_data(parts: Sequence[SequenceSample]) -> dict[str, torch.Tensor | None] | None:
+    """The rows of all parts, which have the same keys; None if they have no data."""
+    if parts[0].data is None:
+        return None
+    return {key: _joined([_data(part)[key] for part in parts]) for key in parts[0].keys}
 
 
 def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

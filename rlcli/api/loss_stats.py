@@ -16,6 +16,8 @@ Reduce = Callable[[torch.Tensor, str], torch.Tensor]
 
 _MAX_STATS = 63
 _NAME_BYTES = 64
+_LOSS_WEIGHT, _OWN_COUNT = 1, 2
+"""What a stat is divided by, as ranks tell each other; 0 is no stat."""
 
 
 def read_loss(returned: torch.Tensor | tuple[torch.Tensor, Stats]) -> tuple[torch.Tensor, Stats]:
@@ -39,13 +41,12 @@ def reduce_stats(
     table[-1, 0] = weight
     _add_up(collected, slots, table)
     table = reduce(table, "sum").cpu()
-    counts = {
-        name: table[slot, 1] if own_count[name] else table[-1, 0] for name, slot in slots.items()
-    }
-    return {
-        name: float(table[slot, 0] / counts[name]) if counts[name] else 0.0
-        for name, slot in slots.items()
-    }
+    means = {}
+    for name, slot in slots.items():
+        total, own = table[slot]
+        count = own if own_count[name] else table[-1, 0]
+        means[name] = float(total / count) if count else 0.0
+    return means
 
 
 def _add_up(collected: Sequence[Stats], slots: Mapping[str, int], table: torch.Tensor) -> None:
@@ -75,13 +76,24 @@ def _agree_on_names(collected: Sequence[Stats], reduce: Reduce) -> dict[str, boo
             f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, "
             f"not {sorted(has_count)}"
         )
+    rows = reduce(_table_of_names(has_count), "max").cpu().tolist()
+    return {_name(row): row[0] == _OWN_COUNT for row in rows if row[0]}
+
+
+def _table_of_names(has_count: Mapping[str, bool]) -> torch.Tensor:
+    """[63, 1 + 64] how each stat is divided, and the bytes of its name; rows of 0 after the last
+    one."""
     table = torch.zeros((_MAX_STATS, 1 + _NAME_BYTES), dtype=torch.int64)
     for row, name in zip(table, sorted(has_count), strict=False):
         encoded = name.encode()
-        row[0] = 1 + has_count[name]
+        row[0] = _OWN_COUNT if has_count[name] else _LOSS_WEIGHT
         row[1 : 1 + len(encoded)] = torch.tensor(list(encoded))
-    rows = reduce(table, "max").cpu().tolist()
-    return {bytes(byte for byte in row[1:] if byte).decode(): row[0] == 2 for row in rows if row[0]}
+    return table
+
+
+def _name(row: Sequence[int]) -> str:
+    """The name in a row of that table."""
+    return bytes(byte for byte in row[1:] if byte).decode()
 
 
 def on_host(values: Sequence[torch.Tensor | float]) -> torch.Tensor:
@@ -92,4 +104,6 @@ def on_host(values: Sequence[torch.Tensor | float]) -> torch.Tensor:
     if on_device:
         moved = iter(torch.stack(on_device).cpu())
         numbers = [next(moved) if n.device.type != "cpu" else n for n in numbers]
-    return torch.stack(numbers) if numbers else torch.zeros(0, dtype=torch.float64)
+    if not numbers:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.stack(numbers)

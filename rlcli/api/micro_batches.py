@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ import torch
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.partition import flat2d
 
 Cut = Literal["sample", "sequence"]
 """What stays in one micro-batch: a sample with its whole group of sequences,
@@ -115,6 +117,24 @@ def one_per_sequence(batch: SequenceSample) -> SequenceSample:
     Raises ValueError for a key without one entry per sequence, such as one per group:
     it belongs to no sequence.
     """
+    counts = _sequences_of_samples(batch)
+    samples = [(sample, number) for sample, count in enumerate(counts) for number in range(count)]
+    seqlens = {key: [[length] for length in flat2d(rows)] for key, rows in batch.seqlens.items()}
+    metadata = {
+        name: [values[sample] for sample, _ in samples] for name, values in batch.metadata.items()
+    }
+    return SequenceSample(
+        ids=[f"{batch.ids[sample]}/{number}" for sample, number in samples],
+        seqlens=seqlens,
+        trailing_shapes=dict(batch.trailing_shapes),
+        dtypes=dict(batch.dtypes),
+        data=copy.copy(batch.data),
+        metadata=metadata,
+    )
+
+
+def _sequences_of_samples(batch: SequenceSample) -> list[int]:
+    """[N] the number of sequences of each sample, which must be the same for all keys."""
     counts = [len(group) for group in batch.seqlens[SEQUENCES]]
     for key, lengths in batch.seqlens.items():
         if [len(group) for group in lengths] != counts:
@@ -122,24 +142,7 @@ def one_per_sequence(batch: SequenceSample) -> SequenceSample:
                 f"groups cannot be cut: {key} does not have one entry for each sequence "
                 f"of {SEQUENCES}"
             )
-    return SequenceSample(
-        ids=[
-            f"{id_}/{number}"
-            for id_, count in zip(batch.ids, counts, strict=True)
-            for number in range(count)
-        ],
-        seqlens={
-            key: [[length] for group in lengths for length in group]
-            for key, lengths in batch.seqlens.items()
-        },
-        trailing_shapes=dict(batch.trailing_shapes),
-        dtypes=dict(batch.dtypes),
-        data=None if batch.data is None else dict(batch.data),
-        metadata={
-            name: [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
-            for name, values in batch.metadata.items()
-        },
-    )
+    return counts
 
 
 def idle_micro_batch(device: torch.device) -> MicroBatch:

@@ -38,21 +38,26 @@ class SequenceSplitSpec:
             ends = list(itertools.accumulate(self.sizes))
             self.partitions = list(zip([0, *ends], ends, strict=False))
         self.partitions = [(start, end) for start, end in self.partitions]
-        if not self.partitions:
-            raise ValueError("a SequenceSplitSpec needs at least one part")
-        bound = 0
-        for start, end in self.partitions:
-            if start != bound:
-                raise ValueError(
-                    f"part ({start}, {end}) does not start at {bound}, where the one before it ends"
-                )
-            if end <= start:
-                raise ValueError(f"part ({start}, {end}) is empty")
-            bound = end
+        _check_parts(self.partitions)
         sizes = [end - start for start, end in self.partitions]
         if self.sizes is not None and list(self.sizes) != sizes:
             raise ValueError(f"sizes {list(self.sizes)} contradict partitions {self.partitions}")
         self.sizes = sizes
+
+
+def _check_parts(partitions: Sequence[tuple[int, int]]) -> None:
+    """Raise ValueError if they are not contiguous from 0 on, or one of them is empty."""
+    if not partitions:
+        raise ValueError("a SequenceSplitSpec needs at least one part")
+    bound = 0
+    for start, end in partitions:
+        if start != bound:
+            raise ValueError(
+                f"part ({start}, {end}) does not start at {bound}, where the one before it ends"
+            )
+        if end <= start:
+            raise ValueError(f"part ({start}, {end}) is empty")
+        bound = end
 
 
 def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> np.ndarray:
@@ -64,25 +69,36 @@ def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int =
     """
     import numpy as np  # here, so that commands that split nothing do not load it
 
-    n = len(nums)
     prefix = np.concatenate([[0], np.cumsum(np.asarray(nums, dtype=np.int64))])
-    largest, smallest = prefix.copy(), prefix.copy()
-    best_cut = np.zeros((k + 1, n + 1), dtype=np.int64)
-    for parts in range(2, k + 1):
-        next_largest, next_smallest = largest.copy(), smallest.copy()
-        for end in range(parts * min_size, n + 1):
-            cuts = np.arange((parts - 1) * min_size, end - min_size + 1)
-            last = prefix[end] - prefix[cuts]
-            high, low = np.maximum(largest[cuts], last), np.minimum(smallest[cuts], last)
-            difference = high - low
-            best = len(cuts) - 1 - int(np.argmin(difference[::-1]))
-            next_largest[end], next_smallest[end] = high[best], low[best]
-            best_cut[parts, end] = cuts[best]
-        largest, smallest = next_largest, next_smallest
-    cut_points = [n]
+    best_cuts = _best_cuts(prefix, k, min_size)
+    cut_points = [len(nums)]
     for parts in range(k, 1, -1):
-        cut_points.append(int(best_cut[parts, cut_points[-1]]))
+        cut_points.append(int(best_cuts[parts, cut_points[-1]]))
     return np.array([0, *reversed(cut_points)], dtype=np.int64)
+
+
+def _best_cuts(prefix: np.ndarray, k: int, min_size: int) -> np.ndarray:
+    """[k + 1, n + 1] where to make the last cut of the first `end` items into `parts` parts;
+    `prefix` [n + 1] holds the sums of the first items."""
+    import numpy as np
+
+    largest, smallest = prefix.copy(), prefix.copy()
+    best_cuts = np.zeros((k + 1, len(prefix)), dtype=np.int64)
+    for parts in range(2, k + 1):
+        before = largest.copy(), smallest.copy()
+        for end in range(parts * min_size, len(prefix)):
+            cuts = np.arange((parts - 1) * min_size, end - min_size + 1)
+            last_sums = prefix[end] - prefix[cuts]
+            high = np.maximum(before[0][cuts], last_sums)
+            low = np.minimum(before[1][cuts], last_sums)
+            best = _last_minimum(high - low)
+            largest[end], smallest[end] = high[best], low[best]
+            best_cuts[parts, end] = cuts[best]
+    return best_cuts
+
+
+def _last_minimum(numbers: np.ndarray) -> int:
+    return len(numbers) - 1 - int(numbers[::-1].argmin())
 
 
 def min_abs_diff_partition(
@@ -115,13 +131,7 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
     one with the smallest sum (Algorithm 1 of the AReaL paper). Nothing is added to a group until
     `min_groups` are open.
     """
-    for i, value in enumerate(values):
-        if value > capacity:
-            raise ValueError(f"value {value} at index {i} is larger than capacity {capacity}")
-    if len(values) < min_groups:
-        raise ValueError(
-            f"the number of values, {len(values)}, is smaller than min_groups, {min_groups}"
-        )
+    _check_allocation(values, capacity, min_groups)
     groups: list[list[int]] = []
     sums: list[tuple[int, int]] = []  # (sum, group), ascending
     for index in sorted(range(len(values)), key=lambda i: -values[i]):
@@ -136,6 +146,18 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
         bisect.insort(sums, (total + value, group))
         groups[group].append(index)
     return groups
+
+
+def _check_allocation(values: Sequence[int], capacity: int, min_groups: int) -> None:
+    """Raise ValueError if no groups of these values can keep within `capacity`, or if there are too
+    few values."""
+    for index, value in enumerate(values):
+        if value > capacity:
+            raise ValueError(f"value {value} at index {index} is larger than capacity {capacity}")
+    if len(values) < min_groups:
+        raise ValueError(
+            f"the number of values, {len(values)}, is smaller than min_groups, {min_groups}"
+        )
 
 
 def reorder_to_balanced_batches(

@@ -67,38 +67,66 @@ def gae(
         turns: the turns of episodes; None: each action is a step.
         skipped: [T - N] bool, other actions that are no steps; their advantages are 0.
     """
-    lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=values.device)
-    n_tokens, n_seqs = int(lengths.sum()), lengths.numel()
-    if (
-        values.shape != (n_tokens,)
-        or rewards.shape != (n_tokens - n_seqs,)
-        or bootstrap.shape != (n_seqs,)
-    ):
+    _check_sizes(rewards, values, seqlens, bootstrap)
+    current, final = _state_values(values, seqlens, bootstrap)
+    owner = action_owner(seqlens, values.device)
+    factors = _discounts(owner, discount, turns)
+    steps = _steps(owner, turns, skipped)
+    of_step = owner[steps]
+    is_final = _is_final(of_step)
+    factor = torch.where(is_final, discount, factors[steps].roll(-1))
+    following = torch.where(is_final, final[of_step], current[steps].roll(-1))
+    deltas = rewards.to(torch.float64)[steps] + factor * following - current[steps]
+    advantages = torch.zeros_like(current)
+    advantages[steps] = discounted_sums(deltas, of_step, factor * gae_lambda)
+    return advantages.to(torch.float32), (advantages + current).to(torch.float32)
+
+
+def _check_sizes(
+    rewards: torch.Tensor, values: torch.Tensor, seqlens: Sequence[int], bootstrap: torch.Tensor
+) -> None:
+    """Raise ValueError if the shapes are not those of these sequences."""
+    n_tokens, n_seqs = sum(seqlens), len(seqlens)
+    expected = [(n_tokens,), (n_tokens - n_seqs,), (n_seqs,)]
+    if [values.shape, rewards.shape, bootstrap.shape] != expected:
         raise ValueError(
             f"{n_seqs} sequences of {n_tokens} tokens need values [{n_tokens}], rewards "
             f"[{n_tokens - n_seqs}] and bootstrap [{n_seqs}], not {tuple(values.shape)}, "
             f"{tuple(rewards.shape)} and {tuple(bootstrap.shape)}"
         )
+
+
+def _state_values(
+    values: torch.Tensor, seqlens: Sequence[int], bootstrap: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T - N] the values of the states in which actions were chosen, and [N] those of the last
+    states, in float64."""
+    lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=values.device)
     last = lengths.cumsum(0) - 1
-    is_last = torch.zeros(n_tokens, dtype=torch.bool, device=values.device)
+    is_last = torch.zeros_like(values, dtype=torch.bool)
     is_last[last] = True
-    state_values = values.to(torch.float64).clone()
-    state_values[last] = torch.where(bootstrap.to(values.device), state_values[last], 0.0)
-    owner, current = action_owner(seqlens, values.device), state_values[~is_last]
-    factors = torch.full_like(current, discount)
-    are_steps = torch.ones_like(is_last[~is_last]) if skipped is None else ~skipped
+    state_values = values.to(torch.float64)
+    final = torch.where(bootstrap.to(values.device), state_values[last], 0.0)
+    return state_values[~is_last], final
+
+
+def _discounts(owner: torch.Tensor, discount: float, turns: TurnSteps | None) -> torch.Tensor:
+    """[T - N] float64: the factor from the step before to each action."""
+    factors = torch.full(owner.shape, discount, dtype=torch.float64, device=owner.device)
     if turns is not None:
         factors[turns.begins(owner)] = turns.discount
-        are_steps = turns.mask
-    steps = are_steps.nonzero().squeeze(1)
-    of_step = owner[steps]
-    is_final = _is_final(of_step)
-    factor = torch.where(is_final, discount, factors[steps].roll(-1))
-    following = torch.where(is_final, state_values[last][of_step], current[steps].roll(-1))
-    deltas = rewards.to(torch.float64)[steps] + factor * following - current[steps]
-    advantages = torch.zeros_like(current)
-    advantages[steps] = discounted_sums(deltas, of_step, factor * gae_lambda)
-    return advantages.to(torch.float32), (advantages + current).to(torch.float32)
+    return factors
+
+
+def _steps(
+    owner: torch.Tensor, turns: TurnSteps | None, skipped: torch.Tensor | None
+) -> torch.Tensor:
+    """[S] the numbers of the actions that are steps."""
+    if turns is not None:
+        return turns.mask.nonzero().squeeze(1)
+    if skipped is not None:
+        return (~skipped).nonzero().squeeze(1)
+    return torch.arange(len(owner), device=owner.device)
 
 
 def _is_final(owner: torch.Tensor) -> torch.Tensor:

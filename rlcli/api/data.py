@@ -169,10 +169,14 @@ class SequenceSample:
         first = parts[0]
         for number, sample in enumerate(parts[1:], start=1):
             check_alike(first, sample, number)
-        seqlens = {key: _copied(flat2d(part.seqlens[key] for part in parts)) for key in first.keys}
-        metadata = {name: flat2d(part.metadata[name] for part in parts) for name in first.metadata}
+        seqlens = {
+            key: _copied(flat2d(sample.seqlens[key] for sample in parts)) for key in first.keys
+        }
+        metadata = {
+            name: flat2d(sample.metadata[name] for sample in parts) for name in first.metadata
+        }
         return cls._made(
-            ids=read_ids(flat2d(part.ids for part in parts)),
+            ids=read_ids(flat2d(sample.ids for sample in parts)),
             keys=first.keys,
             seqlens=seqlens,
             trailing_shapes=dict(first.trailing_shapes),
@@ -485,7 +489,7 @@ def _joined_data(parts: Sequence[SequenceSample]) -> dict[str, torch.Tensor | No
     """The rows of all parts, which have the same keys; None if they have no data."""
     if parts[0].data is None:
         return None
-    return {key: _joined([_data(part)[key] for part in parts]) for key in parts[0].keys}
+    return {key: _joined([_data(sample)[key] for sample in parts]) for key in parts[0].keys}
 
 
 def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

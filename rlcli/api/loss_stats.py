@@ -43,9 +43,9 @@ def reduce_stats(
     table = reduce(table, "sum").cpu()
     means = {}
     for name, slot in slots.items():
-        total, own = table[slot]
-        count = own if own_count[name] else table[-1, 0]
-        means[name] = float(total / count) if count else 0.0
+        total, count = table[slot]
+        divisor = count if own_count[name] else table[-1, 0]
+        means[name] = float(total / divisor) if divisor else 0.0
     return means
 
 

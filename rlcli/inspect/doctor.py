@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from rlcli import __version__, registry
 from rlcli.errors import RlcliError
-from rlcli.inspect.cores import available_cores
 from rlcli.inspect.devices import Gpu, list_gpus
 from rlcli.inspect.findings import Finding, failure
-from rlcli.inspect.processor import NATIVE_BFLOAT16, cpu_flags
+from rlcli.inspect.machine import examine_machine
 from rlcli.project import ENTRY_POINTS, current_project, installed_entry_points, misnamed
 from rlcli.registry.requirements import (
     BUILT_WITH_TORCH,
@@ -48,11 +46,6 @@ VARIABLES = (
 """Prefixes of environment variables that may explain a problem. Their names are reported,
 never their values."""
 
-GIB = 1 << 30
-LITTLE_DISK = 10 * GIB
-LITTLE_SHARED_MEMORY = 1 * GIB
-FEW_FILES = 1024
-
 
 def examine() -> Iterator[Finding]:
     """Everything that can be checked in a moment."""
@@ -63,13 +56,7 @@ def examine() -> Iterator[Finding]:
     yield _check_torch(gpus)
     yield from _check_extras(requirements, _users_of_libraries())
     yield from _check_servers()
-    yield _check_gpus(gpus)
-    yield _check_cores()
-    yield _check_memory()
-    yield _check_disk()
-    if Path("/dev/shm").is_dir():
-        yield _check_shared_memory(bool(gpus))
-    yield _check_open_files()
+    yield from examine_machine(gpus)
     yield from _check_project()
     yield from _check_entry_points()
     yield _check_slurm()
@@ -250,111 +237,6 @@ def _why_pip_alone_fails(missing: Sequence[str]) -> list[str]:
             "no CUDA compiler here: install the toolkit of torch's CUDA version, or set CUDA_HOME"
         )
     return reasons
-
-
-# -- the machine -----------------------------------------------------------------------------------
-
-
-def _check_gpus(gpus: Sequence[Gpu]) -> Finding:
-    if not gpus:
-        return Finding(
-            level="skip", about="GPUs", says="none found by nvidia-smi; recipes run on the CPU"
-        )
-    names = {gpu.name for gpu in gpus}
-    least = min(gpu.free_gib for gpu in gpus)
-    says = (
-        f"{len(gpus)} x {', '.join(sorted(names))}, at least {least:.1f} GiB free each, "
-        f"driver {gpus[0].driver}"
-    )
-    busy = [gpu for gpu in gpus if gpu.free_gib < 0.9 * gpu.total_gib]
-    if busy:
-        details = [
-            f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free" for gpu in busy
-        ]
-        return Finding(
-            level="warn", about="GPUs", says=f"{says}; {len(busy)} in use", details=details
-        )
-    return Finding(level="ok", about="GPUs", says=says)
-
-
-def _check_cores() -> Finding:
-    says = f"{available_cores()} of {os.cpu_count()} usable"
-    if native := sorted(cpu_flags() & NATIVE_BFLOAT16):
-        says += f", bfloat16 in hardware ({', '.join(native)})"
-    return Finding(level="ok", about="cores", says=says)
-
-
-def _check_memory() -> Finding:
-    try:
-        import psutil
-    except ImportError:
-        return Finding(level="skip", about="memory", says="unknown: psutil is not installed")
-    memory = psutil.virtual_memory()
-    total, free = memory.total, memory.available
-    limit = _first_numbers(Path("/sys/fs/cgroup/memory.max"))
-    if limit and limit[0] < total:
-        used = _first_numbers(Path("/sys/fs/cgroup/memory.current"))
-        total, free = limit[0], min(free, limit[0] - (used[0] if used else 0))
-    says = f"{_gib(free)} of {_gib(total)} available"
-    if free < 2 * GIB:
-        return Finding(
-            level="warn",
-            about="memory",
-            says=says,
-            fix="close other programs; a small model takes 2 GiB",
-        )
-    return Finding(level="ok", about="memory", says=says)
-
-
-def _first_numbers(file: Path) -> list[int]:
-    """The integers in the first line of a kernel file; empty if it says `max` or does not exist."""
-    try:
-        words = file.read_text(encoding="utf-8").split("\n", 1)[0].split()
-    except OSError:
-        return []
-    return [int(word) for word in words] if words and all(word.isdigit() for word in words) else []
-
-
-def _check_disk() -> Finding:
-    here = shutil.disk_usage(Path.cwd()).free
-    temporary = shutil.disk_usage(os.environ.get("TMPDIR", "/tmp")).free
-    says = f"{_gib(here)} free here, {_gib(temporary)} for temporary files"
-    if min(here, temporary) < LITTLE_DISK:
-        fix = "set log.dir to a larger disk; a checkpoint of a 1B model takes 15 GiB"
-        return Finding(level="warn", about="disk", says=says, fix=fix)
-    return Finding(level="ok", about="disk", says=says)
-
-
-def _check_shared_memory(has_gpus: bool) -> Finding:
-    usage = shutil.disk_usage("/dev/shm")
-    says = f"{_gib(usage.free)} of {_gib(usage.total)} free"
-    if has_gpus and usage.free < LITTLE_SHARED_MEMORY:
-        fix = "start the container with --shm-size=8g, or set NCCL_SHM_DISABLE=1"
-        return Finding(
-            level="warn",
-            about="/dev/shm",
-            says=f"{says}: too little for ranks that share a machine",
-            fix=fix,
-        )
-    return Finding(level="ok", about="/dev/shm", says=says)
-
-
-def _check_open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    says = f"{_limit(soft)} (may be raised to {_limit(hard)})" if soft != hard else _limit(soft)
-    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
-        return Finding(
-            level="warn", about="open files", says=says, fix=f"ulimit -n {min(hard, 65536)}"
-        )
-    return Finding(level="ok", about="open files", says=says)
-
-
-def _limit(number: int) -> str:
-    return "unlimited" if number == resource.RLIM_INFINITY else str(number)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
 
 
 # -- surroundings ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rlcli.inspect import devices
+from rlcli.inspect import devices, machine
 from rlcli.inspect import doctor as room
 from rlcli.inspect.devices import Gpu, list_gpus, read_gpus
 from rlcli.registry.requirements import fits, read_requirements, torch_build
@@ -201,18 +201,18 @@ def test_used_gpus_and_a_cpu_build_of_torch_cause_warnings(monkeypatch):
 def test_little_shared_memory_causes_a_warning_with_gpus(monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(64 << 20, 0, 64 << 20))
-    assert room._check_shared_memory(False).level == "ok"
-    finding = room._check_shared_memory(True)
+    assert machine._check_shared_memory(False).level == "ok"
+    finding = machine._check_shared_memory(True)
     assert (finding.level, finding.says) == (
         "warn",
         "64 MiB of 64 MiB free: too little for ranks that share a machine",
     )
-    assert room._check_disk().level == "warn"
+    assert machine._check_disk().level == "warn"
 
 
 def test_a_low_limit_of_open_files_causes_a_warning(monkeypatch):
-    monkeypatch.setattr(room.resource, "getrlimit", lambda _which: (256, 4096))
-    finding = room._check_open_files()
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _which: (256, 4096))
+    finding = machine._check_open_files()
     assert (finding.level, finding.fix) == ("warn", "ulimit -n 4096")
 
 

@@ -36,7 +36,7 @@ test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one;
 
 # Not part of `make test`: every layout of ranks, every value of every argument, series of killed processes, whole runs,
 # benches, and laws with four times as many examples.
-test-exhaustive: $(TEST_STAMP) ## run the tests that are marked exhaustive (ARGS=--start-within=30: those of 30 minutes)
+test-exhaustive: $(TEST_STAMP) ## run the tests that are marked exhaustive
 	$(PYTEST_OF_ALL) -m "exhaustive or hypothesis" --hypothesis-profile=thorough $(ARGS)
 
 test-changed: $(TEST_STAMP) package-tree ## run the tests that import what has changed since SINCE=HEAD

@@ -81,7 +81,7 @@ class ModelWorker:
         report: Tell,
         run_dir: Path | None = None,
     ):
-        keep_freed_memory()
+        keep_freed_memory(of_activations=device.type == "cpu")
         self.recipe = recipe
         self.topology = topology
         self.rank = rank

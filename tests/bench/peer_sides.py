@@ -47,6 +47,7 @@ from trl_grpo import callback, trainer_of_trl, trl_arguments
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.model import call_interface
+from rlcli.garbage import keep_freed_memory
 from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.dpo import DPOInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
@@ -358,6 +359,8 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1)
     options = parser.parse_args()
     side = BOTH[options.job][options.side == "theirs"]
+    if options.side == "ours":
+        keep_freed_memory(of_activations=options.device == "cpu")  # as every rank does
     with tempfile.TemporaryDirectory() as folder:
         pace = Pace(options.device)
         side(Setting(options.model, options.dtype, options.device, options.times, pace), folder)

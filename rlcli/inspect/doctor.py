@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rlcli import __version__, registry
 from rlcli.errors import RlcliError
@@ -135,18 +135,27 @@ def _check_torch(gpus: Sequence[Gpu]) -> Finding:
     return Finding(level="ok", about="torch", says=says)
 
 
-def _users_of_libraries() -> dict[Requirement, list[str]]:
-    """Requirement → the components that declare it; those whose files cannot be read are left
-    out."""
-    users: dict[Requirement, list[str]] = {}
-    for kind in registry.KINDS:
+def _declared(
+    kinds: Collection[str], constant: Literal["REQUIRES", "SERVER_REQUIRES"] = "REQUIRES"
+) -> Iterator[tuple[str, str, Sequence[Requirement]]]:
+    """(kind, name, requirements) of components that declare some under this name; those whose files
+    cannot be read are left out."""
+    for kind in kinds:
         names: Collection[str] = ()
         with suppress(RlcliError):  # a broken project, which has a line of its own
             names = registry.names(kind)
         for name in names:
             with suppress(RlcliError):
-                for requirement in required(registry.signature(kind, name)):
-                    users.setdefault(requirement, []).append(f"{kind.removesuffix('s')} {name}")
+                if requirements := required(registry.signature(kind, name), constant):
+                    yield kind, name, requirements
+
+
+def _users_of_libraries() -> dict[Requirement, list[str]]:
+    """Requirement → the components that declare it."""
+    users: dict[Requirement, list[str]] = {}
+    for kind, name, requirements in _declared(registry.KINDS):
+        for requirement in requirements:
+            users.setdefault(requirement, []).append(f"{kind.removesuffix('s')} {name}")
     return users
 
 
@@ -157,66 +166,52 @@ def _check_extras(
     in_extras = {
         requirement.name for needed in requirements.extras.values() for requirement in needed
     }
-    others = {
-        requirement.name: (requirement,)
-        for requirement in users
-        if requirement.name not in in_extras
-    }
-    for extra, needed in (*requirements.extras.items(), *others.items()):
-        versions = {requirement: installed_version(requirement.name) for requirement in needed}
-        missing = [requirement.name for requirement, version in versions.items() if version is None]
-        fix = pip_command(needed[0])
-        if missing:
-            of = [
-                user
-                for requirement, by in users.items()
-                if requirement.name in missing
-                for user in by
-            ]
-            needed_by = f"only needed by {', '.join(of)}" if of else "optional"
-            yield Finding(
-                level="skip",
-                about=extra,
-                says=f"{', '.join(missing)} not installed; {needed_by}",
-                details=_why_pip_alone_fails(missing),
-                fix=fix,
-            )
-            continue
-        shown = ", ".join(
-            f"{requirement.name} {version}" for requirement, version in versions.items()
+    yield from (_check_extra(extra, needed, users) for extra, needed in requirements.extras.items())
+    for requirement in users:
+        if requirement.name not in in_extras:
+            yield _check_extra(requirement.name, [requirement], users)
+
+
+def _check_extra(
+    extra: str, needed: Sequence[Requirement], users: Mapping[Requirement, Sequence[str]]
+) -> Finding:
+    versions = {requirement: installed_version(requirement.name) for requirement in needed}
+    missing = [requirement.name for requirement, version in versions.items() if version is None]
+    fix = pip_command(needed[0])
+    if missing:
+        return Finding(
+            level="skip",
+            about=extra,
+            says=f"{', '.join(missing)} not installed; {_who_needs(missing, users)}",
+            details=_why_pip_alone_fails(missing),
+            fix=fix,
         )
-        odd = [
-            requirement
-            for requirement, version in versions.items()
-            if version and not fits(requirement, version)
-        ]
-        if odd:
-            tested = ", ".join(map(str, odd))
-            yield Finding(
-                level="warn", about=extra, says=f"{shown} installed; tested with {tested}", fix=fix
-            )
-        else:
-            yield Finding(level="ok", about=extra, says=shown)
+    installed = {requirement: version for requirement, version in versions.items() if version}
+    shown = ", ".join(f"{each.name} {version}" for each, version in installed.items())
+    odd = [each for each, version in installed.items() if not fits(each, version)]
+    if not odd:
+        return Finding(level="ok", about=extra, says=shown)
+    tested = ", ".join(map(str, odd))
+    says = f"{shown} installed; tested with {tested}"
+    return Finding(level="warn", about=extra, says=says, fix=fix)
+
+
+def _who_needs(missing: Collection[str], users: Mapping[Requirement, Sequence[str]]) -> str:
+    of = [user for requirement, by in users.items() if requirement.name in missing for user in by]
+    return f"only needed by {', '.join(of)}" if of else "optional"
 
 
 def _check_servers() -> Iterator[Finding]:
     """How to install what the servers of the project's backends need."""
-    names: Collection[str] = ()
-    with suppress(RlcliError):
-        names = registry.names("backends")
-    for name in names:
-        needed: Sequence[Requirement] = ()
-        with suppress(RlcliError):
-            needed = required(registry.signature("backends", name), "SERVER_REQUIRES")
-        if needed:
-            folder, targets = f".venv-{name}", " ".join(f"'{each}'" for each in needed)
-            yield Finding(
-                level="skip",
-                about=name,
-                says=f"servers of backend {name} have a Python of their own (`python`), with "
-                f"{', '.join(map(str, needed))}",
-                fix=f"python3 -m venv {folder} && {folder}/bin/pip install {targets}",
-            )
+    for _, name, needed in _declared(["backends"], "SERVER_REQUIRES"):
+        folder, targets = f".venv-{name}", " ".join(f"'{each}'" for each in needed)
+        yield Finding(
+            level="skip",
+            about=name,
+            says=f"servers of backend {name} have a Python of their own (`python`), with "
+            f"{', '.join(map(str, needed))}",
+            fix=f"python3 -m venv {folder} && {folder}/bin/pip install {targets}",
+        )
 
 
 def _why_pip_alone_fails(missing: Sequence[str]) -> list[str]:

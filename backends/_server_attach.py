@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from rlcli.api.http_request import ServerGone, ServerLate
 from rlcli.api.peer_json import Size
 from rlcli.errors import ModelError, RlcliError, UsageError, WorkerError
 
 from ._server_answers import demand_own, is_logprob, largest_answer
 from ._server_dialect import Body, ServerFacts
-from ._server_http import ANSWER, Endpoint, ServerGone, ServerLate, ServerRefused
+from ._server_http import ANSWER, Endpoint, ServerRefused
 from ._server_process import Server
 from ._server_weights import dtype_of
 

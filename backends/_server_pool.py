@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.headway import doing
+from rlcli.api.http_request import ServerGone, ServerLate
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
 from ._server_admission import LOOK_AGAIN_S, RequestAdmission
 from ._server_answers import Answer, Sampling, largest_answer, read_answer
 from ._server_balance import Flight
 from ._server_dialect import Call, ResponseRequest, WeightUpdate
-from ._server_http import ServerGone, ServerLate, ServerRefused
+from ._server_http import ServerRefused
 from ._server_metrics import PATH, Meter, read_metrics
 from ._server_process import TRIES, Server
 from ._server_times import RequestTimes

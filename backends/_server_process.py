@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.http_request import ServerGone, ServerLate
 from rlcli.api.network import LOOPBACK, address_of, free_port
 from rlcli.errors import RlcliError, WorkerError
 from rlcli.files import replace_file
@@ -20,7 +21,7 @@ from rlcli.processes import ended_how
 from rlcli.server_slot import PORT, ServerSlot
 
 from ._server_dialect import Dialect, WeightUpdate
-from ._server_http import Endpoint, ServerGone, ServerLate, ServerRefused
+from ._server_http import Endpoint, ServerRefused
 
 PROBE_S = 120.0
 """Seconds for a request that takes a server no time, on a busy machine;

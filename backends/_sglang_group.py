@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from rlcli.api.http_request import ServerGone
+
 from ._server_dialect import WeightUpdate
-from ._server_http import Endpoint, ServerGone
+from ._server_http import Endpoint
 
 BUCKET_BYTES = 256 << 20
 """Maximum size of tensors that are sent together; a larger tensor is sent alone."""

@@ -3,13 +3,8 @@ each within a wall-clock deadline."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import ipaddress
-import json
 import math
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from rlcli.api.http_request import (
+    HttpAnswer,
+    HttpRequest,
+    ServerGone,
+    ServerLate,
+    ServerUntrusted,
+)
 from rlcli.api.peer_json import Size, parsed
 
 LARGEST = Size(4 << 20, 200_000)
@@ -69,6 +71,7 @@ class ChatEndpoint:
             or not parts.hostname
             or parts.query
             or parts.username
+            or parts.port == 0
         ):
             raise ValueError(f"url is {url!r}; it must be like http://localhost:8000/v1")
         if key and not (key.isascii() and key.isprintable()):
@@ -77,11 +80,7 @@ class ChatEndpoint:
             raise ValueError(
                 f"url is {url!r}; a key is only sent over https, except to this machine"
             )
-        self._connect: Callable[..., http.client.HTTPConnection] = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
-        self._host, self._port = parts.hostname, parts.port
-        self._path = f"{parts.path.rstrip('/')}/chat/completions"
+        self._url = f"{url.rstrip('/')}/chat/completions"
         self._key = key
 
     def ask(
@@ -119,47 +118,25 @@ class ChatEndpoint:
         raise last
 
     def _complete(self, body: dict[str, Any], seconds: float) -> str:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        connection = self._connect(self._host, self._port, timeout=max(seconds, 0.001))
-        expired = threading.Event()
-        watch = None
+        request = HttpRequest(self._url, max(seconds, 0.001), body, self._key)
         try:
-            connection.connect()
-            # even if data still trickles in
-            watch = threading.Timer(seconds, _cut, (connection.sock, expired))
-            watch.daemon = True
-            watch.start()
-            connection.request("POST", self._path, json.dumps(body), headers)
-            response = connection.getresponse()
-            content = response.read(LARGEST.bytes + 1)
-        except ssl.SSLCertVerificationError as problem:
-            raise EndpointError(f"its certificate is not trusted: {problem}", again=False) from None
-        except (OSError, http.client.HTTPException) as problem:
-            late = expired.is_set() or isinstance(problem, TimeoutError)
-            why = (
-                f"no reply within {seconds:.3g} s"
-                if late
-                else f"{type(problem).__name__}: {problem}"
-            )
-            raise EndpointError(why) from None
-        finally:
-            if watch is not None:
-                watch.cancel()
-            connection.close()
-        if expired.is_set():
-            raise EndpointError(f"no reply within {seconds:.3g} s")
-        if response.status != 200:
-            excerpt = self._redacted(content[:300].decode(errors="replace"))
-            pause = _seconds(response.getheader("Retry-After"))
-            again, refused = response.status in AGAIN, response.status in REFUSED
-            raise EndpointError(
-                f"status {response.status}: {excerpt}",
-                again=again,
-                pause_s=pause,
-                of_question=refused,
-            )
-        return self._text(content)
+            answer = request.answer(LARGEST.bytes)
+        except ServerUntrusted as problem:
+            raise EndpointError(str(problem), again=False) from None
+        except (ServerGone, ServerLate) as problem:
+            raise EndpointError(str(problem)) from None
+        if answer.status != 200:
+            raise self._of_status(answer)
+        return self._text(answer.content)
+
+    def _of_status(self, answer: HttpAnswer) -> EndpointError:
+        excerpt = self._redacted(answer.content[:300].decode(errors="replace"))
+        return EndpointError(
+            f"status {answer.status}: {excerpt}",
+            again=answer.status in AGAIN,
+            pause_s=_seconds(answer.retry_after),
+            of_question=answer.status in REFUSED,
+        )
 
     def _text(self, content: bytes) -> str:
         if len(content) > LARGEST.bytes:
@@ -177,12 +154,6 @@ class ChatEndpoint:
 
     def _redacted(self, text: str) -> str:
         return text.replace(self._key, "<redacted>") if self._key else text
-
-
-def _cut(connected: socket.socket, expired: threading.Event) -> None:
-    expired.set()
-    with contextlib.suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _seconds(text: str | None) -> float:

@@ -252,7 +252,8 @@ def test_a_vanished_server_is_noticed_before_the_deadline():
 VANISHES = """
 import socket, subprocess, threading, time
 
-from rlcli.backends import _server_http as http
+from rlcli.api import http_request as http
+from rlcli.backends._server_http import Endpoint
 
 http.KEEP_ALIVE.update({"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2})
 http.KEEP_ALIVE["TCP_USER_TIMEOUT"] = 3000
@@ -261,7 +262,7 @@ silent = socket.create_server(("127.0.0.1", 0))
 threading.Timer(0.5, subprocess.run, [["ip", "link", "set", "lo", "down"]]).start()
 began = time.monotonic()
 try:
-    http.Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}").get("/ready", 50)
+    Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}").get("/ready", 50)
 except http.ServerGone as problem:
     print(problem, "gone after", time.monotonic() - began)
 """

@@ -19,7 +19,7 @@ from rlcli.cli.supervision import NoSupervisor, is_to_supervise, keep_run_privat
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlcli.launch.run import Finished
+    from rlcli.launch.drive import Finished
     from rlcli.launch.sweep import Local, Sweep
     from rlcli.recipe.resolve import Resolved
 

@@ -19,9 +19,10 @@ from rlcli.api.headway import heard_by
 from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object, read_text
 from rlcli.launch import lifeline
+from rlcli.launch.drive import Finished, drive, outcome_of
 from rlcli.launch.last_checkpoint import last_checkpoint, last_committed
 from rlcli.launch.recipe_record import STARTS, write_starts
-from rlcli.launch.run import Finished, drive, outcome_of, with_warm_starts
+from rlcli.launch.run import with_warm_starts
 from rlcli.launch.slurm.jobs import Submission
 from rlcli.launch.stopping import StopSignals
 from rlcli.observe.results import DIGEST_FILE, digest, recorded_digest

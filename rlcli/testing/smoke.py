@@ -20,7 +20,8 @@ from rlcli.api.architecture import Architecture
 from rlcli.api.key_meaning import REWARDS, SOLVED
 from rlcli.api.model import Model, ModelInterface
 from rlcli.errors import RlcliError
-from rlcli.launch.run import Finished, run_recipe
+from rlcli.launch.drive import Finished
+from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved, load_recipe

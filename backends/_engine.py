@@ -77,10 +77,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         share = self._sharing.layout if self._sharing is not None else None
         self.operations = self._operation_count(products, dtype)
         self.packed = PackedModel(self.lm, dtype, self._pack(settings), share, self.operations)
-        config: Any = self.lm.config
-        self.vocabulary: int = (
-            len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
-        )
+        self.vocabulary = _vocabulary(model, self.lm)
         self.save_dtype = model.save_dtype or model.source.dtype
         self._kv_cache_tokens = settings.kv_cache_tokens
         self._device = model.device
@@ -91,11 +88,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         them."""
         self._must_copy = self.is_sharded or dtype is not torch.float32
         """Whether every call generates with a copy of the model; others do if they pack weights."""
-        self._copy: GenerationCopy | None = None
-        # tensor-parallel ranks compute with parts of matrices, which are not packed
-        may_pack = dimension(self._mesh, "tp") is None and can_pack(model.device, dtype)
-        if self._must_copy or may_pack:
-            self._copy = GenerationCopy(self._skeleton(model.source), dtype, may_pack)
+        self._copy = self._generation_copy(model.source, dtype)
         self._lay_out(model)
         materialize(self.packed, model.device)
         fill(self.lm, model.source)
@@ -112,6 +105,13 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         if (tensor_parallel := dimension(self._mesh, "tp")) is not None:
             parallelize(lm, tensor_parallel, self.role)
         return lm
+
+    def _generation_copy(self, source: ModelSource, dtype: torch.dtype) -> GenerationCopy | None:
+        # tensor-parallel ranks compute with parts of matrices, which are not packed
+        may_pack = dimension(self._mesh, "tp") is None and can_pack(self._device, dtype)
+        if not (self._must_copy or may_pack):
+            return None
+        return GenerationCopy(self._skeleton(source), dtype, may_pack)
 
     def _pack(self, settings: TransformersSettings) -> Pack:
         """How this rank takes its share of a pack of sequences."""
@@ -412,6 +412,11 @@ def dimension(mesh: Any, name: str) -> Any:
     if mesh is None or name not in mesh.mesh_dim_names or mesh[name].size() == 1:
         return None
     return mesh[name]
+
+
+def _vocabulary(model: Model, lm: Any) -> int:
+    """The number of tokens that a model may sample."""
+    return len(model.tokenizer) if model.tokenizer is not None else int(lm.config.vocab_size)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

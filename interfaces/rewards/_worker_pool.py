@@ -80,6 +80,35 @@ class _Worker:
     buffer: bytes = b""
 
 
+class _Queue:
+    """The tasks of a call, and what has become of them."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Mapping[str, Any]],
+        again: Callable[[TaskOutcome], bool],
+        is_fault: Callable[[TaskOutcome], bool],
+    ):
+        self.tasks = tasks
+        self.outcomes: list[TaskOutcome | None] = [None] * len(tasks)
+        self.waiting = deque(range(len(tasks)))
+        """Numbers of the tasks that no worker has."""
+        self.left = len(tasks)
+        """How many have no outcome yet."""
+        self.faults = 0
+        self._again, self._is_fault = again, is_fault
+        self._tries = [0] * len(tasks)
+
+    def record(self, number: int, outcome: TaskOutcome) -> None:
+        self._tries[number] += 1
+        if self._again(outcome) and self._tries[number] < TRIES:
+            self.waiting.appendleft(number)
+        else:
+            self.outcomes[number] = outcome
+            self.left -= 1
+            self.faults += self._is_fault(outcome)
+
+
 class WorkerPool:
     """Processes that run one script; they start with the first task and stay up for later ones.
 
@@ -137,34 +166,32 @@ class WorkerPool:
         Raises BrokenWorker if a worker cannot do its work at all,
         WorkerError if processes do not start.
         """
-        outcomes: list[TaskOutcome | None] = [None] * len(tasks)
-        waiting, tries, faults = deque(range(len(tasks))), [0] * len(tasks), 0
+        queue = _Queue(tasks, again, is_fault)
         self._workers[:] = [worker for worker in self._workers if worker.process.poll() is None]
         self._end = time.monotonic() + SHARE_OF_DEADLINE * deadline_s
         try:
-            while (waiting or self._busy()) and faults <= most_faults:
+            while queue.left and queue.faults <= most_faults:
                 if time.monotonic() >= self._end:
                     late = TaskOutcome(end=End.LATE)
-                    return [outcome or late for outcome in outcomes]
-                while len(self._workers) < min(self.n_workers, len(waiting) + self._busy()):
-                    self._workers.append(self._start())
-                for worker in self._workers:
-                    if worker.ready and worker.task is None and waiting:
-                        left = len(waiting) + self._busy()
-                        self._give(worker, waiting.popleft(), tasks, left)
+                    return [outcome or late for outcome in queue.outcomes]
+                self._hand_out(queue)
                 for worker, number, outcome in self._collect():
-                    tries[number] += 1
                     if again(outcome):
                         self._bury(worker, "")
-                    if again(outcome) and tries[number] < TRIES:
-                        waiting.appendleft(number)
-                    else:
-                        outcomes[number] = outcome
-                        faults += is_fault(outcome)
+                    queue.record(number, outcome)
         finally:
             for worker in [worker for worker in self._workers if worker.task is not None]:
                 self._bury(worker, "")
-        return outcomes
+        return queue.outcomes
+
+    def _hand_out(self, queue: _Queue) -> None:
+        """Give tasks to idle workers, of which there are enough then."""
+        while len(self._workers) < min(self.n_workers, queue.left):
+            self._workers.append(self._start())
+        for worker in self._workers:
+            if worker.ready and worker.task is None and queue.waiting:
+                number = queue.waiting.popleft()
+                self._give(worker, number, queue.tasks[number], queue.left)
 
     def check_start(self) -> None:
         """Start one process, and end it once it is ready. Raises BrokenWorker, WorkerError."""
@@ -180,9 +207,6 @@ class WorkerPool:
         """End all processes; a later `run` starts new ones."""
         _stop_all(self._workers)
 
-    def _busy(self) -> int:
-        return sum(worker.task is not None for worker in self._workers)
-
     def _start(self) -> _Worker:
         worker = _Worker(
             start_isolated(self._command, OMP_NUM_THREADS="1"), time.monotonic() + START_LIMIT_S
@@ -190,14 +214,13 @@ class WorkerPool:
         _send(worker, {**self.settings, "parent": os.getpid()})
         return worker
 
-    def _give(
-        self, worker: _Worker, number: int, tasks: Sequence[Mapping[str, Any]], left: int
-    ) -> None:
+    def _give(self, worker: _Worker, number: int, task: Mapping[str, Any], left: int) -> None:
+        """`left`: the number of tasks that have no outcome yet."""
         now = time.monotonic()
         worker.task, worker.deadline = number, now + self.quiet_s
         worker.cpu_before = worker.cpu_seen = _cpu_seconds(worker.process.pid) or 0.0
         wall_s = min((self._end - now) * min(1.0, self.n_workers / left), LONGEST_WAIT_S)
-        _send(worker, {**tasks[number], "cpu_s": min(self.cpu_s, wall_s), "wall_s": wall_s})
+        _send(worker, {**task, "cpu_s": min(self.cpu_s, wall_s), "wall_s": wall_s})
 
     def _collect(self) -> list[tuple[_Worker, int, TaskOutcome]]:
         """Wait for the next reply, exit or deadline of a worker;

@@ -82,29 +82,49 @@ def resume_run(
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0
         if _is_over(run, changes, step):
-            lifeline.report(run=str(run.path), over=True)
-            ended = Finished(outcome_of(before.recipe, run), 0, step, step)
-            return Resumed(step, changes, ended, longer(shlex.quote(str(run_dir)), before.recipe))
-        if now.recipe.launch.type != "slurm":
-            Submission.forget(run.path)
-        if was_begun := _was_begun(run):
-            _say(before.recipe, now.recipe, changes, start, display)
-        recipe, stopped = _with_starts(run, now, display, stop)
-        if stopped is not None:
-            return Resumed(step, changes, stopped)
-        first_digest = _first_digest(run, before)
+            again = longer(shlex.quote(str(run_dir)), before.recipe)
+            return _complete(run, before.recipe, changes, step, again)
+        return _continued(run, before, now, changes, start, display, stop)
 
-        def recipe_digest(step: int) -> str:
-            return _digest(first_digest, changes, step)
 
-        def write_down(step: int) -> None:
-            _write_down(run, now, changes, step, recipe_digest(step))
+def _complete(
+    run: RunDirectory, recipe: Recipe, changes: list[Change], step: int, longer: str
+) -> Resumed:
+    """A run with nothing left to do; `longer`: the command that trains longer."""
+    lifeline.report(run=str(run.path), over=True)
+    finished = Finished(outcome_of(recipe, run), 0, step, step)
+    return Resumed(step, changes, finished, longer)
 
-        begins = write_down if was_begun else None
-        finished = drive(
-            recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=begins
-        )
-        return Resumed(finished.began_after, changes, finished)
+
+def _continued(
+    run: RunDirectory,
+    before: Resolved,
+    now: Resolved,
+    changes: list[Change],
+    start: Start | None,
+    display: Display,
+    stop: StopSignals,
+) -> Resumed:
+    if now.recipe.launch.type != "slurm":
+        Submission.forget(run.path)
+    if was_begun := _was_begun(run):
+        _say(before.recipe, now.recipe, changes, start, display)
+    recipe, stopped = _with_starts(run, now, display, stop)
+    if stopped is not None:
+        return Resumed(start.state.step if start is not None else 0, changes, stopped)
+    first_digest = _first_digest(run, before)
+
+    def recipe_digest(step: int) -> str:
+        return _digest(first_digest, changes, step)
+
+    def write_down(step: int) -> None:
+        _write_down(run, now, changes, step, recipe_digest(step))
+
+    begins = write_down if was_begun else None
+    finished = drive(
+        recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=begins
+    )
+    return Resumed(finished.began_after, changes, finished)
 
 
 def resumed_recipe(

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, TypeVar
@@ -90,9 +90,27 @@ def read_rows(
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
     file = Path(path).expanduser()
+    every = parsed_rows if parsed_rows is not None else json_rows(file)
+    good, bad = _good_and_bad(every, read, max_rows)
+    if bad:
+        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, bool(good) or may_be_empty)
+    if not good and not may_be_empty:
+        raise DataError(f"{path} holds no rows: it is empty", code="F80")
+    if note is not None:
+        for line, problem in bad:
+            note(f"{path}:{line}: {problem}")
+    rows = _with_ids(good, path, file.stem.removeprefix(HUB))
+    _refuse_duplicates(rows)
+    return rows
+
+
+def _good_and_bad(
+    parsed_rows: Iterable[Parsed], read: Callable[[dict[str, Any]], T], max_rows: int | None
+) -> tuple[list[tuple[int, int, Any, T]], list[tuple[int, BadRow]]]:
+    """(number, line, `id` field, content) of rows that can be used, and (line, fault) of others."""
     good: list[tuple[int, int, Any, T]] = []
     bad: list[tuple[int, BadRow]] = []
-    for number, line, parsed in parsed_rows if parsed_rows is not None else json_rows(file):
+    for number, line, parsed in parsed_rows:
         if max_rows is not None and len(good) >= max_rows:
             break
         try:
@@ -101,24 +119,18 @@ def read_rows(
             good.append((number, line, parsed.get("id"), read(parsed)))
         except BadRow as bad_row:
             bad.append((line, bad_row))
-    if bad:
-        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, bool(good) or may_be_empty)
-    if not good and not may_be_empty:
-        raise DataError(f"{path} holds no rows: it is empty", code="F80")
-    if note is not None:
-        for line, problem in bad:
-            note(f"{path}:{line}: {problem}")
-    stem = file.stem.removeprefix(HUB)
-    declared = [declared_id for _, _, declared_id, _ in good]
+    return good, bad
+
+
+def _with_ids(good: Sequence[tuple[int, int, Any, T]], path: str, stem: str) -> list[Row[T]]:
+    """With their own ids if every row has one, else with that of the file and their numbers."""
     own_ids = all(
-        isinstance(value, str | int) and not isinstance(value, bool) for value in declared
+        isinstance(value, str | int) and not isinstance(value, bool) for _, _, value, _ in good
     )
-    rows = [
+    return [
         Row(str(declared_id) if own_ids else f"{stem}:{number}", f"{path}:{line}", content)
         for number, line, declared_id, content in good
     ]
-    _refuse_duplicates(rows)
-    return rows
 
 
 def _judge_bad_rows(

@@ -20,7 +20,7 @@ from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of, written_beyond
 from rlcli.recipe.parsing.removal import removed_at
 from rlcli.recipe.parsing.tree import KeyPath, dotted
-from rlcli.recipe.schema import WEIGHTS, Call
+from rlcli.recipe.schema import WEIGHTS, Call, Role
 from rlcli.recipe.validation.semantics.environments import check_environments
 from rlcli.recipe.validation.semantics.keys import (
     check_declared,
@@ -359,44 +359,49 @@ def _group(
 
 def _hooks(notes: Notes, call: Call, path: KeyPath) -> None:
     """Weights are copied between roles with the same parameters, to one that is not trained."""
-    recipe, target = notes.recipe, call.hooks.copy_to
-    trained: list[KeyPath] = [
-        ("graph", name, key) for name in recipe.graph for key in ("model", "call")
-    ]
-    source = recipe.models.get(call.model)
+    source, target = notes.recipe.models.get(call.model), call.hooks.copy_to
     if source is not None and not source.has_weights:
-        for key, verb in (("copy_to", "copy"), ("offload", "offload")):
-            if getattr(call.hooks, key):
-                needs = [*sources(call.model), (*path, "model")]
-                notes.note(
-                    "R71",
-                    f"{call.model} has no weights to {verb}",
-                    (*path, "hooks", key),
-                    needs=needs,
-                )
+        _source_without_weights(notes, call, path)
     elif target is not None:
-        hook = (*path, "hooks", "copy_to")
-        role = recipe.models.get(target)
-        if role is None:
-            notes.unknown("role", target, ("models",), hook)
-        elif target == call.model or target in recipe.trained_roles:
-            message = f"{target} is trained itself and cannot follow {call.model}"
-            notes.note("R71", message, hook, needs=trained)
-        elif not role.has_weights:
-            message = f"{target} has no weights and cannot follow {call.model}"
-            notes.note("R71", message, hook, needs=sources(target))
-        elif source is not None and role.head != source.head:
-            message = (
-                f"{call.model} has the head {source.head}, but {target}, which follows it, "
-                f"has the head {role.head}"
-            )
-            heads: list[KeyPath] = [("models", name, "head") for name in (call.model, target)]
-            is_of_rollout = notes.mark(hook).is_default
-            where = heads[0] if is_of_rollout else hook
-            notes.note_once(("head", call.model), "R71", message, where, None, heads)
-        elif call.hooks.eta < 1:
-            _moving_average(notes, target, call, path)
-            _transfer_of_average(notes, target, call, path)
+        _target_of_copies(notes, call, source, target, path)
+
+
+def _source_without_weights(notes: Notes, call: Call, path: KeyPath) -> None:
+    for key, verb in (("copy_to", "copy"), ("offload", "offload")):
+        if getattr(call.hooks, key):
+            message = f"{call.model} has no weights to {verb}"
+            needs = [*sources(call.model), (*path, "model")]
+            notes.note("R71", message, (*path, "hooks", key), needs=needs)
+
+
+def _target_of_copies(
+    notes: Notes, call: Call, source: Role | None, target: str, path: KeyPath
+) -> None:
+    recipe, hook = notes.recipe, (*path, "hooks", "copy_to")
+    role = recipe.models.get(target)
+    if role is None:
+        notes.unknown("role", target, ("models",), hook)
+    elif target == call.model or target in recipe.trained_roles:
+        message = f"{target} is trained itself and cannot follow {call.model}"
+        trained: list[KeyPath] = [
+            ("graph", name, key) for name in recipe.graph for key in ("model", "call")
+        ]
+        notes.note("R71", message, hook, needs=trained)
+    elif not role.has_weights:
+        message = f"{target} has no weights and cannot follow {call.model}"
+        notes.note("R71", message, hook, needs=sources(target))
+    elif source is not None and role.head != source.head:
+        message = (
+            f"{call.model} has the head {source.head}, but {target}, which follows it, "
+            f"has the head {role.head}"
+        )
+        heads: list[KeyPath] = [("models", name, "head") for name in (call.model, target)]
+        is_of_rollout = notes.mark(hook).is_default
+        where = heads[0] if is_of_rollout else hook
+        notes.note_once(("head", call.model), "R71", message, where, None, heads)
+    elif call.hooks.eta < 1:
+        _moving_average(notes, target, call, path)
+        _transfer_of_average(notes, target, call, path)
 
 
 def _transfer_of_average(notes: Notes, target: str, call: Call, path: KeyPath) -> None:

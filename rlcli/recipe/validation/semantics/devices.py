@@ -246,39 +246,57 @@ def _beyond_last_node(notes: Notes, name: str, nodes: int) -> None:
 def _devices_of_servers(
     notes: Notes, name: str, role: Role, ranks: Sequence[int], servers: Sequence[PlacedServer]
 ) -> None:
-    cluster = notes.recipe.cluster
-    users = servers_on(servers)
-    (node, device), most = max(users.items(), key=lambda item: item[1], default=((0, 0), 0))
-    each, spread = max(len(server.devices) for server in servers), len(servers[0].nodes)
-    many = f"{name} starts {_count(len(servers), 'server')} of {_count(each, 'device')}"
-    many += f" on each of {spread} nodes" if spread > 1 else ""
-    if most > 1:
-        message = f"{many}, and {most} of them would share device {device} of node {node}"
-    elif any(device >= cluster.devices_per_node for _, device in users):
-        message = (
-            f"{many}, beginning at that of its rank, but a node has {cluster.devices_per_node}"
-        )
-    else:
+    problem = _lack_of_devices(notes.recipe.cluster, servers)
+    if problem is None:
         return
-    hint = "start fewer servers, lower tp, or use other devices"
-    enough_nodes = math.ceil(each * spread / cluster.devices_per_node)
-    if each > cluster.devices_per_node and enough_nodes <= cluster.nodes:
-        key = dotted(notes.written(("models", name, "backend", "args", "nodes")))
-        hint = f"{key}={enough_nodes} spreads each server over {enough_nodes} nodes"
-    first = _first_ranks(cluster, each * len(servers) // len(ranks), spread)
-    if (
-        first
-        and max(servers_on(placed_servers(role.backend, first, cluster.devices_per_node)).values())
-        == 1
-    ):
-        key = dotted(as_rollout(("models", name, "devices")))
-        hint = (
-            f"{key}={','.join(map(str, first[:4]))}{',…' if len(first) > 4 else ''} leaves room "
-            "for each"
-        )
+    each, spread = max(len(server.devices) for server in servers), len(servers[0].nodes)
+    message = f"{name} starts {_count(len(servers), 'server')} of {_count(each, 'device')}"
+    message += f" on each of {spread} nodes" if spread > 1 else ""
+    first = _first_ranks(notes.recipe.cluster, each * len(servers) // len(ranks), spread)
     backend: KeyPath = ("models", name, "backend")
     needs: list[KeyPath] = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
-    notes.note("R49", message, (*backend, "args", "tp") if each > 1 else backend, hint, needs=needs)
+    notes.note(
+        "R49",
+        f"{message}, {problem}",
+        (*backend, "args", "tp") if each > 1 else backend,
+        _room_for_servers(notes, name, role, first)
+        or _more_nodes(notes, name, each, spread)
+        or "start fewer servers, lower tp, or use other devices",
+        needs=needs,
+    )
+
+
+def _lack_of_devices(cluster: Cluster, servers: Sequence[PlacedServer]) -> str | None:
+    users = servers_on(servers)
+    (node, device), most = max(users.items(), key=lambda item: item[1], default=((0, 0), 0))
+    if most > 1:
+        return f"and {most} of them would share device {device} of node {node}"
+    if any(device >= cluster.devices_per_node for _, device in users):
+        return f"beginning at that of its rank, but a node has {cluster.devices_per_node}"
+    return None
+
+
+def _room_for_servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> str | None:
+    """How each server gets devices of its own, if it does so at these ranks."""
+    if not ranks:
+        return None
+    servers = placed_servers(role.backend, ranks, notes.recipe.cluster.devices_per_node)
+    if max(servers_on(servers).values()) > 1:
+        return None
+    key = dotted(as_rollout(("models", name, "devices")))
+    shown = ",".join(map(str, ranks[:4]))
+    return f"{key}={shown}{',…' if len(ranks) > 4 else ''} leaves room for each"
+
+
+def _more_nodes(notes: Notes, name: str, devices: int, nodes: int) -> str | None:
+    """How a server that needs more devices of each of its `nodes` than these have gets them, if it
+    can."""
+    cluster = notes.recipe.cluster
+    enough = math.ceil(devices * nodes / cluster.devices_per_node)
+    if devices <= cluster.devices_per_node or enough > cluster.nodes:
+        return None
+    key = dotted(notes.written(("models", name, "backend", "args", "nodes")))
+    return f"{key}={enough} spreads each server over {enough} nodes"
 
 
 def _count(count: int, word: str) -> str:

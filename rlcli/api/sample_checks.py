@@ -26,6 +26,27 @@ def read_fields(sample: SequenceSample) -> None:
     """Convert the constructor's arguments to their final form;
     raises ValueError if they are inconsistent."""
     sample.ids = read_ids(sample.ids)
+    _read_seqlens(sample)
+    if sample.data is not None:
+        sample.data = dict(by_name(sample.data, "data"))
+        _same_keys(sample, "data", sample.data)
+    sample.dtypes = _read_traits(sample, "dtypes", sample.dtypes, lambda tensor: tensor.dtype)
+    shapes = _read_traits(
+        sample, "trailing_shapes", sample.trailing_shapes, lambda tensor: tensor.shape[1:]
+    )
+    sample.trailing_shapes = {
+        key: None if s is None else _read_shape(s, key) for key, s in shapes.items()
+    }
+    for key in sample.keys:
+        _check_tensor(sample, key, None if sample.data is None else sample.data[key])
+    sample.metadata = {
+        name: _read_entries(sample, name, entries)
+        for name, entries in by_name(sample.metadata, "metadata")
+    }
+
+
+def _read_seqlens(sample: SequenceSample) -> None:
+    """`seqlens` and `keys`, which are those of `seqlens` unless they are given."""
     items = by_name(sample.seqlens, "seqlens")
     sample.seqlens = {key: read_lengths(lengths, f"seqlens of {key!r}") for key, lengths in items}
     sample.keys = read_keys(sample.seqlens if sample.keys is None else sample.keys)
@@ -40,27 +61,17 @@ def read_fields(sample: SequenceSample) -> None:
             raise ValueError(
                 f"seqlens of {key!r} are for {len(lengths)} samples, not for {sample.bs}{several}"
             )
-    if sample.data is not None:
-        sample.data = dict(by_name(sample.data, "data"))
-        _same_keys(sample, "data", sample.data)
-    sample.dtypes = _read_traits(sample, "dtypes", sample.dtypes, lambda tensor: tensor.dtype)
-    shapes = _read_traits(
-        sample, "trailing_shapes", sample.trailing_shapes, lambda tensor: tensor.shape[1:]
-    )
-    sample.trailing_shapes = {
-        key: None if s is None else _read_shape(s, key) for key, s in shapes.items()
-    }
-    for key in sample.keys:
-        _check_tensor(sample, key, None if sample.data is None else sample.data[key])
-    sample.metadata = dict(by_name(sample.metadata, "metadata"))
-    for name, values in sample.metadata.items():
-        if not isinstance(values, list):
-            raise ValueError(
-                f"metadata {name!r} must be a list, one entry per sample, not {values!r:.60}"
-            )
-        if len(values) != sample.bs:
-            raise ValueError(f"metadata {name!r} has {len(values)} entries for {sample.bs} samples")
-        sample.metadata[name] = list(values)
+
+
+def _read_entries(sample: SequenceSample, name: str, entries: Any) -> list[Any]:
+    """The metadata of a name, one entry per sample."""
+    if not isinstance(entries, list):
+        raise ValueError(
+            f"metadata {name!r} must be a list, one entry per sample, not {entries!r:.60}"
+        )
+    if len(entries) != sample.bs:
+        raise ValueError(f"metadata {name!r} has {len(entries)} entries for {sample.bs} samples")
+    return list(entries)
 
 
 def _same_keys(sample: SequenceSample, subject: str, mapping: Mapping[str, Any]) -> None:

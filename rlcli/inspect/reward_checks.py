@@ -4,6 +4,7 @@ whether it scores rows at all."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -151,47 +152,74 @@ def _failed(about: str, call: Call, error: Exception) -> Finding:
     return Finding(level="FAIL", about=about, says=says, code="F51", exit_code=7)
 
 
-def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
-    golds = [str(row.metadata["answer"]) for row in rows]
-    wrong = [_another(golds, number) for number in range(len(golds))]
-    by_form = [
-        _scores(interface, [form.replace("{answer}", gold) for gold in golds], rows)
-        for form in ANSWER_FORMS
-    ]
-    nothing = _scores(interface, [""] * len(rows), rows)
-    accepted = [
-        [_above(score, base) for score, base in zip(scores, nothing, strict=True)]
-        for scores in by_form
-    ]
-    best = max(range(len(ANSWER_FORMS)), key=lambda form: sum(accepted[form]))
-    of_wrong = _scores(
-        interface, [ANSWER_FORMS[best].replace("{answer}", text or "") for text in wrong], rows
-    )
-    refused = [row for number, row in enumerate(rows) if not any(ok[number] for ok in accepted)]
-    of_gold = [_highest(scores) for scores in zip(*by_form, strict=True)]
-    believed = [
-        n
-        for n, text in enumerate(wrong)
-        if text is not None and not _above(of_gold[n], of_wrong[n])
-    ]
-    says = f"gold answers accepted {len(rows) - len(refused)}/{len(rows)}"
-    tried = sum(text is not None for text in wrong)
-    says += f", wrong ones refused {tried - len(believed)}/{tried}" if tried else ""
-    if refused:
-        return _refusing(about, says, refused)
-    if believed:
-        details = [
-            f"{location(rows[n])}: expected {shortened(golds[n], 40)}, accepted "
-            f"{shortened(wrong[n] or '', 40)}"
-            for n in believed[:3]
+@dataclass(frozen=True)
+class _Trial:
+    """What a reward gave to the gold answers of rows, in every form, and to those of other rows."""
+
+    rows: Sequence[Preview]
+    accepted: list[list[bool]]
+    """By form and row: whether the gold answer scored more than no answer."""
+    others: list[str | None]
+    """By row: the answer of another row, if it differs."""
+    believed: list[int]
+    """Rows for which that scored no less than the gold answer."""
+
+    @classmethod
+    def of(cls, interface: Any, rows: Sequence[Preview]) -> _Trial:
+        golds = [str(row.metadata["answer"]) for row in rows]
+        others = [_another(golds, number) for number in range(len(golds))]
+        by_form = [_scores(interface, _written(form, golds), rows) for form in ANSWER_FORMS]
+        nothing = _scores(interface, [""] * len(rows), rows)
+        accepted = [list(map(_above, scores, nothing)) for scores in by_form]
+        best = max(range(len(ANSWER_FORMS)), key=lambda form: sum(accepted[form]))
+        of_others = _scores(interface, _written(ANSWER_FORMS[best], others), rows)
+        of_golds = [_highest(scores) for scores in zip(*by_form, strict=True)]
+        believed = [
+            number
+            for number, other in enumerate(others)
+            if other is not None and not _above(of_golds[number], of_others[number])
         ]
-        details.append(
-            "the answers of other rows were tried; one value written in two ways is not a mistake"
-        )
-        return Finding(level="warn", about=about, says=says, details=details, code="F51")
-    forms = [form for form, ok in zip(ANSWER_FORMS, accepted, strict=True) if all(ok)]
+        return cls(rows, accepted, others, believed)
+
+    @property
+    def refused(self) -> list[Preview]:
+        """Rows whose gold answer scored no more than no answer, in any form."""
+        by_row = zip(*self.accepted, strict=True)
+        return [row for row, forms in zip(self.rows, by_row, strict=True) if not any(forms)]
+
+    def summary(self) -> str:
+        count = len(self.rows)
+        says = f"gold answers accepted {count - len(self.refused)}/{count}"
+        tried = sum(other is not None for other in self.others)
+        if tried:
+            says += f", wrong ones refused {tried - len(self.believed)}/{tried}"
+        return says
+
+
+def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
+    trial = _Trial.of(interface, rows)
+    if trial.refused:
+        return _refusing(about, trial.summary(), trial.refused)
+    if trial.believed:
+        return _believing(about, trial)
+    forms = [form for form, ok in zip(ANSWER_FORMS, trial.accepted, strict=True) if all(ok)]
     shown = " or ".join(form.replace("{answer}", "…").rstrip(".") for form in forms)
-    return Finding(level="ok", about=about, says=f"{says}; written as {shown}" if shown else says)
+    says = f"{trial.summary()}; written as {shown}" if shown else trial.summary()
+    return Finding(level="ok", about=about, says=says)
+
+
+def _believing(about: str, trial: _Trial) -> Finding:
+    """A reward that accepts the answers of other rows."""
+    details = [
+        f"{location(trial.rows[n])}: expected "
+        f"{shortened(str(trial.rows[n].metadata['answer']), 40)}, accepted "
+        f"{shortened(trial.others[n] or '', 40)}"
+        for n in trial.believed[:3]
+    ]
+    details.append(
+        "the answers of other rows were tried; one value written in two ways is not a mistake"
+    )
+    return Finding(level="warn", about=about, says=trial.summary(), details=details, code="F51")
 
 
 def _refusing(about: str, says: str, refused: Sequence[Preview]) -> Finding:
@@ -225,6 +253,10 @@ def _scores(
 
 def _above(score: float | None, base: float | None) -> bool:
     return score is not None and score > (base if base is not None else score - 1)
+
+
+def _written(form: str, answers: Sequence[str | None]) -> list[str]:
+    return [form.replace("{answer}", answer or "") for answer in answers]
 
 
 def _another(golds: Sequence[str], number: int) -> str | None:

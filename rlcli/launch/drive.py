@@ -154,11 +154,15 @@ class _Drive:
             with open_outputs(run, display.warning) as outputs:
                 master.run(outputs)
             master.shut_down()
-        code = 0 if master.steps_done == master.steps else self.stop.exit_code
-        run.write_status("stopped" if code else "done", master.steps_done, master.steps, code)
-        outcome = outcome_of(recipe, run, time.monotonic() - began)
-        _draw_curves(recipe, run)
-        return Finished(outcome, code, master.steps_done, master.steps, done)
+        return self._end(master.steps_done, master.steps, done, time.monotonic() - began)
+
+    def _end(self, done: int, steps: int, before: int, seconds: float) -> Finished:
+        """`done`: of the `steps` of the run; `before`: of these, before this attempt."""
+        code = 0 if done == steps else self.stop.exit_code
+        self.run.write_status("stopped" if code else "done", done, steps, code)
+        outcome = outcome_of(self.recipe, self.run, seconds)
+        _draw_curves(self.recipe, self.run)
+        return Finished(outcome, code, done, steps, before)
 
     def _begin(self, step: int, choices: Sequence[Choice]) -> None:
         """The workers are up and have loaded data, and state of after `step`, if that is not -1."""

@@ -35,26 +35,37 @@ class Character:
 def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> Iterator[Styled]:
     """Title, canvas with axes, and a legend with the last value of each line."""
     room = max(LEAST_WIDTH, width - AXIS_WIDTH - 2)
+    fine = unicode and (colours or len(chart.lines) == 1)
+    yield ((chart.title, "bold"),)
+    yield from _plot(chart, room, fine, "│" if unicode else "|")
+    for number, line in enumerate(chart.lines):
+        mark = "━━" if fine else LETTERS[number % len(LETTERS)]
+        yield from _entry_of_legend(line, mark, STYLES[number % len(STYLES)], room)
+
+
+def _plot(chart: Chart, room: int, fine: bool, edge: str) -> Iterator[Styled]:
+    """The canvas with its axes."""
     low, high = _bounds(chart.lines)
     first = min(line.steps[0] for line in chart.lines)
     last = max(line.steps[-1] for line in chart.lines)
-    fine = unicode and (colours or len(chart.lines) == 1)
-    yield ((chart.title, "bold"),)
-    edge = "│" if unicode else "|"
+    labels = {0: short(high), HEIGHT // 2: short((low + high) / 2), HEIGHT - 1: short(low)}
     for row, cells in enumerate(_canvas(chart, (first, last), (low, high), room)):
-        value = {0: high, HEIGHT // 2: (low + high) / 2, HEIGHT - 1: low}.get(row)
-        label = short(value) if value is not None else ""
-        drawn = tuple((_sign(cell, fine), STYLES[cell.owner % len(STYLES)]) for cell in cells)
-        yield (f"{label:>{AXIS_WIDTH}} ", "dim"), (edge, "dim"), *drawn
+        drawn = [(_sign(cell, fine), STYLES[cell.owner % len(STYLES)]) for cell in cells]
+        yield (f"{labels.get(row, ''):>{AXIS_WIDTH}} ", "dim"), (edge, "dim"), *drawn
+    yield ((_axis_of_steps(first, last, room), "dim"),)
+
+
+def _axis_of_steps(first: float, last: float, room: int) -> str:
     right = f"step {last:g}"
-    yield ((f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}", "dim"),)
-    for number, line in enumerate(chart.lines):
-        mark = "━━" if fine else LETTERS[number % len(LETTERS)]
-        words, *continued = wrap(_legend(line), room - len(mark) - 1, break_long_words=False)
-        margin = f"{'':>{AXIS_WIDTH}}  "
-        yield (margin, ""), (mark, STYLES[number % len(STYLES)]), (f" {words}", "")
-        for words in continued:
-            yield ((f"{margin}{'':{len(mark)}} {words}", ""),)
+    return f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}"
+
+
+def _entry_of_legend(line: ChartLine, mark: str, style: str, room: int) -> Iterator[Styled]:
+    words, *continued = wrap(_legend(line), room - len(mark) - 1, break_long_words=False)
+    margin = f"{'':>{AXIS_WIDTH}}  "
+    yield (margin, ""), (mark, style), (f" {words}", "")
+    for words in continued:
+        yield ((f"{margin}{'':{len(mark)}} {words}", ""),)
 
 
 def _canvas(

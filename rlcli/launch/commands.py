@@ -49,34 +49,12 @@ def node_commands(
     """One command for each node, the first of which starts the run; or one that submits it as a
     job. `recipe` and `with_` are as the user gave them; `run_dir`: the folder that all nodes share,
     by default a new one."""
-    folder, project = Path.cwd(), current_project()
     run_dir = (run_dir or _new_folder(resolved)).absolute()
     is_job = topology.launch == "slurm"
     has_nodes = topology.nodes > 1 and not is_job
-    layers = [word for layer in with_ for word in ("--with", place_of(layer, folder))]
-    overrides = [
-        *resolved.overrides,
-        *([BY_HAND] if has_nodes and BY_HAND not in resolved.overrides else []),
-    ]
-    options = ["--run-dir", str(run_dir), *layers]
-    train = [
-        sys.executable,
-        "-P",
-        "-m",
-        "rlcli",
-        "train",
-        *options,
-        "--",
-        place_of(recipe, folder),
-        *overrides,
-    ]
-    first = f"cd {shlex.quote(str(folder))} && {_with_project(train, project)}"
+    train = _train(resolved, recipe, with_, run_dir, has_nodes)
     if is_job:
-        everywhere = tuple(range(topology.world_size))
-        count = f"{topology.nodes} node{'s' if topology.nodes > 1 else ''}"
-        return [
-            NodeCommand(None, everywhere, first, f"submits one job, which starts them on {count}")
-        ]
+        return [_submission(topology, train)]
     (ranks,) = (
         group for group in process_groups(resolved.recipe, topology) if group.kind == "ranks"
     )
@@ -86,13 +64,33 @@ def node_commands(
         if has_nodes
         else "there is no other node"
     )
-    commands = [NodeCommand(0, ranks.on_node(0), first, f"and the master; {about}")]
+    commands = [NodeCommand(0, ranks.on_node(0), train, f"and the master; {about}")]
     for node in range(1, topology.nodes):
-        command = _with_project(agent_command(run_dir, node), project)
+        command = _with_project(agent_command(run_dir, node), current_project())
         commands.append(
             NodeCommand(node, ranks.on_node(node), command, "must see the same run folder")
         )
     return commands
+
+
+def _submission(topology: Topology, command: str) -> NodeCommand:
+    count = f"{topology.nodes} node{'s' if topology.nodes > 1 else ''}"
+    about = f"submits one job, which starts them on {count}"
+    return NodeCommand(None, tuple(range(topology.world_size)), command, about)
+
+
+def _train(
+    resolved: Resolved, recipe: str, with_: Sequence[str], run_dir: Path, by_hand: bool
+) -> str:
+    """The command that starts the run, or submits it; `by_hand`: other nodes have theirs."""
+    folder = Path.cwd()
+    layers = [word for layer in with_ for word in ("--with", place_of(layer, folder))]
+    overrides = [*resolved.overrides]
+    if by_hand and BY_HAND not in overrides:
+        overrides.append(BY_HAND)
+    train = [sys.executable, "-P", "-m", "rlcli", "train", "--run-dir", str(run_dir), *layers]
+    train += ["--", place_of(recipe, folder), *overrides]
+    return f"cd {shlex.quote(str(folder))} && {_with_project(train, current_project())}"
 
 
 def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:

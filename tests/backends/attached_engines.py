@@ -19,6 +19,7 @@ class Attached(BackendContract):
     server_kind, name = SGLANG, SGLANG.name
     servers = 1
     update = "process_group"
+    draws = 2  # the sampler is the fake's
 
     @pytest.fixture(autouse=True)
     def _fakes(self, tmp_path):

@@ -1,5 +1,5 @@
-"""sglang and vllm: the contract over a fake server with a real model,
-and the process group that weights travel in."""
+"""sglang: the contract over a fake server with a real model, and the process group that weights
+travel in."""
 
 import time
 from contextlib import ExitStack
@@ -7,7 +7,6 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from attached_engines import Attached, follow
-from server_kinds import VLLM
 
 from rlcli.errors import WorkerError
 from rlcli.testing.backend.base import FAMILIES
@@ -15,7 +14,6 @@ from rlcli.testing.backend.base import FAMILIES
 
 class TestContract(Attached):
     families = ("llama", "gpt2")
-    draws = 2  # the sampler is the fake's
 
 
 @pytest.mark.exhaustive
@@ -31,15 +29,6 @@ class TestContractOfTwoServers(TestContractFromDisk):
     servers = 2
     families = ("llama",)
     update = "process_group"
-
-
-class TestContractOfVLLM(TestContractFromDisk):
-    server_kind, name = VLLM, VLLM.name
-
-
-class TestContractOfTwoVLLMServers(TestContractOfVLLM):
-    servers = 2
-    families = ("llama",)
 
 
 @pytest.fixture

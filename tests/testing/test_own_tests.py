@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlcli.recipe.components import declared
 from rlcli.testing.own_tests import files_about
 from rlcli.testing.subjects import subjects
 
@@ -68,3 +69,15 @@ def test_a_file_that_is_named_after_another_component_is_that_ones(name):
 def test_tests_of_backends_are_found_by_name_only():
     (subject,) = subjects("backend", "fsdp")
     assert [file.stem for file in subject.own_tests] == ["test_fsdp"]
+
+
+def test_every_backend_that_needs_more_than_a_processor_has_tests_of_its_own():
+    """Without them `rlcli test` could hardly try it: servers and GPUs are in them."""
+    needs_more = {
+        subject.name: subject
+        for subject in subjects("backend")
+        if declared("backends", subject.name, "SERVER_REQUIRES")
+        or declared("backends", subject.name, "DEVICES") == ("cuda",)
+    }
+    assert set(needs_more) >= {"megatron", "sglang", "vllm"}
+    assert [name for name, subject in needs_more.items() if not subject.own_tests] == []

@@ -265,19 +265,39 @@ class _Collector:
     def add(self, path: Path, label: str, asked_by: Mark | None) -> None:
         """Add a layer, after all layers that it extends."""
         real = path.resolve()
-        if real in [opened for opened, _ in self.open]:
-            names = [name for opened, name in self.open]
-            circle = names[[opened for opened, _ in self.open].index(real) :]
-            return self.refuse(
-                "R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by
-            )
+        if circle := self._circle(real):
+            self.refuse("R52", f"the layers extend each other: {' → '.join(circle)}", asked_by)
+            return
         if real in self.seen:
-            return None
+            return
         self.seen.add(real)
         if len(self.seen) > MAX_LAYERS:
-            return self.refuse("R52", f"more than {MAX_LAYERS} layers", asked_by)
+            self.refuse("R52", f"more than {MAX_LAYERS} layers", asked_by)
+            return
         file = shown(path)
         text = read_file(path, file, self.problems, asked_by)
+        tree = self._mapping_of(file, text, asked_by)
+        if text is None or tree is None:
+            return
+        self.open.append((real, file))
+        self.extend(tree.get("extends"), path)
+        self.open.pop()
+        entries = {key: entry for key, entry in tree.entries.items() if key != "extends"}
+        spelt = spell_out_types(with_valid_markers(replace(tree, entries=entries), self.problems))
+        assert isinstance(spelt, MappingNode)
+        self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
+
+    def _circle(self, real: Path) -> list[str]:
+        """The files from this one to itself again, if it is being read."""
+        names = [name for _, name in self.open]
+        opened = [path for path, _ in self.open]
+        if real not in opened:
+            return []
+        circle = names[opened.index(real) :]
+        return [*circle, circle[0]]
+
+    def _mapping_of(self, file: str, text: str | None, asked_by: Mark | None) -> MappingNode | None:
+        """The content of a file; None if something is wrong with it."""
         if text is None:
             self.problems.is_cut_off = True
             return None
@@ -288,17 +308,9 @@ class _Collector:
             return None
         if not isinstance(tree, MappingNode):
             content = "nothing" if is_null(tree) else kind_of(tree)
-            return self.refuse(
-                "R02", f"expected a mapping at the top level, found {content}", tree.mark
-            )
-        self.open.append((real, file))
-        self.extend(tree.get("extends"), path)
-        self.open.pop()
-        entries = {key: entry for key, entry in tree.entries.items() if key != "extends"}
-        spelt = spell_out_types(with_valid_markers(replace(tree, entries=entries), self.problems))
-        assert isinstance(spelt, MappingNode)
-        self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
-        return None
+            self.refuse("R02", f"expected a mapping at the top level, found {content}", tree.mark)
+            return None
+        return tree
 
     def refuse(self, code: str, message: str, mark: Mark | None, hint: str | None = None) -> None:
         """Report why a layer is missing; the recipe cannot be judged without it."""

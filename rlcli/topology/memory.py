@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -147,29 +147,51 @@ def plan_memory(
     """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they
     are unknown. What servers reserve depends on `device_bytes`."""
     lengths = lengths_of(recipe)
+    models, unknown = _memory_models(recipe, topology, sizes)
+    roles = {role: _role_memory(recipe, role, model) for role, model in models.items()}
+    servers = plan_servers(recipe, topology, models, device_bytes)
+    devices = _Devices(topology, roles, bytes_on_ranks(servers, topology))
+    peaks = _load_peaks(devices, models)
+    peaks += _call_peaks(recipe, topology, devices, models, lengths)
+    peaks += _snapshot_peak(recipe, devices, models, peaks)
+    remarks = tuple((role, remark) for role, model in models.items() for remark in model.remarks())
+    return MemoryPlan(tuple(roles.values()), tuple(peaks), unknown, lengths, servers, remarks)
+
+
+def _call_peaks(
+    recipe: Recipe,
+    topology: Topology,
+    devices: _Devices,
+    models: Mapping[str, MemoryModel],
+    lengths: Lengths,
+) -> Iterator[Peak]:
+    for name, call in recipe.graph.items():
+        if call.model in models and call.call != "evaluate" and runs_a_model(recipe, call):
+            model = models[call.model]
+            parts = _parts(recipe, topology, call, model, lengths)
+            resident = devices.while_working(call.model)
+            yield Peak(name, call.model, _phase(call), resident, parts, model.WITHIN_PERCENT)
+
+
+def _memory_models(
+    recipe: Recipe, topology: Topology, sizes: Mapping[str, Architecture | str]
+) -> tuple[dict[str, MemoryModel], dict[str, str]]:
+    """Role → its memory model, and role → why it has none."""
     models: dict[str, MemoryModel] = {}
-    unknown = {}
+    unknown: dict[str, str] = {}
     for role, architecture in sizes.items():
         try:
             models[role] = memory_model(recipe, topology, role, architecture)
         except UnknownMemory as reason:
             unknown[role] = str(reason)
-    roles = {role: _role_memory(recipe, role, model) for role, model in models.items()}
-    servers = plan_servers(recipe, topology, models, device_bytes)
-    devices = _Devices(topology, roles, bytes_on_ranks(servers, topology))
-    peaks = _load_peaks(devices, models)
-    for name, call in recipe.graph.items():
-        if call.model in models and call.call != "evaluate" and runs_a_model(recipe, call):
-            model = models[call.model]
-            parts = _parts(recipe, topology, call, model, lengths)
-            phase = {"train_step": "update"}.get(
-                call.call, "generate" if written_beyond(call) else call.call
-            )
-            resident = devices.while_working(call.model)
-            peaks.append(Peak(name, call.model, phase, resident, parts, model.WITHIN_PERCENT))
-    peaks += _snapshot_peak(recipe, devices, models, peaks)
-    remarks = tuple((role, remark) for role, model in models.items() for remark in model.remarks())
-    return MemoryPlan(tuple(roles.values()), tuple(peaks), unknown, lengths, servers, remarks)
+    return models, unknown
+
+
+def _phase(call: Call) -> str:
+    """What a call does to memory."""
+    if call.call == "train_step":
+        return "update"
+    return "generate" if written_beyond(call) else call.call
 
 
 def memory_model(

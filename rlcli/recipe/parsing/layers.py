@@ -282,10 +282,15 @@ class _Collector:
         self.open.append((real, file))
         self.extend(tree.get("extends"), path)
         self.open.pop()
+        spelt = self._spelt_out(tree)
+        self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
+
+    def _spelt_out(self, tree: MappingNode) -> MappingNode:
+        """Without what it extends, which is a layer of its own."""
         entries = {key: entry for key, entry in tree.entries.items() if key != "extends"}
         spelt = spell_out_types(with_valid_markers(replace(tree, entries=entries), self.problems))
         assert isinstance(spelt, MappingNode)
-        self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
+        return spelt
 
     def _circle(self, real: Path) -> list[str]:
         """The files from this one to itself again, if it is being read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlcli.recipe.parsing.layers import profile_names, recipe_names
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
@@ -33,19 +33,7 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
     silently. A value that cannot be read keeps its key,
     so that nothing is concluded from its absence."""
     problems.add_source(COMMAND_LINE, "\n".join(text.replace("\n", " ") for text in overrides))
-    if len(overrides) > MAX_OVERRIDES:
-        message = f"{len(overrides)} overrides; at most {MAX_OVERRIDES}"
-        problems.add(
-            "R10",
-            message,
-            Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1),
-            "write a recipe that extends this one",
-        )
-        problems.is_cut_off = True
-        return []
-    if (joined := _written_with_spaces(overrides)) is not None:
-        hint = f"write {joined}"
-        problems.add("R41", "an override has no spaces around =", Mark(COMMAND_LINE, 1, 1), hint)
+    if _are_refused(overrides, problems):
         problems.is_cut_off = True
         return []
     trees: list[MappingNode] = []
@@ -54,17 +42,41 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         tree = _parse(text, number, problems)
         if tree is None:
             continue
-        problems_before = len(problems.reported)
-        for path, node in leaves(tree):
-            first = next((n for p, n in set_by.items() if _overlap(p, path)), None)
-            if first is not None:
-                both = f"{overrides[first - 1]!r}, then {text!r}"
-                message = f"{dotted(path)} is set twice on the command line: {both}"
-                problems.add("R05", message, node.mark, "keep one")
-            set_by.setdefault(path, number)
-        if len(problems.reported) == problems_before:
+        repeats = list(_repeats(tree, set_by))
+        for first, path, node in repeats:
+            both = f"{overrides[first - 1]!r}, then {text!r}"
+            message = f"{dotted(path)} is set twice on the command line: {both}"
+            problems.add("R05", message, node.mark, "keep one")
+        set_by |= {path: set_by.get(path, number) for path, _ in leaves(tree)}
+        if not repeats:
             trees.append(tree)
     return trees
+
+
+def _repeats(
+    tree: MappingNode, set_by: Mapping[KeyPath, int]
+) -> Iterator[tuple[int, KeyPath, Node]]:
+    """(number of the override that set it, key, value) of what was set before."""
+    for path, node in leaves(tree):
+        for earlier, number in set_by.items():
+            if _overlap(earlier, path):
+                yield number, path, node
+                break
+
+
+def _are_refused(overrides: Sequence[str], problems: Problems) -> bool:
+    """Whether there are too many, or words that belong together; reports it."""
+    if len(overrides) > MAX_OVERRIDES:
+        message = f"{len(overrides)} overrides; at most {MAX_OVERRIDES}"
+        mark = Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1)
+        problems.add("R10", message, mark, "write a recipe that extends this one")
+        return True
+    joined = _written_with_spaces(overrides)
+    if joined is not None:
+        message, mark = "an override has no spaces around =", Mark(COMMAND_LINE, 1, 1)
+        problems.add("R41", message, mark, f"write {joined}")
+        return True
+    return False
 
 
 def _written_with_spaces(overrides: Sequence[str]) -> str | None:
@@ -91,27 +103,36 @@ def _parse(text: str, number: int, problems: Problems) -> MappingNode | None:
         problems.add("R42", f"{text!r} is not an override", start, _instead(text))
         return None
     if not _KEY.fullmatch(key) or key[0] in "+~-":
-        plain = key.lstrip("+~-")
-        hint = "write key.path=value, with the keys joined by dots"
-        if plain != key and _KEY.fullmatch(plain):
-            hint = f"write {translated(plain.split('.')) or plain}={value[:40] or 'null'}"
-        problems.add("R41", f"{key!r} is not a valid key", start, hint)
+        problems.add("R41", f"{key!r} is not a valid key", start, _with_valid_key(key, value))
         return None
     mark = Mark(COMMAND_LINE, number, len(key) + 2)
     node = _value(value, mark, problems) or Scalar(None, mark, value, valid=False)
-    parts = key.split(".")
-    if parts[0] == "extends":
+    names = key.split(".")
+    if names[0] == "extends":
         problems.add("R42", "extends: cannot be set on the command line", start)
         return None
-    column = len(key) + 1
-    for name in reversed(parts):
+    spelt = spell_out_types(with_valid_markers(_nested(names, node, number), problems))
+    assert isinstance(spelt, MappingNode)
+    return spelt
+
+
+def _with_valid_key(key: str, value: str) -> str:
+    """How to write an override whose key is invalid."""
+    plain = key.lstrip("+~-")
+    if plain != key and _KEY.fullmatch(plain):
+        return f"write {translated(plain.split('.')) or plain}={value[:40] or 'null'}"
+    return "write key.path=value, with the keys joined by dots"
+
+
+def _nested(names: Sequence[str], node: Node, number: int) -> Node:
+    """Mappings around a value, one for each name; they begin where the names do."""
+    column = len(".".join(names)) + 1
+    for name in reversed(names):
         column -= len(name)
         mark = Mark(COMMAND_LINE, number, column)
         node = MappingNode({name: Entry(mark, node)}, mark)
         column -= 1
-    spelt = spell_out_types(with_valid_markers(node, problems))
-    assert isinstance(spelt, MappingNode)
-    return spelt
+    return node
 
 
 def _instead(text: str) -> str:

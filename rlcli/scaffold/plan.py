@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +127,44 @@ def plan(
     Raises UsageError for an invalid name, UnknownComponent for an interface that does not exist.
     """
     checked(kind, name)
+    _refuse_misplaced(kind, name, like, without_answer)
+    _refuse_name(kind, name, root)
+    replacements = COPIES if like is not None else WITHOUT_ANSWER if without_answer else {}
+    words = _words(kind, name, like, without_answer)
+    files = []
+    for template, (target, about) in KINDS[kind].items():
+        path = target.format(**words)
+        words["layer"] = re.sub(r"^recipes/|\.yaml$", "", path)
+        text = _text(replacements.get(template, template), template, words)
+        if path.endswith(".py"):
+            _refuse_hiding(text, words["cls"], name)
+        files.append(NewFile(root / path, text, about.format(**words)))
+    tested = FOLDERS.get(kind, f"{kind}s").removesuffix("s")
+    first = FIRST_STEP[kind] if like is None else f"change what should differ from {like}"
+    return Scaffold(root, tuple(files), first, f"rlcli test {tested} {name}")
+
+
+def _words(kind: str, name: str, like: str | None, without_answer: bool) -> dict[str, str]:
+    """What templates are filled with."""
+    rows = "any dataset of prompts" if without_answer else "a dataset whose rows have an answer"
+    return {
+        "name": name,
+        "module": module_name(name),
+        "cls": class_name(kind, name),
+        "like": like or "",
+        "needs": rows,
+    }
+
+
+def _text(chosen: str | None, template: str, words: Mapping[str, str]) -> str:
+    """The text of a file; without a `chosen` template that of the interface to start from."""
+    if words["like"] and not chosen:
+        return _copied(words["like"], words["name"], words["cls"])
+    return render(chosen or template, **words)
+
+
+def _refuse_misplaced(kind: str, name: str, like: str | None, without_answer: bool) -> None:
+    """Refuse options of other kinds."""
     for is_misplaced, option, purpose in (
         (like is not None and kind != "interface", "--like", "copies an interface"),
         (without_answer and kind != "reward", "--without-answer", "is for a reward"),
@@ -133,37 +172,18 @@ def plan(
         if is_misplaced:
             hint = f"leave it out: rlcli new {kind} {name}"
             raise UsageError(f"{option} {purpose}, not a {kind}", hint=hint)
-    replacements = COPIES if like is not None else WITHOUT_ANSWER if without_answer else {}
-    module, cls = module_name(name), class_name(kind, name)
-    words = {"name": name, "module": module, "cls": cls, "like": like or ""}
-    words["needs"] = (
-        "any dataset of prompts" if without_answer else "a dataset whose rows have an answer"
-    )
+
+
+def _refuse_name(kind: str, name: str, root: Path) -> None:
+    """Refuse a name that is taken."""
     if kind in FOLDERS:
         _refuse_taken(kind, FOLDERS[kind], name, root)
     elif kind == "recipe":
         _refuse_taken_recipe(name, root)
-    elif (PACKAGE / "checkpoint" / "families" / f"{module}.py").exists():
+    elif (PACKAGE / "checkpoint" / "families" / f"{module_name(name)}.py").exists():
         raise UsageError(
             f"{name!r} is the name of a built-in family", hint="choose another name", code="R68"
         )
-    files = []
-    for template, (target, about) in KINDS[kind].items():
-        path = target.format(**words)
-        layer = re.sub(r"^recipes/|\.yaml$", "", path)
-        chosen = replacements.get(template, template)
-        text = (
-            _copied(like, name, cls)
-            if like and not chosen
-            else render(chosen or template, **words, layer=layer)
-        )
-        if path.endswith(".py"):
-            _refuse_hiding(text, cls, name)
-        files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
-    tested = FOLDERS.get(kind, f"{kind}s").removesuffix("s")
-    first = FIRST_STEP[kind] if like is None else f"change what should differ from {like}"
-    command = f"rlcli test {tested} {name}"
-    return Scaffold(root, tuple(files), first, command)
 
 
 def plan_project(folder: Path) -> Scaffold:

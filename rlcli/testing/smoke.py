@@ -35,6 +35,10 @@ STEPS = 2
 NEW_TOKENS = 8
 ROWS = 16
 """Minimum number of rows of each dataset."""
+NO_CHECKPOINTS = {
+    "every_steps": None, "every_epochs": None, "every_seconds": None, "at_end": False,
+    "keep_best": 0,
+}  # fmt: skip
 FEW_PARAMETERS = 3_000_000
 BYTES_PER_TOKEN = 8
 """Maximum number of byte tokens per token of the real tokenizer."""
@@ -113,9 +117,27 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
     this machine."""
     document = resolved.to_json()
     prompts = max(2, *plan_topology(resolved.recipe).batch.minibatches.values())
-    tokenizers, own_models = _Tokenizers(folder), _own_models(resolved)
-    first_with: dict[str, str] = {}
-    for name, role in document["models"].items():
+    tokenizers = _Tokenizers(folder)
+    _shrink_models(document["models"], resolved, tokenizers)
+    for dataset in document["datasets"].values():
+        _cut_rows(dataset, max(ROWS, STEPS * prompts), has_byte_tokens=bool(tokenizers.replaced))
+    for section in ("generation", "graph", "train"):
+        _shorten(document[section])
+    _shorten_training(document["train"], prompts)
+    document |= {"cluster": {"device": "cpu"}, "launch": {"type": "inline"}}
+    document["checkpoint"] |= NO_CHECKPOINTS
+    document["log"] |= {"dir": str(folder / "runs"), "trackers": [], "plot": False}
+    file = folder / f"{resolved.recipe.name}.yaml"
+    file.write_text(to_yaml(document), encoding="utf-8")
+    return load_recipe(file), tuple(tokenizers.replaced)
+
+
+def _shrink_models(
+    models: dict[str, dict[str, Any]], resolved: Resolved, tokenizers: _Tokenizers
+) -> None:
+    """Tiny models on one rank, those of one path as copies of one."""
+    own_models, first_with = _own_models(resolved), dict[str, str]()
+    for name, role in models.items():
         if first_with.setdefault(role["path"], name) != name and role["path"] is not None:
             role |= {"path": None, "init": first_with[role["path"]]}
         elif role["path"] is not None or role["scratch"] is not None:
@@ -125,27 +147,13 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
         elif role["tokenizer"] is not None:
             role["tokenizer"] = tokenizers.local(resolved, role["tokenizer"])
         role |= {"backend": _runnable(role["backend"]), "mesh": {}, "devices": None}
-    for dataset in document["datasets"].values():
-        _cut_rows(dataset, max(ROWS, STEPS * prompts), has_byte_tokens=bool(tokenizers.replaced))
-    for section in ("generation", "graph", "train"):
-        _shorten(document[section])
-    few = min(document["train"]["microbatches"], 2)
-    document["train"] |= {
-        "steps": STEPS,
-        "epochs": None,
-        "prompts_per_step": prompts,
-        "microbatches": few,
-    }
-    document["train"]["eval"] |= {"every_steps": None, "at_start": False}
-    document |= {"cluster": {"device": "cpu"}, "launch": {"type": "inline"}}
-    document["checkpoint"] |= dict.fromkeys(("every_steps", "every_epochs", "every_seconds")) | {
-        "at_end": False
-    }
-    document["checkpoint"] |= {"keep_best": 0}
-    document["log"] |= {"dir": str(folder / "runs"), "trackers": [], "plot": False}
-    file = folder / f"{resolved.recipe.name}.yaml"
-    file.write_text(to_yaml(document), encoding="utf-8")
-    return load_recipe(file), tuple(tokenizers.replaced)
+
+
+def _shorten_training(train: dict[str, Any], prompts: int) -> None:
+    """A few steps of a few prompts, without evaluations."""
+    train |= {"steps": STEPS, "epochs": None, "prompts_per_step": prompts}
+    train["microbatches"] = min(train["microbatches"], 2)
+    train["eval"] |= {"every_steps": None, "at_start": False}
 
 
 def _own_models(resolved: Resolved) -> list[str]:

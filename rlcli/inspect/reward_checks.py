@@ -159,7 +159,7 @@ class _Trial:
     rows: Sequence[Preview]
     accepted: list[list[bool]]
     """By form and row: whether the gold answer scored more than no answer."""
-    others: list[str | None]
+    decoys: list[str | None]
     """By row: the answer of another row, if it differs."""
     believed: list[int]
     """Rows for which that scored no less than the gold answer."""
@@ -167,19 +167,19 @@ class _Trial:
     @classmethod
     def of(cls, interface: Any, rows: Sequence[Preview]) -> _Trial:
         golds = [str(row.metadata["answer"]) for row in rows]
-        others = [_another(golds, number) for number in range(len(golds))]
+        decoys = [_another(golds, number) for number in range(len(golds))]
         by_form = [_scores(interface, _written(form, golds), rows) for form in ANSWER_FORMS]
         nothing = _scores(interface, [""] * len(rows), rows)
         accepted = [list(map(_above, scores, nothing)) for scores in by_form]
         best = max(range(len(ANSWER_FORMS)), key=lambda form: sum(accepted[form]))
-        of_others = _scores(interface, _written(ANSWER_FORMS[best], others), rows)
+        of_decoys = _scores(interface, _written(ANSWER_FORMS[best], decoys), rows)
         of_golds = [_highest(scores) for scores in zip(*by_form, strict=True)]
         believed = [
             number
-            for number, other in enumerate(others)
-            if other is not None and not _above(of_golds[number], of_others[number])
+            for number, decoy in enumerate(decoys)
+            if decoy is not None and not _above(of_golds[number], of_decoys[number])
         ]
-        return cls(rows, accepted, others, believed)
+        return cls(rows, accepted, decoys, believed)
 
     @property
     def refused(self) -> list[Preview]:
@@ -190,7 +190,7 @@ class _Trial:
     def summary(self) -> str:
         count = len(self.rows)
         says = f"gold answers accepted {count - len(self.refused)}/{count}"
-        tried = sum(other is not None for other in self.others)
+        tried = sum(decoy is not None for decoy in self.decoys)
         if tried:
             says += f", wrong ones refused {tried - len(self.believed)}/{tried}"
         return says
@@ -213,7 +213,7 @@ def _believing(about: str, trial: _Trial) -> Finding:
     details = [
         f"{location(trial.rows[n])}: expected "
         f"{shortened(str(trial.rows[n].metadata['answer']), 40)}, accepted "
-        f"{shortened(trial.others[n] or '', 40)}"
+        f"{shortened(trial.decoys[n] or '', 40)}"
         for n in trial.believed[:3]
     ]
     details.append(

@@ -107,6 +107,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return lm
 
     def _generation_copy(self, source: ModelSource, dtype: torch.dtype) -> GenerationCopy | None:
+        """None if every call generates with the model itself."""
         # tensor-parallel ranks compute with parts of matrices, which are not packed
         may_pack = dimension(self._mesh, "tp") is None and can_pack(self._device, dtype)
         if not (self._must_copy or may_pack):

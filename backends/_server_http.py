@@ -82,7 +82,8 @@ class Endpoint:
 
     def _ask(self, path: str, body: Mapping[str, Any] | None, seconds: float, most: Size) -> bytes:
         """The content of an answer, or of one that is too large its beginning."""
-        request = HttpRequest(self.url.rstrip("/") + path, seconds, body, self.key)
+        url = urlsplit(self.url)._replace(path=path, query="", fragment="").geturl()
+        request = HttpRequest(url, seconds, body, self.key)
         self._waits.add(request)
         try:
             answer = request.answer(most.bytes)

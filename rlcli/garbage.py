@@ -17,8 +17,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 MOST = (1 << 31) - 1
 """The largest value that `mallopt` takes."""
-LARGEST_KEPT = {False: 32 << 20, True: MOST}
-"""Bytes of the largest block that is kept, with and without those of activations."""
+LARGEST_KEPT = 32 << 20
+"""Bytes of the largest block that is kept where no activations are; glibc before 2.35 accepts no
+more on 64-bit machines."""
+FREE_AT_THE_TOP = 1 << 30
+"""Bytes that may stay free at the end of the heap, likewise."""
 
 
 def collect_rarely() -> None:
@@ -51,7 +54,10 @@ def keep_freed_memory(of_activations: bool) -> bool:
     large blocks by glibc before 2.35, which accepts no larger limit than 32 MiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or not mallopt(M_TRIM_THRESHOLD, MOST):
+    if mallopt is None:
         return False
-    limits = {LARGEST_KEPT[of_activations], LARGEST_KEPT[False]}
-    return any(mallopt(M_MMAP_THRESHOLD, limit) for limit in sorted(limits, reverse=True))
+    if of_activations and mallopt(M_MMAP_THRESHOLD, MOST):
+        return bool(mallopt(M_TRIM_THRESHOLD, MOST))
+    return bool(
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(M_TRIM_THRESHOLD, FREE_AT_THE_TOP)
+    )

@@ -80,7 +80,8 @@ class ChatEndpoint:
             raise ValueError(
                 f"url is {url!r}; a key is only sent over https, except to this machine"
             )
-        self._url = f"{url.rstrip('/')}/chat/completions"
+        path = f"{parts.path.rstrip('/')}/chat/completions"
+        self._url = parts._replace(path=path, fragment="").geturl()
         self._key = key
 
     def ask(

@@ -170,7 +170,7 @@ class _Trial:
         decoys = [_another(golds, number) for number in range(len(golds))]
         by_form = [_scores(interface, _written(form, golds), rows) for form in ANSWER_FORMS]
         nothing = _scores(interface, [""] * len(rows), rows)
-        accepted = [list(map(_above, scores, nothing)) for scores in by_form]
+        accepted = [_above_each(scores, nothing) for scores in by_form]
         best = max(range(len(ANSWER_FORMS)), key=lambda form: sum(accepted[form]))
         of_decoys = _scores(interface, _written(ANSWER_FORMS[best], decoys), rows)
         of_golds = [_highest(scores) for scores in zip(*by_form, strict=True)]
@@ -253,6 +253,10 @@ def _scores(
 
 def _above(score: float | None, base: float | None) -> bool:
     return score is not None and score > (base if base is not None else score - 1)
+
+
+def _above_each(scores: Sequence[float | None], bases: Sequence[float | None]) -> list[bool]:
+    return [_above(score, base) for score, base in zip(scores, bases, strict=True)]
 
 
 def _written(form: str, answers: Sequence[str | None]) -> list[str]:

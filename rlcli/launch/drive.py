@@ -96,7 +96,6 @@ class _Drive:
     mirrors: Mirrors
 
     def __post_init__(self) -> None:
-        self._is_resumed = self.start is not None
         self._has_begun = self.write_down is None
 
     def to_the_end(self) -> Finished:
@@ -169,7 +168,7 @@ class _Drive:
         from rlcli.observe.setup_times import FILE
         from rlcli.recipe.measured import with_choices
 
-        if self._is_resumed and not self._has_begun:
+        if self.start is not None and not self._has_begun:
             self._name_lost_records(step)
         self._forget_after(step)
         if self.write_down is not None and not self._has_begun:

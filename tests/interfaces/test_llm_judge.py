@@ -382,6 +382,8 @@ def test_the_template_may_use_fields_of_the_row(server):
         ({"url": "localhost:8000"}, "must be like http"),
         ({"url": "ftp://host/v1"}, "must be like http"),
         ({"url": "http://user:password@host/v1"}, "must be like http"),
+        ({"url": "http://host:port/v1"}, "Port could not be cast"),
+        ({"url": "http://host:0/v1"}, "must be like http"),
         ({"url": "http://judge.example/v1", "api_key_env": "MY_KEY"}, "only sent over https"),
         (
             {"url": "https://judge.example/v1", "api_key_env": "TORN_KEY"},

@@ -13,7 +13,7 @@ from rlcli.api.model import GeneratedResponses
 
 
 class SlotCache(Cache):
-    """Keys and values of up to S sequences of up to L tokens, [S, L, H_kv, D] per layer."""
+    """Keys and values of up to S sequences of up to L tokens, [S, H_kv, L, D] per layer."""
 
     def __init__(self, slots: int, length: int, dtype: torch.dtype):
         """`dtype`: that of attention, which would cast all of the cache in each pass otherwise."""
@@ -21,8 +21,8 @@ class SlotCache(Cache):
         self.slots, self.length, self.dtype = slots, length, dtype
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self.places = torch.zeros(0, dtype=torch.int64)
-        """Where tokens of the next pass go: slot · L + column."""
+        self.rows = self.columns = torch.zeros(0, dtype=torch.int64)
+        """Where tokens of the next pass go."""
         self.source: torch.Tensor | None = None
         self.window: tuple[int, int] | None = None
 
@@ -30,13 +30,13 @@ class SlotCache(Cache):
         self, source: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
     ) -> None:
         """Next pass: token `source[i]` of the pack goes to slot `rows[i]`, column `columns[i]`."""
-        self.source, self.places, self.window = source, rows * self.length + columns, None
+        self.source, self.rows, self.columns, self.window = source, rows, columns, None
 
     def write_next(self, columns: torch.Tensor, longest: int) -> None:
         """Next pass: one token per active row, at `columns`;
         attention reads the first `longest` columns."""
-        rows = torch.arange(len(columns), device=columns.device)
-        self.source, self.places = None, rows * self.length + columns
+        self.source, self.columns = None, columns
+        self.rows = torch.arange(len(columns), device=columns.device)
         self.window = len(columns), longest
 
     def update(
@@ -63,16 +63,16 @@ class SlotCache(Cache):
         """[active, H_kv, longest, D]: what the pass reads of a layer's keys or values."""
         assert self.window is not None
         active, longest = self.window
-        return cached[:active, :longest].transpose(1, 2)
+        return cached[:active, :, :longest]
 
     def _room_for(self, states: torch.Tensor) -> torch.Tensor:
-        """[S, L, H_kv, D] for a layer with such keys or values [1, H_kv, n, D]."""
+        """[S, H_kv, L, D] for a layer with such keys or values [1, H_kv, n, D]."""
         _, heads, _, width = states.shape
-        return states.new_zeros(self.slots, self.length, heads, width, dtype=self.dtype)
+        return states.new_zeros(self.slots, heads, self.length, width, dtype=self.dtype)
 
     def _write(self, cached: torch.Tensor, states: torch.Tensor) -> None:
         """Store `states` [n, H_kv, D] at the places of this pass."""
-        cached.flatten(0, 1).index_copy_(0, self.places, states.to(cached.dtype))
+        cached.transpose(1, 2)[self.rows, self.columns] = states.to(cached.dtype)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots `source` over slots `target`."""

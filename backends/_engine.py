@@ -86,8 +86,6 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._choices: dict[nn.Module, RouterChoices] = {}
         """The recorded or prescribed choices of a model's routers, for models that were asked for
         them."""
-        self._must_copy = self.is_sharded or dtype is not torch.float32
-        """Whether every call generates with a copy of the model; others do if they pack weights."""
         self._copy = self._generation_copy(model.source, dtype)
         self._lay_out(model)
         materialize(self.packed, model.device)
@@ -107,12 +105,12 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return lm
 
     def _generation_copy(self, source: ModelSource, dtype: torch.dtype) -> GenerationCopy | None:
-        """None if every call generates with the model itself."""
+        """None if calls generate with the model itself."""
         # tensor-parallel ranks compute with parts of matrices, which are not packed
         may_pack = dimension(self._mesh, "tp") is None and can_pack(self._device, dtype)
-        if not (self._must_copy or may_pack):
-            return None
-        return GenerationCopy(self._skeleton(source), dtype, may_pack)
+        if may_pack or self.is_sharded or dtype is not torch.float32:
+            return GenerationCopy(self._skeleton(source), dtype, may_pack)
+        return None
 
     def _pack(self, settings: TransformersSettings) -> Pack:
         """How this rank takes its share of a pack of sequences."""
@@ -315,10 +313,10 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     @contextmanager
     def generator(self, packs: bool = False) -> Iterator[nn.Module]:
-        """The model that a call generates with; if parameters must be gathered or cast, or, with
-        `packs`, can be packed, that is done once, here."""
+        """The model that a call generates with. Parameters that are sharded, or of another dtype,
+        are gathered and cast once, here, and packed if `packs` and they can be."""
         self._onload()
-        if self._copy is None or not (self._must_copy or packs):
+        if self._copy is None:
             if self.lm in self._choices:
                 self._choices[self.lm].prescribe(None)
             yield self.lm

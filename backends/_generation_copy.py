@@ -20,8 +20,8 @@ class GenerationCopy:
 
     The matrices of linear layers, including the head, are then kept in the compute dtype. Autocast
     would cast them in the same way, but once per token: it only caches casts of whole parameters
-    that are trained. On request they are also packed. All other weights are as they are, such as
-    those of an embedding that is tied to the head.
+    that are trained. On request they are also packed. All other weights are those of the model
+    itself, such as an embedding that is tied to the head.
     """
 
     def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype, can_pack: bool):

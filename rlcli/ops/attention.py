@@ -163,16 +163,17 @@ class PackedAttention:
             for number, (a, b, c) in enumerate(
                 zip(queries.split(q), keys.split(k), keys.split(v), strict=True)
             ):
-                mask = self._mask(number, scoring.window_within(b.shape[2]))
+                mask = self._mask(number, scoring.window_within(b.shape[2]), dtype)
                 # [sequences · longest, H, D]
                 rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))
             return queries.taken_from(torch.cat(rows))[None].to(query.dtype)
 
-    def _mask(self, number: int, window: int | None) -> torch.Tensor | None:
-        """What the queries of a rectangle see, True for a key: [n, keys], or [N, 1, n, keys] where
-        contexts differ; None: themselves and what is before them."""
+    def _mask(self, number: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """What is added to the scores of a rectangle's queries: [n, keys], or [N, 1, n, keys] where
+        contexts differ; None: queries see themselves and what is before them."""
         if (number, window) not in self._masks:
-            self._masks[number, window] = self._rectangle_groups[number].mask(window, self.device)
+            seen = self._rectangle_groups[number].seen(window, self.device)
+            self._masks[number, window] = None if seen is None else _added(seen, dtype)
         return self._masks[number, window]
 
     @cached_property
@@ -219,7 +220,9 @@ class _Rectangle:
     contexts: tuple[int, ...]
     """Number of keys before the queries, in each sequence."""
 
-    def mask(self, window: int | None, device: torch.device) -> torch.Tensor | None:
+    def seen(self, window: int | None, device: torch.device) -> torch.Tensor | None:
+        """The keys that each query sees, bool: [n, keys], or [N, 1, n, keys] where contexts differ;
+        None: itself and those before it."""
         if not self.context and window is None:
             return None
         columns = torch.arange(self.context + self.longest, device=device)
@@ -247,6 +250,12 @@ def _kernel_dtype(query: torch.Tensor) -> Iterator[torch.dtype]:
         yield torch.promote_types(query.dtype, torch.float32)
 
 
+def _added(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores so that queries see the keys that are True: computed once for all
+    layers, each of which would keep its own for the backward pass otherwise."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
+
+
 def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -254,8 +263,7 @@ def _attend(
     mask: torch.Tensor | None,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """[B, H, T, D]. `mask` is True for the keys that a query sees; None:
-    itself and those before it."""
+    """[B, H, T, D]. `mask` is added to scores; None: a query sees itself and those before it."""
     if scoring.softcap is not None:
         return _attend_capped(query, key, value, mask, scoring.softcap, scoring.scale)
     grouped = query.shape[1] != key.shape[1]
@@ -284,8 +292,9 @@ def _attend_capped(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-1, -2) * scale
     scores = softcap * torch.tanh(scores / softcap)
-    seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril() if mask is None else mask
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32)
+    if mask is None:
+        mask = _added(torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), scores.dtype)
+    weights = (scores + mask).softmax(-1, dtype=torch.float32)
     return weights.to(value.dtype) @ value
 
 
@@ -394,11 +403,22 @@ class CachedAttention:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        window = scoring.window_within(self.longest)
-        mask = self._filled if window is None else self._filled & self._recent(window)
+        mask = self._mask(scoring.window_within(self.longest), key.dtype)
         # query heads that share a key head attend to it together, as if they were its tokens
         grouped = query[:, :, 0].unflatten(1, (key.shape[1], -1))
         return _attend(grouped, key, value, mask, scoring).flatten(1, 2)[:, None]
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[B, 1, 1, longest], added to scores."""
+        if window not in self._masks:
+            seen = self._filled if window is None else self._filled & self._recent(window)
+            self._masks[window] = _added(seen, dtype)
+        return self._masks[window]
+
+    @cached_property
+    def _masks(self) -> dict[int | None, torch.Tensor]:
+        """By window: all layers share them."""
+        return {}
 
     @cached_property
     def _filled(self) -> torch.Tensor:

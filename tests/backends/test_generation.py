@@ -28,7 +28,7 @@ def largest_cache(monkeypatch):
     class Watched(_generation.SlotCache):
         def update(self, *args, **kwargs):
             result = super().update(*args, **kwargs)
-            slots, length, *_ = self.keys[0].shape
+            slots, _, length, _ = self.keys[0].shape
             most[0] = max(most[0], slots * length)
             return result
 

@@ -3,7 +3,7 @@ both compute the same. Needs `trl`.
 
     python tests/bench/next_to_peers.py --model FOLDER [--only JOB] [--rounds 5]
                                         [--dtype float32|bfloat16] [--device cpu|cuda]
-                                        [--times N] [--write] [--json]
+                                        [--times N] [--threads N] [--write] [--json]
 
 Jobs: `grpo` (4 prompts × 8 responses of 18 to 32 tokens, with a reference) and `grpo_long` (the
 same with prompts of more than twice their length), `ppo` (as `grpo`, with a critic and responses of
@@ -13,7 +13,8 @@ tokens; 32 and 128 of up to 32, 8 to a prompt; next to vLLM too, if RLCLI_VLLM_P
 that has it).
 
 Each side is a process with one thread, and both take steps in turn. Times are processor seconds,
-which other work on the machine changes little; for `decode`, of a token of a response. The first
+which other work on the machine changes little, or with `--threads N` seconds on a machine that does
+nothing else; for `decode`, of a token of a response. The first
 step is not timed; its loss must agree (1e-3 of the larger one, 2e-2 in bfloat16), or, for `decode`,
 its greedy tokens in float32. Memory is the peak of the process, in which both sides also hold the
 weights as they were at the start. Exit code 1 if the two differ.
@@ -36,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,21 @@ class Measuring:
     dtype: str = "float32"
     device: str = "cpu"
     times: int = 1
+    threads: int = 1
     rounds: int = 5
 
 
 def command(job: str, side: str, how: Measuring) -> list[str]:
     script = str(BENCHES / "peer_sides.py")
-    options = [f"--{name}={value}" for name, value in asdict(how).items() if name != "rounds"]
+    names = ("model", "dtype", "device", "times")
+    options = [f"--{name}={getattr(how, name)}" for name in names]
     return [sys.executable, script, job, side, *options]
 
 
 class Process:
     """One side of a job, which takes a step when asked."""
 
-    def __init__(self, arguments: Sequence[str]):
+    def __init__(self, arguments: Sequence[str], threads: int):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed by end()
         self._process = subprocess.Popen(
             arguments,
@@ -91,7 +94,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )
 
     def step(self) -> dict[str, Any]:
@@ -134,7 +137,8 @@ class Comparison:
     def title(self) -> str:
         has_rows = self.job != "branching" and not self.job.startswith("decode")
         rows = f", {self.how.times} times the rows" if has_rows and self.how.times > 1 else ""
-        return f"{self.job}, {self.how.dtype}{rows}"
+        threads = f", {self.how.threads} threads" if self.how.threads > 1 else ""
+        return f"{self.job}, {self.how.dtype}{rows}{threads}"
 
     def cells(self) -> list[str]:
         digits = ".4f" if self.job.startswith("decode") else ".2f"
@@ -150,7 +154,7 @@ class Comparison:
 
 
 def compare(job: str, how: Measuring) -> Comparison:
-    sides = [Process(command(job, side, how)) for side in ("ours", "theirs")]
+    sides = [Process(command(job, side, how), how.threads) for side in ("ours", "theirs")]
     try:
         rounds_of_both = [[side.step() for side in sides] for _ in range(1 + how.rounds)]
     finally:
@@ -254,6 +258,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=WITHIN, default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--times", type=int, default=1, help="as many rows of a training step")
+    parser.add_argument("--threads", type=int, default=1, help="of each side, on an idle machine")
     parser.add_argument("--write", action="store_true", help="into docs/speed.md")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -264,9 +269,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
-    how = Measuring(
-        options.model, options.dtype, options.device, options.times, rounds=options.rounds
-    )
+    how = Measuring(**{field.name: getattr(options, field.name) for field in fields(Measuring)})
     rows = []
     for job in chosen(options.only):
         rows.append(compare(job, how))

@@ -29,16 +29,17 @@ CHECKED_TOKENS = 12
 
 
 class Clock:
-    """Processor seconds and memory of this process."""
+    """Seconds and memory of this process: of its processor time if it has a single thread."""
 
     def __init__(self) -> None:
+        self._now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         self._began = 0.0
 
     def start(self) -> None:
-        self._began = time.process_time()
+        self._began = self._now()
 
     def seconds(self) -> float:
-        return time.process_time() - self._began
+        return self._now() - self._began
 
     def peak_mib(self) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.nn.functional import linear
+from torch.utils.flop_counter import FlopCounterMode
 
 from rlcli.ops.logprobs import OutputHead
 from rlcli.ops.packed_product import can_pack, packed, product
@@ -32,6 +34,20 @@ def test_a_row_does_not_depend_on_the_other_rows():
     weight, x = packed(torch.randn(80, 96)), torch.randn(16, 96)
     others = torch.cat([x[:1], torch.randn(15, 96)])
     assert torch.equal(product(x, weight)[0], product(others, weight)[0])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_single_row_is_multiplied_block_by_block_where_there_are_threads(
+    threads, has_bias, monkeypatch
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x, weight, bias = torch.randn(1, 1, 96), torch.randn(4096, 96), torch.randn(4096)
+    bias = bias if has_bias else None
+    with FlopCounterMode(display=False) as counter:
+        actual = product(x, weight, bias)
+    assert ("bmm" in str(counter.get_flop_counts())) == (threads > 1)
+    torch.testing.assert_close(actual, linear(x, weight, bias))
 
 
 def test_a_head_may_be_packed():

@@ -45,10 +45,10 @@ class DeepSpeedEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         )
         self._recomputed = recomputed_layers(self.lm, self.settings)
         if self.is_sharded:
-            assert model.source is not None
+            source = model.required_source
             with self._surroundings():
                 divide_parameters(
-                    self._library, self.lm, model.source, self._config, self._group, self.device
+                    self._library, self.lm, source, self._config, self._group, self.device
                 )
 
     @property

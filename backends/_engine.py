@@ -60,13 +60,10 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     """Forward passes and generation; `inference` uses it as it is, `fsdp` adds training."""
 
     def __init__(self, model: Model, settings: TransformersSettings):
-        if model.source is None:
-            raise ModelError(
-                f"role {model.name} has no weights to run", hint="use backend: null for such a role"
-            )
+        source = model.required_source
         self.role = model.name
         self._mesh = model.device_mesh
-        self.lm: Any = self._skeleton(model.source)
+        self.lm: Any = self._skeleton(source)
         dtype = compute_dtype(settings.dtype, model.device)
         self._flash = flash_attention_of(
             self.lm, settings.attention, model.device, dtype, self.role
@@ -78,7 +75,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self.operations = self._operation_count(products, dtype)
         self.packed = PackedModel(self.lm, dtype, self._pack(settings), share, self.operations)
         self.vocabulary = _vocabulary(model, self.lm)
-        self.save_dtype = model.save_dtype or model.source.dtype
+        self.save_dtype = model.save_dtype or source.dtype
         self._kv_cache_tokens = settings.kv_cache_tokens
         self._device = model.device
         self._weights_number = 0
@@ -86,10 +83,10 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._choices: dict[nn.Module, RouterChoices] = {}
         """The recorded or prescribed choices of a model's routers, for models that were asked for
         them."""
-        self._copy = self._generation_copy(model.source, dtype)
+        self._copy = self._generation_copy(source, dtype)
         self._lay_out(model)
         materialize(self.packed, model.device)
-        fill(self.lm, model.source)
+        fill(self.lm, source)
 
     @property
     def is_sharded(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -67,54 +67,57 @@ class MegatronEngine(TrainEngine):
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._device = model.device
         self._dtype = compute_dtype(settings.dtype, model.device)
-        if model.source is None:
-            raise ModelError(
-                f"role {model.name} has no weights to run", hint="use backend: null for such a role"
-            )
-        self._save_dtype = model.save_dtype or model.source.dtype
-        self.lm: Any = model.source.skeleton()  # for its names and description; it has no weights
-        family = _family(model, model.source)
+        source = model.required_source
+        self._save_dtype = model.save_dtype or source.dtype
+        self.lm: Any = source.skeleton()  # for its names and description; it has no weights
+        family = _family(model, source)
         with process_group():
             self.groups = role_groups(model.device_mesh, model.expert_ranks)
-            self._build(model, model.source, family)
+            self._build(model, source, family)
 
     def _build(self, model: Model, source: ModelSource, family: HFFamily) -> None:
-        settings, groups = self.settings, self.groups
+        settings = self.settings
         config = replace(
             family.config_from_hf(source.config.to_dict()), value_head=source.head == "value"
         )
-        chunks = settings.virtual_stages
-        position = _place(groups, chunks)
+        position = _place(self.groups, settings.virtual_stages)
         check_model(model.name, config, position)
-        self.operations = _operation_count(self.lm, self._dtype, groups)
+        self.operations = _operation_count(self.lm, self._dtype, self.groups)
         self._pack = self._pack_for(settings.context_parallel)
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
         self.layout = StageLayout(config, family, shapes, position)
-        rope = self.lm.base_model.rotary_emb.inv_freq.to(model.device, torch.float32)
         self._config = transformer_config(config, position, self._dtype, settings)
         self.routers = _routers(self.role, config, settings)
-        self.chunks = [
-            StageModel(config, self._config, rope, groups, position, chunk, self.routers)
-            for chunk in range(chunks)
-        ]
-        for chunk in self.chunks:
-            chunk.to(model.device, self._dtype)  # norms start as float32 on the host
+        self.chunks = self._chunks_of(config, position)
         self.parameters = self.layout.parameters_of(self.chunks)
         mark_shared(self.parameters)
         self._load(source)
         self._freeze()
+        self._prepare_training()
+
+    def _chunks_of(self, config: ModelConfig, position: Place) -> list[StageModel]:
+        """The chunks of this stage, without weights."""
+        rope = self.lm.base_model.rotary_emb.inv_freq.to(self._device, torch.float32)
+        chunks = [
+            StageModel(config, self._config, rope, self.groups, position, chunk, self.routers)
+            for chunk in range(position.chunks)
+        ]
+        for chunk in chunks:
+            chunk.to(self._device, self._dtype)  # norms start as float32 on the host
+        return chunks
+
+    def _prepare_training(self) -> None:
+        groups = self.groups
         self.wrapped = [data_parallel(chunk, groups) for chunk in self.chunks]
         for wrapped in self.wrapped:
             wrapped.train()  # dropout is off; without this, activations would not be recomputed
-        self.optimizer = ShardedAdamW(self.wrapped, settings, groups)
+        self.optimizer = ShardedAdamW(self.wrapped, self.settings, groups)
         self._config.finalize_model_grads_func = _reduce_gradients
         self._state = StageState(self.parameters, self.layout, self.optimizer, groups)
         self._weights = StageWeights(self.parameters, self.layout, self.optimizer, groups)
-        self._away_weights, self._away_gradients, self._away_optimizer = (
-            PutAway(),
-            PutAway(),
-            PutAway(),
-        )
+        self._away_weights = PutAway()
+        self._away_gradients = PutAway()
+        self._away_optimizer = PutAway()
 
     def _pack_for(self, choice: Choice) -> Pack:
         """How this rank takes its share of a pack of sequences. Raises ModelError."""
@@ -249,41 +252,13 @@ class MegatronEngine(TrainEngine):
             return []
         self._away_weights.bring_back()
         micro_batches = self._enough(micro_batches)
-
-        def step(
-            batches: Iterator[MicroBatch], model: Any
-        ) -> tuple[torch.Tensor, Callable[..., Any]]:
-            micro_batch = next(batches)
-            tokens, lengths = self._tokens(micro_batch.sample)
-            packing = self._pack(lengths, self._device)
-            routes = self._routes(micro_batch, packing)
-            if model is self.wrapped[0]:  # chunks of a stage compute with the same tokens
-                self.operations.add(
-                    len(packing.is_padding), packing.pairs, trains=torch.is_grad_enabled()
-                )
-            with self.routers.forward_pass() if self.routers else nullcontext():
-                hidden = model(
-                    packing.mine(tokens)[None],
-                    packing.mine(positions(lengths, self._device))[None],
-                    None,
-                    packed_seq_params=PackedSequences(packing, routes),
-                )
-
-            def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
-                output = StageOutput(
-                    self.chunks[-1], hidden[:, 0], tokens, packing, self.operations
-                )
-                return then(output, micro_batch)
-
-            return hidden, finish
-
         stages, chunks = self.groups.pp.size(), len(self.chunks)
         schedule = get_forward_backward_func(stages, chunks if chunks > 1 else None)
         batches = [iter(micro_batches) for _ in self.chunks]
         messages = StageMessages(self.groups.pp, self._config) if stages > 1 else None
         with process_group():
             return schedule(
-                forward_step_func=step,
+                forward_step_func=partial(self._forward, then),
                 data_iterator=batches if chunks > 1 else batches[0],
                 model=self.wrapped,
                 num_microbatches=len(micro_batches),
@@ -294,6 +269,36 @@ class MegatronEngine(TrainEngine):
                 p2p_communicator=messages,
                 pg_collection=self.groups.collection(),
             )
+
+    def _forward(
+        self,
+        then: Callable[[StageOutput, MicroBatch], Any],
+        batches: Iterator[MicroBatch],
+        model: Any,
+    ) -> tuple[torch.Tensor, Callable[..., Any]]:
+        """The next micro-batch through a chunk of this stage: its hidden states, and what the
+        schedule calls with those of the last stage."""
+        micro_batch = next(batches)
+        tokens, lengths = self._tokens(micro_batch.sample)
+        packing = self._pack(lengths, self._device)
+        routes = self._routes(micro_batch, packing)
+        if model is self.wrapped[0]:  # chunks of a stage compute with the same tokens
+            self.operations.add(
+                len(packing.is_padding), packing.pairs, trains=torch.is_grad_enabled()
+            )
+        with self.routers.forward_pass() if self.routers else nullcontext():
+            hidden = model(
+                packing.mine(tokens)[None],
+                packing.mine(positions(lengths, self._device))[None],
+                None,
+                packed_seq_params=PackedSequences(packing, routes),
+            )
+
+        def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
+            output = StageOutput(self.chunks[-1], hidden[:, 0], tokens, packing, self.operations)
+            return then(output, micro_batch)
+
+        return hidden, finish
 
     def _enough(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """As many as Megatron's schedule needs, the last ones idle. Virtual stages take turns with

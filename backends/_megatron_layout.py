@@ -92,27 +92,34 @@ def _head(config: ModelConfig, has_embedding: bool) -> Iterator[Share]:
 
 
 def _block(config: ModelConfig, theirs: str, number: int, position: Place) -> Iterator[Share]:
-    ours, tp_size = f"layers.{number}", position.tp_size
-    head, groups = config.head_dim, config.kv_heads // tp_size
-    qkv = (config.heads // tp_size * head, groups * head, groups * head)
-    mlp = config.mlp // tp_size
-    attention, fused = f"{theirs}.self_attention", f"{ours}.attention"
-    yield Share(Link(f"{theirs}.input_layernorm.weight", (f"{fused}.norm.weight",)))
-    for kind in _kinds(config.qkv_bias):
-        names = tuple(f"{fused}.{letter}.{kind}" for letter in "qkv")
-        yield Share(Link(f"{attention}.linear_qkv.{kind}", names, rows=qkv, groups=groups), axis=0)
-    if config.qk_norm:
-        yield Share(Link(f"{attention}.q_layernorm.weight", (f"{fused}.q_norm.weight",)))
-        yield Share(Link(f"{attention}.k_layernorm.weight", (f"{fused}.k_norm.weight",)))
-    yield from _output(f"{attention}.linear_proj", f"{fused}.output", config.output_bias)
+    ours = f"layers.{number}"
+    yield Share(Link(f"{theirs}.input_layernorm.weight", (f"{ours}.attention.norm.weight",)))
+    yield from _attention(config, f"{theirs}.self_attention", f"{ours}.attention", position.tp_size)
     yield Share(Link(f"{theirs}.pre_mlp_layernorm.weight", (f"{ours}.mlp.norm.weight",)))
     if config.experts is not None and number in config.experts.layers:
         yield from _experts(config.experts, f"{theirs}.mlp", f"{ours}.mlp", position)
-        return
+    else:
+        yield from _mlp(config, f"{theirs}.mlp", f"{ours}.mlp", position.tp_size)
+
+
+def _attention(config: ModelConfig, theirs: str, ours: str, tp_size: int) -> Iterator[Share]:
+    head, groups = config.head_dim, config.kv_heads // tp_size
+    rows = (config.heads // tp_size * head, groups * head, groups * head)
+    for kind in _kinds(config.qkv_bias):
+        names = tuple(f"{ours}.{letter}.{kind}" for letter in "qkv")
+        yield Share(Link(f"{theirs}.linear_qkv.{kind}", names, rows=rows, groups=groups), axis=0)
+    if config.qk_norm:
+        yield Share(Link(f"{theirs}.q_layernorm.weight", (f"{ours}.q_norm.weight",)))
+        yield Share(Link(f"{theirs}.k_layernorm.weight", (f"{ours}.k_norm.weight",)))
+    yield from _output(f"{theirs}.linear_proj", f"{ours}.output", config.output_bias)
+
+
+def _mlp(config: ModelConfig, theirs: str, ours: str, tp_size: int) -> Iterator[Share]:
+    rows = config.mlp // tp_size
     for kind in _kinds(config.mlp_bias):
-        names = tuple(f"{ours}.mlp.{matrix}.{kind}" for matrix in ("gate", "up"))
-        yield Share(Link(f"{theirs}.mlp.linear_fc1.{kind}", names, rows=(mlp, mlp)), axis=0)
-    yield from _output(f"{theirs}.mlp.linear_fc2", f"{ours}.mlp.down", config.mlp_bias)
+        names = tuple(f"{ours}.{matrix}.{kind}" for matrix in ("gate", "up"))
+        yield Share(Link(f"{theirs}.linear_fc1.{kind}", names, rows=(rows, rows)), axis=0)
+    yield from _output(f"{theirs}.linear_fc2", f"{ours}.down", config.mlp_bias)
 
 
 def _experts(experts: Experts, theirs: str, ours: str, position: Place) -> Iterator[Share]:

@@ -68,6 +68,23 @@ def _share_of_experts(sizes: Architecture, ranks: int) -> Architecture:
     return replace(sizes, layers=layers)
 
 
+def _check(mesh: Mapping[str, int], architecture: Architecture) -> None:
+    """Raises UnknownMemory for what the backend cannot run, or cannot be estimated."""
+    others = [
+        f"{name}{size}"
+        for name, size in mesh.items()
+        if size > 1 and name not in ("dp", "tp", "pp", "cp", "ep")
+    ]
+    if others:
+        raise UnknownMemory(f"the memory of a mesh with {' '.join(others)} cannot be estimated yet")
+    if architecture.position_rows or not architecture.gated:
+        raise UnknownMemory(f"the backend megatron runs no model of type {architecture.model_type}")
+    if len(architecture.layers) % mesh["pp"]:
+        raise UnknownMemory(
+            f"pp={mesh['pp']} does not divide the model's {len(architecture.layers)} layers"
+        )
+
+
 class MegatronMemory(SharedTokens):
     """Weights and the buffer of gradients of a stage; the optimizer's state divided over
     data-parallel ranks."""
@@ -77,23 +94,7 @@ class MegatronMemory(SharedTokens):
     def __init__(self, role: PlacedRole):
         super().__init__(role)
         mesh, architecture = role.mesh, role.architecture
-        others = [
-            f"{name}{size}"
-            for name, size in mesh.items()
-            if size > 1 and name not in ("dp", "tp", "pp", "cp", "ep")
-        ]
-        if others:
-            raise UnknownMemory(
-                f"the memory of a mesh with {' '.join(others)} cannot be estimated yet"
-            )
-        if architecture.position_rows or not architecture.gated:
-            raise UnknownMemory(
-                f"the backend megatron runs no model of type {architecture.model_type}"
-            )
-        if len(architecture.layers) % mesh["pp"]:
-            raise UnknownMemory(
-                f"pp={mesh['pp']} does not divide the model's {len(architecture.layers)} layers"
-            )
+        _check(mesh, architecture)
         self.expert_ranks = mesh["ep"]
         self.sizes = _share_of_experts(part_of(architecture, mesh["tp"]), self.expert_ranks)
         self.context = mesh["cp"]
@@ -104,13 +105,12 @@ class MegatronMemory(SharedTokens):
         """Ranks that divide the optimizer's state."""
         self.chunks = role.arguments.get("virtual_stages") or 1
         self.stages = stages_of(self.sizes, role.head, mesh["pp"], self.chunks)
-        largest = max(self.stages, key=lambda stage: stage.parameters)
-        self.largest = largest.parameters
+        number = max(range(mesh["pp"]), key=lambda stage: self.stages[stage].parameters)
+        self.largest = self.stages[number].parameters
         """Parameters of the fullest stage."""
-        self.share = self._share(largest)
+        self.share = self._share(self.stages[number])
         chunks_of_all = stages_of(self.sizes, role.head, mesh["pp"] * self.chunks, 1)
-        last_chunks = zip(self.stages, chunks_of_all[-mesh["pp"] :], strict=True)
-        _, self.last_chunk = max(last_chunks, key=lambda pair: pair[0].parameters)
+        self.last_chunk = chunks_of_all[number - mesh["pp"]]
         """The chunk of the fullest stage that is loaded when all others are."""
 
     def savings(self) -> list[list[dict[str, Any]]]:

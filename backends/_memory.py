@@ -192,16 +192,12 @@ class InferenceMemory(SharedTokens):
     # -- generation --------------------------------------------------------------------------------
 
     def generate(self, asked: Generation) -> Parts:
-        sizes, prompt, longest = (
-            self.sizes,
-            asked.prompt_tokens,
-            asked.prompt_tokens + asked.new_tokens,
-        )
-        room = self.role.arguments.get("kv_cache_tokens")
+        sizes, prompt = self.sizes, asked.prompt_tokens
+        longest = prompt + asked.new_tokens
         prompts = -(-asked.prompts // self.context)
-        slots = max(
-            1, concurrent_responses(prompts * asked.responses, longest, asked.at_once, room)
-        )
+        responses = prompts * asked.responses
+        room = self.role.arguments.get("kv_cache_tokens")
+        slots = max(1, concurrent_responses(responses, longest, asked.at_once, room))
         read_at_once = min(prompts, -(-slots // asked.responses))
         keys = sizes.kv_heads * sizes.head_dim
         cache = slots * longest * keys * len(sizes.layers) * 2 * self.width
@@ -210,7 +206,7 @@ class InferenceMemory(SharedTokens):
         # of all ranks, to sample from
         logits = slots * self.role.architecture.vocabulary * (20 + self.width)
         gathered = self.gathered_to_generate()
-        if self.can_pack and packing_pays(prompts * asked.responses, asked.new_tokens, self.width):
+        if self.can_pack and packing_pays(responses, asked.new_tokens, self.width):
             gathered += self.packed_to_generate()
         phases = (
             Parts(0, gathered, reading, cache),

@@ -23,9 +23,12 @@ from rlcli.owned_folder import OwnedFolder, remove_abandoned
 from ._argument_checks import check_servers
 
 if TYPE_CHECKING:
+    from rlcli.api.model_source import ModelSource
+
     from ._server_dialect import Dialect
     from ._server_pool import Servers
     from ._server_process import Server
+    from ._server_weights import WeightFolder
 
 Pause = Literal["retract", "in_place"]
 
@@ -131,31 +134,20 @@ class ServerBackend(ModelBackend):
         check_servers(self)
 
     def _initialize(self, model: Model) -> Model:
-        from ._server_attach import Expected, check_logprobs, check_model, held_dtype
+        from ._server_attach import Expected, check_logprobs, check_model
         from ._server_engine import ServerEngine
-        from ._server_weights import WeightFolder, dtype_of
 
-        if model.source is None:
+        source = model.required_source
+        if source.head != "lm":
             raise ModelError(
-                f"role {model.name} has no weights to run", hint="use backend: null for such a role"
-            )
-        if model.source.head != "lm":
-            raise ModelError(
-                f"role {model.name} has the head {model.source.head}, but servers only generate"
+                f"role {model.name} has the head {source.head}, but servers only generate"
             )
         parent = Path(self.weights_folder or tempfile.gettempdir())
         remove_abandoned(parent)
         folder = OwnedFolder(parent, f"{model.name}-")
         with ExitStack() as undo:
             undo.callback(folder.close)
-            if self.urls:
-                servers = self._started(undo, self._at_urls(model))
-                dtype = held_dtype(servers.servers, model.source.config)
-                weights = WeightFolder(model.name, model.source, folder.path, dtype)
-            else:
-                dtype = dtype_of(self.options, model.source.config)
-                weights = WeightFolder(model.name, model.source, folder.path, dtype)
-                servers = self._started(undo, self._of_the_run(model, weights.configuration))
+            servers, weights = self._servers_with_weights(undo, model, source, folder.path)
             ids = weights.model.config.vocab_size
             expected = Expected(model.name, model.tokenizer, ids, self.tp, self.request_deadline_s)
             if self.urls:
@@ -167,6 +159,21 @@ class ServerBackend(ModelBackend):
                 servers.each(lambda server: check_logprobs(server, expected))
             undo.pop_all()
         return model
+
+    def _servers_with_weights(
+        self, undo: ExitStack, model: Model, source: ModelSource, folder: Path
+    ) -> tuple[Servers, WeightFolder]:
+        """Ready servers, and the folder with the model's weights in the dtype in which they hold
+        them. Raises WorkerError, ResourceError, UsageError."""
+        from ._server_attach import held_dtype
+        from ._server_weights import WeightFolder, dtype_of
+
+        if self.urls:
+            servers = self._started(undo, self._at_urls(model))
+            dtype = held_dtype(servers.servers, source.config)
+            return servers, WeightFolder(model.name, source, folder, dtype)
+        weights = WeightFolder(model.name, source, folder, dtype_of(self.options, source.config))
+        return self._started(undo, self._of_the_run(model, weights.configuration)), weights
 
     def _dialect(self) -> Dialect:
         """The kind of its servers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.generation import as_batch, check_positions, prompts_with_room, submit_all
 from rlcli.api.headway import Headway
@@ -35,11 +34,9 @@ from rlcli.owned_folder import OwnedFolder
 from ._routing_replay import RoutedLayers
 from ._saving import SavingRanks, describe, save_model
 from ._server_answers import Sampling
-from ._server_dialect import ResponseRequest
-from ._server_experts import bytes_of_experts
 from ._server_pool import Served, Servers
 from ._server_process import Server
-from ._server_response import Response
+from ._server_response import Requests, Response
 from ._server_stream import ServerStream
 from ._server_weights import WeightFolder
 
@@ -59,7 +56,6 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         most_at_once: int,
         on_pause: str,
     ):
-        assert model.source is not None
         self.role = model.name
         self._weights = weights
         self._servers = servers
@@ -70,7 +66,7 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         self._ids = ids, min(ids, len(model.tokenizer) if model.tokenizer is not None else ids)
         """Rows of the embedding matrix, and how many of them have a token."""
         self._mesh = model.device_mesh
-        self._save_dtype = model.save_dtype or model.source.dtype
+        self._save_dtype = model.save_dtype or model.required_source.dtype
         self._push()
 
     @property
@@ -143,21 +139,10 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         asked: float,
     ) -> Response:
         """A whole response, in as many pieces as servers return; `asked`: when it was submitted."""
-        response, routed = Response(sampling), sampling.routed
-        room = bytes_of_experts(len(prompt) + limit, routed) if routed is not None else 0
-        pieces, taken_at = 0, None
+        response, requests = Response(sampling), Requests(sampling, prompt, limit, seed)
         for _ in range(limit + CONTINUATIONS):
-            request = ResponseRequest(
-                prompt + response.tokens,
-                sampling.parameters,
-                limit - len(response.tokens),
-                seed if not pieces else stable_seed(seed, pieces),
-                uuid.uuid4().hex,
-                room,
-                taken_at,
-            )
             pauses = self._servers.pauses
-            served = self._servers.generate(request, sampling, stop, asked)
+            served = self._servers.generate(requests.next(response), sampling, stop, asked)
             asked = time.monotonic()
             if served is None:  # no longer wanted
                 response.is_aborted = True
@@ -166,19 +151,22 @@ class ServerEngine(HoldsWeights, GenerationEngine):
             is_paused = self._servers.dialect.PAUSING_ABORTS and self._servers.pauses > pauses
             self._check(served, sampling, is_expected=is_unwanted or is_paused)
             if served.was_taken:
-                taken_at = self._servers.updates
+                requests.taken_at = self._servers.updates
                 if served.answer.is_aborted and not continues and not is_unwanted:
                     continue
             response.add(served.answer, partial(self._number_of, server=served.server))
-            pieces += 1
+            requests.pieces += 1
             response.is_aborted = is_unwanted
             if len(response.tokens) == limit or response.has_ended or response.is_aborted:
                 return response
+        raise self._without_end(sampling)
+
+    def _without_end(self, sampling: Sampling) -> ModelError:
         message = (
             f"role {self.role} keeps sampling ids from {sampling.tokens} on, for which its "
             "tokenizer has no tokens"
         )
-        raise ModelError(message, hint="is the tokenizer that of the model?")
+        return ModelError(message, hint="is the tokenizer that of the model?")
 
     def _check(self, served: Served, sampling: Sampling, is_expected: bool) -> None:
         """`is_expected`: whether the response may have ended because it was paused, or is no longer

@@ -1,15 +1,19 @@
-"""A response as it grows, from the answers that contain its pieces."""
+"""A response as it grows: the requests for it, and the answers that contain its pieces."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from rlcli.api.config import stable_seed
 from rlcli.api.model import FinishedResponse, Segment
 
 from ._server_answers import Answer, Sampling
+from ._server_dialect import ResponseRequest
+from ._server_experts import bytes_of_experts
 
 
 @dataclass
@@ -59,4 +63,32 @@ class Response:
         segments = tuple(self.segments)
         return FinishedResponse(
             number, tokens, logprobs, self.has_ended, segments, self.is_aborted, self.experts
+        )
+
+
+@dataclass
+class Requests:
+    """The requests for one response, each of which asks for the rest of it."""
+
+    sampling: Sampling
+    prompt: list[int]
+    limit: int
+    """Tokens of the whole response."""
+    seed: int
+    pieces: int = 0
+    """Number of answers that the response consists of so far."""
+    taken_at: int | None = None
+    """The update of the weights after which it was last taken from a slow server."""
+
+    def next(self, response: Response) -> ResponseRequest:
+        routed = self.sampling.routed
+        longest = len(self.prompt) + self.limit
+        return ResponseRequest(
+            self.prompt + response.tokens,
+            self.sampling.parameters,
+            self.limit - len(response.tokens),
+            stable_seed(self.seed, self.pieces) if self.pieces else self.seed,
+            uuid.uuid4().hex,
+            bytes_of_experts(longest, routed) if routed is not None else 0,
+            self.taken_at,
         )

@@ -52,7 +52,7 @@ from rlcli.api.interface import EvalLoader, ModelInterface
 from rlcli.api.limits import Alternatives, alternatives_problem
 from rlcli.api.loss_stats import Stats
 from rlcli.api.model_source import ModelSource
-from rlcli.errors import ProjectError, UsageError
+from rlcli.errors import ModelError, ProjectError, UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -134,6 +134,15 @@ class Model:
     def __post_init__(self) -> None:
         if self.data_tokenizer is None:
             self.data_tokenizer = self.tokenizer
+
+    @property
+    def required_source(self) -> ModelSource:
+        """The source. Raises ModelError if the role has no weights."""
+        if self.source is None:
+            raise ModelError(
+                f"role {self.name} has no weights to run", hint="use backend: null for such a role"
+            )
+        return self.source
 
     @property
     def role_seed(self) -> int:

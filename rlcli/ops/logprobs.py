@@ -119,34 +119,31 @@ class _TokenScores(torch.autograd.Function):
         hidden, weight, bias, tokens, normalizers, entropies, logits = ctx.saved_tensors
         head, dtype, rows = ctx.settings
         cast = _cast(head, weight, bias, dtype)
-        grad_hidden = torch.zeros_like(hidden)
-        grad_weight = _Sum(weight) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(normalizers)
         of_entropies = None if grad_entropies is None else torch.stack([grad_entropies, entropies])
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = _Sum(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = _Sum(bias) if bias is not None else None
         for chunk in reversed(_chunks(len(tokens), rows)):
-            if logits is None:
+            if logits is None:  # those of the last chunk are there
                 logits = cast.logits(hidden[chunk], dtype)
-            grad = _grad_of_logits(
-                logits,
-                normalizers[chunk],
-                grad_logprobs[chunk],
-                of_entropies if of_entropies is None else of_entropies[:, chunk],
-            )
+            of_chunk = None if of_entropies is None else of_entropies[:, chunk]
+            grad = _grad_of_logits(logits, normalizers[chunk], grad_logprobs[chunk], of_chunk)
             _add_at(grad, tokens[chunk], grad_logprobs[chunk], head.shard)
             grad = _through_head(grad, logits, head).to(dtype)
             logits = None
             grad_hidden[chunk] = (grad @ cast.weight).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight.add_product(grad.t(), hidden[chunk].to(dtype))
+                grad_weight.add(grad.t() @ hidden[chunk].to(dtype))
             if grad_bias is not None:
-                grad_bias += grad.float().sum(0)
+                grad_bias.add(grad.float().sum(0))
         if head.shard is not None:
             grad_hidden = head.shard.summed(grad_hidden)
-        of_weight = grad_weight.total().to(weight.dtype) if grad_weight is not None else None
-        of_bias = grad_bias.to(bias.dtype) if grad_bias is not None else None
-        return grad_hidden, of_weight, of_bias, None, None, None, None, None
+        of_parameters = (
+            None if each is None else each.total() for each in (grad_weight, grad_bias)
+        )
+        return grad_hidden, *of_parameters, None, None, None, None, None
 
 
 def _chunks(count: int, rows: int) -> list[slice]:
@@ -154,20 +151,21 @@ def _chunks(count: int, rows: int) -> list[slice]:
 
 
 class _Sum:
-    """The gradient of a matrix as a sum of products, in float32."""
+    """The gradient of a parameter as a sum over chunks, in float32."""
 
-    def __init__(self, matrix: torch.Tensor):
-        self._matrix = matrix
+    def __init__(self, parameter: torch.Tensor):
+        self._parameter = parameter
         self._total: torch.Tensor | None = None
 
-    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        product = (left @ right).float()
-        self._total = product if self._total is None else self._total.add_(product)
+    def add(self, of_chunk: torch.Tensor) -> None:
+        of_chunk = of_chunk.float()
+        self._total = of_chunk if self._total is None else self._total.add_(of_chunk)
 
     def total(self) -> torch.Tensor:
+        """In the dtype of the parameter."""
         if self._total is None:
-            return torch.zeros_like(self._matrix, dtype=torch.float32)
-        return self._total
+            return torch.zeros_like(self._parameter)
+        return self._total.to(self._parameter.dtype)
 
 
 def _grad_of_logits(

@@ -4,8 +4,8 @@ and a picture of a few steps in time."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from rlcli.api.dataflow import calls_ahead
@@ -30,15 +30,7 @@ class Timetable:
 
     def __init__(self, recipe: Recipe, topology: Topology):
         self.calls = {name: recipe.graph[name] for stage in stages(recipe.graph) for name in stage}
-        pooled = pooled_roles(recipe)
-        self.places: dict[str, frozenset[int | str]] = {
-            name: frozenset(
-                [pool_name(call.model)]
-                if call.model in pooled
-                else topology.placement(call.model).ranks
-            )
-            for name, call in self.calls.items()
-        }
+        self.places = _places(self.calls, recipe, topology)
         """Call → what works on it: ranks, or the pool of its role."""
         self._followers = {
             name: frozenset(topology.placement(call.hooks.copy_to).ranks) - self.places[name]
@@ -46,35 +38,31 @@ class Timetable:
             if call.hooks.copy_to is not None
         }
         """Call → the other ranks to which it copies weights."""
-        self._apart = {
-            (first, second)
-            for first, second in product(self.calls, repeat=2)
-            if self.places[first].isdisjoint(self.places[second])
-        }
         self._after = runs_after(recipe.graph)
         self._window = topology.open_steps
         self._lag = 1 + recipe.train.max_staleness
-        self._writers: dict[str, set[str]] = {}
-        for name, call in self.calls.items():
-            for role in _written(call):
-                self._writers.setdefault(role, set()).add(name)
+        self._writers = _writers(self.calls)
         ahead = calls_ahead(train_graph(recipe)) if recipe.train.max_staleness else []
         self._ahead = [mfc.name for mfc in ahead]
         """Calls that run ahead of the steps; the others form a step."""
         self._in_steps = [name for name in self.calls if name not in self._ahead]
-        samplers = [
-            call.model
-            for name, call in self.calls.items()
-            if name in self._ahead and call.call == "generate"
-        ]
-        paces = {writer for role in samplers for writer in self._writers.get(role, ())}
-        self._paces = paces or set(self._in_steps)
+        self._paces = self._writers_of_samplers() or set(self._in_steps)
         """What must be done at a step so that more samples may be generated ahead."""
+
+    def _writers_of_samplers(self) -> set[str]:
+        """The calls that change the weights with which samples are generated ahead."""
+        calls = [self.calls[name] for name in self._ahead]
+        samplers = [call.model for call in calls if call.call == "generate"]
+        return set[str]().union(*(self._writers.get(role, ()) for role in samplers))
+
+    def _are_apart(self, first: str, second: str) -> bool:
+        """Whether two calls have neither a rank nor a pool in common."""
+        return self.places[first].isdisjoint(self.places[second])
 
     @property
     def is_apart(self) -> bool:
         """Whether some calls have neither a rank nor a pool in common."""
-        return bool(self._apart)
+        return any(self._are_apart(*pair) for pair in combinations(self.calls, 2))
 
     def waits_for(self, call: str, step: int) -> set[At]:
         """What must be done before a call may start, whatever ranks are free."""
@@ -105,7 +93,7 @@ class Timetable:
             for other_name in names if steps_before else names[position + 1 :]:
                 task, other_task = (name, late), (other_name, late - steps_before)
                 is_ordered = other_task in before[task] or task in before[other_task]
-                if (name, other_name) in self._apart and not is_ordered:
+                if self._are_apart(name, other_name) and not is_ordered:
                     overlapping.setdefault(name, []).append(other_name)
         return overlapping
 
@@ -154,6 +142,30 @@ class Timetable:
             for name in names
         ]
         yield from (task for task in in_order if task not in sent and self.waits_for(*task) <= done)
+
+
+def _places(
+    calls: Mapping[str, Call], recipe: Recipe, topology: Topology
+) -> dict[str, frozenset[int | str]]:
+    """Call → what works on it: ranks, or the pool of its role."""
+    pooled = pooled_roles(recipe)
+    return {
+        name: frozenset[int | str](
+            [pool_name(call.model)]
+            if call.model in pooled
+            else topology.placement(call.model).ranks
+        )
+        for name, call in calls.items()
+    }
+
+
+def _writers(calls: Mapping[str, Call]) -> dict[str, set[str]]:
+    """Role → the calls that change its weights."""
+    writers: dict[str, set[str]] = {}
+    for name, call in calls.items():
+        for role in _written(call):
+            writers.setdefault(role, set()).add(name)
+    return writers
 
 
 def _written(call: Call) -> list[str]:

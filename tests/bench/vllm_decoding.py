@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 REPORTS = os.fdopen(os.dup(1), "w")
@@ -36,19 +37,23 @@ def main(
         outputs = llm.generate(asked, SamplingParams(**settings), use_tqdm=False)
         return [list(each.token_ids) for output in outputs for each in output.outputs]
 
-    # several threads wait for each other, which takes processor time too
-    now = time.process_time if os.environ["OMP_NUM_THREADS"] == "1" else time.perf_counter
     checked = generate(temperature=0.0, max_tokens=int(checked_tokens))
+    now = clock()
     for number, _ in enumerate(sys.stdin):
         began = now()
         responses = generate(temperature=1.0, n=int(group), max_tokens=int(new_tokens), seed=number)
-        seconds = now() - began
-        figures = {
-            "computed": checked,
-            "seconds": seconds / sum(map(len, responses)),
-            "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        }
-        print(json.dumps(figures), file=REPORTS, flush=True)
+        report(checked, (now() - began) / sum(map(len, responses)))
+
+
+def clock() -> Callable[[], float]:
+    """Of this process; of the wall with several threads, whose waiting takes processor time too."""
+    return time.process_time if os.environ["OMP_NUM_THREADS"] == "1" else time.perf_counter
+
+
+def report(checked: list[list[int]], seconds: float) -> None:
+    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    figures = {"computed": checked, "seconds": seconds, "mib": mib}
+    print(json.dumps(figures), file=REPORTS, flush=True)
 
 
 if __name__ == "__main__":

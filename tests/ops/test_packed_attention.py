@@ -22,6 +22,13 @@ def test_rectangles_hold_every_sequence_once_with_little_padding(lengths):
         assert longest <= 8 or all(lengths[i] * 1.5 >= longest for i in members)
 
 
+def test_long_sequences_are_not_padded_as_short_ones_are():
+    assert rectangles([20, 30]) == [([1, 0], 30)]
+    assert rectangles([200, 300]) == [([1], 300), ([0], 200)]
+    assert rectangles([296, 300]) == [([1], 300), ([0], 296)]
+    assert rectangles([298, 0, 300]) == [([2, 0], 300)]
+
+
 windows = st.none() | st.integers(1, 45)
 scorings = st.builds(
     Scoring,

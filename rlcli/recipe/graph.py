@@ -36,13 +36,17 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
         output_key_remap=call.output_key_remap,
         mb_spec=MicroBatchSpec(
             n_mbs=call.microbatches or recipe.train.microbatches,
-            max_tokens_per_mb=call.max_tokens_per_microbatch
-            or recipe.train.max_tokens_per_microbatch,
+            max_tokens_per_mb=tokens_of_microbatch(recipe, call),
         ),
         post_hooks=_hooks(call.hooks),
         drops=reasons_to_drop(call),
         compares_samples=compares_samples(call),
     )
+
+
+def tokens_of_microbatch(recipe: Recipe, call: Call) -> int:
+    """The most tokens in a micro-batch of a call."""
+    return call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch
 
 
 def _hooks(hooks: Hooks) -> tuple[Hook, ...]:

@@ -33,6 +33,7 @@ from rlcli.recipe.validation.semantics.keys import (
     place_of_key,
     removed_maker,
 )
+from rlcli.recipe.validation.semantics.lengths import RESPONSES
 from rlcli.recipe.validation.semantics.models import sources
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 from rlcli.recipe.validation.semantics.removals import without_role
@@ -51,8 +52,6 @@ ABILITIES = {
     "generate": ("GENERATES", "generate"),
 }
 """For each call, what the backend must declare, and a verb for what the call does."""
-
-RESPONSES = ("generation", "responses_per_prompt")
 
 
 def check(notes: Notes) -> None:

@@ -115,7 +115,7 @@ class Resolved:
 
     def _history(self, path: KeyPath, seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
-        for tree in (*(layer.tree for layer in self.layers), *self.override_trees):
+        for tree in self.trees:
             node = at(tree, path)
             rest: KeyPath = ()
             if node is not None:
@@ -138,6 +138,11 @@ class Resolved:
                         if s not in settings
                     )
         return settings
+
+    @property
+    def trees(self) -> list[MappingNode]:
+        """What each layer and then each override sets, references as written."""
+        return [*(layer.tree for layer in self.layers), *self.override_trees]
 
     @cached_property
     def written(self) -> MappingNode:

@@ -116,10 +116,8 @@ def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     }
     while late_readers := {name for name, before in after.items() if before & late} - late:
         late |= late_readers
-    return {
-        name: before | (set(calls) - late if name in late else set())
-        for name, before in after.items()
-    }
+    selecting = set(calls) - late
+    return {name: before | selecting if name in late else before for name, before in after.items()}
 
 
 def stages(calls: Mapping[str, Call]) -> list[list[str]]:

@@ -321,8 +321,8 @@ def _unknown(resolved: Resolved, key: str, values: dict[KeyPath, Any]) -> UsageE
 
 def _or_others(others: list[str]) -> str:
     """The first two of the others that a key may mean."""
-    more = ", …" if len(others) > 2 else ""
-    return f" (or {', '.join(others[:2])}{more})" if others else ""
+    ending = ", …" if len(others) > 2 else ""
+    return f" (or {', '.join(others[:2])}{ending})" if others else ""
 
 
 def _namesakes(key: str, keys: Sequence[str], sections: Sequence[str]) -> list[str]:

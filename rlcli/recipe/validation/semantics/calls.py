@@ -314,12 +314,12 @@ def _group(notes: Notes, graph: Graph, name: str) -> None:
     why = _setting_of_group(notes, graph.at(name, "interface", "args"), sizes, needed)
     needs = f"compares the responses to one prompt{why} and needs at least {needed}"
     hint = f"{dotted(RESPONSES)}={max(needed, 8)}"
-    for other, responses in _numbers_of_responses(notes, graph).items():
+    for generating, responses in _numbers_of_responses(notes, graph).items():
         if responses < needed:
-            of_call = graph.at(other, "interface", "args", *RESPONSES)
-            message = f"{call.interface.type} {needs}, but {other} makes {responses}"
+            of_call = graph.at(generating, "interface", "args", *RESPONSES)
+            message = f"{call.interface.type} {needs}, but {generating} makes {responses}"
             where = notes.first_set(of_call, RESPONSES)
-            basis = [*_basis_of_group(graph, name, sizes), graph.at(other, "call"), of_call]
+            basis = [*_basis_of_group(graph, name, sizes), graph.at(generating, "call"), of_call]
             notes.note("R49", message, where, hint, needs=basis)
 
 

@@ -4,6 +4,7 @@ converter's code."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +63,7 @@ def check_conversion(conversion: Conversion, folder: Path) -> ConversionReport:
     dtype = next((_TYPES[name] for name in conversion.dtypes if name in _TYPES), torch.float32)
     after = _seen(folder, dtype, None)
     before = _seen(conversion.source, dtype, _rows(conversion))
-    odd = sorted(
-        name
-        for name in {*before.digests, *after.digests}
-        if before.digests.get(name) != after.digests.get(name)
-    )
+    odd = _different(before.digests, after.digests)
     if odd:
         raise ModelError(
             f"{len(odd)} parameters differ from the source, first {odd[0]}; nothing was kept"
@@ -88,12 +85,18 @@ def _check_files(conversion: Conversion, folder: Path) -> int:
     """Check that names, shapes and types on disk are as planned."""
     planned = {spec.name: spec for spec in conversion.outputs}
     written = {name: tensor.spec for name, tensor in stored_tensors(folder).items()}
-    odd = sorted(name for name in {*planned, *written} if planned.get(name) != written.get(name))
+    odd = _different(planned, written)
     if odd:
         name = odd[0]
         message = f"{name} was written as {written.get(name)} instead of {planned.get(name)}"
         raise ModelError(message)
     return len(written)
+
+
+def _different(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """The names whose values differ, or that only one of both has."""
+    names = sorted({*before, *after})
+    return [name for name in names if before.get(name) != after.get(name)]
 
 
 def _rows(conversion: Conversion) -> tuple[int, int] | None:
@@ -149,11 +152,7 @@ def _loaded(folder: Path, dtype: torch.dtype, rows: int | None) -> nn.Module:
             config.vocab_size = rows
         kind = _class_of(config)
         if not (folder / INDEX).exists() and not (folder / WHOLE).exists():
-            with _no_random_weights():
-                model = kind._from_config(config, dtype=dtype)
-            model.tie_weights()
-            fill({name: parameter.detach() for name, parameter in model.named_parameters()}, folder)
-            return model
+            return _loaded_from_shards(kind, config, folder, dtype)
         model, report = kind.from_pretrained(
             folder,
             config=config,
@@ -174,6 +173,14 @@ def _loaded(folder: Path, dtype: torch.dtype, rows: int | None) -> nn.Module:
         raise ModelError(
             f"transformers misses {len(holes)} parameters in {folder}, first {holes[0]}"
         )
+    return model
+
+
+def _loaded_from_shards(kind: Any, config: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    with _no_random_weights():
+        model: nn.Module = kind._from_config(config, dtype=dtype)
+    model.tie_weights()  # type: ignore[operator]
+    fill({name: parameter.detach() for name, parameter in model.named_parameters()}, folder)
     return model
 
 

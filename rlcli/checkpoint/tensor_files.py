@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,13 +121,20 @@ def _specs(head: Head) -> Iterator[tuple[TensorSpec, Piece]]:
                     f"{name} is of type {entry['dtype']}, which rlcli does not support",
                     where=str(head.file),
                 )
-            spec = TensorSpec(name, entry["dtype"], shape)
-            offsets = tuple(sharding[name][OFFSETS]) if sharding is not None else (0,) * len(shape)
-            if len(offsets) != len(shape) or any(type(at) is not int or at < 0 for at in offsets):
-                raise ValueError(f"{name} has offsets {offsets}")
-            yield spec, Piece(Extent(head.file, head.start + start, end - start), shape, offsets)
+            stored = [0] * len(shape) if sharding is None else sharding[name][OFFSETS]
+            offsets = _checked_offsets(name, stored, shape)
+            extent = Extent(head.file, head.start + start, end - start)
+            yield TensorSpec(name, entry["dtype"], shape), Piece(extent, shape, offsets)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(head.file, error) from error
+
+
+def _checked_offsets(name: str, offsets: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a piece begins in each dimension of its tensor. Raises ValueError."""
+    checked = tuple(offsets)
+    if len(checked) != len(shape) or any(type(at) is not int or at < 0 for at in checked):
+        raise ValueError(f"{name} has offsets {checked}")
+    return checked
 
 
 def _assembled(name: str, typed_pieces: Sequence[tuple[str, Piece]]) -> StoredTensor:
@@ -140,13 +148,20 @@ def _assembled(name: str, typed_pieces: Sequence[tuple[str, Piece]]) -> StoredTe
         [at + size for at, size in zip(piece.offsets, piece.shape, strict=True)] for piece in pieces
     ]
     shape = tuple(max(column) for column in zip(*ends, strict=True))
-    for number, piece in enumerate(pieces):
-        near = takewhile(partial(_begins_within, piece), islice(pieces, number + 1, None))
-        if any(_overlap(piece, following) for following in near):
-            raise ModelError(f"{name} is stored twice", where=str(piece.extent.file))
+    twice = next(_overlapping(pieces), None)
+    if twice is not None:
+        raise ModelError(f"{name} is stored twice", where=str(twice.extent.file))
     if sum(math.prod(piece.shape) for piece in pieces) != math.prod(shape):
         raise ModelError(f"a piece of {name} is missing", hint="the file of a rank may be missing")
     return StoredTensor(TensorSpec(name, dtypes.pop(), shape), tuple(pieces))
+
+
+def _overlapping(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces that share an element with a later one, if they are in order."""
+    for number, piece in enumerate(pieces):
+        near = takewhile(partial(_begins_within, piece), islice(pieces, number + 1, None))
+        if any(_overlap(piece, following) for following in near):
+            yield piece
 
 
 def _begins_within(first: Piece, second: Piece) -> bool:

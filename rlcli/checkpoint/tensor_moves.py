@@ -167,16 +167,12 @@ def _move(
 ) -> Move:
     names, outputs = group
     sources = tuple(tensors[name] for name in names)
-    if (
-        len(names) == len(outputs) == 1
-        and replace(links[names[0]], theirs=outputs[0].theirs) == outputs[0]
-    ):
-        return _copy(sources[0], outputs[0].theirs)
+    first = outputs[0]
+    if len(names) == len(outputs) == 1 and replace(links[names[0]], theirs=first.theirs) == first:
+        return _copy(sources[0], first.theirs)
     dtypes = {source.spec.dtype for source in sources}
     if len(dtypes) > 1:
-        raise ModelError(
-            f"{outputs[0].theirs} would be of several types: {', '.join(sorted(dtypes))}"
-        )
+        raise ModelError(f"{first.theirs} would be of several types: {', '.join(sorted(dtypes))}")
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         shapes |= links[name].separate_shapes(tensors[name].spec.shape)

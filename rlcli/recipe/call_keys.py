@@ -9,7 +9,7 @@ one. Whatever a call lists, it also reads the companions of its keys (`COMPANION
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
@@ -32,6 +32,7 @@ from rlcli.recipe.validation.unresolved import Unresolved
 
 Field = Literal["inputs", "outputs"]
 DECLARED_IN: Mapping[Field, Literal["READS", "WRITES"]] = {"inputs": "READS", "outputs": "WRITES"}
+RENAMED_IN: Mapping[Field, str] = {"inputs": "input_key_remap", "outputs": "output_key_remap"}
 
 
 def keys_of(field: Field, call: Call) -> DeclaredKeys | None:
@@ -143,11 +144,31 @@ def _waits(call: str, earlier: str, waits: Mapping[str, Collection[str]]) -> boo
 # -- in a recipe -----------------------------------------------------------------------------------
 
 
-def graphs_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Mapping[str, Call], str | None]]:
-    """The recipe's graphs: path, calls, and the dataset they run on."""
+class Graph(NamedTuple):
+    """The calls of a graph, where they are written, and the dataset they run on."""
+
+    path: KeyPath
+    calls: Mapping[str, Call]
+    dataset: str | None
+
+    def at(self, *keys: str) -> KeyPath:
+        """The path of a call, or of a key below it."""
+        return (*self.path, *keys)
+
+
+def graphs_of(recipe: Recipe) -> tuple[Graph, Graph]:
+    """The recipe's graphs: the one of a training step, and the one of an evaluation."""
     train = recipe.train
-    yield ("graph",), recipe.graph, train.dataset
-    yield ("train", "eval", "graph"), train.eval.graph, train.eval.dataset
+    return (
+        Graph(("graph",), recipe.graph, train.dataset),
+        Graph(("train", "eval", "graph"), train.eval.graph, train.eval.dataset),
+    )
+
+
+def available_keys(recipe: Recipe, graph: Graph) -> list[str]:
+    """The batch keys that the calls of a graph make, and those that the dataset's rows bring."""
+    brought = dataset_keys(recipe.datasets, graph.dataset) or ()
+    return list(dict.fromkeys([*producers(graph.calls), *brought]))
 
 
 def calls_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Call]]:
@@ -177,7 +198,7 @@ def with_keys_of_calls(
 
 
 def _judge(path: KeyPath, field: Field, tree: MappingNode, unresolved: Unresolved) -> None:
-    basis = ["call", "interface", "input_key_remap" if field == "inputs" else "output_key_remap"]
+    basis = ["call", "interface", RENAMED_IN[field]]
     if unresolved.about_absence(tree, (*path, field)) or any(
         unresolved.about_part((*path, key)) for key in basis
     ):

@@ -36,13 +36,17 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
         output_key_remap=call.output_key_remap,
         mb_spec=MicroBatchSpec(
             n_mbs=call.microbatches or recipe.train.microbatches,
-            max_tokens_per_mb=call.max_tokens_per_microbatch
-            or recipe.train.max_tokens_per_microbatch,
+            max_tokens_per_mb=tokens_of_microbatch(recipe, call),
         ),
         post_hooks=_hooks(call.hooks),
         drops=reasons_to_drop(call),
         compares_samples=compares_samples(call),
     )
+
+
+def tokens_of_microbatch(recipe: Recipe, call: Call) -> int:
+    """The most tokens in a micro-batch of a call."""
+    return call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch
 
 
 def _hooks(hooks: Hooks) -> tuple[Hook, ...]:
@@ -112,10 +116,8 @@ def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     }
     while late_readers := {name for name, before in after.items() if before & late} - late:
         late |= late_readers
-    return {
-        name: before | (set(calls) - late if name in late else set())
-        for name, before in after.items()
-    }
+    selecting = set(calls) - late
+    return {name: before | selecting if name in late else before for name, before in after.items()}
 
 
 def stages(calls: Mapping[str, Call]) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,44 +78,41 @@ def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
     ranks: set[int] = set()
     for span in devices.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", span)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise DevicesError(
-                f"devices of {role} are {devices!r}; write ranks such as 0-3,5", "devices"
-            )
-        last = int(match[2] or match[1])
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            message = f"devices of {role} are {devices!r}; write ranks such as 0-3,5"
+            raise DevicesError(message, "devices")
         if last >= world:
-            message = (
-                f"{role} uses rank {last}, but the cluster has {world} "
-                f"device{'s' if world > 1 else ''}"
-            )
-            raise DevicesError(
-                f"{message} (0-{world - 1})" if world > 1 else f"{message} (0)",
-                "devices",
-                needs=last + 1,
-            )
-        ranks |= set(range(int(match[1]), last + 1))
+            available = f"{world} devices (0-{world - 1})" if world > 1 else f"{world} device (0)"
+            message = f"{role} uses rank {last}, but the cluster has {available}"
+            raise DevicesError(message, "devices", needs=last + 1)
+        ranks |= set(range(first, last + 1))
     return tuple(sorted(ranks))
 
 
 def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
     """The mesh on this many devices, with the data-parallel size filled in."""
-    inner = mesh.tp * mesh.pp * mesh.cp
-    dp = mesh.dp if mesh.dp is not None else devices // inner
+    dp = mesh.dp if mesh.dp is not None else devices // (mesh.tp * mesh.pp * mesh.cp)
     result = Mesh(dp, mesh.tp, mesh.pp, mesh.cp, mesh.ep)
     if result.size != devices or dp < 1:
-        asked = f"dp {mesh.dp} x " if mesh.dp is not None else ""
-        shape = f"{asked}tp {mesh.tp} x pp {mesh.pp} x cp {mesh.cp}"
-        product = inner * (mesh.dp or 1)
-        word = "devices" if devices > 1 else "device"
-        message = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
-        needs = product if product > devices else None
-        raise DevicesError(message, "mesh", needs, _fitting(mesh, devices))
+        raise _does_not_fit(role, mesh, devices)
     if (shared := dp * mesh.cp) % mesh.ep:
         message = f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}"
         sizes = [size for size in range(1, shared + 1) if shared % size == 0]
         fitting = [("ep", size) for size in _around(sizes, mesh.ep)]
         raise DevicesError(message, "mesh", fitting=fitting)
     return result
+
+
+def _does_not_fit(role: str, mesh: MeshSection, devices: int) -> DevicesError:
+    sizes = {"dp": mesh.dp, "tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
+    asked = {name: size for name, size in sizes.items() if size is not None}
+    shape = " x ".join(f"{name} {size}" for name, size in asked.items())
+    product = math.prod(asked.values())
+    word = "devices" if devices > 1 else "device"
+    message = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
+    needs = product if product > devices else None
+    return DevicesError(message, "mesh", needs, _fitting(mesh, devices))
 
 
 def _fitting(mesh: MeshSection, devices: int) -> list[tuple[str, int]]:

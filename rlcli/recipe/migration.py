@@ -18,7 +18,7 @@ import yaml
 
 from rlcli.errors import UsageError
 from rlcli.recipe.components import argument_named, declared, replaced_interfaces
-from rlcli.recipe.preparation import always_written, read_by
+from rlcli.recipe.preparation import always_written, disagreement, read_by
 from rlcli.recipe.schema import FORMAT
 
 Fields = dict[str, tuple[yaml.Node, yaml.Node]]
@@ -140,13 +140,24 @@ class _Rewriting:
         needing = [call for call in holding if call.trains]
         if not needing:
             return
-        first, kind = needing[0], str(needing[0].prepared_by)
+        kind = str(needing[0].prepared_by)
         others = [*self.below, *(call.kind for call in calls if call not in holding)]
         if any(always_written(kind) & always_written(other) for other in others):
             return
         for call in holding:
             self._refuse_renamed(call, kind, root)
         name = kind if kind not in {call.name for call in calls} else f"{kind}_"
+        self._insert_call(name, kind, holding, needing)
+        readers = " and ".join(call.name for call in needing)
+        learn = "learn" if len(needing) > 1 else "learns"
+        self.changes.append(f"graph.{name} is new: it computes once what {readers} {learn} from")
+        for call in (*holding, *eval_calls):
+            self._take_arguments(call, kind, f"graph.{name}", holding)
+
+    def _insert_call(
+        self, name: str, kind: str, holding: list[_Call], needing: list[_Call]
+    ) -> None:
+        first = needing[0]
         fields = {
             "model": _flow(first.fields["model"][1]) if "model" in first.fields else first.name,
             "call": "inference",
@@ -156,12 +167,6 @@ class _Rewriting:
         if renamed:
             fields["input_key_remap"] = _braces(renamed)
         self._insert_before(first.key, f"{name}: {_braces(fields)}")
-        readers = " and ".join(call.name for call in needing) + (
-            " learn" if len(needing) > 1 else " learns"
-        )
-        self.changes.append(f"graph.{name} is new: it computes once what {readers} from")
-        for call in (*holding, *eval_calls):
-            self._take_arguments(call, kind, f"graph.{name}", holding)
 
     def _arguments(self, kind: str, holding: list[_Call], needing: list[_Call]) -> str:
         """The arguments of the new call as text: a reference that all calls share,
@@ -170,29 +175,19 @@ class _Rewriting:
             _flow(call.args) for call in needing if isinstance(call.args, yaml.ScalarNode)
         )
         references = [text for text in texts if text not in ("", "null")]
-        sources = needing if references else holding
-        nodes = [
-            (call, name, node) for call in sources for name, (_, node) in _fields(call.args).items()
-        ]
-        nodes = [
-            entry for entry in nodes if argument_named("interfaces", kind, entry[1]) is not None
-        ]
-        names = list(dict.fromkeys(name for _, name, _ in nodes))
-        if references and (len(references) > 1 or names):
+        written = _written_arguments(kind, needing if references else holding)
+        if references and len([*references, *written]) > 1:
             message = (
                 f"calls have different arguments for what {kind} computes once: "
-                f"{', '.join([*references, *names])}"
+                f"{', '.join([*references, *written])}"
             )
-            raise self._refusal(
-                message, needing[0].key, "give all of them the same block, then migrate"
-            )
+            hint = "give all of them the same block, then migrate"
+            raise self._refusal(message, needing[0].key, hint)
         if references:
             return references[0]
-        for name in names:
-            written = {call.name: node for call, argument, node in nodes if argument == name}
-            self._check_agreement(kind, name, written, [call.name for call in needing])
-        first = {name: node for _, name, node in reversed(nodes)}
-        return _braces({name: _flow(first[name]) for name in names})
+        for name, nodes in written.items():
+            self._check_agreement(kind, name, nodes, [call.name for call in needing])
+        return _braces({name: _flow(next(iter(nodes.values()))) for name, nodes in written.items()})
 
     def _check_agreement(
         self, kind: str, name: str, written: dict[str, yaml.Node], needing: list[str]
@@ -201,20 +196,13 @@ class _Rewriting:
         default of what it does not set."""
         argument = argument_named("interfaces", kind, name)
         assert argument is not None
-        unset = {call: argument.default for call in needing if call not in written}
-        values = {call: yaml.safe_load(_flow(node)) for call, node in written.items()}
-        if len({repr(value) for value in (*values.values(), *unset.values())}) > 1:
-            listed = [
-                f"{value!r} in {call} ({self._place(written[call])})"
-                for call, value in values.items()
-            ]
-            listed += [f"{value!r} in {call} (the default)" for call, value in unset.items()]
-            message = f"{name} is {' and '.join(listed)}, but the calls must agree on it"
-            raise self._refusal(
-                message,
-                [*written.values()][-1],
-                f"set {name} to the same value for all, then migrate",
-            )
+        unset = {call: (argument.default, "the default") for call in needing if call not in written}
+        values = {
+            call: (yaml.safe_load(_flow(node)), self._place(node)) for call, node in written.items()
+        }
+        if problem := disagreement(name, values | unset):
+            hint = f"set {name} to the same value for all, then migrate"
+            raise self._refusal(problem, [*written.values()][-1], hint)
 
     def _renamed_inputs(self, kind: str, needing: list[_Call]) -> dict[str, str]:
         """The renames that the new call needs. Lists of inputs are removed: they name what the
@@ -278,15 +266,13 @@ class _Rewriting:
         key, name = call.interface["type"]
         self.changes.append(f"{call.path}: {call.kind} is now {call.new_kind}")
         defaults = {argument: str(value) for argument, value in replacement["args"].items()}
-        if call.args is None:
-            typed = {"type": call.new_kind, "args": _braces(defaults)}
-            if key is name:
-                self._replace(name, _braces(typed))
-            else:
-                self._replace(name, call.new_kind)
-                self._insert_before(key, f"args: {typed['args']}")
+        if call.args is None and key is name:  # the shorthand
+            self._replace(name, _braces({"type": call.new_kind, "args": _braces(defaults)}))
             return
         self._replace(name, call.new_kind)
+        if call.args is None:
+            self._insert_before(key, f"args: {_braces(defaults)}")
+            return
         args = _resolved(call.args, root)
         is_of_layer_below = not call.trains or bool({call.kind, str(call.prepared_by)} & self.below)
         is_decided_below = args is not call.args and is_of_layer_below
@@ -338,29 +324,30 @@ class _Rewriting:
     def _edit_entries(self, node: yaml.MappingNode, changed: _Changed) -> None:
         """Remove entries of a mapping with their comments,
         and add others before those that remain."""
-        entries = [
-            (key, key.value in changed.removed, self._end(value)) for key, value in node.value
-        ]
-        remaining = [key for key, is_removed, _ in entries if not is_removed]
-        if not changed.added and len(remaining) == len(entries):
+        remaining = [key for key, _ in node.value if key.value not in changed.removed]
+        if not changed.added and len(remaining) == len(node.value):
             return
         if not remaining:
             self._replace(node, _braces(changed.added))
             return
-        for position, (key, is_removed, end) in enumerate(entries):
-            if is_removed and not node.flow_style:
-                following = self.text.find("\n", end)
-                self.edits.append(
-                    (self._line_start(key.start_mark.index), following + 1 or len(self.text), "")
-                )
-            elif is_removed and any(key in remaining for key, *_ in entries[position:]):
-                self.edits.append(
-                    (key.start_mark.index, entries[position + 1][0].start_mark.index, "")
-                )
-            elif is_removed:  # with the comma before it
-                self.edits.append((entries[position - 1][2], end, ""))
+        last = max(position for position, (key, _) in enumerate(node.value) if key in remaining)
+        for position, (key, _) in enumerate(node.value):
+            if key.value in changed.removed:
+                start, end = self._span(node, position, is_at_the_end=position > last)
+                self.edits.append((start, end, ""))
         for name, text in changed.added.items():
             self._insert_before(remaining[0], f"{name}: {text}")
+
+    def _span(self, node: yaml.MappingNode, position: int, is_at_the_end: bool) -> tuple[int, int]:
+        """Where the text of an entry starts and ends: with its lines, or with the comma after it
+        or, if no entry remains after it, before it."""
+        key, value = node.value[position]
+        if not node.flow_style:
+            following = self.text.find("\n", self._end(value))
+            return self._line_start(key.start_mark.index), following + 1 or len(self.text)
+        if is_at_the_end:
+            return self._end(node.value[position - 1][1]), self._end(value)
+        return key.start_mark.index, node.value[position + 1][0].start_mark.index
 
     def _end(self, node: yaml.Node) -> int:
         """Where a node ends: a block's own mark is where the next one begins."""
@@ -395,6 +382,16 @@ def _calls(section: Fields, path: str, replaced: Mapping[str, Any]) -> Iterator[
             inner = {"type": (interface, interface)}
         kind = str(inner["type"][1].value) if "type" in inner else ""
         yield _Call(f"{path}.{name}", name, key, node, fields, inner, replaced.get(kind))
+
+
+def _written_arguments(kind: str, calls: list[_Call]) -> dict[str, dict[str, yaml.Node]]:
+    """Argument of an interface → the calls that have it, each with the value."""
+    written: dict[str, dict[str, yaml.Node]] = {}
+    for call in calls:
+        for name, (_, node) in _fields(call.args).items():
+            if argument_named("interfaces", kind, name) is not None:
+                written.setdefault(name, {})[call.name] = node
+    return written
 
 
 def _section(fields: Fields, name: str) -> Fields:

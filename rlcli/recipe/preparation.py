@@ -7,7 +7,9 @@ arguments, so those must agree.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rlcli.recipe.call_keys import made_by
 from rlcli.recipe.components import argument_named, declared
@@ -26,6 +28,7 @@ from rlcli.recipe.parsing.tree import (
 )
 
 GRAPH = ("graph",)
+ARGS = ("interface", "args")
 
 
 def with_preparation(tree: MappingNode, problems: Problems) -> MappingNode:
@@ -136,7 +139,7 @@ def _renamed_inputs(kind: str, graph: MappingNode, prepared: list[str]) -> Entry
 def _without_moved(entry: Entry, kind: str, graph: MappingNode, holding: list[str]) -> Entry:
     """A call without the arguments that are now those of the call that prepares its batches, and
     without those that it only had because other calls have them."""
-    call, args = entry.node, at(entry.node, ("interface", "args"))
+    call, args = entry.node, at(entry.node, ARGS)
     interface = _interface(call)
     holders = {_interface(graph.entries[name].node) for name in holding}
     if (
@@ -151,7 +154,7 @@ def _without_moved(entry: Entry, kind: str, graph: MappingNode, holding: list[st
         if argument_named("interfaces", interface, key) is not None
         or all(argument_named("interfaces", taker, key) is None for taker in {kind, *holders})
     }
-    shorter = with_value(call, ("interface", "args"), replace(args, entries=remaining))
+    shorter = with_value(call, ARGS, replace(args, entries=remaining))
     return replace(entry, node=shorter)
 
 
@@ -172,7 +175,7 @@ def _with_inputs_of_today(entry: Entry) -> Entry:
 
 
 def _args(call: Node) -> dict[str, Entry]:
-    return entries_at(call, ("interface", "args"))
+    return entries_at(call, ARGS)
 
 
 def _check_agreement(
@@ -186,30 +189,26 @@ def _check_agreement(
         signature = argument_named("interfaces", kind, argument)
         if signature is None:
             continue
-        entries = {name: _args(call).get(argument) for name, call in calls.items()}
-        entries = {
-            name: entry for name, entry in entries.items() if entry is not None or name in prepared
-        }
-        values = {
-            name: plain(entry.node) if entry else signature.default
-            for name, entry in entries.items()
-        }
-        if len({repr(value) for value in values.values()}) > 1:
-            places = {
-                name: entry.node.mark if entry else "the default" for name, entry in entries.items()
-            }
-            listed = " and ".join(
-                f"{values[name]!r} in {name} ({places[name]})" for name in entries
-            )
-            last = next(entry for entry in reversed(entries.values()) if entry is not None)
-            problem = f"{argument} is {listed}, but the calls must agree on it"
-            problems.add(
-                "R71",
-                problem,
-                last.node.mark,
-                f"set {argument} to the same value for all",
-                same=argument,
-            )
+        nodes = {name: at(call, (*ARGS, argument)) for name, call in calls.items()}
+        marks = [node.mark for node in nodes.values() if node is not None]
+        values: dict[str, tuple[Any, str]] = {}
+        for name, node in nodes.items():
+            if node is not None:
+                values[name] = plain(node), str(node.mark)
+            elif name in prepared:
+                values[name] = signature.default, "the default"
+        if problem := disagreement(argument, values):
+            hint = f"set {argument} to the same value for all"
+            problems.add("R71", problem, marks[-1], hint, same=argument)
+
+
+def disagreement(argument: str, values: Mapping[str, tuple[Any, str]]) -> str | None:
+    """What is wrong with an argument that calls must have with one value, if they do not. `values`:
+    call → the value it has, and where that is written."""
+    if len({repr(value) for value, _ in values.values()}) < 2:
+        return None
+    listed = [f"{value!r} in {call} ({where})" for call, (value, where) in values.items()]
+    return f"{argument} is {' and '.join(listed)}, but the calls must agree on it"
 
 
 def _free_name(kind: str, graph: MappingNode) -> str:

@@ -115,19 +115,14 @@ class Resolved:
 
     def _history(self, path: KeyPath, seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
-        for tree in (*(layer.tree for layer in self.layers), *self.override_trees):
-            node = at(tree, path)
-            rest: KeyPath = ()
-            if node is not None:
-                settings.append(Setting(node.mark, plain(node)))
-                reference, holder = whole_reference(node), node
-            else:
-                holder, rest = _holder_on_the_way(tree, path)
-                reference = whole_reference(holder)
-                if is_null(holder):
-                    settings.append(
-                        Setting(holder.mark, None, removes=dotted(path[: len(path) - len(rest)]))
-                    )
+        for tree in self.trees:
+            holder, rest = _nearest(tree, path)
+            if not rest:
+                settings.append(Setting(holder.mark, plain(holder)))
+            elif is_null(holder):
+                section = dotted(path[: -len(rest)])
+                settings.append(Setting(holder.mark, None, removes=section))
+            reference = whole_reference(holder)
             if reference is not None and not reference.startswith("env:"):
                 target = (*reference.split("."), *rest)
                 if dotted(target) not in seen:
@@ -138,6 +133,11 @@ class Resolved:
                         if s not in settings
                     )
         return settings
+
+    @property
+    def trees(self) -> list[MappingNode]:
+        """What each layer and then each override sets, references as written."""
+        return [*(layer.tree for layer in self.layers), *self.override_trees]
 
     @cached_property
     def written(self) -> MappingNode:
@@ -176,14 +176,14 @@ def _path(key: str | KeyPath) -> KeyPath:
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
-def _holder_on_the_way(tree: Node, path: KeyPath) -> tuple[Node, KeyPath]:
-    """The nearest node above a path, which may be a reference or null,
-    and the rest of the path below it."""
-    for depth in range(len(path) - 1, 0, -1):
+def _nearest(tree: Node, path: KeyPath) -> tuple[Node, KeyPath]:
+    """The node at a path, or the nearest above it, which may be a reference or null; and the rest
+    of the path below that."""
+    for depth in range(len(path), 0, -1):
         node = at(tree, path[:depth])
         if node is not None:
             return node, path[depth:]
-    return tree, ()
+    return tree, path
 
 
 @search_paths_kept()
@@ -230,19 +230,7 @@ def resolve_layers(
     _refuse_absurd_counts(tree, problems)
     if problems.is_cut_off:
         problems.raise_if_any()
-    unresolved = Unresolved()
-    tree = without_removed(Recipe, unresolved.without_invalid(tree), problems)
-    tree = _without_built_in_length(tree, problems)
-    tree = with_preparation(tree, problems)
-    tree = check_components(with_backends(tree, unresolved), problems, unresolved)
-    tree = check_scratch(tree, problems, unresolved)
-    checked = check_against(Recipe, tree, problems, unresolved, blocks=blocks)
-    recipe, tree = checked.value, checked.tree
-    if recipe is not None and not problems.is_cut_off:
-        recipe, tree = with_rollouts(recipe, tree, problems, unresolved)
-        recipe, tree = with_keys_of_calls(recipe, tree, unresolved)
-        check_semantics(recipe, tree, problems, unresolved)
-    problems.raise_if_any()
+    recipe, tree = _checked(tree, blocks, problems)
     resolved = Resolved(
         recipe=recipe,
         path=path,
@@ -260,6 +248,26 @@ def resolve_layers(
     except RlcliError as error:
         raise_all([error, *_missing_of_sources(resolved)])
         raise
+
+
+def _checked(tree: MappingNode, blocks: set[str], problems: Problems) -> tuple[Recipe, MappingNode]:
+    """The recipe of a merged tree, and the tree with what follows from it. Raises RecipeError with
+    all problems."""
+    unresolved = Unresolved()
+    tree = without_removed(Recipe, unresolved.without_invalid(tree), problems)
+    tree = _without_built_in_length(tree, problems)
+    tree = with_preparation(tree, problems)
+    tree = check_components(with_backends(tree, unresolved), problems, unresolved)
+    tree = check_scratch(tree, problems, unresolved)
+    checked = check_against(Recipe, tree, problems, unresolved, blocks=blocks)
+    recipe, tree = checked.value, checked.tree
+    if recipe is not None and not problems.is_cut_off:
+        recipe, tree = with_rollouts(recipe, tree, problems, unresolved)
+        recipe, tree = with_keys_of_calls(recipe, tree, unresolved)
+        check_semantics(recipe, tree, problems, unresolved)
+    problems.raise_if_any()
+    assert recipe is not None
+    return recipe, tree
 
 
 def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:

@@ -13,13 +13,16 @@ from rlcli.recipe.parsing.tree import (
     Entry,
     KeyPath,
     MappingNode,
+    Mark,
     at,
     default_mark,
+    entries_at,
     key_mark,
     nearest,
     node_of,
     plain,
     with_entry,
+    without,
 )
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.validation.unresolved import Unresolved
@@ -105,35 +108,36 @@ def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
 
 
 def _spelt_out(recipe: Recipe, tree: MappingNode, role: str) -> MappingNode:
-    section = at(tree, ("models", role))
-    assert isinstance(section, MappingNode)
+    """The tree with the rollout of a role as a role, which generates and gets copies of the
+    weights."""
+    path: KeyPath = ("models", role)
+    rollout = entries_at(tree, path)["rollout"]
     mark = default_mark(f"models.{role}.rollout")
-    rollout = section.entries["rollout"]
-    assert isinstance(rollout.node, MappingNode)
-    settings = {
-        key: entry for key, entry in section.entries.items() if key in ("devices", "tokenizer")
-    }
-    entries: dict[str, Entry] = {
-        "init": Entry(mark, node_of(role, mark)),
-        **settings,
-        **{key: entry for key, entry in rollout.node.entries.items() if key != "transfer"},
-    }
-    rest = {key: entry for key, entry in section.entries.items() if key != "rollout"}
-    key = key_mark(tree, ("models", role)) or mark
-    tree = with_entry(tree, ("models", role), Entry(key, replace(section, entries=rest)))
-    tree = with_entry(
-        tree,
-        ("models", _follower(role)),
-        Entry(rollout.key, replace(rollout.node, entries=entries)),
-    )
+    of_rollout = entries_at(rollout.node)
     follower = Entry(mark, node_of(_follower(role), mark))
-    for path in _calls(recipe, role, "generate"):
-        tree = with_entry(tree, (*path, "model"), follower)
-    for path in _calls(recipe, role, "train_step"):
-        tree = with_entry(tree, (*path, "hooks", "copy_to"), follower)
-        if transfer := rollout.node.entries.get("transfer"):
-            tree = with_entry(tree, (*path, "hooks", "transfer"), transfer)
+    hooks = {"copy_to": follower}
+    if "transfer" in of_rollout:
+        hooks["transfer"] = of_rollout["transfer"]
+    node = _node_of_follower(tree, role, mark)
+    tree = without(tree, (*path, "rollout"))
+    tree = with_entry(tree, ("models", _follower(role)), Entry(rollout.key, node))
+    for call in _calls(recipe, role, "generate"):
+        tree = with_entry(tree, (*call, "model"), follower)
+    for call in _calls(recipe, role, "train_step"):
+        for key, entry in hooks.items():
+            tree = with_entry(tree, (*call, "hooks", key), entry)
     return tree
+
+
+def _node_of_follower(tree: MappingNode, role: str, mark: Mark) -> MappingNode:
+    """The role of a rollout: it starts from its role and has its devices and tokenizer, unless the
+    rollout sets others."""
+    of_role, rollout = entries_at(tree, ("models", role)), at(tree, ("models", role, "rollout"))
+    assert isinstance(rollout, MappingNode)
+    shared = {key: of_role[key] for key in of_role if key in ("devices", "tokenizer")}
+    settings = {key: entry for key, entry in rollout.entries.items() if key != "transfer"}
+    init = Entry(mark, node_of(role, mark))
+    return replace(rollout, entries={"init": init, **shared, **settings})
 
 
 def _others_elsewhere(recipe: Recipe, tree: MappingNode) -> MappingNode:

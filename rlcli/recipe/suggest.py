@@ -18,6 +18,9 @@ LOOKALIKES = dict(
 )
 """Cyrillic and Greek letters that look like Latin ones."""
 
+Suggestion = tuple[str, str]
+"""(message id, hint) for an unknown key."""
+
 
 def lookalike(word: str) -> tuple[str, str] | None:
     """(the word in Latin letters, the foreign characters as U+XXXX),
@@ -40,31 +43,66 @@ def suggest_key(
     """(message id, hint) for an unknown key below the keys `above`: R43 if it belongs elsewhere,
     else R42. `words`: other frameworks' names for interface arguments; `written`: where else a key
     of that name is written."""
-    names, foreign = list(legal), [*map(str, above), key]
-    if (latin := lookalike(key)) is not None:
-        target = nearest_name(latin[0], names) or latin[0]
-        return "R23", f"it looks like {target} but contains {latin[1]}"
-    if (advice := absent(key) or absent(".".join(foreign[-2:]))) and key not in names:
-        return "R42", advice
+    names, path = list(legal), [*map(str, above), key]
     near = nearest_name(key, names)
-    if near is not None and near.lower() == key.lower():
-        return "R43", f"did you mean {near}?"
+    suggestion = (
+        _in_latin_letters(key, names)
+        or _without_equal(path, names)
+        or _same_key(key, near)
+        or _of_other_framework(path, names, words, list(roles))
+        or _similar_key(path, near, written)
+    )
+    return suggestion or ("R42", "valid here: " + ", ".join(names) if names else None)
+
+
+def _meant(code: str, key: str) -> Suggestion:
+    return code, f"did you mean {key}?"
+
+
+def _in_latin_letters(key: str, names: list[str]) -> Suggestion | None:
+    latin = lookalike(key)
+    if latin is None:
+        return None
+    word, foreign = latin
+    return "R23", f"it looks like {nearest_name(word, names) or word} but contains {foreign}"
+
+
+def _without_equal(path: list[str], names: list[str]) -> Suggestion | None:
+    """The advice about something that rlcli does not have."""
+    advice = absent(path[-1]) or absent(".".join(path[-2:]))
+    return ("R42", advice) if advice and path[-1] not in names else None
+
+
+def _same_key(key: str, near: str | None) -> Suggestion | None:
+    """The same key in other letters or, if none here is near, elsewhere."""
+    if near is not None:
+        return _meant("R43", near) if near.lower() == key.lower() else None
     elsewhere = homes().get(key)
-    if elsewhere and near is None:
-        return "R43", f"did you mean {elsewhere[0]}?"
-    synonym = translated(foreign, words, list(roles))
-    is_typo = bool(foreign[1:]) and misspelt(key, names) is not None
-    if synonym not in (None, ".".join(foreign)) and not is_typo:
-        if synonym.endswith(f".{key}"):
-            return "R43", f"did you mean {synonym}?"
-        return "R42", called_here(key, synonym)
-    similar = homes().get(misspelt(key, homes()) or "", [])
-    if "args" in foreign:  # nobody looks for a key of the schema among a component's arguments
-        similar = []
-    for code, targets in (("R42", [near]), ("R43", written), ("R42", similar)):
-        if targets and targets[0] is not None:
-            return code, f"did you mean {targets[0]}?"
-    return "R42", "valid here: " + ", ".join(names) if names else None
+    return _meant("R43", elsewhere[0]) if elsewhere else None
+
+
+def _of_other_framework(
+    path: list[str], names: list[str], words: Mapping[str, str] | None, roles: list[str]
+) -> Suggestion | None:
+    key, synonym = path[-1], translated(path, words, roles)
+    is_typo = bool(path[1:]) and misspelt(key, names) is not None
+    if synonym in (None, ".".join(path)) or is_typo:
+        return None
+    if synonym.endswith(f".{key}"):
+        return _meant("R43", synonym)
+    return "R42", called_here(key, synonym)
+
+
+def _similar_key(path: list[str], near: str | None, written: Sequence[str]) -> Suggestion | None:
+    """A similar key here, the same key where it is written, or a similar one elsewhere."""
+    if near is not None:
+        return _meant("R42", near)
+    if written:
+        return _meant("R43", written[0])
+    if "args" in path:  # nobody looks for a key of the schema among a component's arguments
+        return None
+    similar = homes().get(misspelt(path[-1], homes()) or "")
+    return _meant("R42", similar[0]) if similar else None
 
 
 @cache

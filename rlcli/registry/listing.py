@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from rlcli.api.component import KINDS, module_name
@@ -124,32 +125,33 @@ def _installed(kind: str, name: str) -> Path:
 
 
 def _unknown(kind: str, name: str, files: list[str]) -> UnknownComponent:
-    singular = kind.removesuffix("s")
-    article = "an" if singular[0] in "aeiou" else "a"
     folders = search_path(kind)
     listed = (
         f"the {kind} are {', '.join(files) or 'none'}; searched {', '.join(folders) or 'no folder'}"
     )
-    misnamed = [
-        str(Path(folder) / f"{name}.py")
-        for folder in folders
-        if _has_file(Path(folder), f"{name}.py")
-    ]
-    if misnamed or not NAME.fullmatch(name):
-        rule = f"{article} {singular}'s name is a lower-case letter, then letters, digits, _ or -"
-        if misnamed:
-            return UnknownComponent(
-                f"{misnamed[0]} cannot be {article} {singular}: {rule}; its file uses _ for -",
-                hint=listed,
-            )
-        return UnknownComponent(f"{name!r} cannot name {article} {singular}: {rule}", hint=listed)
+    if problem := _misnamed(kind, name, folders):
+        return UnknownComponent(problem, hint=listed)
+    problem = f"no {kind.removesuffix('s')} is named {name!r}"
     if instead := COMPONENTS.get((kind, name)):
-        return UnknownComponent(f"no {singular} is named {name!r}", hint=instead)
-    meant = called_elsewhere(kind, module_name(name))
-    guess = f"; rlcli has {meant!r} instead" if meant else ""
-    if not meant and (near := nearest_name(module_name(name), files)):
-        guess = f"; did you mean {near!r}?"
-    return UnknownComponent(f"no {singular} is named {name!r}{guess}", hint=listed)
+        return UnknownComponent(problem, hint=instead)
+    if meant := called_elsewhere(kind, module_name(name)):
+        return UnknownComponent(f"{problem}; rlcli has {meant!r} instead", hint=listed)
+    near = nearest_name(module_name(name), files)
+    guess = f"; did you mean {near!r}?" if near else ""
+    return UnknownComponent(f"{problem}{guess}", hint=listed)
+
+
+def _misnamed(kind: str, name: str, folders: Iterable[str]) -> str | None:
+    """Why a file, or else a name, cannot be that of a component; None if it can."""
+    singular = kind.removesuffix("s")
+    article = "an" if singular[0] in "aeiou" else "a"
+    rule = f"{article} {singular}'s name is a lower-case letter, then letters, digits, _ or -"
+    for folder in map(Path, folders):
+        if _has_file(folder, f"{name}.py"):
+            file = folder / f"{name}.py"
+            return f"{file} cannot be {article} {singular}: {rule}; its file uses _ for -"
+    is_valid = NAME.fullmatch(name) is not None
+    return None if is_valid else f"{name!r} cannot name {article} {singular}: {rule}"
 
 
 def called_elsewhere(kind: str, name: str) -> str | None:

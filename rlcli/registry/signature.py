@@ -105,13 +105,7 @@ def signature(kind: str, name: str) -> Signature:
     own_bases = [base for base in bases if base is not None and not _is_contract(base)]
     arguments = arguments_of(definition)
     if kind == "datasets":
-        if all(argument.name != "util" for argument in arguments):
-            raise ProjectError(
-                f"dataset {definition.name} does not take `util`, its DatasetUtility",
-                where=f"{definition.module.path}:{definition.node.lineno}",
-                hint="make `util: DatasetUtility` its first field",
-            )
-        arguments = tuple(argument for argument in arguments if argument.name != "util")
+        arguments = _without_utility(definition, arguments)
     if kind == "interfaces":
         _check_parameters(own_bases)
     assert isinstance(definition.node, ast.ClassDef)
@@ -131,6 +125,21 @@ def signature(kind: str, name: str) -> Signature:
 
 
 # -- the class -------------------------------------------------------------------------------------
+
+
+def _without_utility(
+    definition: Definition, arguments: tuple[Argument, ...]
+) -> tuple[Argument, ...]:
+    """The arguments of a dataset that a recipe sets. Raises ProjectError if it does not take its
+    `util`."""
+    others = tuple(argument for argument in arguments if argument.name != "util")
+    if others == arguments:
+        raise ProjectError(
+            f"dataset {definition.name} does not take `util`, its DatasetUtility",
+            where=f"{definition.module.path}:{definition.node.lineno}",
+            hint="make `util: DatasetUtility` its first field",
+        )
+    return others
 
 
 def _registered_class(kind: str, module: Module) -> Definition:
@@ -208,22 +217,22 @@ def _check_parameters(definitions: Iterable[Definition]) -> None:
             if not isinstance(node, ast.FunctionDef) or node.name in seen or node.name not in CALLS:
                 continue
             seen.add(node.name)
-            positional = [*node.args.posonlyargs, *node.args.args][1:]
-            names = [parameter.arg for parameter in positional]
-            needed = len(names) - len(node.args.defaults)
-            required = [
-                parameter.arg
-                for parameter, of in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-                if of is None
-            ]
-            if required or needed > 3 or (len(names) < 2 and node.args.vararg is None):
-                message = (
-                    f"{node.name} of {definition.name} takes ({', '.join([*names, *required])})"
-                )
+            names = _misfit_parameters(node.args)
+            if names is not None:
+                message = f"{node.name} of {definition.name} takes ({', '.join(names)})"
                 where = f"{definition.module.path}:{node.lineno}"
-                raise ProjectError(
-                    message, where=where, hint="it is called with (model, data, mb_spec)"
-                )
+                hint = "it is called with (model, data, mb_spec)"
+                raise ProjectError(message, where=where, hint=hint)
+
+
+def _misfit_parameters(args: ast.arguments) -> list[str] | None:
+    """The names of a method's parameters, if it cannot be called with `(model, data, mb_spec)`."""
+    names = [parameter.arg for parameter in [*args.posonlyargs, *args.args][1:]]
+    needed = len(names) - len(args.defaults)
+    defaults = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    required = [parameter.arg for parameter, default in defaults if default is None]
+    fits = not required and needed <= 3 and (len(names) >= 2 or args.vararg is not None)
+    return None if fits else [*names, *required]
 
 
 def _is_contract(definition: Definition) -> bool:

@@ -35,14 +35,7 @@ def family_of(model_type: object) -> HFFamily | None:
     if __path__ != folders:
         __path__ = folders
         importlib.invalidate_caches()
-    try:
-        importlib.import_module(f"{HOME}.{stem}")
-    except ProjectError:
-        raise
-    except Exception as error:
-        raise ProjectError(
-            f"the file cannot be imported: {type(error).__name__}: {error}", where=str(files[0])
-        ) from error
+    _import(stem, files[0])
     family = registered_families().get(model_type)
     if family is None:
         raise ProjectError(
@@ -51,3 +44,14 @@ def family_of(model_type: object) -> HFFamily | None:
             hint=f"put @register_hf_family({model_type!r}) above its class",
         )
     return family()
+
+
+def _import(stem: str, file: Path) -> None:
+    """Import a family, which registers itself. Raises ProjectError for a broken file."""
+    try:
+        importlib.import_module(f"{HOME}.{stem}")
+    except ProjectError:
+        raise
+    except Exception as error:
+        message = f"the file cannot be imported: {type(error).__name__}: {error}"
+        raise ProjectError(message, where=str(file)) from error

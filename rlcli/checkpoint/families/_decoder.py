@@ -28,6 +28,9 @@ LARGEST = {
 }
 """Limits on things that get a name each: an untrusted file must not fill our memory."""
 
+WITH_VALUE_HEAD = "ForTokenClassification"
+"""How the name of a class of transformers ends that has a value head."""
+
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -69,13 +72,7 @@ class Decoder(HFFamily):
     # -- configuration -----------------------------------------------------------------------------
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
-        settings = {
-            **self.defaults,
-            **{key: value for key, value in hf.items() if value is not None},
-        }
-        if self.has_window and "sliding_window" in hf:
-            # null: no window; no such key: the usual one
-            settings["sliding_window"] = hf["sliding_window"]
+        settings = self._settings(hf)
         sizes: dict[str, Any] = {field: size_in(settings, key) for field, key in SIZES.items()}
         return ModelConfig(
             family=str(hf.get("model_type")),
@@ -94,18 +91,26 @@ class Decoder(HFFamily):
             rope=_rope(settings),
             windows=self.windows(settings),
             experts=self.experts(settings),
-            value_head=str((hf.get("architectures") or [""])[0]).endswith("ForTokenClassification"),
+            value_head=has_value_head(hf),
             others={key: value for key, value in hf.items() if key not in READ},
         )
 
+    def _settings(self, hf: Mapping[str, Any]) -> dict[str, Any]:
+        """What config.json says, with the defaults of what it does not say."""
+        settings = {**self.defaults}
+        settings |= {key: value for key, value in hf.items() if value is not None}
+        if self.has_window and "sliding_window" in hf:
+            # null: no window; no such key: the usual one
+            settings["sliding_window"] = hf["sliding_window"]
+        return settings
+
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
         assert config.rope is not None
-        hf: dict[str, Any] = {"model_type": config.family, **config.others}
-        hf["architectures"] = [self.architecture]
+        architecture = self.architecture
         if config.value_head:
-            hf["architectures"] = [
-                self.architecture.replace("ForCausalLM", "ForTokenClassification")
-            ]
+            architecture = architecture.replace("ForCausalLM", WITH_VALUE_HEAD)
+        hf: dict[str, Any] = {"model_type": config.family, **config.others}
+        hf["architectures"] = [architecture]
         hf |= {key: getattr(config, field) for field, key in SIZES.items()}
         hf |= {
             "num_key_value_heads": config.kv_heads,
@@ -247,6 +252,11 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
         )
         scaling.setdefault("original_max_position_embeddings", length)
     return Rope(float(base), {} if scaling == {"rope_type": "default"} else scaling)
+
+
+def has_value_head(hf: Mapping[str, Any]) -> bool:
+    """Whether config.json names the class of a model with a value head."""
+    return str((hf.get("architectures") or [""])[0]).endswith(WITH_VALUE_HEAD)
 
 
 def size_in(settings: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:

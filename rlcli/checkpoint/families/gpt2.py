@@ -7,7 +7,7 @@ from rlcli.api.family import Form, HFFamily, ModelConfig, register_hf_family
 from rlcli.api.parameters import Link
 from rlcli.errors import ModelError
 
-from ._decoder import ACTIVATIONS, size_in
+from ._decoder import ACTIVATIONS, has_value_head, size_in
 
 SIZES = {
     "layers": "n_layer",
@@ -43,11 +43,9 @@ class GPT2(HFFamily):
         settings: dict[str, Any] = DEFAULTS | named
         if settings.get("add_cross_attention"):
             raise ModelError("a gpt2 with cross-attention is not supported")
-        if settings["activation_function"] not in ACTIVATIONS:
-            raise ModelError(
-                "a gpt2 with activation_function "
-                f"{settings['activation_function']!r} is not supported"
-            )
+        activation = settings["activation_function"]
+        if activation not in ACTIVATIONS:
+            raise ModelError(f"a gpt2 with activation_function {activation!r} is not supported")
         sizes: dict[str, Any] = {field: size_in(settings, key) for field, key in SIZES.items()}
         return ModelConfig(
             family="gpt2",
@@ -56,7 +54,7 @@ class GPT2(HFFamily):
             head_dim=settings["n_embd"] // settings["n_head"],
             mlp=size_in(settings, "n_inner", 4 * settings["n_embd"]),
             tied=bool(settings["tie_word_embeddings"]),
-            activation=ACTIVATIONS[settings["activation_function"]],
+            activation=ACTIVATIONS[activation],
             norm_eps=settings["layer_norm_epsilon"],
             gated=False,
             layer_norm=True,
@@ -65,7 +63,7 @@ class GPT2(HFFamily):
             mlp_bias=True,
             scaled_by_head=bool(settings["scale_attn_weights"]),
             scaled_by_layer=bool(settings["scale_attn_by_inverse_layer_idx"]),
-            value_head=str((hf.get("architectures") or [""])[0]).endswith("ForTokenClassification"),
+            value_head=has_value_head(hf),
             others={key: value for key, value in hf.items() if key not in READ},
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlcli.recipe.parsing.tree import (
     DEFAULT,
     KeyPath,
     MappingNode,
+    Mark,
     Node,
     Scalar,
     at,
@@ -29,7 +30,7 @@ from rlcli.recipe.parsing.tree import (
 )
 from rlcli.recipe.resolve import Resolved, Setting
 from rlcli.recipe.rollouts import as_role
-from rlcli.recipe.schema import SECTIONS
+from rlcli.recipe.schema import SECTIONS, Recipe
 from rlcli.recipe.suggest import suggest_key
 from rlcli.recipe.validation.argument_words import argument_words
 from rlcli.spelling import nearest_name
@@ -93,26 +94,26 @@ def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
     if path in values:
         return _explanation(resolved, path, values)
     below = [candidate for candidate in values if candidate[: len(path)] == path]
-    if not below:
-        removed = next(
-            filter(None, (removed_at(resolved.written, path[:n]) for n in range(1, len(path) + 1))),
-            None,
-        )
-        if removed is None or not resolved.history(path):
-            raise _unknown(resolved, key, values)
-        explanation = _explanation(resolved, path, {path: None})
-        *earlier, last = (replace(step, wins=False) for step in explanation.steps)
-        return replace(
-            explanation,
-            steps=(*earlier, replace(last, wins=True)),
-            uses=(),
-            removed=place_of(removed),
-        )
-    places = {leaf: _effective(resolved, leaf) for leaf in below}
-    return [
-        Leaf(dotted(path), values[path], str(node.mark) if node else DEFAULT)
-        for path, node in places.items()
-    ]
+    if below:
+        return [_leaf(resolved, leaf, values[leaf]) for leaf in below]
+    removed = _removed_around(resolved.written, path)
+    if removed is None or not resolved.history(path):
+        raise _unknown(resolved, key, values)
+    return _explanation_of_removed(resolved, path, removed)
+
+
+def _leaf(resolved: Resolved, path: KeyPath, value: Any) -> Leaf:
+    node = _effective(resolved, path)
+    return Leaf(dotted(path), value, str(node.mark) if node else DEFAULT)
+
+
+def _removed_around(written: MappingNode, path: KeyPath) -> Mark | None:
+    """Where a null removes a key, or a section around it."""
+    for depth in range(1, len(path) + 1):
+        mark = removed_at(written, path[:depth])
+        if mark is not None:
+            return mark
+    return None
 
 
 def known_values(resolved: Resolved) -> dict[KeyPath, Any]:
@@ -156,68 +157,89 @@ def _blocks(resolved: Resolved) -> MappingNode:
 
 
 def _explanation(resolved: Resolved, path: KeyPath, values: dict[KeyPath, Any]) -> Explanation:
-    uses = _uses(resolved.written, path)
-    uses = {use: through for use, through in uses.items() if "args" not in use or use in values}
-    carried = [use for use in uses if use[0] in SECTIONS]
-    meant = path if path[0] in SECTIONS else next(iter(carried), path)
-    field = field_of(meant, resolved.tree)
-    ours = [path] if path[0] in SECTIONS else []
+    is_of_schema = path[0] in SECTIONS
+    carried = {
+        use: through
+        for use, through in _uses(resolved.written, path).items()
+        if use[0] in SECTIONS and ("args" not in use or use in values)
+    }
+    affected = [path, *carried] if is_of_schema else [*carried]
+    field = field_of(next(iter(affected), path), resolved.tree)
+    itself = [Use(dotted(path))] if is_of_schema and _is_read(path) else []
     return Explanation(
         key=dotted(path),
         value=values[path],
         field=field,
         steps=tuple(_steps(resolved, path, field, values[path])),
-        uses=tuple(Use(dotted(p)) for p in ours if _is_read(p))
-        + tuple(Use(dotted(p), uses[p]) for p in carried),
-        topology=_effect([*ours, *carried]),
-        on_resume=max(
-            (kind_of_change(p, resolved.recipe) for p in [*ours, *carried]),
-            key=list(Kind).index,
-            default=Kind.SAFE,
-        ),
+        uses=(*itself, *(Use(dotted(use), through) for use, through in carried.items())),
+        topology=_effect(affected),
+        on_resume=_effect_on_resume(resolved.recipe, affected),
     )
+
+
+def _explanation_of_removed(resolved: Resolved, path: KeyPath, removed: Mark) -> Explanation:
+    """That of a key which a null removes: whatever set it before, the null wins."""
+    explanation = _explanation(resolved, path, {path: None})
+    *earlier, last = (replace(step, wins=False) for step in explanation.steps)
+    steps = (*earlier, replace(last, wins=True))
+    return replace(explanation, steps=steps, uses=(), removed=place_of(removed))
 
 
 def _steps(
     resolved: Resolved, path: KeyPath, field: Field | None, value: Any
 ) -> Iterator[ValueStep]:
-    written = {
+    node = _effective(resolved, path)
+    history = resolved.history(path)
+    winner = _winner(history, node, value)
+    default = _declared_default(field)
+    if node is not None and node.mark.is_default:
+        if history and history[-1].value is not None:
+            winner = len(history) - 1  # a reference to something unset: it brings a default
+        else:
+            default = _derived_default(node, path, field)
+    if default is not None:
+        text, note = default
+        yield ValueStep(DEFAULT, text, note, wins=winner is None)
+    written = _texts(resolved)
+    for index, setting in enumerate(history):
+        text = written.get(setting.mark) or yaml_word(setting.value).replace("$${", "${")
+        yield ValueStep(str(setting.mark), text, _note(setting), wins=index == winner)
+
+
+def _winner(history: Sequence[Setting], node: Node | None, value: Any) -> int | None:
+    """Which setting decides a value; None if the default does, which a null may restore."""
+    if node is None:
+        return None
+    deciding = [index for index, setting in enumerate(history) if setting.mark == node.mark]
+    if not deciding or (history[deciding[-1]].value is None and value is not None):
+        return None
+    return deciding[-1]
+
+
+def _declared_default(field: Field | None) -> tuple[str, str | None] | None:
+    """A field's default, and where it is declared."""
+    if field is None or field.default_text is None:
+        return None
+    return field.default_text, field.location
+
+
+def _derived_default(node: Node, path: KeyPath, field: Field | None) -> tuple[str, str | None]:
+    """A value that no layer wrote, and what chose it."""
+    location = field.location if field is not None else None
+    note = "chosen by rlcli" if path[-1] == "type" else location
+    if node.mark.file != DEFAULT:
+        note = node.mark.file.removeprefix(f"{DEFAULT}, ")
+    return yaml_word(plain(node)), note
+
+
+def _texts(resolved: Resolved) -> dict[Mark, str]:
+    """The values that layers set, as written."""
+    return {
         node.mark: node.text
-        for tree in (*(layer.tree for layer in resolved.layers), *resolved.override_trees)
+        for tree in resolved.trees
         for _, node in leaves(tree)
         if isinstance(node, Scalar) and node.text
     }
-    node = _effective(resolved, path)
-    history = resolved.history(path)
-    mark = node.mark if node is not None else None
-    winner = max((i for i, setting in enumerate(history) if setting.mark == mark), default=None)
-    if winner is not None and history[winner].value is None and value is not None:
-        winner = None  # null restored the default
-    decided = node is not None and node.mark.is_default
-    # a reference to something unset: it brings a default
-    if decided and history and history[-1].value is not None:
-        winner, decided = len(history) - 1, False
-    default = (
-        yaml_word(plain(node))
-        if node is not None and decided
-        else field.default_text
-        if field
-        else None
-    )
-    if default is not None:
-        note = (
-            "chosen by rlcli"
-            if decided and path[-1] == "type"
-            else field.location
-            if field
-            else None
-        )
-        if decided and node is not None and node.mark.file != DEFAULT:
-            note = node.mark.file.removeprefix(f"{DEFAULT}, ")
-        yield ValueStep(DEFAULT, default, note, wins=winner is None)
-    for index, setting in enumerate(history):
-        value = written.get(setting.mark) or yaml_word(setting.value).replace("$${", "${")
-        yield ValueStep(str(setting.mark), value, _note(setting), wins=index == winner)
 
 
 def _note(setting: Setting) -> str | None:
@@ -276,24 +298,38 @@ def _effect(paths: list[KeyPath]) -> str:
     return "none"
 
 
+def _effect_on_resume(recipe: Recipe, paths: list[KeyPath]) -> Kind:
+    """What the most serious of the changes of some keys does to a half-finished run."""
+    kinds = [kind_of_change(path, recipe) for path in paths]
+    return max(kinds, key=list(Kind).index, default=Kind.SAFE)
+
+
 def _unknown(resolved: Resolved, key: str, values: dict[KeyPath, Any]) -> UsageError:
     """Likely intended keys: the same last word elsewhere, a similar key,
     or another framework's word."""
     keys = [dotted(path) for path in values]
+    sections = sorted({dotted(path[:depth]) for path in values for depth in range(1, len(path))})
+    same = _namesakes(key, keys, sections)
+    near = same[0] if same else nearest_name(key, [*keys, *sections])
+    if near is None:
+        words, roles = argument_words(resolved.written), list(resolved.recipe.models)
+        _, hint = suggest_key(key.rpartition(".")[2], SECTIONS, words, roles=roles)
+    else:
+        hint = f"did you mean {near}?{_or_others(same[1:])}"
+    return UsageError(f"the recipe has no key {key}", hint=hint, code="R42")
+
+
+def _or_others(others: list[str]) -> str:
+    """The first two of the others that a key may mean."""
+    ending = ", …" if len(others) > 2 else ""
+    return f" (or {', '.join(others[:2])}{ending})" if others else ""
+
+
+def _namesakes(key: str, keys: Sequence[str], sections: Sequence[str]) -> list[str]:
+    """The keys with the same last word or, if there are none, the sections with it, or the keys of
+    which it is a part. The block that feeds all comes first."""
     last = key.rpartition(".")[2]
     same = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
-    sections = {dotted(path[:depth]) for path in values for depth in range(1, len(path))}
-    same = same or [section for section in sorted(sections) if section.endswith(f".{key}")]
+    same = same or [section for section in sections if section.endswith(f".{key}")]
     same = same or [candidate for candidate in keys if last in re.split(r"[._]", candidate)]
-    # The block that feeds all comes first.
-    same.sort(key=lambda candidate: (candidate.split(".")[0] in SECTIONS, candidate.count(".")))
-    near = same[0] if same else nearest_name(key, [*keys, *sections])
-    if near is not None:
-        others = (
-            f" (or {', '.join(same[1:3])}{', …' if len(same) > 3 else ''})" if len(same) > 1 else ""
-        )
-        hint: str | None = f"did you mean {near}?{others}"
-    else:
-        words, roles = argument_words(resolved.written), list(resolved.recipe.models)
-        hint = suggest_key(last, SECTIONS, words, roles=roles)[1]
-    return UsageError(f"the recipe has no key {key}", hint=hint, code="R42")
+    return sorted(same, key=lambda name: (name.split(".")[0] in SECTIONS, name.count(".")))

@@ -162,14 +162,7 @@ def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
     elif core.get("type") == "object":
         yield _object(core, prefix)
     elif core.get("type") == "array":
-        array = {
-            **core,
-            **({"items": _value(core["items"], prefix, optional=False)} if "items" in core else {}),
-        }
-        if "prefixItems" in core:
-            array["prefixItems"] = [
-                _value(item, prefix, optional=False) for item in core["prefixItems"]
-            ]
+        array = _array(core, prefix)
         yield array
         yield {
             "type": "object",
@@ -182,6 +175,16 @@ def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
         yield {"type": ["number", "boolean"]}  # 1.10 and true are text where text is expected
     else:
         yield core
+
+
+def _array(node: Schema, prefix: str) -> Schema:
+    """A list, each entry of which may be a reference."""
+    array = dict(node)
+    if "items" in node:
+        array["items"] = _value(node["items"], prefix, optional=False)
+    if "prefixItems" in node:
+        array["prefixItems"] = [_value(entry, prefix, False) for entry in node["prefixItems"]]
+    return array
 
 
 def _object(node: Schema, prefix: str = "") -> Schema:
@@ -231,27 +234,16 @@ def _component_definitions(kind: str) -> dict[str, Schema]:
 
 def _component(kind: str, docs: Mapping[str, str]) -> Schema:
     """A component by name, or as a section whose `args` depend on its `type`."""
-    names: list[Schema] = [{"const": name, "description": doc} for name, doc in docs.items()]
-    names += [{"type": "string", "pattern": _spellings(name)} for name in docs if "_" in name]
-    names += [{"type": "null"}] if "null" in docs else []
-    names.append(
-        {
-            "type": "string",
-            "pattern": r"^\w+(\.\w+)+$",
-            "description": "A module of an installed package.",
-        }
-    )
-    arguments = [{"anyOf": [_ref(f"{kind}.{name}"), REFERENCE, REMOVED]} for name in docs]
+    names = [*_names_of(docs), MODULE]
+    arguments = {name: {"anyOf": [_ref(f"{kind}.{name}"), REFERENCE, REMOVED]} for name in docs}
     branches = [
         {
-            "if": {
-                "properties": {"type": {"type": "string", "pattern": _spellings(name)}},
-                "required": ["type"],
-            },
-            "then": {"properties": {"args": {**arguments[index], "description": docs[name]}}},
+            "if": {"properties": {"type": _spelt(name)}, "required": ["type"]},
+            "then": {"properties": {"args": {**arguments[name], "description": doc}}},
         }
-        for index, name in enumerate(docs)
+        for name, doc in docs.items()
     ]
+    of_any = {"properties": {"args": {"anyOf": [*arguments.values()]}}}
     section = {
         "type": "object",
         "properties": {
@@ -266,18 +258,29 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
         "allOf": branches,
         # A layer that leaves the type to another one may set any argument of any component of this
         # kind.
-        **(
-            {"if": {"required": ["type"]}, "else": {"properties": {"args": {"anyOf": arguments}}}}
-            if arguments
-            else {}
-        ),
+        **({"if": {"required": ["type"]}, "else": of_any} if arguments else {}),
     }
     return {"anyOf": [*names, section]}
 
 
-def _spellings(name: str) -> str:
+MODULE: Schema = {
+    "type": "string",
+    "pattern": r"^\w+(\.\w+)+$",
+    "description": "A module of an installed package.",
+}
+
+
+def _names_of(docs: Mapping[str, str]) -> Iterator[Schema]:
+    """The ways to write the names of components."""
+    yield from ({"const": name, "description": doc} for name, doc in docs.items())
+    yield from (_spelt(name) for name in docs if "_" in name)
+    if "null" in docs:
+        yield {"type": "null"}
+
+
+def _spelt(name: str) -> Schema:
     """`my_dataset` may also be written `my-dataset`."""
-    return f"^{name.replace('_', '[-_]')}$"
+    return {"type": "string", "pattern": f"^{name.replace('_', '[-_]')}$"}
 
 
 def _blocks(definitions: Mapping[str, Schema]) -> dict[str, Schema]:

@@ -25,9 +25,11 @@ from rlcli.recipe.parsing.tree import (
     Mark,
     Node,
     Scalar,
+    is_null,
     keys_at,
     kind_of,
     nodes,
+    unusable,
 )
 from rlcli.recipe.schema import Recipe
 from rlcli.spelling import did_you_mean
@@ -105,18 +107,8 @@ class _Interpolator:
     def value(self, node: Node, depth: int) -> Node:
         """The node with all references below it resolved."""
         self.nodes += 1
-        if self.too_large or self.nodes > MAX_NODES or depth > MAX_DEPTH:
-            limit = (
-                f"nests deeper than {MAX_DEPTH}"
-                if depth > MAX_DEPTH
-                else f"holds more than {MAX_NODES} values"
-            )
-            if not self.too_large:
-                self.problems.add(
-                    "R65", f"with its references resolved the recipe {limit}", node.mark
-                )
-            self.too_large = self.problems.is_cut_off = True
-            return Scalar(None, node.mark, valid=False)
+        if self.exceeds_limits(node.mark, depth):
+            return unusable(node.mark)
         if isinstance(node, Listing):
             return replace(node, items=tuple(self.value(item, depth + 1) for item in node.items))
         if isinstance(node, MappingNode):
@@ -134,6 +126,19 @@ class _Interpolator:
             return target if isinstance(target, Scalar) else self.value(target, depth)
         return self.text(node, depth)
 
+    def exceeds_limits(self, mark: Mark, depth: int) -> bool:
+        """Whether the resolved recipe is too large, which is reported once."""
+        limit = None
+        if depth > MAX_DEPTH:
+            limit = f"nests deeper than {MAX_DEPTH}"
+        elif self.nodes > MAX_NODES:
+            limit = f"holds more than {MAX_NODES} values"
+        if limit is not None and not self.too_large:
+            message = f"with its references resolved the recipe {limit}"
+            self.problems.add("R65", message, mark)
+            self.too_large = self.problems.is_cut_off = True
+        return self.too_large
+
     def over_reference(self, node: MappingNode, depth: int) -> MappingNode:
         """Entries set on top of `${a.b}`, merged with its target."""
         if node.under is None:
@@ -150,57 +155,67 @@ class _Interpolator:
 
     def target(self, reference: str, mark: Mark, depth: int) -> Node:
         """The resolved target of `${reference}`."""
-        nothing = Scalar(None, mark, valid=False)
         if variable := _VARIABLE.fullmatch(reference):
             return self.variable(variable[1], mark)
-        if not _KEYS.fullmatch(reference):
-            hint = "nesting and defaults (:-) are not supported"
-            self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
-            return nothing
         if reference in self.resolved:
             return self.resolved[reference]
-        if reference in self.open:
-            circle = " → ".join([*self.open[self.open.index(reference) :], reference])
-            self.problems.add("R64", f"circular reference: {circle}", mark)
-            return nothing
-        if len(self.open) >= MAX_HOPS:
-            self.problems.add("R65", f"more than {MAX_HOPS} references in one chain", mark)
-            return nothing
+        if refusal := self.refusal(reference):
+            code, message, hint = refusal
+            self.problems.add(code, message, mark, hint)
+            return unusable(mark)
         self.open.append(reference)
         target = self.find(reference, mark, depth)
-        result = nothing if target is None else self.value(target, depth)
+        result = unusable(mark) if target is None else self.value(target, depth)
         self.open.pop()
         self.resolved[reference] = result
         return result
+
+    def refusal(self, reference: str) -> tuple[str, str, str | None] | None:
+        """(message id, message, hint), if `${reference}` cannot be followed."""
+        if not _KEYS.fullmatch(reference):
+            hint = "nesting and defaults (:-) are not supported"
+            return "R63", f"${{{reference}}} is not a valid reference", hint
+        if reference in self.open:
+            circle = " → ".join([*self.open[self.open.index(reference) :], reference])
+            return "R64", f"circular reference: {circle}", None
+        if len(self.open) >= MAX_HOPS:
+            return "R65", f"more than {MAX_HOPS} references in one chain", None
+        return None
 
     def find(self, reference: str, mark: Mark, depth: int) -> Node | None:
         node: Node = self.root
         path = tuple(reference.split("."))
         for walked, key in enumerate(path):
-            if (through := whole_reference(node)) is not None:
-                node = self.target(through, node.mark, depth)
-            if isinstance(node, MappingNode):
-                node = self.over_reference(node, depth)
+            here = path[: walked + 1]
+            node = self.followed(node, depth)
             child = node.get(key) if isinstance(node, MappingNode) else None
-            if isinstance(child, Scalar) and child.value is None and child.valid:
-                meaning = null_means(Recipe, path[: walked + 1])
-                if meaning == "gone":
-                    message = (
-                        f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed "
-                        f"{place_of(child.mark)}"
-                    )
-                    self.problems.add("R61", message, mark, section=path[: walked + 1])
-                    return None
-                child = None if meaning == "default" else child
-            if child is None:
-                if isinstance(node, MappingNode) and not node.valid:
-                    return None
-                default = default_at(path, walked)
-                if default is None:
-                    self.nothing_there(reference, path[: walked + 1], mark)
-                return default
+            meaning = null_means(Recipe, here) if is_null(child) and child.valid else "value"
+            if child is not None and meaning == "gone":
+                message = f"${{{reference}}}: {'.'.join(here)} is removed {place_of(child.mark)}"
+                self.problems.add("R61", message, mark, section=here)
+                return None
+            if child is None or meaning == "default":
+                return self.default(reference, here, node, mark)
             node = child
         return node
+
+    def followed(self, node: Node, depth: int) -> Node:
+        """A node, or what it refers to."""
+        if (through := whole_reference(node)) is not None:
+            node = self.target(through, node.mark, depth)
+        return self.over_reference(node, depth) if isinstance(node, MappingNode) else node
+
+    def default(
+        self, reference: str, path: tuple[str, ...], holder: Node, mark: Mark
+    ) -> Node | None:
+        """The default of what a reference leads to, below a key that no layer sets; None, with the
+        reason reported, if there is none."""
+        if isinstance(holder, MappingNode) and not holder.valid:
+            return None
+        default = default_at(tuple(reference.split(".")), len(path) - 1)
+        if default is None:
+            self.nothing_there(reference, path, mark)
+        return default
 
     def nothing_there(self, reference: str, path: tuple[str, ...], mark: Mark) -> None:
         *walked, key = path
@@ -231,18 +246,17 @@ class _Interpolator:
             self.problems.add("R62", f"the environment variable {name} holds no plain text", mark)
         else:
             return _value_of_variable(value, mark)
-        return Scalar(None, mark, valid=False)
+        return unusable(mark)
 
     def text(self, node: Scalar, depth: int) -> Scalar:
         """Text with references inside."""
         assert isinstance(node.value, str)
-        nothing = Scalar(None, node.mark, valid=False)
         parts: list[str] = []
         length = end = 0
         for match in _TOKEN.finditer(node.value):
             replacement = self.replacement(match, node.mark, depth)
             if replacement is None:
-                return nothing
+                return unusable(node.mark)
             parts += [node.value[end : match.start()], replacement]
             end = match.end()
             length += len(parts[-1]) + len(parts[-2])
@@ -251,7 +265,7 @@ class _Interpolator:
                 self.problems.add(
                     "R65", "with its references resolved, the text is longer than 64 KiB", node.mark
                 )
-                return nothing
+                return unusable(node.mark)
         parts.append(node.value[end:])
         return Scalar("".join(parts), node.mark, "".join(parts), plain=False)
 

@@ -240,6 +240,14 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def _is_file(path: Path) -> bool:
+    """Whether a file exists, as far as one may look."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 class _Collector:
     def __init__(self, roots: list[Path], problems: Problems):
         self.roots = roots
@@ -345,44 +353,37 @@ class _Collector:
 
     def find(self, name: str, child: Path, mark: Mark) -> tuple[Path, str] | None:
         """The file of a layer and its label; None, with the reason reported, if not found."""
-        refused = None
-        if (
-            re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name)
-            or "\\" in name
-            or "\0" in name
-            or "${" in name
-        ):
-            refused = "a layer is a file, named by a relative path"
-        elif (
-            name.startswith("~")
-            or ".." in Path(name).parts
-            or (Path(name).is_absolute() and not self.inside(name))
-        ):
-            refused = "a layer must be in the recipe's folder or below it, or in a recipes folder"
-        if refused:
-            self.refuse("R55", f"extends {name}: {refused}", mark)
+        if refusal := self.refusal(name):
+            self.refuse("R55", f"extends {name}: {refusal}", mark)
             return None
         folders = [child.parent, *self.roots]
         for folder in folders:
-            for candidate in (folder / name, folder / f"{name}.yaml"):
-                try:
-                    if not candidate.is_file():
-                        continue
-                except OSError:
-                    continue
-                if (
-                    not candidate.resolve().is_relative_to(folder.resolve())
-                    and not Path(name).is_absolute()
-                ):
-                    self.refuse("R55", f"extends {name}: {candidate} points outside {folder}", mark)
-                    return None
-                return candidate, candidate.name if Path(name).is_absolute() else self.label(
-                    candidate, folder
-                )
+            file = next(filter(_is_file, (folder / name, folder / f"{name}.yaml")), None)
+            if file is None:
+                continue
+            if Path(name).is_absolute():
+                return file, file.name
+            if not file.resolve().is_relative_to(folder.resolve()):
+                self.refuse("R55", f"extends {name}: {file} points outside {folder}", mark)
+                return None
+            return file, self.label(file, folder)
+        self.refuse_missing(name, folders, mark)
+        return None
+
+    def refuse_missing(self, name: str, folders: Sequence[Path], mark: Mark) -> None:
         chain = " → ".join([*(opened for _, opened in self.open), name])
         looked = ", ".join(shown(folder) or "." for folder in folders)
         hint = did_you_mean(name, recipe_names(), f"looked in {looked}")
         self.refuse("R51", f"no such layer: {chain}", mark, hint)
+
+    def refusal(self, name: str) -> str | None:
+        """Why no layer may have a name; None if it may."""
+        is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name) is not None
+        if is_url or any(sign in name for sign in ("\\", "\0", "${")):
+            return "a layer is a file, named by a relative path"
+        is_elsewhere = Path(name).is_absolute() and not self.inside(name)
+        if name.startswith("~") or ".." in Path(name).parts or is_elsewhere:
+            return "a layer must be in the recipe's folder or below it, or in a recipes folder"
         return None
 
     def label(self, path: Path, folder: Path) -> str:

@@ -10,6 +10,7 @@ type: `launch: local`. `null` removes what the layers below say
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlcli.recipe.parsing.places import TYPED, leads_to, matches
@@ -24,6 +25,8 @@ from rlcli.recipe.parsing.tree import (
     Scalar,
     is_null,
     kind_of,
+    plain,
+    unusable,
 )
 
 REPLACE = "_replace_"
@@ -77,71 +80,74 @@ def with_valid_markers(node: Node, problems: Problems, path: KeyPath = ()) -> No
         return replace(node, items=tuple(items))
     if not isinstance(node, MappingNode):
         return node
+    entries = _with_valid_markers(node, problems, path)
+    if entries is None:
+        return unusable(node.mark)
+    is_valid = node.valid and len(entries) == len(node.entries)
+    below = {
+        key: Entry(entry.key, with_valid_markers(entry.node, problems, (*path, key)))
+        for key, entry in entries.items()
+    }
+    return replace(node, entries=below, valid=is_valid)
+
+
+def _with_valid_markers(
+    node: MappingNode, problems: Problems, path: KeyPath
+) -> dict[str, Entry] | None:
+    """The entries of a mapping without meaningless markers; None if no list can be appended."""
     entries = dict(node.entries)
+    has_nothing_below = not path or any(isinstance(key, int) for key in path)
     for marker in (REPLACE, APPEND):
-        entry = entries.get(marker)
-        if entry is None:
-            continue
-        if not path or any(isinstance(key, int) for key in path):
-            problems.add(
-                "R42",
-                f"{marker} has no meaning here: there is nothing below to merge with",
-                entry.key,
-            )
-        elif marker == REPLACE and not (
-            isinstance(entry.node, Scalar) and entry.node.value is True
-        ):
-            problems.add("R37", f"{REPLACE} can only be true", entry.node.mark)
-        elif marker == APPEND and (len(entries) > 1 or not isinstance(entry.node, Listing)):
-            problems.add(
-                "R37",
-                f"{APPEND} must be the only key and hold a list: {{{APPEND}: [...]}}",
-                entry.key,
-            )
-            return Scalar(None, node.mark, valid=False)
-        else:
-            continue
-        del entries[marker]
-    return replace(
-        node,
-        entries={
-            k: Entry(e.key, with_valid_markers(e.node, problems, (*path, k)))
-            for k, e in entries.items()
-        },
-        valid=node.valid and len(entries) == len(node.entries),
-    )
+        if marker in entries and has_nothing_below:
+            message = f"{marker} has no meaning here: there is nothing below to merge with"
+            problems.add("R42", message, entries.pop(marker).key)
+    if REPLACE in entries and plain(entries[REPLACE].node) is not True:
+        problems.add("R37", f"{REPLACE} can only be true", entries.pop(REPLACE).node.mark)
+    appended = entries.get(APPEND)
+    if appended is not None and (len(entries) > 1 or not isinstance(appended.node, Listing)):
+        message = f"{APPEND} must be the only key and hold a list: {{{APPEND}: [...]}}"
+        problems.add("R37", message, appended.key)
+        return None
+    return entries
 
 
 def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
     """The result of merging `upper` over `lower`. Markers must be valid (`with_valid_markers`)."""
-    if isinstance(upper, Scalar) and upper.value is None and upper.valid:
-        return replace(
-            upper, over=lower.over if isinstance(lower, Scalar) and lower.value is None else lower
-        )
+    if is_null(upper) and upper.valid:
+        return replace(upper, over=lower.over if is_null(lower) else lower)
     if not isinstance(upper, MappingNode):
         return upper
     if APPEND in upper.entries:
         return _appended(lower, upper, problems)
-    if REPLACE in upper.entries:
-        lower = None
-    entries: dict[str, Entry] = {}
-    under, valid = upper.under, upper.valid
-    if isinstance(lower, MappingNode):
-        under, valid = under or lower.under, valid and lower.valid
-        if _type_changes(lower, upper):
-            lower, upper = _without_args(lower), _over_other_type(lower, upper)
-        entries.update(lower.entries)
-    elif whole_reference(lower) is not None:
-        assert isinstance(lower, Scalar)
-        under = lower
+    if isinstance(lower, MappingNode) and REPLACE not in upper.entries:
+        return _over_mapping(lower, upper, problems)
+    replaces_all = REPLACE in upper.entries or whole_reference(lower) is None
+    under = upper.under if replaces_all or not isinstance(lower, Scalar) else lower
+    return replace(upper, entries=_over_entries({}, upper, problems), under=under)
+
+
+def _over_mapping(lower: MappingNode, upper: MappingNode, problems: Problems) -> MappingNode:
+    """Both, merged key by key. The command line does not move a section."""
+    if _type_changes(lower, upper):
+        lower, upper = _without_args(lower), _over_other_type(lower, upper)
+    return MappingNode(
+        _over_entries(lower.entries, upper, problems),
+        lower.mark if upper.mark.file == COMMAND_LINE else upper.mark,
+        upper.under or lower.under,
+        upper.valid and lower.valid,
+    )
+
+
+def _over_entries(
+    lower: Mapping[str, Entry], upper: MappingNode, problems: Problems
+) -> dict[str, Entry]:
+    entries = dict(lower)
     for key, entry in upper.entries.items():
         if key != REPLACE:
             below = entries.get(key)
-            entries[key] = Entry(
-                entry.key, merge(below.node if below else None, entry.node, problems)
-            )
-    overridden = upper.mark.file == COMMAND_LINE and isinstance(lower, MappingNode)
-    return MappingNode(entries, lower.mark if overridden and lower else upper.mark, under, valid)
+            node = merge(below.node if below else None, entry.node, problems)
+            entries[key] = Entry(entry.key, node)
+    return entries
 
 
 def _type_changes(lower: MappingNode, upper: MappingNode) -> bool:
@@ -177,5 +183,5 @@ def _appended(lower: Node | None, upper: MappingNode, problems: Problems) -> Nod
             f"{APPEND} needs a list below; there is {kind_of(lower)} at {lower.mark}",
             upper.mark,
         )
-        return Scalar(None, upper.mark, valid=False)
+        return unusable(upper.mark)
     return Listing((*lower.items, *added.items), upper.mark)

@@ -20,6 +20,7 @@ from rlcli.recipe.parsing.tree import (
     Scalar,
     dotted,
     leaves,
+    unusable,
 )
 from rlcli.recipe.synonyms import translated
 
@@ -106,7 +107,7 @@ def _parse(text: str, number: int, problems: Problems) -> MappingNode | None:
         problems.add("R41", f"{key!r} is not a valid key", start, _with_valid_key(key, value))
         return None
     mark = Mark(COMMAND_LINE, number, len(key) + 2)
-    node = _value(value, mark, problems) or Scalar(None, mark, value, valid=False)
+    node = _value(value, mark, problems) or unusable(mark, value)
     names = key.split(".")
     if names[0] == "extends":
         problems.add("R42", "extends: cannot be set on the command line", start)

@@ -3,6 +3,9 @@ and the layers that pulled the file in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from rlcli.errors import Problem, RecipeError, escape_control
 from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
@@ -18,13 +21,19 @@ from rlcli.recipe.parsing.tree import (
 MAX_SHOWN = 40
 
 
+@dataclass(frozen=True)
+class _Report:
+    problem: Problem
+    mark: Mark | None
+    section: KeyPath
+    """The key that it is about, for `withdraw`; empty if it stays."""
+
+
 class Problems:
     """Collects problems. `sources` maps a file, as named in marks, to its lines."""
 
     def __init__(self) -> None:
-        self.reported: list[Problem] = []
-        self._marks: list[Mark | None] = []
-        self._sections: list[KeyPath] = []
+        self._reports: list[_Report] = []
         self._known: set[tuple[str, str | None, str]] = set()
         self.sources: dict[str, list[str]] = {}
         self.pulled_in_by: dict[str, Mark] = {}
@@ -40,6 +49,11 @@ class Problems:
         self.is_cut_off = False
         """Whether part of the recipe was not read at all, so that nothing can be said about missing
         keys."""
+
+    @property
+    def reported(self) -> list[Problem]:
+        """The problems so far, in the order in which they were reported."""
+        return [report.problem for report in self._reports]
 
     def add_source(self, file: str, text: str, pulled_in_by: Mark | None = None) -> None:
         self.sources[file] = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -67,20 +81,16 @@ class Problems:
             return
         self._known.add(identity)
         excerpt = self._excerpt(mark, width) if mark else None
-        self.reported.append(Problem(code, message, where, hint, excerpt, about))
-        self._marks.append(mark)
-        self._sections.append(section)
+        problem = Problem(code, message, where, hint, excerpt, about)
+        self._reports.append(_Report(problem, mark, section))
 
     def withdraw(self, section: KeyPath) -> None:
         """Take back the problems of a key and those below it: they follow from another problem."""
-        staying = [
-            index
-            for index, path in enumerate(self._sections)
-            if not path or path[: len(section)] != section
+        self._reports = [
+            report
+            for report in self._reports
+            if not report.section or report.section[: len(section)] != section
         ]
-        self.reported = [self.reported[index] for index in staying]
-        self._marks = [self._marks[index] for index in staying]
-        self._sections = [self._sections[index] for index in staying]
 
     def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
         """The key written at a place, from where a reference may have carried it elsewhere."""
@@ -91,7 +101,7 @@ class Problems:
 
     def has_problem_at(self, mark: Mark) -> bool:
         """Whether a problem was reported at a place."""
-        return mark in self._marks
+        return any(report.mark == mark for report in self._reports)
 
     def is_below(self, mark: Mark, above: Mark) -> bool:
         """Whether a place is in a layer below that of `above`; the command line is on top."""
@@ -106,16 +116,17 @@ class Problems:
 
     def raise_if_any(self) -> None:
         """Raise RecipeError with everything found, in the order of the files' lines."""
-        if not self.reported:
+        if not self._reports:
             return
-        files = list(dict.fromkeys(mark.file for mark in self._marks if mark))
-        places = [
-            (files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0)
-            for mark in self._marks
-        ]
-        order = sorted(range(len(self.reported)), key=places.__getitem__)
-        shown = [self.reported[i] for i in order[:MAX_SHOWN]]
-        if (unshown := len(order) - len(order[:MAX_SHOWN]) + self.unlisted) > 0:
+        files = list(dict.fromkeys(report.mark.file for report in self._reports if report.mark))
+
+        def position(report: _Report) -> tuple[int, int, int]:
+            mark = report.mark
+            return (files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0)
+
+        ordered = [report.problem for report in sorted(self._reports, key=position)]
+        shown = ordered[:MAX_SHOWN]
+        if (unshown := len(ordered) - len(shown) + self.unlisted) > 0:
             shown.append(Problem("RECIPE", f"and {unshown} more problems"))
         raise RecipeError(shown)
 
@@ -132,18 +143,26 @@ class Problems:
         lines = self.sources.get(mark.file)
         if mark.is_default or not lines or not 1 <= mark.line <= len(lines):
             return None
-        shown: list[str] = []
-        gutter = "" if mark.file == COMMAND_LINE else f"{mark.line} | "
-        line, column = _windowed(lines[mark.line - 1], mark.column)
-        previous = lines[mark.line - 2] if gutter and mark.line >= 2 else ""
-        if previous.strip():
-            shown.append(f"{mark.line - 1:>{len(str(mark.line))}} | {_windowed(previous, 1)[0]}")
-        shown.append(gutter + line)
-        carets = max(1, min(width or _word_length(line, column), len(line) - column + 1))
-        shown.append(" " * len(gutter) + " " * (column - 1) + "^" * carets)
+        rows = _with_caret(lines, mark, width)
         if chain := self.chain(mark.file):
-            shown.append("pulled in by " + ", ".join(m.file_and_line for m in chain))
-        return escape_control("\n".join("    " + row for row in shown))
+            rows.append("pulled in by " + ", ".join(m.file_and_line for m in chain))
+        return escape_control("\n".join("    " + row for row in rows))
+
+
+def _with_caret(lines: Sequence[str], mark: Mark, width: int) -> list[str]:
+    """The line of a mark and the carets below it; for a file, with its number and the line
+    before."""
+    line, column = _windowed(lines[mark.line - 1], mark.column)
+    size = max(1, min(width or _word_length(line, column), len(line) - column + 1))
+    carets = " " * (column - 1) + "^" * size
+    if mark.file == COMMAND_LINE:
+        return [line, carets]
+    number = str(mark.line)
+    rows = [f"{number} | {line}", " " * len(f"{number} | ") + carets]
+    previous = lines[mark.line - 2] if mark.line >= 2 else ""
+    if previous.strip():
+        rows.insert(0, f"{mark.line - 1:>{len(number)}} | {_windowed(previous, 1)[0]}")
+    return rows
 
 
 def _windowed(line: str, column: int, size: int = 90) -> tuple[str, int]:

@@ -21,7 +21,16 @@ import yaml
 from rlcli.files import read_regular
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
-from rlcli.recipe.parsing.tree import Entry, Listing, MappingNode, Mark, Node, Scalar, kind_of
+from rlcli.recipe.parsing.tree import (
+    Entry,
+    Listing,
+    MappingNode,
+    Mark,
+    Node,
+    Scalar,
+    kind_of,
+    unusable,
+)
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -130,27 +139,35 @@ def _mark_at(text: str, index: int, origin: Mark) -> Mark:
 def _syntax(
     error: yaml.MarkedYAMLError, text: str, composer: _Composer
 ) -> tuple[str, str, Mark, str | None]:
-    mark = composer.mark
+    """(message id, message, place, hint) for text that is not YAML: the likely cause, else what the
+    parser says."""
     at: Any = error.problem_mark or error.context_mark
     lines = text.split("\n")
-    if at.line < len(lines) and re.match(r"[ ]*\t", lines[at.line][: at.column + 1]):
-        tab = SimpleNamespace(line=at.line, column=lines[at.line].index("\t"))
-        return "R06", "a tab cannot indent YAML", mark(tab), "use spaces"
-    if composer.open_flows and at.line >= text.rstrip().count("\n") + (
-        1 if text.endswith("\n") else 0
-    ):
-        return "R07", "not YAML: this is never closed", mark(composer.open_flows[-1]), None
-    written = lines[at.line] if at.line < len(lines) else ""
-    if composer.open_flows and re.search(r"(?<![\"'$])\$\{", written[: at.column + 1]):
-        reference = SimpleNamespace(line=at.line, column=written.rindex("${", 0, at.column + 1))
-        hint = 'quote it: "${…}", because { and } are special in YAML'
-        return "R07", "not YAML: a reference inside {} or [] needs quotes", mark(reference), hint
-    problem = re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
-    opened = error.context_mark is not None and re.search(
-        r"flow|quoted|block scalar", error.context or ""
-    )
-    message = f"not YAML: {problem}" + (f" {error.context}" if opened else "")
-    return "R07", message, mark(error.context_mark if opened else at), None
+    before = lines[at.line][: at.column + 1] if at.line < len(lines) else ""
+    if re.match(r"[ ]*\t", before):
+        tab = composer.mark(SimpleNamespace(line=at.line, column=before.index("\t")))
+        return "R06", "a tab cannot indent YAML", tab, "use spaces"
+    if composer.open_flows:
+        if at.line >= text.rstrip().count("\n") + text.endswith("\n"):
+            opened = composer.mark(composer.open_flows[-1])
+            return "R07", "not YAML: this is never closed", opened, None
+        if re.search(r"(?<![\"'$])\$\{", before):
+            column = before.rindex("${")
+            reference = composer.mark(SimpleNamespace(line=at.line, column=column))
+            message = "not YAML: a reference inside {} or [] needs quotes"
+            hint = 'quote it: "${…}", because { and } are special in YAML'
+            return "R07", message, reference, hint
+    return _as_the_parser_says(error, composer)
+
+
+def _as_the_parser_says(
+    error: yaml.MarkedYAMLError, composer: _Composer
+) -> tuple[str, str, Mark, str | None]:
+    message = "not YAML: " + re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
+    mark, context = error.problem_mark or error.context_mark, error.context or ""
+    if error.context_mark is not None and re.search(r"flow|quoted|block scalar", context):
+        message, mark = f"{message} {context}", error.context_mark
+    return "R07", message, composer.mark(mark), None
 
 
 class _Refused(Exception):
@@ -202,7 +219,7 @@ class _Composer:
         node = self.value(event, depth)
         if event.tag is not None:
             self.problems.add("R08", f"tags are not allowed: {event.tag}", node.mark)
-            node = Scalar(None, node.mark, valid=False)
+            node = unusable(node.mark)
         if event.anchor is not None:
             self.open_anchors.discard(event.anchor)
             self.anchors[event.anchor] = (node, self.nodes - before + 1)
@@ -249,14 +266,14 @@ class _Composer:
             self.problems.add(
                 "R65", f"a value of {len(event.value)} characters; at most {MAX_TEXT}", mark
             )
-            return Scalar(None, mark, event.value[:80], valid=False)
+            return unusable(mark, event.value[:80])
         if event.style:
             return Scalar(event.value, mark, event.value, plain=False)
         try:
             return Scalar(core_scalar(event.value), mark, event.value)
         except ScalarError as error:
             self.problems.add(error.code, str(error), mark)
-            return Scalar(None, mark, event.value, valid=False)
+            return unusable(mark, event.value)
 
     def listing(self, start: Any, depth: int) -> Listing:
         items = []
@@ -273,11 +290,7 @@ class _Composer:
             value = next(self.events)
             if key is not None and start.flow_style and _lacks_a_space(key, event, value):
                 if valid:
-                    name, _, text = key.partition(":")
-                    hint = f"write {name}: {text}, with a space after each colon"
-                    self.problems.add(
-                        "R07", f"{key} has no space after its colon", mark, hint, width=len(key)
-                    )
+                    self.no_space(key, mark)
                 valid = False
                 continue
             node = self.node(value, depth + 1)
@@ -291,16 +304,18 @@ class _Composer:
                 entries[key] = Entry(mark, node)
         return MappingNode(entries, self.mark(start.start_mark), valid=valid)
 
+    def no_space(self, key: str, mark: Mark) -> None:
+        name, _, text = key.partition(":")
+        message = f"{key} has no space after its colon"
+        hint = f"write {name}: {text}, with a space after each colon"
+        self.problems.add("R07", message, mark, hint, width=len(key))
+
     def key(self, event: Any, depth: int) -> str | None:
         """A key's text; None, with the reason reported, if it is not text."""
         mark = self.mark(event.start_mark)
-        if isinstance(event, yaml.ScalarEvent) and not event.style and event.value == "<<":
-            self.problems.add(
-                "R05",
-                "merge keys (<<) are not allowed",
-                mark,
-                "use extends:, or an interpolation ${…}",
-            )
+        if _is_plain(event) and event.value == "<<":
+            hint = "use extends:, or an interpolation ${…}"
+            self.problems.add("R05", "merge keys (<<) are not allowed", mark, hint)
             self.count(event, 1)
             return None
         node = self.node(event, depth + 1)
@@ -310,24 +325,26 @@ class _Composer:
                 "R41", f"keys must be text, found {kind_of(node)}{shown}", mark, "quote it"
             )
             return None
-        for character in node.value:
-            if character != " " and unicodedata.category(character) in (
-                "Cf",
-                "Cc",
-                "Zs",
-                "Zl",
-                "Zp",
-            ):
-                self.problems.add(
-                    "R22", f"the key {node.value!r} has the invisible U+{ord(character):04X}", mark
-                )
-                return None
+        invisible = next(filter(_is_invisible, node.value), None)
+        if invisible is not None:
+            message = f"the key {node.value!r} has the invisible U+{ord(invisible):04X}"
+            self.problems.add("R22", message, mark)
+            return None
         return node.value
+
+
+def _is_plain(event: Any) -> bool:
+    """Whether an event is a scalar without quotes."""
+    return isinstance(event, yaml.ScalarEvent) and not event.style
+
+
+def _is_invisible(character: str) -> bool:
+    return character != " " and unicodedata.category(character) in ("Cf", "Cc", "Zs", "Zl", "Zp")
 
 
 def _lacks_a_space(key: str, event: Any, value: Any) -> bool:
     """Whether a key without a value, such as `dp:16` in `{dp:16}`, was meant as both."""
-    is_empty = isinstance(value, yaml.ScalarEvent) and not value.style and not value.value
+    is_empty = _is_plain(value) and not value.value
     return is_empty and not event.style and ":" in key.strip(":")
 
 

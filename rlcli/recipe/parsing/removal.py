@@ -25,6 +25,7 @@ from rlcli.recipe.parsing.tree import (
     at,
     dotted,
     entries_at,
+    is_null,
 )
 from rlcli.recipe.schema import Recipe
 from rlcli.spelling import did_you_mean
@@ -62,15 +63,9 @@ def without_removed(
         node, path = entry.node, (*above, key)
         if isinstance(node, MappingNode):
             entries[key] = Entry(entry.key, without_removed(model, node, problems, prefix, path))
-            continue
-        if not isinstance(node, Scalar) or node.value is not None:
+        elif not is_null(node) or _is_value(model, path, node):
             entries[key] = entry
-            continue
-        meaning = null_means(model, path)
-        is_unknown = len(path) == 1 and inside(model, key) is None
-        if meaning == "value" and not (is_unknown and node.over is not None):
-            entries[key] = entry
-        elif meaning == "gone" and node.over is None:
+        elif node.over is None and null_means(model, path) == "gone":
             others = [name for name in tree.entries if name != key]
             hint = did_you_mean(key, others, f"there is {', '.join(others) or 'none'}")
             message = f"null removes {dotted((*prefix, *path))}, which no layer below has"
@@ -78,14 +73,17 @@ def without_removed(
     return replace(tree, entries=entries)
 
 
+def _is_value(model: Any, path: KeyPath, null: Scalar) -> bool:
+    """Whether a null is the value of a key, and not what removes a block of the layers below."""
+    is_unknown = len(path) == 1 and inside(model, path[0]) is None
+    removes_block = is_unknown and null.over is not None
+    return null_means(model, path) == "value" and not removes_block
+
+
 def removed_at(written: Node, path: KeyPath) -> Mark | None:
     """Where an entry is removed; `written`: all layers, merged."""
     node = at(written, path)
-    return (
-        node.mark
-        if isinstance(node, Scalar) and node.value is None and node.over is not None
-        else None
-    )
+    return node.mark if is_null(node) and node.over is not None else None
 
 
 def removed_calls(written: Node, graph: KeyPath) -> Iterator[tuple[str, MappingNode, Mark]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -128,9 +128,14 @@ def at(node: Node, path: KeyPath) -> Node | None:
     return node
 
 
-def is_null(node: Node | None) -> bool:
+def is_null(node: Node | None) -> TypeGuard[Scalar]:
     """Whether a node exists and is null."""
     return isinstance(node, Scalar) and node.value is None
+
+
+def unusable(mark: Mark, text: str = "") -> Scalar:
+    """What stands for a value that cannot be used, which is already reported."""
+    return Scalar(None, mark, text, valid=False)
 
 
 def entries_at(node: Node, path: KeyPath = ()) -> dict[str, Entry]:

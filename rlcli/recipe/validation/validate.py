@@ -232,20 +232,15 @@ class _Checker(CheckedSection):
         node, error = at(tree, path), errors[0]
         assert node is not None
         user, written = self.user_of(path), self.problems.name_at(node.mark)
-        name = (written if user is None else None) or dotted((*self.prefix, *path)) or "the recipe"
-        code, fault, advice = describe(errors, node, name)
-        if code == "R37" and advice is None and isinstance(node, Scalar):
-            advice = path_hint((*self.prefix, *path), str(node.value))
-        mark = node.mark
-        if user is not None and self.problems.has_problem_at(mark):
+        if user is not None and self.problems.has_problem_at(node.mark):
             return
+        full_path = (*self.prefix, *path)
+        name = (written if user is None else None) or dotted(full_path) or "the recipe"
+        code, fault, advice = _described(errors, node, name, full_path)
+        mark = nearest(node, _blamed(error, node)).mark
         if user is not None:
-            mark, fault = (
-                user.mark,
-                f"{fault}, which it takes from {written or user.text} ({node.mark})",
-            )
-        elif isinstance(node, MappingNode) and (entry := _blamed(error, node)) is not None:
-            mark = node.entries[entry].node.mark
+            mark = user.mark
+            fault = f"{fault}, which it takes from {written or user.text} ({node.mark})"
         same = name.rpartition(".")[2] if path else None
         self.add(code, fault, path, mark, hint=advice, same=same)
 
@@ -270,10 +265,8 @@ class _Checker(CheckedSection):
             return without(tree, path)
         if "[key]" in error["loc"]:
             self.unresolved.values.add(full_path[:-1])
-        node = at(tree, path)
-        blamed = _blamed(error, node) if isinstance(node, MappingNode) else None
         local = Unresolved()
-        tree = local.drop_from(tree, (*path, blamed) if blamed else path)
+        tree = local.drop_from(tree, (*path, *_blamed(error, at(tree, path))))
         self.unresolved.values |= {(*self.prefix, *dropped) for dropped in local.values}
         return tree
 
@@ -286,9 +279,19 @@ class _Checker(CheckedSection):
         return with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value)))
 
 
-def _blamed(error: Any, node: MappingNode) -> str | None:
-    """The key that a section's own check names first, if a layer sets it."""
-    if error["type"] != "value_error":
-        return None
+def _described(
+    errors: Sequence[Any], node: Node, name: str, path: KeyPath
+) -> tuple[str, str, str | None]:
+    """(message id, fault, hint) for a value that does not fit its field, such as that of a file."""
+    code, fault, advice = describe(errors, node, name)
+    if code == "R37" and advice is None and isinstance(node, Scalar):
+        advice = path_hint(path, str(node.value))
+    return code, fault, advice
+
+
+def _blamed(error: Any, node: Node | None) -> tuple[str, ...]:
+    """The path within a section of the key that its own check names first, if a layer sets it."""
+    if error["type"] != "value_error" or not isinstance(node, MappingNode):
+        return ()
     named = re.match(r"\w+", str(error["ctx"]["error"]))
-    return named.group() if named and named.group() in node.entries else None
+    return (named.group(),) if named and named.group() in node.entries else ()

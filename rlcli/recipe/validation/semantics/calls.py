@@ -3,11 +3,11 @@ role and backend."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-from rlcli.api.declared_keys import largest_number
+from rlcli.api.declared_keys import DeclaredKeys, largest_number
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
-from rlcli.recipe.call_keys import calls_of
+from rlcli.recipe.call_keys import Graph, available_keys, calls_of, graphs_of
 from rlcli.recipe.components import (
     argument_of,
     dataset_keys,
@@ -16,7 +16,7 @@ from rlcli.recipe.components import (
     has_method,
     lacks_method,
 )
-from rlcli.recipe.graph import GraphProblem, graph_problems, producers
+from rlcli.recipe.graph import GraphProblem, graph_problems
 from rlcli.recipe.lengths import responses_of, written_beyond
 from rlcli.recipe.parsing.removal import removed_at
 from rlcli.recipe.parsing.tree import KeyPath, dotted
@@ -33,6 +33,7 @@ from rlcli.recipe.validation.semantics.keys import (
     place_of_key,
     removed_maker,
 )
+from rlcli.recipe.validation.semantics.lengths import RESPONSES
 from rlcli.recipe.validation.semantics.models import sources
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 from rlcli.recipe.validation.semantics.removals import without_role
@@ -54,13 +55,10 @@ ABILITIES = {
 
 
 def check(notes: Notes) -> None:
-    train = notes.recipe.train
-    _graph(notes, notes.recipe.graph, ("graph",), train.dataset, ("train", "dataset"))
-    if train.eval.dataset is not None:
-        dataset_path: KeyPath = ("train", "eval", "dataset")
-        _graph(
-            notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, dataset_path
-        )
+    training, evaluation = graphs_of(notes.recipe)
+    _graph(notes, training, ("train", "dataset"))
+    if evaluation.dataset is not None:
+        _graph(notes, evaluation, ("train", "eval", "dataset"))
     if not notes.recipe.graph:
         notes.note("R39", "the graph has no calls", ("graph",))
     _strays(notes)
@@ -94,6 +92,7 @@ def _shared_interfaces(notes: Notes) -> None:
 
 def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
     args_of = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
+    basis = _roles_and_methods(args_of)
     for argument in sorted({*args_of[first], *args_of[second]}):
         values = {
             name: argument_of("interfaces", interface, args, argument)
@@ -101,96 +100,90 @@ def _same_arguments(notes: Notes, role: str, interface: str, first: str, second:
         }
         if values[first] == values[second]:
             continue
-        places: dict[str, KeyPath] = {
-            name: ("graph", name, "interface", "args", argument) for name in values
-        }
-        in_words = {
-            name: "its default" if value is COMPUTED else repr(value)
-            for name, value in values.items()
-        }
         message = (
             f"{first} and {second} share the interface {interface} of the role {role}, but "
-            f"{argument} is {in_words[first]} in one and {in_words[second]} in the other"
+            f"{argument} is {_shown(values[first])} in one and {_shown(values[second])} in the "
+            "other"
         )
-        needs: list[KeyPath] = [
-            ("graph", name, key) for name in values for key in ("model", "call")
+        paths: list[KeyPath] = [
+            ("graph", name, "interface", "args", argument) for name in (second, first)
         ]
-        needs += places.values()
-        path = notes.first_set(places[second], places[first])
-        notes.note("R71", message, path, f"set {argument} to the same value for both", needs=needs)
+        hint = f"set {argument} to the same value for both"
+        notes.note("R71", message, notes.first_set(*paths), hint, needs=[*basis, *paths])
 
 
-def _graph(
-    notes: Notes, calls: Mapping[str, Call], path: KeyPath, dataset: str, dataset_key: KeyPath
-) -> None:
-    for name, call in calls.items():
-        _call(notes, call, (*path, name))
-        _group(notes, call, calls, (*path, name), path)
-    keys = dataset_keys(notes.recipe.datasets, dataset)
-    if notes.unresolved.about_entries(path):
+def _roles_and_methods(calls: Iterable[str]) -> list[KeyPath]:
+    """The values that say which roles some calls of the graph are of, and what they do."""
+    return [("graph", name, key) for name in calls for key in ("model", "call")]
+
+
+def _shown(value: object) -> str:
+    """The value of an argument, in a message."""
+    return "its default" if value is COMPUTED else repr(value)
+
+
+def _graph(notes: Notes, graph: Graph, dataset_path: KeyPath) -> None:
+    for name, call in graph.calls.items():
+        _call(notes, call, graph.at(name))
+        _group(notes, graph, name)
+    if notes.unresolved.about_entries(graph.path):
         return
-    basis: list[KeyPath] = [
-        (*path, name, field) for name in calls for field in ("outputs", "output_key_remap")
-    ]
-    basis += [dataset_key, ("datasets", dataset, "type")]
+    _links(notes, graph, dataset_path)
+    for name in graph.calls:
+        check_read(notes, graph, name)
+        check_effects(notes, graph, name)
+    check_routing(notes, graph)
+    check_environments(notes, graph)
+
+
+def _links(notes: Notes, graph: Graph, dataset_path: KeyPath) -> None:
+    """Check that each key is made once, by a call or the dataset, and not in a circle."""
+    calls, dataset = graph.calls, graph.dataset
+    assert dataset is not None
+    basis = [graph.at(name, field) for name in calls for field in ("outputs", "output_key_remap")]
+    basis += [dataset_path, ("datasets", dataset, "type")]
     unmade: dict[str, list[str]] = {}
-    for problem in graph_problems(calls, keys):
-        if (
-            problem.is_unmade
-            and problem.key
-            and not is_listed(notes, (*path, problem.call), "inputs")
-        ):
+    for problem in graph_problems(calls, dataset_keys(notes.recipe.datasets, dataset)):
+        is_declared = not is_listed(notes, graph.at(problem.call), "inputs")
+        if problem.is_unmade and problem.key and is_declared:
             unmade.setdefault(problem.key, []).append(problem.call)
         else:
-            _linked_wrongly(notes, problem, calls, path, dataset, basis)
-    of_rows = check_rows(notes, unmade, path, dataset, basis)
+            _linked_wrongly(notes, graph, problem, basis)
+    of_rows = check_rows(notes, graph, unmade, basis)
     check_pairs(notes, calls, dataset)
     others = {key: readers for key, readers in unmade.items() if key not in of_rows}
-    check_made(notes, others, calls, keys or (), path, basis)
-    for name, call in calls.items():
-        check_read(notes, call, (*path, name), producers(calls), keys or ())
-        check_effects(notes, call, calls, (*path, name), path)
-    check_routing(notes, calls, path)
-    check_environments(notes, calls, path)
+    check_made(notes, graph, others, basis)
 
 
 def _linked_wrongly(
-    notes: Notes,
-    problem: GraphProblem,
-    calls: Mapping[str, Call],
-    path: KeyPath,
-    dataset: str,
-    basis: list[KeyPath],
+    notes: Notes, graph: Graph, problem: GraphProblem, basis: list[KeyPath]
 ) -> None:
-    keys = dataset_keys(notes.recipe.datasets, dataset)
-    read: list[KeyPath] = [(*path, name, "inputs") for name in calls]
-    needs = [*basis, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
-    near = nearest_name(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None
-    hint = f"did you mean {near}?" if near and near != problem.key else None
-    if problem.is_unmade and problem.key:
-        hint = removed_maker(notes, path, problem.key) or hint
-        hint = hint or (f"rows of {dataset} have {', '.join(keys)}" if keys else None)
-    notes.note(
-        "R71",
-        problem.fault,
-        _place(notes, problem, calls, path),
-        hint,
-        needs=needs,
-        same=problem.key,
-    )
+    readers = [*graph.calls] if problem.key is None else [problem.call]
+    needs = [*basis, *(graph.at(name, "inputs") for name in readers)]
+    where = _place(notes, graph, problem)
+    hint = _hint_on_key(notes, graph, problem, problem.key) if problem.key else None
+    notes.note("R71", problem.fault, where, hint, needs=needs, same=problem.key)
 
 
-def _place(
-    notes: Notes, problem: GraphProblem, calls: Mapping[str, Call], path: KeyPath
-) -> KeyPath:
-    call_path: KeyPath = (*path, problem.call)
+def _hint_on_key(notes: Notes, graph: Graph, problem: GraphProblem, key: str) -> str | None:
+    if problem.is_unmade and (removed := removed_maker(notes, graph, key)):
+        return removed
+    near = nearest_name(key, available_keys(notes.recipe, graph))
+    if near and near != key:
+        return f"did you mean {near}?"
+    keys = dataset_keys(notes.recipe.datasets, graph.dataset)
+    return f"rows of {graph.dataset} have {', '.join(keys)}" if keys and problem.is_unmade else None
+
+
+def _place(notes: Notes, graph: Graph, problem: GraphProblem) -> KeyPath:
+    path = graph.at(problem.call)
     if problem.key is None:
-        return call_path
-    call = calls[problem.call]
+        return path
+    call = graph.calls[problem.call]
     if problem.key in call.inputs:
-        return place_of_key(notes, call, call_path, "inputs", problem.key)
+        return place_of_key(notes, call, path, "inputs", problem.key)
     own_names = {call.output_key_remap.get(key, key): key for key in call.outputs}
-    return place_of_key(notes, call, call_path, "outputs", own_names.get(problem.key, ""))
+    return place_of_key(notes, call, path, "outputs", own_names.get(problem.key, ""))
 
 
 def _call(notes: Notes, call: Call, path: KeyPath) -> None:
@@ -311,50 +304,44 @@ def _pooled(notes: Notes, call: Call, path: KeyPath) -> None:
     notes.note("R71", problem, backend, hint, needs=_identity(path))
 
 
-def _group(
-    notes: Notes, call: Call, calls: Mapping[str, Call], path: KeyPath, graph: KeyPath
-) -> None:
+def _group(notes: Notes, graph: Graph, name: str) -> None:
     """An interface whose class declares `NEEDS_GROUP` compares the responses to a prompt."""
+    call = graph.calls[name]
     sizes = declared_of_call("NEEDS_GROUP", call)
     if sizes is None or not sizes.needed:
         return
     needed = largest_number(sizes, default=1)
-    args: KeyPath = (*path, "interface", "args")
-    deciding: list[KeyPath] = [(*args, argument) for argument in sizes.due_to.values()]
-    setting: KeyPath = (*args, sizes.due_to.get(str(needed), ""))
-    why = f" ({setting[-1]}, {notes.mark(setting)})" if notes.is_set(setting) else ""
-    for name, generating in calls.items():
-        if generating.call != "generate":
-            continue
-        responses = responses_of(notes.recipe, generating)
+    why = _setting_of_group(notes, graph.at(name, "interface", "args"), sizes, needed)
+    needs = f"compares the responses to one prompt{why} and needs at least {needed}"
+    hint = f"{dotted(RESPONSES)}={max(needed, 8)}"
+    for generating, responses in _numbers_of_responses(notes, graph).items():
         if responses < needed:
-            told: KeyPath = (
-                *graph,
-                name,
-                "interface",
-                "args",
-                "generation",
-                "responses_per_prompt",
-            )
-            where: KeyPath = told if notes.is_set(told) else ("generation", "responses_per_prompt")
-            message = (
-                f"{call.interface.type} compares the responses to one prompt{why} and needs at "
-                f"least {needed}, but {name} makes {responses}"
-            )
-            needs: list[KeyPath] = [
-                (*path, "interface", "type"),
-                (*path, "call"),
-                (*graph, name, "call"),
-                told,
-                *deciding,
-            ]
-            notes.note(
-                "R49",
-                message,
-                where,
-                f"generation.responses_per_prompt={max(needed, 8)}",
-                needs=needs,
-            )
+            of_call = graph.at(generating, "interface", "args", *RESPONSES)
+            message = f"{call.interface.type} {needs}, but {generating} makes {responses}"
+            where = notes.first_set(of_call, RESPONSES)
+            basis = [*_basis_of_group(graph, name, sizes), graph.at(generating, "call"), of_call]
+            notes.note("R49", message, where, hint, needs=basis)
+
+
+def _setting_of_group(notes: Notes, args: KeyPath, sizes: DeclaredKeys, needed: int) -> str:
+    """` (best, mine.yaml:3:8)`, if an argument decides how many responses a call needs."""
+    setting = (*args, sizes.due_to.get(str(needed), ""))
+    return f" ({setting[-1]}, {notes.mark(setting)})" if notes.is_set(setting) else ""
+
+
+def _basis_of_group(graph: Graph, name: str, sizes: DeclaredKeys) -> list[KeyPath]:
+    """The values that say how many responses to a prompt a call needs."""
+    arguments = [graph.at(name, "interface", "args", key) for key in sizes.due_to.values()]
+    return [graph.at(name, "call"), graph.at(name, "interface", "type"), *arguments]
+
+
+def _numbers_of_responses(notes: Notes, graph: Graph) -> dict[str, int]:
+    """Call that generates → how many responses to each prompt."""
+    return {
+        name: responses_of(notes.recipe, call)
+        for name, call in graph.calls.items()
+        if call.call == "generate"
+    }
 
 
 def _hooks(notes: Notes, call: Call, path: KeyPath) -> None:
@@ -383,25 +370,27 @@ def _target_of_copies(
         notes.unknown("role", target, ("models",), hook)
     elif target == call.model or target in recipe.trained_roles:
         message = f"{target} is trained itself and cannot follow {call.model}"
-        trained: list[KeyPath] = [
-            ("graph", name, key) for name in recipe.graph for key in ("model", "call")
-        ]
-        notes.note("R71", message, hook, needs=trained)
+        notes.note("R71", message, hook, needs=_roles_and_methods(recipe.graph))
     elif not role.has_weights:
         message = f"{target} has no weights and cannot follow {call.model}"
         notes.note("R71", message, hook, needs=sources(target))
     elif source is not None and role.head != source.head:
-        message = (
-            f"{call.model} has the head {source.head}, but {target}, which follows it, "
-            f"has the head {role.head}"
-        )
-        heads: list[KeyPath] = [("models", name, "head") for name in (call.model, target)]
-        is_of_rollout = notes.mark(hook).is_default
-        where = heads[0] if is_of_rollout else hook
-        notes.note_once(("head", call.model), "R71", message, where, None, heads)
+        _different_heads(notes, call.model, target, hook)
     elif call.hooks.eta < 1:
         _moving_average(notes, target, call, path)
         _transfer_of_average(notes, target, call, path)
+
+
+def _different_heads(notes: Notes, source: str, target: str, hook: KeyPath) -> None:
+    models = notes.recipe.models
+    message = (
+        f"{source} has the head {models[source].head}, but {target}, which follows it, "
+        f"has the head {models[target].head}"
+    )
+    heads: list[KeyPath] = [("models", name, "head") for name in (source, target)]
+    is_of_rollout = notes.mark(hook).is_default
+    where = heads[0] if is_of_rollout else hook
+    notes.note_once(("head", source), "R71", message, where, None, heads)
 
 
 def _transfer_of_average(notes: Notes, target: str, call: Call, path: KeyPath) -> None:

@@ -21,28 +21,33 @@ CLUSTER: tuple[KeyPath, ...] = (("cluster", "nodes"), ("cluster", "devices_per_n
 
 
 def check(notes: Notes) -> None:
-    cluster, launch = notes.recipe.cluster, notes.recipe.launch.type
     try:
-        world = world_of(cluster)
+        world = world_of(notes.recipe.cluster)
     except DevicesError as error:
         notes.note("R49", str(error), notes.first_set(*CLUSTER), needs=CLUSTER)
         return
-    needs = [*CLUSTER, ("launch", "type")]
-    if launch == "inline" and world > 1:
-        message = f"launch inline runs one process, but the cluster has {world} devices"
-        key: KeyPath = (
-            ("launch", "type") if notes.is_set(("launch",)) else ("cluster", "devices_per_node")
-        )
-        notes.note("R49", message, key, "use launch=local", needs=needs)
-    parts = sum(job_part.nodes for job_part in notes.recipe.launch.slurm.parts)
-    if parts not in (0, cluster.nodes):
-        message = f"the parts of the job have {parts} nodes, but the cluster has {cluster.nodes}"
-        key = ("launch", "slurm", "parts")
-        notes.note("R49", message, key, f"write cluster.nodes={parts}", needs=[CLUSTER[0], key])
+    _processes(notes, world)
+    _nodes_of_job(notes)
     _container(notes)
-    _prompts(
-        notes, {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()}
-    )
+    replicas = {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()}
+    _prompts(notes, replicas)
+
+
+def _processes(notes: Notes, world: int) -> None:
+    if notes.recipe.launch.type == "inline" and world > 1:
+        message = f"launch inline runs one process, but the cluster has {world} devices"
+        launch: KeyPath = ("launch", "type")
+        key = launch if notes.is_set(("launch",)) else CLUSTER[1]
+        notes.note("R49", message, key, "use launch=local", needs=[*CLUSTER, launch])
+
+
+def _nodes_of_job(notes: Notes) -> None:
+    nodes = notes.recipe.cluster.nodes
+    of_parts = sum(segment.nodes for segment in notes.recipe.launch.slurm.parts)
+    if of_parts not in (0, nodes):
+        message = f"the parts of the job have {of_parts} nodes, but the cluster has {nodes}"
+        key: KeyPath = ("launch", "slurm", "parts")
+        notes.note("R49", message, key, f"write cluster.nodes={of_parts}", needs=[CLUSTER[0], key])
 
 
 def _container(notes: Notes) -> None:
@@ -250,20 +255,20 @@ def _devices_of_servers(
     if problem is None:
         return
     each, spread = max(len(server.devices) for server in servers), len(servers[0].nodes)
-    message = f"{name} starts {_count(len(servers), 'server')} of {_count(each, 'device')}"
-    message += f" on each of {spread} nodes" if spread > 1 else ""
     first = _first_ranks(notes.recipe.cluster, each * len(servers) // len(ranks), spread)
+    hint = _room_for_servers(notes, name, role, first) or _more_nodes(notes, name, each, spread)
+    hint = hint or "start fewer servers, lower tp, or use other devices"
     backend: KeyPath = ("models", name, "backend")
-    needs: list[KeyPath] = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
-    notes.note(
-        "R49",
-        f"{message}, {problem}",
-        (*backend, "args", "tp") if each > 1 else backend,
-        _room_for_servers(notes, name, role, first)
-        or _more_nodes(notes, name, each, spread)
-        or "start fewer servers, lower tp, or use other devices",
-        needs=needs,
-    )
+    where = (*backend, "args", "tp") if each > 1 else backend
+    needs = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
+    notes.note("R49", f"{name} starts {_in_words(servers)}, {problem}", where, hint, needs=needs)
+
+
+def _in_words(servers: Sequence[PlacedServer]) -> str:
+    """`2 servers of 4 devices on each of 2 nodes`."""
+    devices, nodes = max(len(server.devices) for server in servers), len(servers[0].nodes)
+    spread = f" on each of {nodes} nodes" if nodes > 1 else ""
+    return f"{_count(len(servers), 'server')} of {_count(devices, 'device')}{spread}"
 
 
 def _lack_of_devices(cluster: Cluster, servers: Sequence[PlacedServer]) -> str | None:

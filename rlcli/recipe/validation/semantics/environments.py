@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
+from rlcli.recipe.call_keys import Graph
 from rlcli.recipe.components import argument_of, declared, signature_of
 from rlcli.recipe.parsing.tree import KeyPath
 from rlcli.recipe.schema import Call
@@ -13,10 +14,10 @@ from rlcli.registry import Signature
 from rlcli.registry.arguments import validated
 
 
-def check_environments(notes: Notes, calls: Mapping[str, Call], graph: KeyPath) -> None:
-    for name, call in calls.items():
+def check_environments(notes: Notes, graph: Graph) -> None:
+    for name, call in graph.calls.items():
         arguments = declared("interfaces", call.interface.type, "ENVIRONMENT")
-        section: KeyPath = (*graph, name, "interface", "args")
+        section = graph.at(name, "interface", "args")
         signature = _named(notes, call, arguments, section) if arguments else None
         if signature is not None:
             _check_arguments(notes, call, signature, (*section, arguments["args"]))

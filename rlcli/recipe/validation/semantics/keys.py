@@ -3,11 +3,19 @@ write."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
-from rlcli.recipe.call_keys import DECLARED_IN, Field, keys_of, made_by
+from rlcli.recipe.call_keys import (
+    DECLARED_IN,
+    RENAMED_IN,
+    Field,
+    Graph,
+    available_keys,
+    keys_of,
+    made_by,
+)
 from rlcli.recipe.components import argument_named, argument_of, declared, lacks_method
 from rlcli.recipe.graph import producers
 from rlcli.recipe.parsing.removal import place_of, removed_calls
@@ -90,92 +98,98 @@ def check_written(notes: Notes, call: Call, path: KeyPath) -> None:
 def check_renames(notes: Notes, call: Call, path: KeyPath) -> None:
     """A rename must be of a key that the call has, and no key may be listed twice."""
     for field in DECLARED_IN:
-        listed, keys = getattr(call, field), keys_of(field, call)
-        for index, key in enumerate(listed):
-            if key in listed[:index]:
-                notes.note(
-                    "R71", f"{dotted((*path, field))} lists {key} twice", (*path, field, index)
-                )
-        remap = f"{field.removesuffix('s')}_key_remap"
-        for key, meant in getattr(call, remap).items():
-            if key in listed:
-                continue
-            name, others, why = key, listed, "which the call does not list"
-            if not is_listed(notes, path, field):
-                if field == "inputs" and keys is not None and key in keys.needed:
-                    continue  # `check_read` reports what the call lacks because of that
-                name, others = (
-                    (meant, keys.all if keys else ()) if field == "inputs" else (key, listed)
-                )
-                why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
-            message = f"{dotted((*path, remap))} renames {key}, {why}"
-            notes.note(
-                "R71",
-                message,
-                (*path, remap, key),
-                did_you_mean(name, others),
-                needs=[(*path, field)],
-            )
+        _check_repeats(notes, getattr(call, field), (*path, field))
+        _check_remap(notes, call, path, field)
 
 
-def check_read(
-    notes: Notes,
-    call: Call,
-    path: KeyPath,
-    makers: Mapping[str, list[str]],
-    brought: Collection[str],
-) -> None:
-    """Every key that the interface needs must be an input. `makers`: batch key → the calls that
-    produce it; `brought`: keys of the dataset's rows."""
+def _check_repeats(notes: Notes, listed: Sequence[str], path: KeyPath) -> None:
+    for index, key in enumerate(listed):
+        if key in listed[:index]:
+            notes.note("R71", f"{dotted(path)} lists {key} twice", (*path, index))
+
+
+def _check_remap(notes: Notes, call: Call, path: KeyPath, field: Field) -> None:
+    """Report renames of keys that a call does not list or, if it lists none, that its interface
+    does not have."""
+    remap, names = RENAMED_IN[field], getattr(call, field)
+    has_list = is_listed(notes, path, field)
+    means_declared = field == "inputs" and not has_list
+    passed = {*names}
+    if means_declared and (keys := keys_of(field, call)) is not None:
+        passed |= {*keys.needed}  # `check_read` reports what the call lacks because of a rename
+        names = keys.all
+    for key, meant in getattr(call, remap).items():
+        if key in passed:
+            continue
+        name, why = meant if means_declared else key, "which the call does not list"
+        if not has_list:
+            why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
+        where, hint = (*path, remap, key), did_you_mean(name, names)
+        message = f"{dotted(where[:-1])} renames {key}, {why}"
+        notes.note("R71", message, where, hint, needs=[(*path, field)])
+
+
+def check_read(notes: Notes, graph: Graph, name: str) -> None:
+    """Every key that the interface of a call needs must be an input."""
+    call = graph.calls[name]
     keys = keys_of("inputs", call)
     if keys is None:
         return
-    received = {call.input_key_remap.get(key, key): index for index, key in enumerate(call.inputs)}
-    lacking = [key for key in keys.needed if key not in received]
-    available = {*makers, *brought}
+    positions = _positions_of_inputs(call)
+    available = available_keys(notes.recipe, graph)
     unread = [
         key
-        for key, index in received.items()
+        for key, index in positions.items()
         if key not in keys.all and call.inputs[index] not in available
     ]
-    for key in list(lacking):
+    lacking: list[str] = []
+    for key in [needed for needed in keys.needed if needed not in positions]:
         near = nearest_name(key, unread)
-        if near is not None:  # a typo: reported at its place, by the first check that sees it
-            lacking.remove(key)
+        if near is None:
+            lacking.append(key)
+        else:
             unread.remove(near)
-            index = received[near]
-            message, path_of_key = _what(call, path, [key]), (*path, "inputs", index)
-            notes.note(
-                "R71",
-                message,
-                path_of_key,
-                f"did you mean {key}?",
-                _basis(path),
-                same=call.inputs[index],
-            )
+            _note_misspelt(notes, call, graph.at(name), positions[near], key)
     if lacking:
-        arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
-        args: KeyPath = (*path, "interface", "args")
-        needs = [*_basis(path), *((*args, *name.split(".")) for name in arguments)]
-        message, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
-        path_of_key = place_of_key(notes, call, path, "inputs", "")
-        notes.note("R71", message, path_of_key, hint, needs, same=f"lacks {lacking}")
+        _note_lacking(notes, graph, name, keys, lacking)
 
 
-def check_effects(
-    notes: Notes, call: Call, calls: Mapping[str, Call], path: KeyPath, graph: KeyPath
+def _positions_of_inputs(call: Call) -> dict[str, int]:
+    """Key as the interface reads it → which of the call's inputs it is."""
+    return {call.input_key_remap.get(key, key): index for index, key in enumerate(call.inputs)}
+
+
+def _note_misspelt(notes: Notes, call: Call, path: KeyPath, index: int, key: str) -> None:
+    """Report a misspelt input at its place, by the first check that sees it."""
+    message, hint = _lacks(call, path, [key]), f"did you mean {key}?"
+    where = (*path, "inputs", index)
+    notes.note("R71", message, where, hint, _basis(path), same=call.inputs[index])
+
+
+def _note_lacking(
+    notes: Notes, graph: Graph, name: str, keys: DeclaredKeys, lacking: list[str]
 ) -> None:
+    call, path = graph.calls[name], graph.at(name)
+    arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
+    needs = _basis(path)
+    needs += [(*path, "interface", "args", *argument.split(".")) for argument in arguments]
+    hint = _remedy(call, keys, lacking, producers(graph.calls))
+    where = place_of_key(notes, call, path, "inputs", "")
+    notes.note("R71", _lacks(call, path, lacking), where, hint, needs, same=f"lacks {lacking}")
+
+
+def check_effects(notes: Notes, graph: Graph, name: str) -> None:
     """An interface's class may declare in `NO_EFFECT_WITHOUT` that an argument needs a key, which
     another call may make only with some of that call's arguments."""
+    call = graph.calls[name]
     kind, keys = call.interface.type, keys_of("inputs", call)
-    received = {call.input_key_remap.get(key, key) for key in call.inputs}
-    lacking = {*keys.if_given} - received if keys is not None else set()
+    lacking = {*keys.if_given} - {*_positions_of_inputs(call)} if keys is not None else set()
     for argument, key in (declared("interfaces", kind, "NO_EFFECT_WITHOUT") or {}).items():
         signature = argument_named("interfaces", kind, argument)
         default = signature.default if signature is not None else None
         if key in lacking and call.interface.args.get(argument, default) != default:
-            where: KeyPath = (*path, "interface", "args", argument)
-            _without_effect(notes, where, default, key, _deciding(notes, key, calls, graph))
+            where = graph.at(name, "interface", "args", argument)
+            _without_effect(notes, where, default, key, _deciding(notes, graph, key))
 
 
 def _without_effect(
@@ -192,17 +206,15 @@ def _without_effect(
     notes.note("R71", message, where, hint, [*_basis(path), *deciding], same=str(argument))
 
 
-def _deciding(
-    notes: Notes, key: str, calls: Mapping[str, Call], graph: KeyPath
-) -> dict[KeyPath, str]:
+def _deciding(notes: Notes, graph: Graph, key: str) -> dict[KeyPath, str]:
     """The arguments with which calls would make a key, and what they are now."""
     reasons: dict[KeyPath, str] = {}
-    for name, call in calls.items():
+    for name, call in graph.calls.items():
         keys = keys_of("outputs", call)
         argument = keys.up_to.get(key) if keys is not None else None
         if argument is None:
             continue
-        where: KeyPath = (*graph, name, "interface", "args", argument)
+        where = graph.at(name, "interface", "args", argument)
         value = argument_of("interfaces", call.interface.type, call.interface.args, argument)
         written = notes.mark(where) if notes.is_set(where) else "the default"
         reasons[where] = f"{name} would make it if {argument} were not {value} ({written})"
@@ -210,44 +222,61 @@ def _deciding(
 
 
 def check_made(
-    notes: Notes,
-    unmade: Mapping[str, list[str]],
-    calls: Mapping[str, Call],
-    brought: Collection[str],
-    graph: KeyPath,
-    basis: Iterable[KeyPath],
+    notes: Notes, graph: Graph, unmade: Mapping[str, list[str]], basis: Iterable[KeyPath]
 ) -> None:
     """Report keys that calls read, as their interfaces declare, but that nothing makes: at the
-    first reader, and once for all keys of one removed call. `unmade`: key → its readers;
-    `brought`: keys of the dataset's rows."""
-    available = {*producers(calls), *brought}
-    remedies: dict[str, list[str]] = {}
-    for key in unmade:
-        is_named = any(_naming(calls[name], key) for name in unmade[key])
-        near = did_you_mean(key, available) if is_named else None
-        remedies.setdefault(near or _remedy_for(notes, key, calls, graph), []).append(key)
-    for remedy, keys in remedies.items():
-        readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
-        reads = "read" if len(readers) > 1 else "reads"
-        message = (
-            f"{in_words(readers)} {reads} {in_words(keys)}, which neither a call nor the "
-            "dataset provides"
-        )
-        instead = {
-            setting_without(notes, calls[name], (*graph, name), key, available)
-            for key in keys
-            for name in unmade[key]
-        }
-        idle = [f"models.{role}=null" for role in unused_roles(notes)]
-        settings = " ".join([*map(str, instead), *idle])
-        hint = remedy if None in instead else f"{remedy}, or set {settings}"
-        needs = [*basis, *((*graph, name, "inputs") for name in readers)]
-        interface = (*graph, readers[0], "interface")
-        naming = _naming(calls[readers[0]], keys[0])
-        where = (*interface, "args", naming, keys[0]) if naming else (*interface, "type")
+    first reader, and once for all keys of one removed call. `unmade`: key → its readers."""
+    for remedy, keys in _by_remedy(notes, graph, unmade).items():
+        readers = readers_of(keys, unmade)
+        message = f"{they_read(readers, keys)}, which neither a call nor the dataset provides"
+        hint = _or_settings(notes, graph, remedy, {key: unmade[key] for key in keys})
+        needs = [*basis, *(graph.at(name, "inputs") for name in readers)]
+        where = _place_of_need(graph, readers[0], keys[0])
         if notes.note("R71", message, where, hint, needs, same=f"no call produces {keys}"):
             for name in notes.missed:  # references to a removed call vanish if it is kept
-                notes.problems.withdraw((*graph, name))
+                notes.problems.withdraw(graph.at(name))
+
+
+def readers_of(keys: Iterable[str], unmade: Mapping[str, list[str]]) -> list[str]:
+    """The calls that read some of the keys that nothing makes."""
+    return list(dict.fromkeys(name for key in keys for name in unmade[key]))
+
+
+def they_read(readers: Sequence[str], keys: Iterable[str]) -> str:
+    """`ref_inf and dpo_train read packed_input_ids`."""
+    return f"{in_words(readers)} {'read' if len(readers) > 1 else 'reads'} {in_words(keys)}"
+
+
+def _by_remedy(notes: Notes, graph: Graph, unmade: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """What helps against a key that nothing makes → the keys that it helps against."""
+    available = available_keys(notes.recipe, graph)
+    remedies: dict[str, list[str]] = {}
+    for key, readers in unmade.items():
+        is_named = any(_naming(graph.calls[name], key) for name in readers)
+        near = did_you_mean(key, available) if is_named else None
+        remedies.setdefault(near or _remedy_for(notes, graph, key), []).append(key)
+    return remedies
+
+
+def _or_settings(notes: Notes, graph: Graph, remedy: str, unmade: Mapping[str, list[str]]) -> str:
+    """What helps, or else the settings with which no call reads the keys that nothing makes."""
+    available = available_keys(notes.recipe, graph)
+    settings = {
+        setting_without(notes, graph.calls[name], graph.at(name), key, available)
+        for key, readers in unmade.items()
+        for name in readers
+    }
+    if None in settings:
+        return remedy
+    idle = [f"models.{role}=null" for role in unused_roles(notes)]
+    return f"{remedy}, or set {' '.join([*map(str, settings), *idle])}"
+
+
+def _place_of_need(graph: Graph, reader: str, key: str) -> KeyPath:
+    """Where a call says that it reads a key: in an argument, or by its interface."""
+    argument = _naming(graph.calls[reader], key)
+    where = ("type",) if argument is None else ("args", argument, key)
+    return graph.at(reader, "interface", *where)
 
 
 def _naming(call: Call, key: str) -> str | None:
@@ -258,27 +287,26 @@ def _naming(call: Call, key: str) -> str | None:
     return name if isinstance(value, dict) and key in value else None
 
 
-def _remedy_for(notes: Notes, key: str, calls: Mapping[str, Call], graph: KeyPath) -> str:
+def _remedy_for(notes: Notes, graph: Graph, key: str) -> str:
     if removed := removed_maker(notes, graph, key):
         return f"{removed}: keep it"
-    for name, call in calls.items():
+    for name, call in graph.calls.items():
         if key in call.outputs:
-            return (
-                f"{name} makes it as {call.output_key_remap[key]}: rename it in input_key_remap too"
-            )
+            new_name = call.output_key_remap[key]
+            return f"{name} makes it as {new_name}: rename it in input_key_remap too"
     return f"add a call that makes {key}"
 
 
-def removed_maker(notes: Notes, graph: KeyPath, key: str) -> str | None:
+def removed_maker(notes: Notes, graph: Graph, key: str) -> str | None:
     """`critic_inf, which made it, is removed at mine.yaml:3:8`, if that is why a key is missing."""
-    for name, call, mark in removed_calls(notes.problems.written, graph):
+    for name, call, mark in removed_calls(notes.problems.written, graph.path):
         if key in made_by(call):
             notes.missed.add(name)
             return f"{name}, which made it, is removed {place_of(mark)}"
     return None
 
 
-def _what(call: Call, path: KeyPath, keys: list[str]) -> str:
+def _lacks(call: Call, path: KeyPath, keys: list[str]) -> str:
     return (
         f"{dotted(path)} lacks the input {', '.join(keys)}, which {call.call} of "
         f"{call.interface.type} reads"

@@ -3,9 +3,12 @@ and groups into a micro-batch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.components import dataset_keys
+from rlcli.recipe.graph import tokens_of_microbatch
 from rlcli.recipe.lengths import (
     cache_of,
     generation_of,
@@ -15,9 +18,15 @@ from rlcli.recipe.lengths import (
     responses_of,
     scores_sequences,
 )
-from rlcli.recipe.parsing.tree import KeyPath
+from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.notes import Notes
+
+CAP = "max_tokens_per_microbatch"
+NEW_TOKENS = ("generation", "max_new_tokens")
+RESPONSES = ("generation", "responses_per_prompt")
+NEW_TOKENS_OF_CALL = ("interface", "args", *NEW_TOKENS)
+"""Where a call has its own limit of new tokens."""
 
 
 def check(notes: Notes) -> None:
@@ -36,12 +45,11 @@ def check(notes: Notes) -> None:
 def _positions(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
     """Check prompt and response against `max_position_embeddings` of the generating role."""
     limit = positions_of(notes.recipe, call.model, notes.positions)
-    new = generation_of(notes.recipe, call)["max_new_tokens"]
-    if limit is None or not isinstance(new, int):
+    new = _new_tokens(notes, call)
+    if limit is None or new is None:
         return
     positions, role = limit
-    component = notes.recipe.datasets.get(dataset)
-    prompt = limit_of_rows(component) if component else None
+    prompt = _limit_of_dataset(notes, dataset)
     if (prompt or 1) + new <= positions:
         return
     prompts = f"prompts of up to {prompt} tokens and " if prompt else ""
@@ -49,37 +57,48 @@ def _positions(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
         f"{prompts}responses of up to {new} do not fit into the {positions} "
         f"positions of models.{role}"
     )
-    told: KeyPath = (*path, "interface", "args", "generation", "max_new_tokens")
+    of_call = (*path, *NEW_TOKENS_OF_CALL)
     row: KeyPath = ("datasets", dataset, "args", "max_length")
-    where = notes.first_set(told, ("generation", "max_new_tokens"), row, path)
-    room = positions - (prompt or 1)
-    hint = f"use max_new_tokens of at most {room}" if room > 0 else None
-    if prompt and positions > new:
-        shorter = f"datasets.{dataset}.args.max_length of at most {positions - new}"
-        hint = f"{hint}, or {shorter}" if hint else f"use {shorter}"
-    needs: list[KeyPath] = [("models", role), ("datasets", dataset), (*path, "model"), told]
+    where = notes.first_set(of_call, NEW_TOKENS, row, path)
+    shorter = {dotted(row): positions - new} if prompt else {}
+    hint = _limits({"max_new_tokens": positions - (prompt or 1), **shorter})
+    needs: list[KeyPath] = [("models", role), ("datasets", dataset), (*path, "model"), of_call]
     notes.note_once(("positions", new, role), "R49", message, where, hint, needs)
+
+
+def _new_tokens(notes: Notes, call: Call) -> int | None:
+    """The most tokens of a response, if a number is set."""
+    new = generation_of(notes.recipe, call)["max_new_tokens"]
+    return new if isinstance(new, int) else None
+
+
+def _limits(sizes: Mapping[str, int]) -> str | None:
+    """`use a of at most 4, or b of at most 8`; None if no size is positive."""
+    limits = [f"{key} of at most {size}" for key, size in sizes.items() if size > 0]
+    return f"use {', or '.join(limits)}" if limits else None
+
+
+def _limit_of_dataset(notes: Notes, dataset: str) -> int | None:
+    """The most tokens in a row, if a dataset limits them."""
+    component = notes.recipe.datasets.get(dataset)
+    return limit_of_rows(component) if component else None
 
 
 def _cache(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
     """Check one response and its prompt against the KV cache of the generating role."""
-    room, new = (
-        cache_of(notes.recipe, call.model),
-        generation_of(notes.recipe, call)["max_new_tokens"],
-    )
-    component = notes.recipe.datasets.get(dataset)
-    prompt = (limit_of_rows(component) if component else None) or 1
-    if room is None or not isinstance(new, int) or prompt + new <= room:
+    room = cache_of(notes.recipe, call.model)
+    new = _new_tokens(notes, call)
+    prompt = _limit_of_dataset(notes, dataset) or 1
+    if room is None or new is None or prompt + new <= room:
         return
     message = (
         f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
     )
-    told: KeyPath = (*path, "interface", "args", "generation", "max_new_tokens")
     needs: list[KeyPath] = [
         ("datasets", dataset),
         (*path, "model"),
-        told,
-        ("generation", "max_new_tokens"),
+        (*path, *NEW_TOKENS_OF_CALL),
+        NEW_TOKENS,
     ]
     where: KeyPath = ("models", call.model, "backend", "args", "kv_cache_tokens")
     notes.note_once(
@@ -90,10 +109,9 @@ def _cache(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
 def _rows(notes: Notes, call: Call, path: KeyPath) -> None:
     """Check rows that are whole sequences against the positions of the role trained on them."""
     dataset = notes.recipe.train.dataset
-    component = notes.recipe.datasets.get(dataset)
     model_limit = positions_of(notes.recipe, call.model, notes.positions)
-    limit = limit_of_rows(component) if component else None
-    if component is None or model_limit is None or limit is None:
+    limit = _limit_of_dataset(notes, dataset)
+    if model_limit is None or limit is None:
         return
     positions, role = model_limit
     if limit <= positions:
@@ -111,23 +129,20 @@ def _rows(notes: Notes, call: Call, path: KeyPath) -> None:
 def _micro_batches(notes: Notes, call: Call, path: KeyPath) -> None:
     """All responses to a prompt are one sample, which may be cut only for interfaces that allow
     it."""
-    new = generation_of(notes.recipe, call)["max_new_tokens"]
-    responses = responses_of(notes.recipe, call)
-    component = notes.recipe.datasets.get(notes.recipe.train.dataset)
-    prompt = (limit_of_rows(component) if component else None) or 0
-    if not isinstance(new, int):
+    new = _new_tokens(notes, call)
+    if new is None:
         return
-    shared: list[KeyPath] = [
-        ("generation", key) for key in ("responses_per_prompt", "max_new_tokens")
-    ]
-    for name, reader in notes.recipe.graph.items():
-        cap = reader.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
+    recipe = notes.recipe
+    responses = responses_of(recipe, call)
+    prompt = _limit_of_dataset(notes, recipe.train.dataset) or 0
+    for name, reader in recipe.graph.items():
+        cap = tokens_of_microbatch(recipe, reader)
         together = responses if keeps_groups(reader) else 1
-        if scores_sequences(notes.recipe, reader) and together * new > cap:
-            cap_path: KeyPath = ("graph", name, "max_tokens_per_microbatch")
-            where = notes.first_set(cap_path, ("train", "max_tokens_per_microbatch"), *shared, path)
+        if scores_sequences(recipe, reader) and together * new > cap:
+            cap_path: KeyPath = ("graph", name, CAP)
+            where = notes.first_set(cap_path, ("train", CAP), RESPONSES, NEW_TOKENS, path)
             group = f"a prompt's {together} responses" if together > 1 else "a response"
             message = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
-            least = together * (prompt + new)
+            hint = f"use at least {together * (prompt + new)}"
             needs: list[KeyPath] = [cap_path, ("generation",), (*path, "interface")]
-            notes.note_once(("cap", cap), "R49", message, where, f"use at least {least}", needs)
+            notes.note_once(("cap", cap), "R49", message, where, hint, needs)

@@ -48,27 +48,26 @@ def _weights(notes: Notes, role: Role, path: KeyPath) -> None:
 def _number_of_sources(notes: Notes, role: Role, path: KeyPath, sources_set: list[str]) -> None:
     """One source, unless the backend runs no model: then none."""
     kind = role.backend.type if role.backend is not None else ""
+    has = f"{dotted(path)} has"
     if len(sources_set) > 1:
         places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in sources_set)
-        notes.note(
-            "R47",
-            f"{dotted(path)} has {' and '.join(sources_set)}; keep one ({places})",
-            (*path, sources_set[-1]),
-        )
+        message = f"{has} {' and '.join(sources_set)}; keep one ({places})"
+        notes.note("R47", message, (*path, sources_set[-1]))
     runs_model = declared("backends", kind, "RUNS_MODEL") is not False
     if not sources_set and runs_model:
-        message = f"{dotted(path)} has no weights: give one of path, init, scratch"
-        notes.note(
-            "R39",
-            message,
-            path,
-            f"the model to train is given by --model; a role that needs no weights has "
-            f"`backend: {WEIGHTLESS}`",
-            needs=sources(str(path[-1])),
-        )
+        _without_source(notes, path)
     if sources_set and not runs_model:
-        message = f"{dotted(path)} has {sources_set[0]}, but its backend `{kind}` runs no model"
+        message = f"{has} {sources_set[0]}, but its backend `{kind}` runs no model"
         notes.note("R47", message, (*path, "backend", "type"), "drop one of the two")
+
+
+def _without_source(notes: Notes, path: KeyPath) -> None:
+    message = f"{dotted(path)} has no weights: give one of path, init, scratch"
+    hint = (
+        "the model to train is given by --model; a role that needs no weights has "
+        f"`backend: {WEIGHTLESS}`"
+    )
+    notes.note("R39", message, path, hint, needs=sources(str(path[-1])))
 
 
 def _scratch(

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from rlcli.recipe.annotations import field_at, options
-from rlcli.recipe.call_keys import graphs_of, keys_of, needed_keys
-from rlcli.recipe.components import dataset_keys, signature_of
+from rlcli.recipe.call_keys import available_keys, graphs_of, keys_of, needed_keys
+from rlcli.recipe.components import signature_of
 from rlcli.recipe.graph import producers
 from rlcli.recipe.parsing.merge import reference_below
 from rlcli.recipe.parsing.tree import KeyPath, at, dotted
@@ -71,13 +71,15 @@ def _removals(paths: Sequence[KeyPath], settings: Collection[str]) -> str:
     return f"remove the call{'s' if paths[1:] else ''} too: {removals}{also}"
 
 
-def _readers_of_lost_keys(notes: Notes, role: str) -> Iterator[tuple[Call, KeyPath, str, set[str]]]:
+def _readers_of_lost_keys(
+    notes: Notes, role: str
+) -> Iterator[tuple[Call, KeyPath, str, list[str]]]:
     """The calls that need a key that only the calls of a role make: the call, its path, the key,
     and the keys that there would still be."""
-    for graph, calls, dataset in graphs_of(notes.recipe):
-        others = {name: call for name, call in calls.items() if call.model != role}
-        available = {*producers(others), *(dataset_keys(notes.recipe.datasets, dataset) or ())}
-        lost = producers(calls).keys() - available
+    for graph in graphs_of(notes.recipe):
+        others = {name: call for name, call in graph.calls.items() if call.model != role}
+        available = available_keys(notes.recipe, graph._replace(calls=others))
+        lost = producers(graph.calls).keys() - {*available}
         for name, call in others.items():
             needed = needed_keys("inputs", call)
-            yield from ((call, (*graph, name), key, available) for key in needed if key in lost)
+            yield from ((call, graph.at(name), key, available) for key in needed if key in lost)

@@ -3,9 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rlcli.api.key_meaning import ROUTED_EXPERTS
+from rlcli.recipe.call_keys import Graph
 from rlcli.recipe.components import declared
 from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import Call
@@ -15,13 +14,13 @@ SETTING = ("generation", "routing_replay")
 OFF = f"{dotted(SETTING)}=false"
 
 
-def check_routing(notes: Notes, calls: Mapping[str, Call], graph: KeyPath) -> None:
-    recording = [name for name, call in calls.items() if ROUTED_EXPERTS in call.outputs]
-    following = [name for name, call in calls.items() if ROUTED_EXPERTS in call.inputs]
+def check_routing(notes: Notes, graph: Graph) -> None:
+    recording = [name for name, call in graph.calls.items() if ROUTED_EXPERTS in call.outputs]
+    following = [name for name, call in graph.calls.items() if ROUTED_EXPERTS in call.inputs]
     for name in (*recording, *following):
-        _check_backend(notes, calls[name], (*graph, name))
+        _check_backend(notes, graph.calls[name], graph.at(name))
     for name in recording if not following else ():
-        where, needs = _setting(notes, (*graph, name))
+        where, needs = _setting(notes, graph.at(name))
         message = f"{dotted(SETTING)} has no effect: no call trains with the experts of {name}"
         notes.note("R71", message, where, f"set {OFF}", needs)
 
@@ -47,4 +46,4 @@ def _setting(notes: Notes, path: KeyPath) -> tuple[KeyPath, list[KeyPath]]:
     """Where a call is set to record or prescribe experts, and what else that depends on."""
     of_call: KeyPath = (*path, "interface", "args", *SETTING)
     kinds: list[KeyPath] = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
-    return (of_call if notes.is_set(of_call) else SETTING), kinds
+    return notes.first_set(of_call, SETTING), kinds

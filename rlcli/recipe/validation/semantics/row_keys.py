@@ -6,33 +6,31 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlcli import registry
 from rlcli.api.declared_keys import largest_number
+from rlcli.recipe.call_keys import Graph
 from rlcli.recipe.components import dataset_keys, declared_of_call, holds_pairs
 from rlcli.recipe.parsing.tree import KeyPath, Scalar, at, dotted
 from rlcli.recipe.schema import Call
-from rlcli.recipe.validation.semantics.keys import removed_maker
+from rlcli.recipe.validation.semantics.keys import readers_of, removed_maker, they_read
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 
 def check_rows(
-    notes: Notes,
-    unmade: Mapping[str, list[str]],
-    graph: KeyPath,
-    dataset: str,
-    basis: Iterable[KeyPath],
+    notes: Notes, graph: Graph, unmade: Mapping[str, list[str]], basis: Iterable[KeyPath]
 ) -> set[str]:
     """Report keys that nothing makes, but rows of some other dataset have, as one problem of the
     dataset. Returns those keys. `unmade`: key → its readers."""
-    candidates = _only_in_rows(notes, unmade, graph)
+    candidates = _only_in_rows(notes, graph, unmade)
+    dataset = graph.dataset
     has = dataset_keys(notes.recipe.datasets, dataset)
-    if not candidates or has is None or dataset not in notes.recipe.datasets:
+    if not candidates or has is None or dataset is None or dataset not in notes.recipe.datasets:
         return set()
     fitting = list(_datasets_with(candidates))
     if not fitting:
         return set()
     section: KeyPath = ("datasets", dataset)
     rows = f"rows of {dotted(section)} ({notes.recipe.datasets[dataset].type}) have {in_words(has)}"
-    message, hint = f"{rows}, but {_reads(unmade, candidates)}", _instead(notes, section, fitting)
-    _refuse(notes, section, message, hint, basis)
+    message = f"{rows}, but {they_read(readers_of(candidates, unmade), candidates)}"
+    _refuse(notes, section, message, _instead(notes, section, fitting), basis)
     return set(candidates)
 
 
@@ -67,13 +65,7 @@ def _refuse(
         notes.problems.withdraw((*section, "args"))
 
 
-def _reads(readers_of: Mapping[str, list[str]], keys: list[str]) -> str:
-    """`ref_inf and dpo_train read packed_input_ids`."""
-    readers = list(dict.fromkeys(name for key in keys for name in readers_of[key]))
-    return f"{in_words(readers)} {'read' if len(readers) > 1 else 'reads'} {in_words(keys)}"
-
-
-def _only_in_rows(notes: Notes, unmade: Iterable[str], graph: KeyPath) -> list[str]:
+def _only_in_rows(notes: Notes, graph: Graph, unmade: Iterable[str]) -> list[str]:
     """The keys that nothing makes, that rows of some dataset have, and that no removed call
     made."""
     made_before = {key for key in unmade if removed_maker(notes, graph, key) is not None}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlcli.api.dataflow import calls_ahead
 from rlcli.recipe.components import argument_of, declared, sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath
+from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.semantics.notes import Notes
 
 EVALUATIONS = "eval/"
@@ -135,26 +137,23 @@ def _stale(notes: Notes) -> None:
     for name, call in recipe.graph.items():
         declaration = declared("interfaces", call.interface.type, "STALE_NEEDS")
         for argument, alternatives in (declaration or {}).items():
-            is_set = {
-                key: bool(argument_of("interfaces", call.interface.type, call.interface.args, key))
-                for key in (argument, *alternatives)
-            }
-            if not is_set[argument] or any(is_set[alternative] for alternative in alternatives):
-                continue
-            args: KeyPath = ("graph", name, "interface", "args")
-            problem = (
-                f"{argument} of {name} needs {' or '.join(alternatives)} where samples may "
-                "be older than their step"
-            )
-            hint = (
-                "set train.max_staleness=0, or use a profile that has the call for it: "
-                "async, async_grpo"
-            )
-            needs: list[KeyPath] = [
-                ("train", "max_staleness"),
-                *((*args, alternative) for alternative in alternatives),
-            ]
-            notes.note_once(("stale", argument), "R71", problem, (*args, argument), hint, needs)
+            if _is_set(call, argument) and not any(_is_set(call, key) for key in alternatives):
+                _note_stale(notes, name, argument, alternatives)
+
+
+def _is_set(call: Call, argument: str) -> bool:
+    return bool(argument_of("interfaces", call.interface.type, call.interface.args, argument))
+
+
+def _note_stale(notes: Notes, name: str, argument: str, alternatives: Iterable[str]) -> None:
+    args: KeyPath = ("graph", name, "interface", "args")
+    problem = (
+        f"{argument} of {name} needs {' or '.join(alternatives)} where samples may "
+        "be older than their step"
+    )
+    hint = "set train.max_staleness=0, or use a profile that has the call for it: async, async_grpo"
+    needs: list[KeyPath] = [("train", "max_staleness"), *((*args, key) for key in alternatives)]
+    notes.note_once(("stale", argument), "R71", problem, (*args, argument), hint, needs)
 
 
 def _kept(notes: Notes) -> None:
@@ -177,42 +176,33 @@ def _kept(notes: Notes) -> None:
 
 def _folder(notes: Notes) -> None:
     """Runs are written next to their inputs, never into them."""
-    text = notes.recipe.log.dir
+    for code, problem in _problems_of_folder(notes.recipe):
+        notes.note(code, f"log.dir {problem}", ("log", "dir"), "for example runs")
+
+
+def _problems_of_folder(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """(message id, what is wrong) for each reason not to write runs into `log.dir`."""
+    text = recipe.log.dir
     if re.search(r"(^|/)\.\.(/|$)|\0", text) or not text.strip():
-        notes.note(
-            "R68", f"log.dir {text!r} is not a folder for runs", ("log", "dir"), "for example runs"
-        )
+        yield "R68", f"{text!r} is not a folder for runs"
         return
     try:
         if len(text) > LONGEST_PATH:
             raise ValueError("too long for a path")
         folder = Path(text).expanduser().absolute()
-        above = next(
-            (folder_above for folder_above in (folder, *folder.parents) if folder_above.exists()),
-            folder,
-        )
-        if not above.is_dir():
-            notes.note(
-                "R69",
-                f"log.dir {text!r} is below a file: {above}",
-                ("log", "dir"),
-                "for example runs",
-            )
-        for name, role in notes.recipe.models.items():
-            if (
-                role.path
-                and folder.is_relative_to(Path(role.path).absolute())
-                and Path(role.path, "config.json").is_file()
-            ):
-                message = (
-                    f"log.dir {text!r} is inside the folder of "
-                    f"models.{name}.path, which is only read"
+        parents = (above for above in (folder, *folder.parents) if above.exists())
+        existing = next(parents, folder)
+        if not existing.is_dir():
+            yield "R69", f"{text!r} is below a file: {existing}"
+        for name, role in recipe.models.items():
+            if role.path and _is_in_model(folder, Path(role.path)):
+                yield (
+                    "R69",
+                    f"{text!r} is inside the folder of models.{name}.path, which is only read",
                 )
-                notes.note("R69", message, ("log", "dir"), "for example runs")
     except (OSError, ValueError, RuntimeError):
-        notes.note(
-            "R59",
-            f"log.dir {text[:200]!r} is not a valid name for a folder",
-            ("log", "dir"),
-            "for example runs",
-        )
+        yield "R59", f"{text[:200]!r} is not a valid name for a folder"
+
+
+def _is_in_model(folder: Path, model: Path) -> bool:
+    return folder.is_relative_to(model.absolute()) and (model / "config.json").is_file()

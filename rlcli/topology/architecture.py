@@ -162,8 +162,7 @@ def _sizes(config: Mapping[str, Any]) -> Architecture:
     depth = _size(settings, "num_hidden_layers")
     layers = tuple(_layer(family, settings, widths, index) for index in range(depth))
     vocabulary = _size(settings, "vocab_size")
-    experts_per_token = _size(settings, "num_experts_per_tok") if family.experts else 0
-    experts = _size(settings, family.experts) if family.experts else 0
+    experts_per_token, experts = _experts(family, settings)
     return Architecture(
         model_type=str(model_type),
         hidden=widths.hidden,
@@ -192,6 +191,13 @@ def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
             if alias in renamed:
                 renamed.setdefault(name, renamed[alias])
     return renamed
+
+
+def _experts(family: _Family, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """(experts of a token, experts of a layer); 0 for a dense model."""
+    if not family.experts:
+        return 0, 0
+    return _size(settings, "num_experts_per_tok"), _size(settings, family.experts)
 
 
 @dataclass(frozen=True)

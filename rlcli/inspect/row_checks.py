@@ -92,20 +92,23 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
     if not answered:
         return None
     about = f"{name} loss mask"
-    flags_of = [[flag for mask in row.trained or () for flag in mask] for row in answered]
-    untrained = [row for row, flags in zip(answered, flags_of, strict=True) if not any(flags)]
+    untrained = [row for row in answered if not any(_flags(row))]
     if untrained:
         fault = "rows train on 0 tokens"
         fix = "give the rows an answer, or fix the dataset's mask; rlcli tokens shows a row"
         fails = len(untrained) == len(answered)
         return _faulty_rows(about, untrained, answered, fault, fix, "F31", fails=fails)
-    has_prompts = all(row.prompt != "" for row in answered)
-    if has_prompts and all(map(all, flags_of)):
+    if all(all(_flags(row)) and row.prompt != "" for row in answered):
         says = "every token is trained on, those of the prompts too"
         return _fault(about, says, (), "mask the prompts, unless you mean it", "F31")
-    trained, tokens = sum(map(sum, flags_of)), sum(map(len, flags_of))
-    says = f"{share(trained, tokens)} of the tokens are trained on{_masked_by(answered)}"
+    flags = [flag for row in answered for flag in _flags(row)]
+    says = f"{share(sum(flags), len(flags))} of the tokens are trained on{_masked_by(answered)}"
     return Finding(level="ok", about=about, says=says)
+
+
+def _flags(row: Preview) -> list[bool]:
+    """Whether each token of a row is trained on, one sequence after the other."""
+    return [flag for mask in row.trained or () for flag in mask]
 
 
 def _masked_by(rows: Sequence[Preview]) -> str:

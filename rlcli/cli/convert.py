@@ -98,9 +98,9 @@ def convert(
         check_digests(source_role)
     new_dtype = None if dtype is Type.KEEP else dtype.value
     if to_hf is not None:
-        largest, padding = conversions.parse_size(max_shard_size), vocab_padding.value
+        largest = conversions.parse_size(max_shard_size)
         plan = conversions.plan_to_hf(
-            source_role.folder, to_hf, dtype=new_dtype, largest=largest, padding=padding
+            source_role.folder, to_hf, dtype=new_dtype, largest=largest, padding=vocab_padding.value
         )
     else:
         plan = conversions.plan_from_hf(source_role.folder, target, ranks=ranks, dtype=new_dtype)

@@ -51,6 +51,15 @@ class CommandLine:
 
         return sketch(recipe, self.overrides(), self.options.get("with_", ()))
 
+    def give(self, option: Any, value: str) -> None:
+        """Note the value of an option; one that names a project takes effect."""
+        self.options.setdefault(option.name, []).append(value)
+        if option.name == "project":
+            from rlcli.project import use_project
+
+            with contextlib.suppress(RlcliError):
+                use_project(value)
+
     def arguments(self) -> list[Any]:
         return [p for p in self.command.params if p.param_type_name == "argument"]
 
@@ -70,11 +79,8 @@ def candidates(app: Any, words: Sequence[str]) -> list[Candidate]:
 
 
 def _sorted_out(candidates: Iterator[Candidate], last: str) -> list[Candidate]:
-    return list(
-        {
-            candidate.text: candidate for candidate in candidates if candidate.text.startswith(last)
-        }.values()
-    )
+    by_text = {candidate.text: candidate for candidate in candidates}
+    return [candidate for text, candidate in by_text.items() if text.startswith(last)]
 
 
 def _read(command: Any, words: Sequence[str]) -> CommandLine:
@@ -82,19 +88,15 @@ def _read(command: Any, words: Sequence[str]) -> CommandLine:
     line = _line(command)
     for word in words:
         if line.awaits is not None:
-            line.options.setdefault(line.awaits.name, []).append(word)
-            _use_project(line.awaits, word)
+            line.give(line.awaits, word)
             line.awaits = None
         elif word == "--" and not line.ended:
             line.ended = True
         elif word.startswith("-") and not line.ended:
             name, equals, value = word.partition("=")
-            option = next((p for p in _options(line) if name in p.opts), None)
-            if option is None or option.is_flag:
-                continue
-            if equals:
-                line.options.setdefault(option.name, []).append(value)
-                _use_project(option, value)
+            option = _option_with_value(line, name)
+            if option is not None and equals:
+                line.give(option, value)
             else:
                 line.awaits = option
         elif hasattr(line.command, "list_commands"):
@@ -120,12 +122,9 @@ def _options(line: CommandLine) -> list[Any]:
     ]
 
 
-def _use_project(option: Any, value: str) -> None:
-    if option.name == "project":
-        from rlcli.project import use_project
-
-        with contextlib.suppress(RlcliError):
-            use_project(value)
+def _option_with_value(line: CommandLine, name: str) -> Any:
+    """The option of that name that is not a flag, or None."""
+    return next((p for p in _options(line) if name in p.opts and not p.is_flag), None)
 
 
 def _next(line: CommandLine, last: str) -> Iterator[Candidate]:
@@ -135,21 +134,7 @@ def _next(line: CommandLine, last: str) -> Iterator[Candidate]:
         yield from _values_of(line.awaits, line, last)
         return
     if last.startswith("-") and not line.ended:
-        name, equals, value = last.partition("=")
-        option = next((p for p in _options(line) if name in p.opts and not p.is_flag), None)
-        if equals and option is not None:
-            yield from (
-                Candidate(f"{name}={candidate.text}", candidate.doc)
-                for candidate in _values_of(option, line, value)
-            )
-            return
-        for option in _options(line):
-            if option.name not in line.options or option.multiple:
-                yield from (
-                    Candidate(name, option.help or "")
-                    for name in option.opts
-                    if name.startswith("--")
-                )
+        yield from _options_with_values(line, last)
         return
     if hasattr(line.command, "list_commands"):
         for name in line.command.list_commands(line.context):
@@ -159,6 +144,21 @@ def _next(line: CommandLine, last: str) -> Iterator[Candidate]:
     number = min(len(line.positionals), len(arguments) - 1)
     if arguments and (len(line.positionals) < len(arguments) or arguments[-1].nargs == -1):
         yield from _values_of(arguments[number], line, last)
+
+
+def _options_with_values(line: CommandLine, last: str) -> Iterator[Candidate]:
+    """Options that may follow, or, after `--option=`, the values of that option."""
+    name, equals, value = last.partition("=")
+    option = _option_with_value(line, name)
+    if equals and option is not None:
+        for candidate in _values_of(option, line, value):
+            yield Candidate(f"{name}={candidate.text}", candidate.doc)
+        return
+    for option in _options(line):
+        if option.name not in line.options or option.multiple:
+            for name in option.opts:
+                if name.startswith("--"):
+                    yield Candidate(name, option.help or "")
 
 
 def _summary(command: Any, name: str) -> str:

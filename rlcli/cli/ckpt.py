@@ -158,8 +158,44 @@ def prune(
     Example: rlcli ckpt prune runs/ppo_math/20260412-093011 --keep-last 1 --keep-best 1
     """
     from rlcli.checkpoint.commit import clear_leftovers
-    from rlcli.checkpoint.overview import find_checkpoints, overview
+    from rlcli.checkpoint.overview import overview
     from rlcli.checkpoint.retention import prune as delete
+
+    location = _several(run, keep_last, keep_best)
+    with contextlib.nullcontext() if dry_run else _held(location):
+        run_id = _run_id(location)
+        # without the run's lock a save may be in progress in the folder
+        if run_id is not None and not dry_run:
+            clear_leftovers(location.folder, run_id)
+        before = {entry.report.path: entry for entry in overview(location, None)}
+        best = _best(location, keep_best, best_metric, best_is)
+        deleted = delete(location.folder, keep_last, best, run_id=run_id, dry_run=dry_run)
+    gone = [before[path] for path in deleted]
+    remaining = [entry for path, entry in before.items() if path not in deleted]
+    _print_pruned(location, gone, remaining, dry_run, as_json)
+
+
+def _print_pruned(
+    location: CheckpointLocation,
+    gone: Sequence[CheckpointEntry],
+    remaining: Sequence[CheckpointEntry],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        document: dict[str, Any] = {"dry_run": dry_run, "folder": str(location.folder)}
+        document["deleted"] = list(map(_entry_as_json, gone))
+        document["kept"] = list(map(_entry_as_json, remaining))
+        print_json(document)
+    else:
+        print_text(f"{'would delete' if dry_run else 'deleted':<12}  {_steps(gone)}")
+        print_text(f"{'kept':<12}  {_steps(remaining)}")
+
+
+def _several(run: Path, keep_last: int, keep_best: int) -> CheckpointLocation:
+    """The folder of the run's checkpoints. Raises UsageError if none of them would be kept, or if
+    it is a single one."""
+    from rlcli.checkpoint.overview import find_checkpoints
 
     if keep_last < 1 or keep_best < 0:
         raise UsageError(
@@ -172,27 +208,7 @@ def prune(
             f"{run} is a single checkpoint",
             hint=f"rlcli ckpt prune {location.folder} --keep-last {keep_last}",
         )
-    with contextlib.nullcontext() if dry_run else _held(location):
-        run_id = _run_id(location)
-        # without the run's lock a save may be in progress in the folder
-        if run_id is not None and not dry_run:
-            clear_leftovers(location.folder, run_id)
-        before = {entry.report.path: entry for entry in overview(location, None)}
-        best = _best(location, keep_best, best_metric, best_is)
-        deleted = delete(location.folder, keep_last, best, run_id=run_id, dry_run=dry_run)
-    stay = [entry for path, entry in before.items() if path not in deleted]
-    if as_json:
-        gone, left = (
-            [_entry_as_json(entry) for entry in some]
-            for some in ((before[p] for p in deleted), stay)
-        )
-        print_json(
-            {"dry_run": dry_run, "folder": str(location.folder), "deleted": gone, "kept": left}
-        )
-        return
-    word = "would delete" if dry_run else "deleted"
-    print_text(f"{word:<12}  {_steps([before[path] for path in deleted])}")
-    print_text(f"{'kept':<12}  {_steps(stay)}")
+    return location
 
 
 @ckpt.command(cls=VerbCommand)
@@ -266,20 +282,17 @@ def _verdict(report: CheckpointReport) -> str:
     if report.manifest is not None:
         line += f"  {count(len(report.manifest.files), 'file')}, {size(report.manifest.size)}"
     if report.strangers:
-        line += (
-            "; not part of it: "
-            f"{', '.join(report.strangers[:3])}{' …' if len(report.strangers) > 3 else ''}"
-        )
+        ellipsis = " …" if len(report.strangers) > 3 else ""
+        line += f"; not part of it: {', '.join(report.strangers[:3])}{ellipsis}"
     return line
 
 
 def _steps(entries: Sequence[CheckpointEntry]) -> str:
     if not entries:
         return "nothing"
-    total = sum(
-        entry.report.manifest.size for entry in entries if entry.report.manifest is not None
-    )
-    return f"step {', '.join(_name(entry.report) for entry in entries)} ({size(total)})"
+    reports = [entry.report for entry in entries]
+    total = sum(report.manifest.size for report in reports if report.manifest is not None)
+    return f"step {', '.join(map(_name, reports))} ({size(total)})"
 
 
 def _entry_as_json(entry: CheckpointEntry) -> dict[str, Any]:
@@ -290,15 +303,15 @@ def _entry_as_json(entry: CheckpointEntry) -> dict[str, Any]:
 
 
 def _report_as_json(report: CheckpointReport) -> dict[str, Any]:
+    faults = [
+        {"code": fault.code, "where": fault.where, "what": fault.what} for fault in report.faults
+    ]
     return {
         "step": report.step,
         "path": str(report.path),
         "state": report.state,
         "bytes": report.manifest.size if report.manifest is not None else None,
-        "faults": [
-            {"code": fault.code, "where": fault.where, "what": fault.what}
-            for fault in report.faults
-        ],
+        "faults": faults,
         "strangers": list(report.strangers),
     }
 

@@ -91,11 +91,12 @@ def convert(
 
     started = time.monotonic()
     source_role = find_role(named_folder(_only(source, to_hf, from_hf, to)), role, step)
-    target, new_dtype = to_hf or to, None if dtype is Type.KEEP else dtype.value
+    target = to_hf or to
     assert target is not None
     conversions.refuse_existing(target)
     if verify and not dry_run:
         check_digests(source_role)
+    new_dtype = None if dtype is Type.KEEP else dtype.value
     if to_hf is not None:
         largest = conversions.parse_size(max_shard_size)
         plan = conversions.plan_to_hf(
@@ -111,9 +112,8 @@ def convert(
         numbers = {"seconds": round(seconds, 3), "peak_bytes": peak}
         print_json(_as_json(plan, source_role, checked, dry_run) | numbers)
     elif not dry_run:
-        before = " before the check" if checked else ""
-        last = f"done     in {_duration(seconds)}, peak memory {size(peak)}{before}"
-        _say([*_checked(plan, source_role, checked), last])
+        _say(_checked(plan, source_role, checked))
+        _say([_done(seconds, peak, checked is not None)])
 
 
 def _convert(plan: Conversion, verify: bool) -> tuple[ConversionReport | None, int]:
@@ -216,10 +216,15 @@ def _as_json(
         "files": [file.name for file in plan.files],
         "tensors": len(plan.outputs),
         "bytes": plan.bytes,
-        "dtypes": [dtype.lower() for dtype in plan.dtypes],
+        "dtypes": list(map(str.lower, plan.dtypes)),
         "notes": list(plan.notes),
         "verified": asdict(checked) if checked else None,
     }
+
+
+def _done(seconds: float, peak: int, is_checked: bool) -> str:
+    before = " before the check" if is_checked else ""
+    return f"done     in {_duration(seconds)}, peak memory {size(peak)}{before}"
 
 
 def _duration(seconds: float) -> str:

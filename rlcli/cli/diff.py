@@ -16,7 +16,7 @@ from rlcli.observe.units import count
 
 if TYPE_CHECKING:
     from rlcli.observe.run_comparison import Recorded, RecordedPair
-    from rlcli.recipe.introspection.difference import Difference, Values
+    from rlcli.recipe.introspection.difference import Difference, DifferenceGroup, Values
     from rlcli.recipe.resolve import Resolved
 
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class Side:
     """A recipe or a run."""
 
+    letter: str
+    """`A` or `B`."""
     argument: str
     name: str
     values: Values
@@ -31,6 +33,10 @@ class Side:
     """None for a run."""
     run: Recorded | None
     """None for a recipe."""
+
+    @property
+    def kind(self) -> str:
+        return "run" if self.run else "recipe"
 
 
 def diff(
@@ -47,37 +53,41 @@ def diff(
     """
     from rlcli.recipe.introspection.difference import differences
 
-    left, right = _side(before), _side(now)
+    left, right = _side("A", before), _side("B", now)
     recipe = differences(left.values, right.values)
-    code: list[RecordedPair] = []
-    environment: list[RecordedPair] = []
-    outcome: list[RecordedPair] = []
-    if left.run is not None and right.run is not None:
-        from rlcli.observe.run_comparison import code_differences, environment_differences, results
-
-        code = code_differences(left.run, right.run)
-        environment = environment_differences(left.run, right.run)
-        outcome = results(left.run, right.run)
+    recorded = _recorded(left, right)
     if as_json:
-        parts = {"code": code, "environment": environment, "results": outcome}
-        document: dict[str, Any] = {
-            "a": _as_json(left),
-            "b": _as_json(right),
-            "recipe": [asdict(d) for d in recipe],
-        }
-        print_json(
-            document | {name: [_strict(pair) for pair in pairs] for name, pairs in parts.items()}
-        )
+        document: dict[str, Any] = {"a": _as_json(left), "b": _as_json(right)}
+        document["recipe"] = list(map(asdict, recipe))
+        for name in ("code", "environment", "results"):
+            document[name] = list(map(_strict, recorded.get(name, ())))
+        print_json(document)
         return
-    _print_sides(left, right)
+    for side in (left, right):
+        print_text(f"{side.letter}  {side.kind} {side.argument}")
+    print_text()
     _print_recipe(recipe, left, right)
-    if left.run is not None and right.run is not None:
-        _print_pairs("code", code)
-        _print_pairs("environment", environment)
-        _print_results(outcome)
+    if recorded:
+        _print_pairs("code", recorded["code"])
+        _print_pairs("environment", recorded["environment"])
+        _print_results(recorded["results"])
 
 
-def _side(argument: str) -> Side:
+def _recorded(left: Side, right: Side) -> dict[str, list[RecordedPair]]:
+    """What two runs have recorded about their code, environment and results; empty if one of the
+    two is a recipe."""
+    if left.run is None or right.run is None:
+        return {}
+    from rlcli.observe.run_comparison import code_differences, environment_differences, results
+
+    return {
+        "code": code_differences(left.run, right.run),
+        "environment": environment_differences(left.run, right.run),
+        "results": results(left.run, right.run),
+    }
+
+
+def _side(letter: str, argument: str) -> Side:
     from rlcli.recipe.introspection.difference import values_of_resolved
     from rlcli.recipe.resolve import load_recipe
 
@@ -87,61 +97,66 @@ def _side(argument: str) -> Side:
 
         if is_run(Path(argument)):
             run = read_run(Path(argument))
-            return Side(argument, run.name, run.values, None, run)
+            return Side(letter, argument, run.name, run.values, None, run)
     resolved = load_recipe(argument)
-    return Side(argument, resolved.recipe.name, values_of_resolved(resolved), resolved, None)
-
-
-def _print_sides(left: Side, right: Side) -> None:
-    for letter, side in (("A", left), ("B", right)):
-        print_text(f"{letter}  {'run' if side.run else 'recipe'} {side.argument}")
-    print_text()
+    values = values_of_resolved(resolved)
+    return Side(letter, argument, resolved.recipe.name, values, resolved, None)
 
 
 def _print_recipe(changed: list[Difference], left: Side, right: Side) -> None:
     from rlcli.recipe.introspection.difference import grouped, implied, sections_of_one
-    from rlcli.recipe.introspection.fields import yaml_word
 
     if not changed:
         print_text("recipe   no difference: every value is the same")
         return
-    of_one = sections_of_one(changed, left.values, right.values)
+    section_of = sections_of_one(changed, left.values, right.values)
+    in_both = [difference for difference in changed if difference.key not in section_of]
+    explicit = [difference for difference in in_both if not implied(difference)]
     print_text("recipe")
-    silent = [
-        difference for difference in changed if difference.key not in of_one and implied(difference)
-    ]
-    for group in grouped([d for d in changed if d.key not in of_one and d not in silent]):
-        first = group.differences[0]
-        keys = len(group.differences)
-        print_text(f"  {group.pattern}{f'  ({keys} keys)' if keys > 1 else ''}")
-        rows = [
-            (letter, yaml_word(value) if origin is not None else "not set", _place(origin, side))
-            for letter, side, value, origin in (
-                ("A", left, first.before, first.origin_before),
-                ("B", right, first.now, first.origin_now),
-            )
-        ]
-        width = min(max(len(value) for _, value, _ in rows), 40)
-        for letter, value, origin in rows:
-            row = f"    {letter}  {value:<{width}}  {origin}".rstrip()
-            print_text(wrapped(row, rest="       "))
-    for letter, kind in (("A", "removed"), ("B", "added")):
-        tops = dict.fromkeys(of_one[d.key] for d in changed if d.kind == kind and d.key in of_one)
-        if tops:
-            other_side = right if letter == "A" else left
-            sections = ", ".join(_with_removal(top, other_side) for top in tops)
-            print_text(wrapped(f"only in {letter}: {sections}", "  ", "    "))
-    if silent:
-        print_text(f"  {count(len(silent), 'default')} that only one of the two has: --json")
+    for group in grouped(explicit):
+        _print_group(group, left, right)
+    for kind, side, other_side in (("removed", left, right), ("added", right, left)):
+        keys = [difference.key for difference in changed if difference.kind == kind]
+        sections = dict.fromkeys(section_of[key] for key in keys if key in section_of)
+        if sections:
+            _print_sections(list(sections), side, other_side)
+    if defaults := len(in_both) - len(explicit):
+        print_text(f"  {count(defaults, 'default')} that only one of the two has: --json")
+
+
+def _print_sections(sections: list[str], side: Side, other_side: Side) -> None:
+    """The sections that only one side has, and where the other one removes them."""
+    names = ", ".join(_with_removal(section, other_side) for section in sections)
+    print_text(wrapped(f"only in {side.letter}: {names}", "  ", "    "))
+
+
+def _print_group(group: DifferenceGroup, left: Side, right: Side) -> None:
+    """The keys of a group, and the value on each side with its origin."""
+    difference = group.differences[0]
+    number = len(group.differences)
+    print_text(f"  {group.pattern}  ({number} keys)" if number > 1 else f"  {group.pattern}")
+    origins = (difference.origin_before, difference.origin_now)
+    values = list(map(_value_text, (difference.before, difference.now), origins))
+    width = min(max(map(len, values)), 40)
+    for side, value, origin in zip((left, right), values, origins, strict=True):
+        row = f"    {side.letter}  {value:<{width}}  {_origin_text(origin, side)}".rstrip()
+        print_text(wrapped(row, rest="       "))
+
+
+def _value_text(value: Any, origin: str | None) -> str:
+    from rlcli.recipe.introspection.fields import yaml_word
+
+    return "not set" if origin is None else yaml_word(value)
 
 
 def _with_removal(key: str, side: Side) -> str:
-    """A section that a recipe lacks, and the place where it removes it."""
+    """A section that a recipe lacks, and where it removes it."""
     mark = side.resolved.removed.get(key) if side.resolved else None
-    return f"{key} (removed at {_place(str(mark), side)})" if mark else key
+    return f"{key} (removed at {_origin_text(str(mark), side)})" if mark else key
 
 
-def _place(origin: str | None, side: Side) -> str:
+def _origin_text(origin: str | None, side: Side) -> str:
+    """An origin with the label of its layer; empty for a key that is not set."""
     from rlcli.recipe.introspection.readable import by_label
 
     return by_label(origin, side.resolved) if origin and side.resolved else origin or ""
@@ -165,12 +180,7 @@ def _fact(value: Any) -> str:
 
 
 def _print_results(pairs: list[RecordedPair]) -> None:
-    def text(value: Any) -> str:
-        return (
-            "-" if value is None else str(value) if isinstance(value, str | int) else short(value)
-        )
-
-    rows = [(pair.name, text(pair.before), text(pair.now), _change(pair)) for pair in pairs]
+    rows = [(pair.name, _result(pair.before), _result(pair.now), _change(pair)) for pair in pairs]
     name, left, right = (max(len(row[column]) for row in rows) for column in range(3))
     print_text()
     print_text(f"{'results':<{name + 2}}  {'A':>{left}}  {'B':>{right}}")
@@ -178,17 +188,24 @@ def _print_results(pairs: list[RecordedPair]) -> None:
         print_text(f"  {label:<{name}}  {before:>{left}}  {now:>{right}}  {change}".rstrip())
 
 
+def _result(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, str | int) else short(value)
+
+
 def _change(pair: RecordedPair) -> str:
-    if (
-        not (isinstance(pair.before, float) and isinstance(pair.now, float))
-        or pair.before == pair.now
-    ):
+    """The difference of two numbers with its sign; empty for other values and equal ones."""
+    if not (isinstance(pair.before, float) and isinstance(pair.now, float)):
         return ""
-    return f"{'+' if pair.now > pair.before else '-'}{short(abs(pair.now - pair.before))}"
+    if pair.before == pair.now:
+        return ""
+    sign = "+" if pair.now > pair.before else "-"
+    return f"{sign}{short(abs(pair.now - pair.before))}"
 
 
 def _as_json(side: Side) -> dict[str, Any]:
-    return {"kind": "run" if side.run else "recipe", "given": side.argument, "name": side.name}
+    return {"kind": side.kind, "given": side.argument, "name": side.name}
 
 
 def _strict(pair: RecordedPair) -> dict[str, Any]:

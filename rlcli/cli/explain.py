@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +15,10 @@ from rlcli.cli.output import print_json, print_talk, print_text, wrapped
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlcli.recipe.introspection.explanation import Explanation, Leaf, Use
+    from rlcli.recipe.introspection.explanation import Explanation, Leaf, Use, ValueStep
+    from rlcli.recipe.introspection.fields import Field
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
 
 TOPOLOGY = {
     "topology": "Changing it alters the topology: see `rlcli plan`.",
@@ -90,59 +92,69 @@ def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved
     from rlcli.recipe.introspection.fields import yaml_word
     from rlcli.recipe.introspection.readable import by_label
 
-    rows = [
-        (
-            leaf.key.removeprefix(f"{key}."),
-            _cut(yaml_word(leaf.value)),
-            by_label(leaf.origin, resolved),
-        )
-        for leaf in leaves
-    ]
-    widths = [
-        min(max(len(row[column]) for row in rows), most) for column, most in ((0, 36), (1, LONGEST))
-    ]
-    print_text(f"{key}")
-    for name, value, origin in rows:
-        for line in _row(name, value, origin, widths):
-            print_text(line)
+    names = [leaf.key.removeprefix(f"{key}.") for leaf in leaves]
+    values = [_cut(yaml_word(leaf.value)) for leaf in leaves]
+    name_width = min(max(map(len, names)), 36)
+    value_width = max(map(len, values))
+    print_text(key)
+    for name, value, leaf in zip(names, values, leaves, strict=True):
+        origin = by_label(leaf.origin, resolved)
+        row = f"  {name:<{name_width}}  {value:<{value_width}}  {origin}".rstrip()
+        if len(row) > WIDTH:
+            row = f"  {name}\n      {value}  {origin}".rstrip()
+        print_text(row)
     print_talk(f"one value: rlcli explain {recipe} {leaves[0].key}")
-
-
-def _row(name: str, value: str, origin: str, widths: Sequence[int]) -> list[str]:
-    """A row of three columns; two lines if it would be wider than 80."""
-    line = f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()
-    return [line] if len(line) <= WIDTH else [f"  {name}", f"      {value}  {origin}".rstrip()]
 
 
 def _print_value(
     explanation: Explanation, reached: list[tuple[Use, str]], resolved: Resolved
 ) -> None:
-    from rlcli.recipe.introspection.fields import yaml_word
-    from rlcli.recipe.introspection.readable import by_label
-
-    kind = f"   {explanation.field.type}" if explanation.field else ""
-    head = f"{explanation.key} = {yaml_word(explanation.value)}{kind}"
-    if explanation.removed:
-        head = by_label(f"{explanation.key}: removed {explanation.removed}", resolved)
-    print_text(head if len(head) <= WIDTH else wrapped(head, rest="  "))
+    heading = _heading(explanation, resolved)
+    print_text(heading if len(heading) <= WIDTH else wrapped(heading, rest="  "))
     if explanation.field and explanation.field.doc:
         print_text(wrapped(explanation.field.doc))
     print_text()
-    rows = [(by_label(step.where, resolved), _cut(step.value), step) for step in explanation.steps]
-    places = max((len(where) for where, _, _ in rows), default=0)
-    values = max((len(value) for _, value, _ in rows), default=0)
-    for number, (where, value, step) in enumerate(rows, start=1):
-        declared = f"  {step.note}" if step.note and step.where == "default" else ""
-        wins = "  <- wins" if step.wins else ""
-        print_text(f"  {number}  {where:<{places}}  {value:<{values}}{declared}{wins}".rstrip())
-        if step.note and not declared:
-            print_text(f"     {by_label(step.note, resolved)}")
+    for line in _step_lines(explanation.steps, resolved):
+        print_text(line)
     print_text()
     for line in _used_by(reached):
         print_text(line)
     print_text(
         wrapped(f"{TOPOLOGY[explanation.topology]} {ON_RESUME[explanation.on_resume.value]}")
     )
+
+
+def _heading(explanation: Explanation, resolved: Resolved) -> str:
+    """The key with its value and type, or where it is removed."""
+    from rlcli.recipe.introspection.fields import yaml_word
+    from rlcli.recipe.introspection.readable import by_label
+
+    if explanation.removed:
+        return by_label(f"{explanation.key}: removed {explanation.removed}", resolved)
+    heading = f"{explanation.key} = {yaml_word(explanation.value)}"
+    return f"{heading}   {explanation.field.type}" if explanation.field else heading
+
+
+def _step_lines(steps: Sequence[ValueStep], resolved: Resolved) -> Iterator[str]:
+    """Numbered lines: who sets the value, and to what. The note of a default is on its line; other
+    notes are below theirs."""
+    from rlcli.recipe.introspection.readable import by_label
+
+    origins = [by_label(step.where, resolved) for step in steps]
+    values = [_cut(step.value) for step in steps]
+    origin_width = max(map(len, origins), default=0)
+    value_width = max(map(len, values), default=0)
+    for number, step in enumerate(steps, start=1):
+        origin, value = origins[number - 1], values[number - 1]
+        line = f"  {number}  {origin:<{origin_width}}  {value:<{value_width}}"
+        is_default = step.where == "default"
+        if step.note and is_default:
+            line += f"  {step.note}"
+        if step.wins:
+            line += "  <- wins"
+        yield line.rstrip()
+        if step.note and not is_default:
+            yield f"     {by_label(step.note, resolved)}"
 
 
 def _cut(value: str) -> str:
@@ -153,15 +165,17 @@ def _used_by(reached: list[tuple[Use, str]]) -> list[str]:
     """Users of the value; those behind one reference are grouped."""
     if not reached:
         return ["used by  nothing in this recipe"]
-    lines = [f"used by  {who}" for use, who in reached if use.through is None]
+    lines: list[str] = []
     groups: dict[str, list[tuple[str, str]]] = {}
     for use, who in reached:
-        if use.through is not None:
-            owner, rest = _owner(use.key)
-            title = f"used by  through {use.through}, as {rest}"
-            groups.setdefault(
-                title if len(title) < 80 else title.replace(", as", ",\n         as"), []
-            ).append((owner, who))
+        if use.through is None:
+            lines.append(f"used by  {who}")
+            continue
+        owner, rest = _owner(use.key)
+        title = f"used by  through {use.through}, as {rest}"
+        if len(title) >= WIDTH:
+            title = title.replace(", as", ",\n         as")
+        groups.setdefault(title, []).append((owner, who))
     for title, rows in groups.items():
         width = max(len(owner) for owner, _ in rows)
         lines += [title, *(f"         {owner:<{width}}  {who}".rstrip() for owner, who in rows)]
@@ -177,44 +191,48 @@ def _owner(key: str) -> tuple[str, str]:
 
 def _who(resolved: Resolved, key: str) -> str:
     """The role, call or part of a run that a key applies to, and its ranks."""
+    from rlcli.recipe.call_keys import calls_of
+
+    recipe, path = resolved.recipe, tuple(key.split("."))
+    section = path[0]
+    if section == "models":
+        role = path[1]
+        decides_weights = len(path) > 2 and path[2] in _WEIGHTS
+        followers = _followers(recipe, role) if decides_weights else ""
+        return f"{role} ({_ranks(recipe, role)}){followers}"
+    if section == "datasets":
+        return _uses_of_dataset(recipe, path[1]) or "nothing in this recipe"
+    for path_of_call, call in calls_of(recipe):
+        if path[: len(path_of_call)] == path_of_call:
+            return f"{call.model}.{call.call} ({_ranks(recipe, call.model)})"
+    return _PARTS.get(".".join(path[:2]), _PARTS.get(section, ""))
+
+
+def _ranks(recipe: Recipe, role: str) -> str:
+    """`rank 0`, `ranks 0-3,5`."""
     from rlcli.topology import plan_topology
     from rlcli.topology.drawing import ranks_text
 
-    recipe, path = resolved.recipe, key.split(".")
-    topology = plan_topology(recipe)
-
-    def on_ranks(role: str) -> str:
-        ranks = topology.placement(role).ranks
-        return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
-
-    if path[0] == "models":
-        followers = [name for name, role in recipe.models.items() if role.init == path[1]]
-        start = (
-            f"; {', '.join(followers)} "
-            f"start{'' if len(followers) > 1 else 's'} from the same weights"
-        )
-        weights = len(path) > 2 and path[2] in ("path", "scratch", "init", "tokenizer")
-        return f"{path[1]} ({on_ranks(path[1])}){start if weights and followers else ''}"
-    calls = {"graph": recipe.graph, "train": recipe.train.eval.graph}.get(path[0], {})
-    name = (
-        path[1]
-        if path[0] == "graph"
-        else path[3]
-        if path[:3] == ["train", "eval", "graph"] and path[3:]
-        else ""
-    )
-    if name in calls:
-        call = calls[name]
-        return f"{call.model}.{call.call} ({on_ranks(call.model)})"
-    if path[0] == "datasets":
-        uses = {"training": recipe.train.dataset, "evaluation": recipe.train.eval.dataset}
-        return (
-            " and ".join(word for word, name in uses.items() if name == path[1])
-            or "nothing in this recipe"
-        )
-    return _PARTS.get(".".join(path[:2]), _PARTS.get(path[0], ""))
+    ranks = plan_topology(recipe).placement(role).ranks
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranks_text(ranks)}"
 
 
+def _followers(recipe: Recipe, role: str) -> str:
+    """The roles that start from the weights of a role, as a clause; empty if there are none."""
+    names = [name for name, follower in recipe.models.items() if follower.init == role]
+    if not names:
+        return ""
+    verb = "start" if len(names) > 1 else "starts"
+    return f"; {', '.join(names)} {verb} from the same weights"
+
+
+def _uses_of_dataset(recipe: Recipe, dataset: str) -> str:
+    uses = {"training": recipe.train.dataset, "evaluation": recipe.train.eval.dataset}
+    return " and ".join(use for use, name in uses.items() if name == dataset)
+
+
+_WEIGHTS = ("path", "scratch", "init", "tokenizer")
+"""Settings of a role that its weights depend on."""
 _PARTS = {
     "name": "the run's folder",
     "seed": "every random draw",
@@ -229,17 +247,24 @@ _PARTS = {
 
 
 def _as_json(explanation: Explanation, reached: list[tuple[Use, str]]) -> dict[str, Any]:
-    field = explanation.field
     return {
         "key": explanation.key,
         "value": explanation.value,
-        "type": field.type if field else None,
-        "doc": field.doc if field else None,
-        "default": field.default_text if field else None,
-        "declared": field.location if field else None,
-        "steps": [asdict(step) for step in explanation.steps],
-        "used_by": [{"key": use.key, "through": use.through, "who": who} for use, who in reached],
+        **_field_as_json(explanation.field),
+        "steps": list(map(asdict, explanation.steps)),
+        "used_by": [asdict(use) | {"who": who} for use, who in reached],
         "changes": explanation.topology,
         "on_resume": explanation.on_resume.value,
         "removed": explanation.removed,
+    }
+
+
+def _field_as_json(field: Field | None) -> dict[str, Any]:
+    if field is None:
+        return dict.fromkeys(("type", "doc", "default", "declared"))
+    return {
+        "type": field.type,
+        "doc": field.doc,
+        "default": field.default_text,
+        "declared": field.location,
     }

@@ -193,9 +193,8 @@ def _in_order(arguments: list[str]) -> list[str]:
         elif name == "--project":
             before += [word, *([] if equals else itertools.islice(words, 1))]
         elif name in ("--color", "--no-color"):
-            os.environ[
-                "NO_COLOR" if name == "--no-color" or value == "never" else "FORCE_COLOR"
-            ] = "1"
+            is_off = name == "--no-color" or value == "never"
+            os.environ["NO_COLOR" if is_off else "FORCE_COLOR"] = "1"
         elif word in ("--quiet", "-q"):
             output.quiet = verb not in QUIET
             last += [] if output.quiet else ["--quiet"]

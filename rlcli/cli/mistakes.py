@@ -100,14 +100,13 @@ def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
     context = getattr(error, "ctx", None)
     command = context.command if context is not None else None
     path = context.command_path if context is not None else "rlcli"
-    _, example = split_example((command.help or "") if command is not None else "")
+    _, example = split_example((command.help if command is not None else None) or "")
     hint = f"for example: {example}" if example else f"{path} --help"
     match type(error).__name__:
         case "NoSuchOption":
             return _unknown_option(path, error.option_name, command, context, arguments)
         case "MissingParameter":
-            option = next((name for name in error.param.opts if name.startswith("--")), None)
-            return UsageError(f"{path} needs {option or argument_name(error.param)}", hint=hint)
+            return UsageError(f"{path} needs {_name_of(error.param)}", hint=hint)
         case "BadParameter":
             return _bad_value(error, path)
         case "BadOptionUsage":
@@ -115,7 +114,17 @@ def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
             return UsageError(
                 f"{error.option_name} {needs}", hint=hint if context is not None else None
             )
-    message = error.format_message().rstrip(".")
+    return _other_mistake(error.format_message().rstrip("."), path, hint)
+
+
+def _name_of(parameter: Any) -> str:
+    """The long name of an option, or what help calls an argument."""
+    option = next((name for name in parameter.opts if name.startswith("--")), None)
+    return option or argument_name(parameter)
+
+
+def _other_mistake(message: str, path: str, hint: str) -> UsageError:
+    """A mistake that only the parser's message tells apart from others."""
     if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
         return UsageError(f"{path} takes no further {extra[1]!r}", hint=hint)
     if message == "Missing command":

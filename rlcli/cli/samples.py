@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -97,27 +97,38 @@ def samples(
     recorded = iterate_samples(_file(run, runs))
     if changed:
         pairs = changed_between(recorded, selection)
-        left_out = len(pairs) - limit
-        if as_json:
-            print_json(
-                {"changed": [{"before": asdict(a), "after": asdict(b)} for a, b in pairs[:limit]]}
-            )
-        for number, (before, after) in enumerate(() if as_json else pairs[:limit], start=1):
-            _print_pair(number, before, after, full)
+        total = len(pairs)
+        _show_pairs(pairs[:limit], full, as_json)
     else:
         chosen = select_samples(recorded, selection)
         if is_ranked:
             limit = worst or best or limit
             chosen = by_reward(chosen, limit, best=best is not None)
-        left_out = len(chosen) - limit
-        if as_json:
-            print_json({"samples": [asdict(sample) for sample in chosen[:limit]]})
-        for number, sample in enumerate(() if as_json else chosen[:limit], start=1):
-            _print_sample(number, sample, full)
-    if left_out > 0:
-        print_talk(f"and {left_out} more: --limit")
-    elif left_out == -limit:
+        total = len(chosen)
+        _show_samples(chosen[:limit], full, as_json)
+    if total > limit:
+        print_talk(f"and {total - limit} more: --limit")
+    elif total == 0:
         print_talk(_nothing(selection))
+
+
+def _show_pairs(
+    pairs: Sequence[tuple[SampleRecord, SampleRecord]], full: bool, as_json: bool
+) -> None:
+    if as_json:
+        documents = [{"before": asdict(before), "after": asdict(after)} for before, after in pairs]
+        print_json({"changed": documents})
+        return
+    for number, (before, after) in enumerate(pairs, start=1):
+        _print_pair(number, before, after, full)
+
+
+def _show_samples(records: Sequence[SampleRecord], full: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"samples": [asdict(sample) for sample in records]})
+        return
+    for number, sample in enumerate(records, start=1):
+        _print_sample(number, sample, full)
 
 
 def _file(run: str, runs: Path) -> Path:

@@ -65,31 +65,38 @@ def show(
 
     Example: rlcli show ppo_math --origins
     """
+    name, *others = words
     of_recipe = bool(with_) or origins or every
-    if words[0] == METRICS and not of_recipe:
-        _show_metrics(words[1:], as_json)
+    if name == METRICS and not of_recipe:
+        _show_metrics(others, as_json)
         return
-    kind = KINDS.get(words[0].removesuffix("s"))
-    if kind is not None and len(words) > 1:
-        if len(words) > 2 or of_recipe:
+    kind = KINDS.get(name.removesuffix("s"))
+    if kind is not None and others:
+        if len(others) > 1 or of_recipe:
             raise UsageError(
-                f"rlcli show {words[0]} takes one name", hint=f"rlcli show {words[0]} {words[1]}"
+                f"rlcli show {name} takes one name", hint=f"rlcli show {name} {others[0]}"
             )
-        _show_components([(kind, words[1])], as_json)
+        _show_components([(kind, others[0])], as_json)
         return
-    homes = _homes(words[0])
-    if homes and len(words) == 1 and not of_recipe:
-        _show_components(homes, as_json)
+    if not others and not of_recipe and _show_by_name(name, as_json):
         return
-    if len(words) == 1 and not of_recipe:
-        if _show_section(words[0], as_json):
-            return
-        _check_name(words[0])
-    for word in words[1:]:
+    for word in others:
         if "=" not in word:
-            hint = f"a value or section of a recipe: rlcli explain {words[0]} {word}"
+            hint = f"a value or section of a recipe: rlcli explain {name} {word}"
             raise UsageError(f"{word!r} is not KEY=VALUE", hint=hint)
-    _show_recipe(load(words[0], words[1:], with_), origins, every, as_json)
+    _show_recipe(load(name, others, with_), origins, every, as_json)
+
+
+def _show_by_name(name: str, as_json: bool) -> bool:
+    """Print the components of a name, or the section; False for a recipe. Raises UsageError for a
+    name that nothing has."""
+    if homes := _homes(name):
+        _show_components(homes, as_json)
+        return True
+    if _show_section(name, as_json):
+        return True
+    _check_name(name)
+    return False
 
 
 def _check_name(name: str) -> None:
@@ -191,10 +198,12 @@ _COLUMNS = ("name", "type", "default", "doc")
 def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
     """Print each key with its type, its default (None: required) and its meaning."""
     for name, kind, default, doc in rows:
-        print_text(
-            f"  {name}  {kind}"
-            + (", required" if default is None else f" = {default}" if default else "")
-        )
+        line = f"  {name}  {kind}"
+        if default is None:
+            line += ", required"
+        elif default:
+            line += f" = {default}"
+        print_text(line)
         if doc:
             print_text(wrapped(doc, " " * 6, " " * 6))
 
@@ -285,25 +294,27 @@ def _tools_in_words(signature: Signature) -> str:
 def _component_json(signature: Signature) -> dict[str, Any]:
     from rlcli.recipe.introspection.fields import argument_type, arguments_in
 
-    return {
+    document = {
         "kind": signature.kind.removesuffix("s"),
         "name": signature.name,
         "file": str(signature.path),
         "line": signature.line,
         "doc": signature.doc,
         "calls": _calls(signature) if signature.kind == "interfaces" else [],
-        **({"tools": _tools(signature)} if signature.kind == "environments" else {}),
-        "args": [
-            {
-                "name": name,
-                "type": argument_type(signature, argument),
-                "required": argument.required,
-                "default": argument.default_text,
-                "doc": " ".join(argument.doc.split()),
-            }
-            for name, argument in arguments_in(signature)
-        ],
     }
+    if signature.kind == "environments":
+        document["tools"] = _tools(signature)
+    document["args"] = [
+        {
+            "name": name,
+            "type": argument_type(signature, argument),
+            "required": argument.required,
+            "default": argument.default_text,
+            "doc": " ".join(argument.doc.split()),
+        }
+        for name, argument in arguments_in(signature)
+    ]
+    return document
 
 
 # -- recipes ---------------------------------------------------------------------------------------
@@ -321,13 +332,7 @@ def _commented(line: YamlLine, column: int) -> str:
 
 
 def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) -> None:
-    from rlcli.recipe.introspection.readable import (
-        COLUMN,
-        by_label,
-        defaults_left_out,
-        what_is_set,
-        with_origins,
-    )
+    from rlcli.recipe.introspection.readable import defaults_left_out, what_is_set
     from rlcli.recipe.parsing.write import to_yaml
 
     if as_json:
@@ -339,17 +344,7 @@ def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) 
         return
     recipe = resolved.to_json() if every else what_is_set(resolved)
     if origins:
-        for layer in resolved.layers:
-            print_text(
-                f"# layer {layer.label}" + (f"  {layer.file}" if layer.file != layer.label else "")
-            )
-        for key, mark in resolved.removed.items():
-            print_text(f"# removed {key}  {by_label(str(mark), resolved)}")
-        lines = with_origins(resolved, recipe)
-        widths = [len(line.text) for line in lines if line.origin is not None]
-        column = max((width for width in widths if width <= COLUMN), default=COLUMN)
-        for line in lines:
-            print_text(_commented(line, column) if line.origin else line.text)
+        _print_with_origins(resolved, recipe)
     else:
         print_text(to_yaml(recipe).rstrip("\n"))
     if not every:
@@ -357,3 +352,19 @@ def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) 
             f"{defaults_left_out(resolved)} defaults are not shown: --all, or rlcli "
             "explain RECIPE SECTION"
         )
+
+
+def _print_with_origins(resolved: Resolved, recipe: dict[str, Any]) -> None:
+    """Print the layers, what they remove, and each value with its origin as a comment."""
+    from rlcli.recipe.introspection.readable import COLUMN, by_label, with_origins
+
+    for layer in resolved.layers:
+        file = f"  {layer.file}" if layer.file != layer.label else ""
+        print_text(f"# layer {layer.label}{file}")
+    for key, mark in resolved.removed.items():
+        print_text(f"# removed {key}  {by_label(str(mark), resolved)}")
+    lines = with_origins(resolved, recipe)
+    widths = [len(line.text) for line in lines if line.origin is not None]
+    column = max((width for width in widths if width <= COLUMN), default=COLUMN)
+    for line in lines:
+        print_text(_commented(line, column) if line.origin else line.text)

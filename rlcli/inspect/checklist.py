@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
 
-Rows = dict[str, Sequence[Preview]]
-"""Dataset → those of its rows that are inspected."""
-
 
 class _Subject:
     """A recipe, and what several checks need to know about it."""
@@ -51,7 +48,16 @@ class _Subject:
         self.resolved = resolved
         self.recipe = resolved.recipe
         self.tokenizers = Tokenizers(resolved)
+        self.datasets: dict[str, OpenDataset] = {}
+        """Those of its datasets that are inspected."""
+        self.rows: dict[str, Sequence[Preview]] = {}
+        """Dataset → those of its rows that are inspected."""
         self._sizes: dict[str, Architecture | str] = {}
+
+    def inspect(self, dataset: OpenDataset, rows: int) -> None:
+        """Add a dataset with up to so many of its rows."""
+        self.rows[dataset.name] = dataset.sample(rows)
+        self.datasets[dataset.name] = dataset
 
     def sizes(self, role: str) -> Architecture | str:
         """The sizes of a role's model, or why they are unknown."""
@@ -81,43 +87,45 @@ def _findings(subject: _Subject, rows: int) -> Iterator[Finding]:
     yield from (failure("library", error) for error in libraries)
     yield from (failure("variable", error) for error in variables)
     yield from _check_models(subject)
-    datasets: dict[str, OpenDataset] = {}
-    looked_at: Rows = {}
-    reported = {error.what for error in missing}
-    for name in resolved.recipe.datasets:
-        try:
-            opened = open_dataset(resolved, name, subject.tokenizers)
-            check_dataset_sizes(resolved.recipe, {name: opened.rows})
-            looked_at[name] = opened.sample(rows)
-        except RlcliError as error:
-            # A tokenizer that cannot be read is one failure, however many datasets need it.
-            if error.what not in reported:
-                yield failure(name, error)
-            reported.add(error.what)
-            continue
-        datasets[name] = opened
-    if datasets:
-        yield from _check_tokenizer(subject, next(iter(datasets.values())).tokenizer)
-    yield from _check_rows(subject, datasets, looked_at)
+    yield from _open_datasets(subject, rows, {error.what for error in missing})
+    if subject.datasets:
+        yield from _check_tokenizer(subject, next(iter(subject.datasets.values())).tokenizer)
+    yield from _check_rows(subject)
     components = [] if missing else list(_check_components(resolved))
     # otherwise the same fault would be reported again
     if not any(finding.level == "FAIL" for finding in components):
-        yield from _check_rewards(resolved, datasets, looked_at)
-    yield from _check_held_out(resolved, datasets, looked_at)
+        yield from _check_rewards(subject)
+    yield from _check_held_out(subject)
     yield from _check_taught(subject, rows)
     yield from components
     yield _check_devices(resolved)
     yield from _check_doubtful(resolved)
 
 
+def _open_datasets(subject: _Subject, rows: int, reported: set[str]) -> Iterator[Finding]:
+    """Open every dataset of the recipe; a failure for each that cannot be read, unless it has been
+    reported already."""
+    resolved = subject.resolved
+    for name in resolved.recipe.datasets:
+        try:
+            opened = open_dataset(resolved, name, subject.tokenizers)
+            check_dataset_sizes(resolved.recipe, {name: opened.rows})
+            subject.inspect(opened, rows)
+        except RlcliError as error:
+            # A tokenizer that cannot be read is one failure, however many datasets need it.
+            if error.what not in reported:
+                yield failure(name, error)
+            reported.add(error.what)
+
+
 def inspect_rows(resolved: Resolved, names: Collection[str], rows: int = 200) -> Iterator[Finding]:
     """What up to `rows` rows of these datasets show, and whether held-out rows are trained on.
     Raises RlcliError for one that cannot be opened."""
     subject = _Subject(resolved)
-    datasets = {name: open_dataset(resolved, name, subject.tokenizers) for name in names}
-    looked_at: Rows = {name: dataset.sample(rows) for name, dataset in datasets.items()}
-    yield from _check_rows(subject, datasets, looked_at)
-    yield from _check_held_out(resolved, datasets, looked_at)
+    for dataset in [open_dataset(resolved, name, subject.tokenizers) for name in names]:
+        subject.inspect(dataset, rows)
+    yield from _check_rows(subject)
+    yield from _check_held_out(subject)
     yield from _check_taught(subject, rows)
 
 
@@ -126,17 +134,17 @@ def quick_checks(
 ) -> Iterator[Finding]:
     """What up to `rows` rows of already open datasets show: masks, ends, lengths,
     templates, rewards."""
-    looked_at: Rows = {name: dataset.sample(rows) for name, dataset in datasets.items()}
-    yield from _check_rows(_Subject(resolved), datasets, looked_at)
-    yield from _check_rewards(resolved, datasets, looked_at)
+    subject = _Subject(resolved)
+    for dataset in datasets.values():
+        subject.inspect(dataset, rows)
+    yield from _check_rows(subject)
+    yield from _check_rewards(subject)
     yield from _check_doubtful(resolved)
 
 
-def _check_rows(
-    subject: _Subject, datasets: Mapping[str, OpenDataset], looked_at: Rows
-) -> Iterator[Finding]:
-    for name, opened in datasets.items():
-        yield from _check_dataset(subject, opened, looked_at[name])
+def _check_rows(subject: _Subject) -> Iterator[Finding]:
+    for name, opened in subject.datasets.items():
+        yield from _check_dataset(subject, opened, subject.rows[name])
 
 
 def _check_recipe(resolved: Resolved) -> Finding:
@@ -209,27 +217,15 @@ def _check_tokenizer(subject: _Subject, opened: OpenTokenizer) -> Iterator[Findi
 
 
 def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Finding:
-    tokenizer, sizes = opened.tokenizer, subject.sizes(role)
-    rows = None if isinstance(sizes, str) else sizes.vocabulary
+    tokenizer, rows = opened.tokenizer, _embedding_rows(subject, role)
+    tokens = grouped(len(tokenizer))
     if rows is not None and len(tokenizer) > rows:
-        message = (
-            f"it has {grouped(len(tokenizer))} tokens, but the embedding of "
-            f"{role} has {grouped(rows)} rows"
-        )
-        return failure(
-            about,
-            ModelError(message, hint="use the tokenizer that the model was made with", code="F32"),
-        )
-    says = f"{grouped(len(tokenizer))} tokens"
-    if rows is not None:
-        says += f", a row of the embedding for each ({grouped(rows)})"
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        says += "; pad is the end of sequence, which is harmless: nothing is padded"
-    details = (
-        [f"read by transformers, not by its file alone: {opened.heavy_because}"]
-        if opened.heavy_because
-        else []
-    )
+        message = f"it has {tokens} tokens, but the embedding of {role} has {grouped(rows)} rows"
+        hint = "use the tokenizer that the model was made with"
+        return failure(about, ModelError(message, hint=hint, code="F32"))
+    details: list[str] = []
+    if opened.heavy_because:
+        details.append(f"read by transformers, not by its file alone: {opened.heavy_because}")
     unheard = _unheard_stops(subject, role, tokenizer)
     if unheard:
         names = ", ".join(tokenizer.decode([id_]) for id_ in unheard)
@@ -241,7 +237,21 @@ def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Fi
             fix=f"set generation.stop_token_ids={unheard}",
             code="F32",
         )
+    says = f"{tokens} tokens{_about_embedding(tokenizer, rows)}"
     return Finding(level="ok", about=about, says=says, details=details)
+
+
+def _embedding_rows(subject: _Subject, role: str) -> int | None:
+    sizes = subject.sizes(role)
+    return None if isinstance(sizes, str) else sizes.vocabulary
+
+
+def _about_embedding(tokenizer: Any, rows: int | None) -> str:
+    """What there is to say about the rows of the embedding, if known, and about padding."""
+    rows_text = f", a row of the embedding for each ({grouped(rows)})" if rows is not None else ""
+    is_same = tokenizer.pad_token_id == tokenizer.eos_token_id
+    padding = "; pad is the end of sequence, which is harmless: nothing is padded"
+    return rows_text + padding if is_same else rows_text
 
 
 def _unheard_stops(subject: _Subject, role: str, tokenizer: Any) -> list[int]:
@@ -287,13 +297,16 @@ def _limits(subject: _Subject, dataset: str, tokenizer: Any) -> RowLimits:
     generates = (is_trained_on and _generates(recipe.graph)) or (
         is_held_out and _generates(recipe.train.eval.graph)
     )
+    settings = recipe.generation.build()
+    positions = None if isinstance(sizes, str) else sizes.positions
+    responses = 1
+    if generates and is_trained_on:
+        responses = kept_together(recipe, settings.responses_per_prompt)
     return RowLimits(
         stop_ids=subject.stop_ids(tokenizer),
-        new_tokens=recipe.generation.build().max_new_tokens if generates else 0,
-        responses=kept_together(recipe, recipe.generation.build().responses_per_prompt)
-        if generates and is_trained_on
-        else 1,
-        positions=None if isinstance(sizes, str) else sizes.positions,
+        new_tokens=settings.max_new_tokens if generates else 0,
+        responses=responses,
+        positions=positions,
         microbatch=recipe.train.max_tokens_per_microbatch,
         cache=cache_of(recipe, prompt_role(recipe)),
     )
@@ -303,12 +316,11 @@ def _generates(graph: Mapping[str, Call]) -> bool:
     return any(call.call == "generate" for call in graph.values())
 
 
-def _check_held_out(
-    resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows
-) -> Iterator[Finding]:
-    train, held_out = resolved.recipe.train.dataset, resolved.recipe.train.eval.dataset
+def _check_held_out(subject: _Subject) -> Iterator[Finding]:
+    datasets = subject.datasets
+    train, held_out = subject.recipe.train.dataset, subject.recipe.train.eval.dataset
     if held_out is not None and held_out != train and {train, held_out} <= set(datasets):
-        yield check_leak(datasets[train], datasets[held_out], rows)
+        yield check_leak(datasets[train], datasets[held_out], subject.rows)
 
 
 def _check_taught(subject: _Subject, rows: int) -> Iterator[Finding]:
@@ -332,11 +344,9 @@ def _check_taught(subject: _Subject, rows: int) -> Iterator[Finding]:
 # -- rewards and devices ---------------------------------------------------------------------------
 
 
-def _check_rewards(
-    resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows
-) -> Iterator[Finding]:
+def _check_rewards(subject: _Subject) -> Iterator[Finding]:
     """Each reward that needs no model, on the rows that it will receive."""
-    recipe = resolved.recipe
+    recipe, datasets, rows = subject.recipe, subject.datasets, subject.rows
     graphs = [(recipe.train.dataset, recipe.graph)]
     if recipe.train.eval.dataset is not None:
         graphs.append((recipe.train.eval.dataset, recipe.train.eval.graph))

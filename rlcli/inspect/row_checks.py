@@ -46,68 +46,75 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
         says = f"a stream of {opened.type}; its first {count(len(opened), 'row')}"
     if len(looked_at) < len(opened):
         number = len(looked_at)
-        says += (
-            f"; checked the first {number}"
-            if opened.is_drawn
-            else f"; checked {number}, spread evenly"
-        )
+        first = f"the first {number}" if opened.is_drawn else f"{number}, spread evenly"
+        says += f"; checked {first}"
     bad = opened.survey.bad_rows if opened.survey else ()
     if not bad:
         return Finding(level="ok", about=opened.name, says=says, details=opened.notes)
+    says += f"; {count(len(bad), 'bad row')} skipped"
+    details = [*some_of(bad), *opened.notes]
+    return _fault(opened.name, says, details, "correct them, or keep bad_rows: skip", "F31")
+
+
+def _fault(
+    about: str, says: str, details: Sequence[str], fix: str, code: str, *, fails: bool = False
+) -> Finding:
+    """A warning about rows, or a failure."""
     return Finding(
-        level="warn",
-        about=opened.name,
-        says=f"{says}; {count(len(bad), 'bad row')} skipped",
-        details=[*some_of(bad), *opened.notes],
-        fix="correct them, or keep bad_rows: skip",
-        code="F31",
+        level="FAIL" if fails else "warn",
+        about=about,
+        says=says,
+        details=details,
+        fix=fix,
+        code=code,
+        exit_code=4 if fails else 0,
     )
+
+
+def _faulty_rows(
+    about: str,
+    faulty: Sequence[Preview],
+    rows: Sequence[Preview],
+    fault: str,
+    fix: str,
+    code: str,
+    *,
+    fails: bool = False,
+) -> Finding:
+    """A warning that so many of the checked rows have a fault, or a failure."""
+    says = f"{len(faulty)} of {len(rows)} checked {fault}"
+    return _fault(about, says, _locations(faulty), fix, code, fails=fails)
 
 
 def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
     """The share of tokens that is trained on; None for prompts alone."""
-    masks = [
-        (row, [flag for mask in row.trained for flag in mask])
-        for row in rows
-        if row.trained is not None
-    ]
-    if not masks:
+    answered = [row for row in rows if row.trained is not None]
+    if not answered:
         return None
     about = f"{name} loss mask"
-    nothing = [row for row, flags in masks if not any(flags)]
-    if nothing:
-        says = f"{len(nothing)} of {len(masks)} checked rows train on 0 tokens"
+    untrained = [row for row in answered if not any(_flags(row))]
+    if untrained:
+        fault = "rows train on 0 tokens"
         fix = "give the rows an answer, or fix the dataset's mask; rlcli tokens shows a row"
-        if len(nothing) == len(masks):
-            return Finding(
-                level="FAIL",
-                about=about,
-                says=says,
-                details=_places(nothing),
-                fix=fix,
-                code="F31",
-                exit_code=4,
-            )
-        return Finding(
-            level="warn", about=about, says=says, details=_places(nothing), fix=fix, code="F31"
-        )
-    if all(all(flags) and row.prompt != "" for row, flags in masks):
+        fails = len(untrained) == len(answered)
+        return _faulty_rows(about, untrained, answered, fault, fix, "F31", fails=fails)
+    if all(all(_flags(row)) and row.prompt != "" for row in answered):
         says = "every token is trained on, those of the prompts too"
-        return Finding(
-            level="warn",
-            about=about,
-            says=says,
-            fix="mask the prompts, unless you mean it",
-            code="F31",
-        )
-    trained, tokens = sum(sum(flags) for _, flags in masks), sum(len(flags) for _, flags in masks)
-    says = f"{share(trained, tokens)} of the tokens are trained on"
-    how = {row.masked_by for row, _ in masks}
-    return Finding(
-        level="ok",
-        about=about,
-        says=f"{says}: {how.pop()}" if len(how) == 1 and None not in how else says,
-    )
+        return _fault(about, says, (), "mask the prompts, unless you mean it", "F31")
+    flags = [flag for row in answered for flag in _flags(row)]
+    says = f"{share(sum(flags), len(flags))} of the tokens are trained on{_masked_by(answered)}"
+    return Finding(level="ok", about=about, says=says)
+
+
+def _flags(row: Preview) -> list[bool]:
+    """Whether each token of a row is trained on, one sequence after the other."""
+    return [flag for mask in row.trained or () for flag in mask]
+
+
+def _masked_by(rows: Sequence[Preview]) -> str:
+    """What has masked all rows, after a colon; empty if it is not the same for all, or unknown."""
+    masked_by = {row.masked_by for row in rows}
+    return f": {masked_by.pop()}" if len(masked_by) == 1 and None not in masked_by else ""
 
 
 def check_pairs(name: str, rows: Sequence[Preview]) -> Finding | None:
@@ -116,59 +123,47 @@ def check_pairs(name: str, rows: Sequence[Preview]) -> Finding | None:
     equal = [row for row in rows if any(map(eq, row.sequences[::2], row.sequences[1::2]))]
     if not equal:
         return None
-    return Finding(
-        level="warn",
-        about=f"{name} pairs",
-        says=f"in {len(equal)} of {len(rows)} checked rows both answers are the same",
-        details=_places(equal),
-        fix="remove these pairs: nothing can be learned from them",
-        code="F31",
-    )
+    says = f"in {len(equal)} of {len(rows)} checked rows both answers are the same"
+    fix = "remove these pairs: nothing can be learned from them"
+    return _fault(f"{name} pairs", says, _locations(equal), fix, "F31")
 
 
 def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding:
     """Whether rows begin with one BOS token, if the tokenizer adds it, and end with a token that
     stops generation and is trained on."""
     about, bos = f"{name} begin/end", tokenizer.bos_token_id
-    doubled = [
-        row
-        for row in rows
-        if bos is not None and any(ids[:2] == [bos, bos] for ids in row.sequences)
-    ]
-    if doubled:
-        says = (
-            f"{len(doubled)} of {len(rows)} checked rows begin with {_token(tokenizer, bos)} twice"
-        )
-        fix = (
-            "the template and the tokenizer both write it: take it out of the "
-            "chat template or the text"
-        )
-        return Finding(
-            level="FAIL",
-            about=about,
-            says=says,
-            details=_places(doubled),
-            fix=fix,
-            code="F32",
-            exit_code=4,
-        )
-    adds_bos = bos is not None and list(tokenizer("a").input_ids)[:1] == [bos]
     without = [row for row in rows if any(ids[:1] != [bos] for ids in row.sequences)]
-    beginning = (
-        f"one {_token(tokenizer, bos)} in front"
-        if len(without) < len(rows)
-        else "nothing added in front"
+    added = f"one {_token(tokenizer, bos)}" if len(without) < len(rows) else "nothing added"
+    return (
+        _doubled_bos(about, tokenizer, rows)
+        or _missing_bos(about, tokenizer, without, rows)
+        or _check_stops(about, f"{added} in front", tokenizer, rows, limits)
     )
-    if adds_bos and without:
-        says = (
-            f"{len(without)} of {len(rows)} checked rows lack {_token(tokenizer, bos)}, "
-            "which the tokenizer adds"
-        )
-        fix = "write {{ bos_token }} into the chat template, unless the model was trained without"
-        return Finding(
-            level="warn", about=about, says=says, details=_places(without), fix=fix, code="F32"
-        )
-    return _check_stops(about, beginning, tokenizer, rows, limits)
+
+
+def _doubled_bos(about: str, tokenizer: Any, rows: Sequence[Preview]) -> Finding | None:
+    bos = tokenizer.bos_token_id
+    doubled = [row for row in rows if any(ids[:2] == [bos, bos] for ids in row.sequences)]
+    if not doubled:
+        return None
+    fault = f"rows begin with {_token(tokenizer, bos)} twice"
+    fix = (
+        "the template and the tokenizer both write it: take it out of the chat template or the text"
+    )
+    return _faulty_rows(about, doubled, rows, fault, fix, "F32", fails=True)
+
+
+def _missing_bos(
+    about: str, tokenizer: Any, without: Sequence[Preview], rows: Sequence[Preview]
+) -> Finding | None:
+    """A warning about the rows without a BOS token, if the tokenizer adds it."""
+    bos = tokenizer.bos_token_id
+    adds_bos = bos is not None and list(tokenizer("a").input_ids)[:1] == [bos]
+    if not (adds_bos and without):
+        return None
+    fault = f"rows lack {_token(tokenizer, bos)}, which the tokenizer adds"
+    fix = "write {{ bos_token }} into the chat template, unless the model was trained without"
+    return _faulty_rows(about, without, rows, fault, fix, "F32")
 
 
 def _check_stops(
@@ -177,63 +172,43 @@ def _check_stops(
     stops = ", ".join(_token(tokenizer, stop) for stop in sorted(limits.stop_ids))
     answered = [row for row in rows if row.trained is not None]
     if not answered:
-        closed = [
-            row
-            for row in rows
-            if any(ids[-1:] == [tokenizer.eos_token_id] for ids in row.sequences)
-        ]
-        if closed:
-            says = (
-                f"{len(closed)} of {len(rows)} checked prompts end with the end-of-sequence token"
-            )
-            fix = "a response cannot follow the end: fix the template's generation prompt"
-            return Finding(
-                level="FAIL",
-                about=about,
-                says=says,
-                details=_places(closed),
-                fix=fix,
-                code="F32",
-                exit_code=4,
-            )
-        return Finding(level="ok", about=about, says=f"{beginning}; responses end with {stops}")
+        closed = _closed_prompts(about, tokenizer.eos_token_id, rows)
+        says = f"{beginning}; responses end with {stops}"
+        return closed or Finding(level="ok", about=about, says=says)
     endless = [row for row in answered if not _ends_with_trained(row, limits.stop_ids)]
-    if endless:
-        says = (
-            f"{len(endless)} of {len(answered)} checked rows do not train the stop "
-            f"token {stops} at their end"
-        )
-        details = ["a model that never sees it there does not learn to stop", *_places(endless)]
-        if len(endless) == len(answered):
-            fix = "end the answers with it, or name their last token in generation.stop_token_ids"
-            return Finding(
-                level="FAIL",
-                about=about,
-                says=says,
-                details=details,
-                fix=fix,
-                code="F32",
-                exit_code=4,
-            )
-        return Finding(
-            level="warn",
-            about=about,
-            says=says,
-            details=details,
-            fix="do not cut answers",
-            code="F32",
-        )
-    return Finding(level="ok", about=about, says=f"{beginning}; the stop token {stops} is trained")
+    if not endless:
+        says = f"{beginning}; the stop token {stops} is trained"
+        return Finding(level="ok", about=about, says=says)
+    says = (
+        f"{len(endless)} of {len(answered)} checked rows do not train the stop "
+        f"token {stops} at their end"
+    )
+    details = ["a model that never sees it there does not learn to stop", *_locations(endless)]
+    if len(endless) < len(answered):
+        return _fault(about, says, details, "do not cut answers", "F32")
+    fix = "end the answers with it, or name their last token in generation.stop_token_ids"
+    return _fault(about, says, details, fix, "F32", fails=True)
+
+
+def _closed_prompts(about: str, eos: int, rows: Sequence[Preview]) -> Finding | None:
+    """A failure if prompts end with the token after which nothing can follow."""
+    closed = [row for row in rows if any(ids[-1:] == [eos] for ids in row.sequences)]
+    if not closed:
+        return None
+    fault = "prompts end with the end-of-sequence token"
+    fix = "a response cannot follow the end: fix the template's generation prompt"
+    return _faulty_rows(about, closed, rows, fault, fix, "F32", fails=True)
 
 
 def _ends_with_trained(row: Preview, stops: frozenset[int]) -> bool:
     """Whether every sequence trains a stop token at its end; one token, such as a newline,
     may follow it."""
     masks = row.trained or ()
-    return all(
-        any(token in stops and flag for token, flag in list(zip(ids, mask, strict=True))[-2:])
-        for ids, mask in zip(row.sequences, masks, strict=True)
-    )
+    for ids, mask in zip(row.sequences, masks, strict=True):
+        last = list(zip(ids, mask, strict=True))[-2:]
+        if not any(token in stops and flag for token, flag in last):
+            return False
+    return True
 
 
 def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | None:
@@ -251,14 +226,7 @@ def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | Non
         f"{grouped(len(repeated))} of {count(len(prompts), 'prompt')} occur before in the dataset"
     )
     fix = "drop them, unless they should weigh more"
-    return Finding(
-        level="warn",
-        about=f"{opened.name} repeats",
-        says=says,
-        details=some_of(repeated),
-        fix=fix,
-        code="F79",
-    )
+    return _fault(f"{opened.name} repeats", says, some_of(repeated), fix, "F79")
 
 
 def check_leak(
@@ -282,9 +250,7 @@ def check_leak(
         f"are in {train.name} too"
     )
     fix = f"take them out of {train.name}; evaluating on them overstates accuracy"
-    return Finding(
-        level="warn", about=about, says=says, details=some_of(leaked), fix=fix, code="F79"
-    )
+    return _fault(about, says, some_of(leaked), fix, "F79")
 
 
 def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[str, str]]:
@@ -292,10 +258,8 @@ def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[st
     or else of those inspected."""
     if opened.survey:
         return [(where, _plain(prompt)) for where, prompt in opened.survey.prompts if prompt]
-    return [
-        (location(row), _plain(row.prompt if row.prompt is not None else str(row.sequences)))
-        for row in rows
-    ]
+    prompts = [str(row.sequences) if row.prompt is None else row.prompt for row in rows]
+    return list(zip(map(location, rows), map(_plain, prompts), strict=True))
 
 
 def _plain(prompt: str) -> str:
@@ -307,7 +271,7 @@ def _token(tokenizer: Any, id_: int | None) -> str:
     return "nothing" if id_ is None else shortened(tokenizer.decode([id_]) or str(id_), 30)
 
 
-def _places(rows: Sequence[Preview]) -> list[str]:
+def _locations(rows: Sequence[Preview]) -> list[str]:
     return some_of([location(row) for row in rows])
 
 

@@ -63,7 +63,23 @@ def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """The four most informative series of the run, those of reinforcement learning if it has
     rewards."""
     reward = Panel("Reward", *curve(records, "reward"))
-    evaluations = [
+    evaluated = _evaluations(records)
+    measured = {
+        name: Panel(heading, *curve(records, name), exact=name == "learning rate")
+        for name, heading in HEADINGS.items()
+    }
+    responses = [measured["kl"], measured["length"]]
+    if reward.values:
+        panels = [reward, *evaluated[:1], *responses, *evaluated[1:], measured["loss"]]
+    else:
+        panels = [measured["loss"], measured["accuracy"], *evaluated, *responses]
+    panels += [measured["grad norm"], measured["learning rate"]]
+    return [panel for panel in panels if panel.values][:4]
+
+
+def _evaluations(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """The results on held-out rows that the run has, the most telling first."""
+    panels = [
         Panel(
             "Accuracy on held-out problems",
             *series(records, "eval/accuracy"),
@@ -73,30 +89,7 @@ def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
         Panel("Reward on held-out problems", *series(records, "eval/reward"), points=True),
         Panel("Loss on held-out data", *series(records, "eval/loss"), points=True),
     ]
-    evaluated = [panel for panel in evaluations if panel.values]
-    measured = {
-        name: Panel(heading, *curve(records, name), exact=name == "learning rate")
-        for name, heading in HEADINGS.items()
-    }
-    if reward.values:
-        panels = [
-            reward,
-            *evaluated[:1],
-            measured["kl"],
-            measured["length"],
-            *evaluated[1:],
-            measured["loss"],
-        ]
-    else:
-        panels = [
-            measured["loss"],
-            measured["accuracy"],
-            *evaluated,
-            measured["kl"],
-            measured["length"],
-        ]
-    panels += [measured["grad norm"], measured["learning rate"]]
-    return [panel for panel in panels if panel.values][:4]
+    return [panel for panel in panels if panel.values]
 
 
 HEADINGS = {
@@ -135,25 +128,17 @@ def draw_panels(
     It is a Figure of its own: pyplot would keep it and might look for a screen. No text is parsed
     as mathematics, because names come from files.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     columns = min(2, len(titles))
     rows = (len(titles) + columns - 1) // columns
-    size = (WIDTH, ROW_HEIGHT * rows + more_height)
-    figure = Figure(figsize=size, dpi=DPI, facecolor="white")
-    figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
-    FigureCanvasAgg(figure)
+    figure = _figure(ROW_HEIGHT * rows + more_height)
     figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold", parse_math=False)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    drawn = axes[: len(titles)]
     spans = []
-    for number, (axis, heading) in enumerate(zip(axes, titles, strict=False)):
+    for number, (axis, heading) in enumerate(zip(drawn, titles, strict=True)):
         _style(axis, heading)
         spans.append(draw(number, axis))
-    first, last = min(first for first, _ in spans), max(last for _, last in spans)
-    for axis in axes[: len(titles)]:
-        _set_steps(axis, first, last)
+    _set_steps(drawn, spans)
     for axis in axes[len(titles) :]:
         axis.set_axis_off()
     if finish is not None:
@@ -161,6 +146,18 @@ def draw_panels(
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
+
+
+def _figure(height: float) -> Figure:
+    """An empty figure of so many inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _style(axis: Axes, title: str) -> None:
@@ -172,11 +169,13 @@ def _style(axis: Axes, title: str) -> None:
     axis.set_xlabel("step", fontsize=9)
 
 
-def _set_steps(axis: Axes, first: float, last: float) -> None:
-    """Have the axis of steps begin and end with the data, and name both ends."""
+def _set_steps(axes: Sequence[Axes], spans: Sequence[tuple[float, float]]) -> None:
+    """Have all axes of steps begin and end with the data, and name both ends."""
+    first, last = min(first for first, _ in spans), max(last for _, last in spans)
     margin = (last - first) * 0.02 or 0.5
-    axis.set_xlim(first - margin, last + margin)
-    axis.set_xticks(step_ticks(first, last))
+    for axis in axes:
+        axis.set_xlim(first - margin, last + margin)
+        axis.set_xticks(step_ticks(first, last))
 
 
 def step_ticks(first: float, last: float) -> list[float]:
@@ -203,22 +202,7 @@ def _draw(panels: Sequence[Panel], title: str) -> bytes:
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
     if panel.points:
-        axis.plot(
-            panel.steps,
-            panel.values,
-            color=ACCENT,
-            marker="o",
-            markersize=4,
-            linewidth=1.5,
-            clip_on=False,
-        )
-        for index in sorted({0, len(panel.values) - 1}):
-            step, value = panel.steps[index], panel.values[index]
-            below = panel.fraction and value > 0.85
-            placement: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
-            placement["xytext"] = (0, -13 if below else 7)
-            axis.annotate(f"{value:.3g}", (step, value), fontsize=8, color=ACCENT, **placement)
-        axis.margins(y=0.15)
+        _draw_points(axis, panel)
     elif panel.exact or len(panel.values) < 12:
         marker = "." if len(panel.values) < 12 else None
         axis.plot(panel.steps, panel.values, color=INK, marker=marker, linewidth=1.5)
@@ -227,3 +211,16 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.plot(panel.steps, smooth(panel.values), color=INK, linewidth=1.8)
     if panel.fraction:
         axis.set_ylim(0, 1.02)
+
+
+def _draw_points(axis: Axes, panel: Panel) -> None:
+    """Draw the points, joined, and name the values of the first and the last one."""
+    line: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.5, "clip_on": False}
+    axis.plot(panel.steps, panel.values, color=ACCENT, **line)
+    for index in sorted({0, len(panel.values) - 1}):
+        step, value = panel.steps[index], panel.values[index]
+        below = panel.fraction and value > 0.85
+        placement: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
+        placement["xytext"] = (0, -13 if below else 7)
+        axis.annotate(f"{value:.3g}", (step, value), fontsize=8, color=ACCENT, **placement)
+    axis.margins(y=0.15)

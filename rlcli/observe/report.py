@@ -71,30 +71,36 @@ def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[MetricRow]:
     """First and last value of each evaluation result, then the first and last EDGE steps of the
     training curves."""
     keys = list(dict.fromkeys(key for record in records for key in record))
-    rows = []
-    for key in sorted((key for key in keys if key.startswith("eval/")), key=_telling):
-        _, values = series(records, key)
-        if values:
-            before = values[0] if len(values) > 1 else None
-            rows.append(MetricRow(f"held-out {key.removeprefix('eval/')}", before, values[-1]))
-    curves = ["reward", "kl", "length"] if find_key(keys, "reward") else ["loss", "kl", "length"]
-    for name in curves:
-        _, values = curve(records, name)
-        if values:
-            edge = min(EDGE, len(values))
-            before = sum(values[:edge]) / edge if len(values) > EDGE else None
-            rows.append(MetricRow(LABELS.get(name, name), before, sum(values[-edge:]) / edge))
-    return rows
+    evaluated = sorted((key for key in keys if key.startswith("eval/")), key=_telling)
+    first = "reward" if find_key(keys, "reward") else "loss"
+    rows = [_evaluation_row(key, series(records, key)[1]) for key in evaluated]
+    rows += [_curve_row(name, curve(records, name)[1]) for name in (first, "kl", "length")]
+    return [row for row in rows if row is not None]
+
+
+def _evaluation_row(key: str, values: Sequence[float]) -> MetricRow | None:
+    """The first and the last value; None if there are no values."""
+    if not values:
+        return None
+    before = values[0] if len(values) > 1 else None
+    return MetricRow(f"held-out {key.removeprefix('eval/')}", before, values[-1])
+
+
+def _curve_row(name: str, values: Sequence[float]) -> MetricRow | None:
+    """The averages of the first and of the last EDGE values; None if there are no values."""
+    if not values:
+        return None
+    edge = min(EDGE, len(values))
+    before = sum(values[:edge]) / edge if len(values) > EDGE else None
+    return MetricRow(LABELS.get(name, name), before, sum(values[-edge:]) / edge)
 
 
 def print_report(outcome: RunOutcome, console: Console | None = None) -> None:
     """Print the report, 80 columns wide; without colour or boxes if stdout is not a terminal."""
     if console is None:
         console = open_console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
-    steps = max((int(record["step"]) for record in outcome.records if "step" in record), default=0)
-    duration = f" in {clock_time(outcome.seconds)}" if outcome.seconds is not None else ""
     console.print()
-    console.print(Text.assemble((one_line(outcome.recipe), "bold"), f": {steps} steps{duration}"))
+    console.print(_title(outcome))
     rows = before_and_after(outcome.records)
     if rows:
         console.print(_table(rows, console))
@@ -102,13 +108,21 @@ def print_report(outcome: RunOutcome, console: Console | None = None) -> None:
         _print_sample(console, before, after)
     for role, path in outcome.models.items():
         _print_verbatim(console, f"model {one_line(role)}: {short_path(path)}")
-    if (outcome.run_dir / "curve.png").is_file():
-        _print_verbatim(console, f"curves: {short_path(outcome.run_dir / 'curve.png')}")
+    picture = outcome.run_dir / "curve.png"
+    if picture.is_file():
+        _print_verbatim(console, f"curves: {short_path(picture)}")
     _print_profile(console, outcome.run_dir)
     if commands := next_commands(outcome):
         console.print("\nnext:")
         for command in commands:
             _print_verbatim(console, f"  {command}")
+
+
+def _title(outcome: RunOutcome) -> Text:
+    """The recipe, how many steps it ran, and for how long."""
+    steps = max((int(record["step"]) for record in outcome.records if "step" in record), default=0)
+    duration = f" in {clock_time(outcome.seconds)}" if outcome.seconds is not None else ""
+    return Text.assemble((one_line(outcome.recipe), "bold"), f": {steps} steps{duration}")
 
 
 def _print_profile(console: Console, run: Path) -> None:

@@ -30,6 +30,9 @@ MOST_DEVICES = 8
 MOST_SETTINGS = 8
 """Changes that are advised together."""
 
+ABILITIES = {"train_step": "TRAINS", "inference": "SCORES", "generate": "GENERATES"}
+"""Call → the constant with which a backend declares whether it can run it."""
+
 Settings = dict[str, Any]
 """Key of the recipe → value."""
 
@@ -45,6 +48,11 @@ class Remedy:
     cost: int
     values: tuple[Settings, ...]
     """The same change in different strengths, the mildest first."""
+
+    @classmethod
+    def of_key(cls, cost: int, key: str, *values: Any) -> Remedy:
+        """Other values of one key, the mildest first."""
+        return cls(cost, tuple({key: value} for value in values))
 
 
 @dataclass(frozen=True)
@@ -167,19 +175,17 @@ class Fitting:
         recipe = self.recipe
         if any(call.call == "generate" for call in recipe.graph.values()):
             slots = recipe.generation.model_dump()["max_concurrent_responses"]
-            fewer = (slots >> halvings for halvings in _halvings(slots, 8))
-            yield Remedy(
-                CHEAP, tuple({"generation.max_concurrent_responses": count} for count in fewer)
-            )
-        key, cap = "train.max_tokens_per_microbatch", recipe.train.max_tokens_per_microbatch
-        least = kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
-        caps = [cap >> halvings for halvings in _halvings(cap, 512) if cap >> halvings >= least]
-        yield Remedy(SMALLER, tuple({key: smaller} for smaller in caps))
+            fewer = _halved(slots, least=8)
+            yield Remedy.of_key(CHEAP, "generation.max_concurrent_responses", *fewer)
+        together = kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
+        caps = _halved(recipe.train.max_tokens_per_microbatch, least=512)
+        possible = [cap for cap in caps if cap >= together]
+        yield Remedy.of_key(SMALLER, "train.max_tokens_per_microbatch", *possible)
         if recipe.cluster.device != "cpu":
             for name in _calls_of_idle_roles(recipe):
-                yield Remedy(CHEAP, ({f"graph.{name}.hooks.offload": True},))
+                yield Remedy.of_key(CHEAP, f"graph.{name}.hooks.offload", True)
         if recipe.checkpoint.is_written and recipe.checkpoint.asynchronous:
-            yield Remedy(CHEAP, ({"checkpoint.asynchronous": False},))
+            yield Remedy.of_key(CHEAP, "checkpoint.asynchronous", False)
 
     def _of_role(self, name: str) -> Iterator[Remedy]:
         role, prefix = self.recipe.models[name], f"models.{name}"
@@ -193,9 +199,9 @@ class Fitting:
             )
             yield Remedy(CHEAP, tuple(values))
         yield from self._dtype(name, role)
-        is_trained = name in self.recipe.trained_roles
+        cost = COSTLY if name in self.recipe.trained_roles else SHARDED
         for engine in self._engines(name, role, size):
-            yield Remedy(COSTLY if is_trained else SHARDED, ({f"{prefix}.backend.type": engine},))
+            yield Remedy.of_key(cost, f"{prefix}.backend.type", engine)
         if role.mesh.dp is None:
             yield from self._layouts(name, size)
 
@@ -216,18 +222,15 @@ class Fitting:
         the same numbers."""
         assert role.backend is not None
         kind, args = role.backend.type, role.backend.args
-        if not any(
-            argument.name == "dtype" for argument in signature_of("backends", kind).arguments
-        ):
+        if "dtype" not in _argument_names(kind):
             return
         dtype = argument_of("backends", kind, args, "dtype")
         averages = {call.hooks.copy_to for call in self.recipe.graph.values() if call.hooks.eta < 1}
         if dtype == "bfloat16" or name in averages:
             return
         is_same = dtype == "auto" and self.recipe.cluster.device != "cpu"
-        yield Remedy(
-            CHEAP if is_same else COSTLY, ({f"models.{name}.backend.args.dtype": "bfloat16"},)
-        )
+        cost = CHEAP if is_same else COSTLY
+        yield Remedy.of_key(cost, f"models.{name}.backend.args.dtype", "bfloat16")
 
     def _engines(self, name: str, role: Role, size: Architecture) -> Iterator[str]:
         """Other backends that could run the role with its arguments and its mesh, and need no
@@ -239,33 +242,34 @@ class Fitting:
             if model.backend is not None
             for library in declared("backends", model.backend.type, "REQUIRES") or ()
         }
-        calls = {call.call for call in self.recipe.graph.values() if call.model == name}
-        mesh = self.topology.placement(name).mesh
         for kind in registry.names("backends"):
-
-            def has(constant: str, usual: Any, kind: str = kind) -> Any:
-                value = declared("backends", kind, constant)
-                return usual if value is None else value
-
             if (
                 kind != role.backend.type
-                and has("MEMORY", None) is not None
-                and has("SERVERS", None) is None
-                and installed.issuperset(has("REQUIRES", ()))
-                and ("train_step" not in calls or has("TRAINS", True))
-                and ("inference" not in calls or has("SCORES", True))
-                and ("generate" not in calls or has("GENERATES", True))
-                and self.recipe.cluster.device in ("auto", *has("DEVICES", ("cpu", "cuda")))
-                and size.model_type in (has("FAMILIES", ()) or (size.model_type,))
-                and all(
-                    getattr(mesh, dim) == 1
-                    for dim in ("tp", "pp", "cp", "ep")
-                    if dim not in has("DIMENSIONS", ("dp",))
-                )
-                and role.backend.args.keys()
-                <= {argument.name for argument in signature_of("backends", kind).arguments}
+                and declared("backends", kind, "MEMORY") is not None
+                and declared("backends", kind, "SERVERS") is None
+                and installed.issuperset(_declared(kind, "REQUIRES", ()))
+                and self._runs_calls(kind, name)
+                and self._takes(kind, name, size)
+                and role.backend.args.keys() <= _argument_names(kind)
             ):
                 yield kind
+
+    def _runs_calls(self, kind: str, name: str) -> bool:
+        """Whether a backend can do what the calls of a role ask, on the cluster's devices."""
+        calls = {call.call for call in self.recipe.graph.values() if call.model == name}
+        abilities = [constant for call, constant in ABILITIES.items() if call in calls]
+        devices = _declared(kind, "DEVICES", ("cpu", "cuda"))
+        return self.recipe.cluster.device in ("auto", *devices) and all(
+            _declared(kind, ability, True) for ability in abilities
+        )
+
+    def _takes(self, kind: str, name: str, size: Architecture) -> bool:
+        """Whether a backend can hold the model of a role, divided as now."""
+        mesh = self.topology.placement(name).mesh
+        families = _declared(kind, "FAMILIES", ()) or (size.model_type,)
+        dimensions = _declared(kind, "DIMENSIONS", ("dp",))
+        undivided = {"tp", "pp", "cp", "ep"}.difference(dimensions)
+        return size.model_type in families and all(getattr(mesh, each) == 1 for each in undivided)
 
     def _devices(self) -> Iterator[Remedy]:
         devices, larger = self.recipe.cluster.devices_per_node, []
@@ -280,8 +284,19 @@ def _merged(chosen: Sequence[tuple[Remedy, int]]) -> Settings:
     }
 
 
-def _halvings(value: int, least: int) -> range:
-    return range(1, max(1, (value // least).bit_length()))
+def _halved(value: int, least: int) -> list[int]:
+    """Half the value, a quarter of it and so on, down to the least."""
+    return [value >> halvings for halvings in range(1, (value // least).bit_length())]
+
+
+def _declared(kind: str, constant: str, usual: Any) -> Any:
+    """What a backend declares, or what holds for those that do not."""
+    value = declared("backends", kind, constant)
+    return usual if value is None else value
+
+
+def _argument_names(kind: str) -> set[str]:
+    return {argument.name for argument in signature_of("backends", kind).arguments}
 
 
 def _calls_of_idle_roles(recipe: Recipe) -> list[str]:

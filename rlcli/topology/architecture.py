@@ -158,30 +158,28 @@ def _sizes(config: Mapping[str, Any]) -> Architecture:
             f"the parameters of model_type {model_type} cannot be counted here"
         )
     settings = {**family.defaults, **_renamed(config)}
-    hidden, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
-    kv_heads = _size(settings, "num_key_value_heads", heads)
-    head_dim = _size(settings, "head_dim", hidden // heads)
-    expert_width = _size(settings, "moe_intermediate_size", _size(settings, "intermediate_size"))
-    layers = tuple(
-        _layer(family, settings, index) for index in range(_size(settings, "num_hidden_layers"))
-    )
+    widths = _widths(settings)
+    depth = _size(settings, "num_hidden_layers")
+    layers = tuple(_layer(family, settings, widths, index) for index in range(depth))
+    vocabulary = _size(settings, "vocab_size")
+    experts_per_token, experts = _experts(family, settings)
     return Architecture(
         model_type=str(model_type),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        mlp=expert_width if family.experts else _size(settings, "intermediate_size"),
-        vocabulary=_size(settings, "vocab_size"),
+        hidden=widths.hidden,
+        heads=widths.heads,
+        kv_heads=widths.kv_heads,
+        head_dim=widths.head_dim,
+        mlp=widths.expert if family.experts else widths.mlp,
+        vocabulary=vocabulary,
         positions=settings.get("max_position_embeddings"),
         position_rows=0,
         tied=bool(settings["tie_word_embeddings"]),
         qk_norm=family.qk_norm,
         gated=True,
-        experts_per_token=_size(settings, "num_experts_per_tok") if family.experts else 0,
+        experts_per_token=experts_per_token,
         layers=layers,
-        final_norm=hidden,
-        experts=_size(settings, family.experts) if family.experts else 0,
+        final_norm=widths.hidden,
+        experts=experts,
     )
 
 
@@ -195,27 +193,57 @@ def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> TransformerBlock:
+def _experts(family: _Family, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """(experts of a token, experts of a layer); 0 for a dense model."""
+    if not family.experts:
+        return 0, 0
+    return _size(settings, "num_experts_per_tok"), _size(settings, family.experts)
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """The widths that all layers have in common."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    expert: int
+    """Of the MLP of an expert."""
+
+
+def _widths(settings: Mapping[str, Any]) -> _Widths:
     hidden, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
+    kv_heads = _size(settings, "num_key_value_heads", heads)
     head_dim = _size(settings, "head_dim", hidden // heads)
-    queries, keys = heads * head_dim, _size(settings, "num_key_value_heads", heads) * head_dim
-    attention = hidden * (queries + 2 * keys) + queries * hidden
-    attention += (queries + 2 * keys) * _has(family.qkv_bias, settings) + hidden * _has(
-        family.output_bias, settings
-    )
-    mlp, experts, shared = 0, 0, 0
-    if family.experts and _is_sparse(settings, index):
-        count = _size(settings, family.experts)
-        width = _size(settings, "moe_intermediate_size", _size(settings, "intermediate_size"))
-        mlp, experts = count * hidden, count * 3 * hidden * width
-        if family.shared:
-            shared = 3 * hidden * _size(settings, family.shared) + hidden
-    else:
-        width = _size(settings, "intermediate_size")
-        mlp = 3 * hidden * width + (2 * width + hidden) * _has(family.mlp_bias, settings)
-    return TransformerBlock(
-        attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm, shared
-    )
+    mlp = _size(settings, "intermediate_size")
+    expert = _size(settings, "moe_intermediate_size", mlp)
+    return _Widths(hidden, heads, kv_heads, head_dim, mlp, expert)
+
+
+def _layer(
+    family: _Family, settings: Mapping[str, Any], widths: _Widths, index: int
+) -> TransformerBlock:
+    hidden = widths.hidden
+    norms = family.norms * hidden + 2 * widths.head_dim * family.qk_norm
+    attention = _attention(family, settings, widths)
+    if not (family.experts and _is_sparse(settings, index)):
+        mlp = 3 * hidden * widths.mlp
+        biases = (2 * widths.mlp + hidden) * _has(family.mlp_bias, settings)
+        return TransformerBlock(attention, mlp + biases, 0, norms)
+    count = _size(settings, family.experts)
+    shared = 3 * hidden * _size(settings, family.shared) + hidden if family.shared else 0
+    experts = count * 3 * hidden * widths.expert
+    return TransformerBlock(attention, count * hidden, experts, norms, shared)
+
+
+def _attention(family: _Family, settings: Mapping[str, Any], widths: _Widths) -> int:
+    queries = widths.heads * widths.head_dim
+    projected = queries + 2 * widths.kv_heads * widths.head_dim
+    weights = widths.hidden * (projected + queries)
+    qkv_bias = projected * _has(family.qkv_bias, settings)
+    return weights + qkv_bias + widths.hidden * _has(family.output_bias, settings)
 
 
 def _is_sparse(settings: Mapping[str, Any], index: int) -> bool:
@@ -223,24 +251,27 @@ def _is_sparse(settings: Mapping[str, Any], index: int) -> bool:
     return index not in settings.get("mlp_only_layers", ()) and (index + 1) % every == 0
 
 
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""General name of a key → the name that gpt2 has for it."""
+_GPT2_DEFAULTS = {
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
+
+
 def _gpt2(config: Mapping[str, Any]) -> Architecture:
-    names = {
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-    }
-    defaults = {
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "n_positions": 1024,
-        "vocab_size": 50257,
-    }
-    settings = {
-        **defaults,
-        **{names.get(key, key): value for key, value in config.items() if value is not None},
-    }
+    settings: dict[str, Any] = {**_GPT2_DEFAULTS}
+    for key, value in config.items():
+        if value is not None:
+            settings[_GPT2_NAMES.get(key, key)] = value
     if settings.get("add_cross_attention"):
         raise UnknownArchitecture("a gpt2 with cross-attention cannot be counted here")
     hidden, positions = _size(settings, "n_embd"), _size(settings, "n_positions")

@@ -4,21 +4,24 @@ and a picture of a few steps in time."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
-from itertools import combinations
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rlcli.api.dataflow import calls_ahead
+from rlcli.api.dataflow import ModelInterfaceType, calls_ahead, weight_writers
 from rlcli.recipe.graph import runs_after, stages, train_graph
 from rlcli.topology.groups import pool_name, pooled_roles
 
 if TYPE_CHECKING:
-    from rlcli.recipe.schema import Call, Recipe
+    from rlcli.recipe.schema import Recipe
     from rlcli.topology.placement import Topology
 
 At = tuple[str, int]
 """A call and its step, counted from 1."""
+Lane = int | str
+"""A rank, or the name of a pool."""
 
+GENERATE = ModelInterfaceType.GENERATE
 TURNS = {"generate": 4, "train_step": 2}
 """Number of turns that a call is drawn with; all others take one turn."""
 COLUMNS = 28
@@ -29,54 +32,50 @@ class Timetable:
     done, and a rank handles calls in the order in which they were sent."""
 
     def __init__(self, recipe: Recipe, topology: Topology):
-        self.calls = {name: recipe.graph[name] for stage in stages(recipe.graph) for name in stage}
-        self.places = _places(self.calls, recipe, topology)
+        graph = train_graph(recipe)
+        calls = {mfc.name: mfc for mfc in graph}
+        self.calls = {name: calls[name] for stage in stages(recipe.graph) for name in stage}
+        pooled = pooled_roles(recipe)
+        self.places = {mfc.name: _lanes(mfc.model_name, pooled, topology) for mfc in graph}
         """Call → what works on it: ranks, or the pool of its role."""
-        self._followers = {
-            name: frozenset(topology.placement(call.hooks.copy_to).ranks) - self.places[name]
-            for name, call in self.calls.items()
-            if call.hooks.copy_to is not None
-        }
-        """Call → the other ranks to which it copies weights."""
+        self._topology = topology
         self._after = runs_after(recipe.graph)
-        self._window = topology.open_steps
         self._lag = 1 + recipe.train.max_staleness
-        self._writers = _writers(self.calls)
-        ahead = calls_ahead(train_graph(recipe)) if recipe.train.max_staleness else []
+        self._writers = weight_writers(graph)
+        ahead = calls_ahead(graph) if recipe.train.max_staleness else []
         self._ahead = [mfc.name for mfc in ahead]
         """Calls that run ahead of the steps; the others form a step."""
         self._in_steps = [name for name in self.calls if name not in self._ahead]
-        self._paces = self._writers_of_samplers() or set(self._in_steps)
+        samplers = [mfc.model_name for mfc in ahead if mfc.interface_type is GENERATE]
+        self._paces = self._writers_of(samplers) or set(self._in_steps)
         """What must be done at a step so that more samples may be generated ahead."""
 
-    def _writers_of_samplers(self) -> set[str]:
-        """The calls that change the weights with which samples are generated ahead."""
-        calls = [self.calls[name] for name in self._ahead]
-        samplers = [call.model for call in calls if call.call == "generate"]
-        return set[str]().union(*(self._writers.get(role, ()) for role in samplers))
+    def _writers_of(self, roles: Iterable[str]) -> set[str]:
+        """The calls that change the weights of any of these roles."""
+        return {name for role in roles for name in self._writers.get(role, ())}
+
+    def followers(self, call: str) -> frozenset[Lane]:
+        """The other ranks to which a call copies weights."""
+        copy = self.calls[call].weight_copy
+        ranks = self._topology.placement(copy.target).ranks if copy is not None else ()
+        return frozenset(ranks) - self.places[call]
 
     def _are_apart(self, first: str, second: str) -> bool:
         """Whether two calls have neither a rank nor a pool in common."""
         return self.places[first].isdisjoint(self.places[second])
 
-    @property
-    def is_apart(self) -> bool:
-        """Whether some calls have neither a rank nor a pool in common."""
-        return any(self._are_apart(*pair) for pair in combinations(self.calls, 2))
-
     def waits_for(self, call: str, step: int) -> set[At]:
         """What must be done before a call may start, whatever ranks are free."""
-        tasks = {(name, step) for name in self._after[call]} | {(call, step - 1)}
+        waits: list[tuple[Iterable[str], int]] = [(self._after[call], step), ([call], step - 1)]
         if call in self._ahead:
-            tasks |= {(writer, step - self._lag) for writer in self._paces}
-            return {task for task in tasks if task[1] > 0}
-        section = self.calls[call]
-        tasks |= {(name, step) for name in self._ahead}
-        tasks |= {(writer, step - 1) for writer in self._writers.get(section.model, ())}
-        tasks |= {(writer, step - 1) for of in _written(section) for writer in self._writers[of]}
-        # limit on the steps open at a time
-        tasks |= {(name, step - self._window) for name in self._in_steps}
-        return {task for task in tasks if task[1] > 0}
+            waits.append((self._paces, step - self._lag))
+        else:
+            mfc = self.calls[call]
+            writers = self._writers_of([mfc.model_name, *mfc.written_roles])
+            waits += [(self._ahead, step), (writers, step - 1)]
+            # limit on the steps open at a time
+            waits.append((self._in_steps, step - self._topology.open_steps))
+        return {(name, number) for names, number in waits if number > 0 for name in names}
 
     def overlaps(self, steps_before: int) -> dict[str, list[str]]:
         """Call → the calls of the same step (0) or of the one before it (1) that may run at the
@@ -109,27 +108,12 @@ class Timetable:
 
     def turns(self) -> dict[str, list[int | None]]:
         """Call → the step that it works on, turn by turn."""
-        rows: dict[str, list[int | None]] = {name: [None] * COLUMNS for name in self.calls}
-        free = dict.fromkeys(frozenset[int | str]().union(*self.places.values()), 0)
-        done, sent, copying = set[At](), set[At](), set[At]()
-        running: list[tuple[int, int, At]] = []
-        now = 0
-        while now < COLUMNS:
-            for name, step in self._ready(sent, done):
-                begin = max((now, *(free[lane] for lane in self.places[name])))
-                end = begin + TURNS.get(self.calls[name].call, 1)
-                free |= dict.fromkeys(self.places[name], end)
-                rows[name][begin:end] = [step] * len(rows[name][begin:end])
-                sent.add((name, step))
-                heapq.heappush(running, (end, len(sent), (name, step)))
-            now, _, task = heapq.heappop(running)
-            copied = max((free[rank] for rank in self._followers.get(task[0], ())), default=now)
-            if copied > now and task not in copying:  # followers first finish what they work on
-                copying.add(task)
-                heapq.heappush(running, (copied, len(sent), task))
-            else:
-                done.add(task)
-        return rows
+        simulation = _Simulation(self)
+        while simulation.now < COLUMNS:
+            for task in self._ready(simulation.sent, simulation.done):
+                simulation.send(task)
+            simulation.finish_next()
+        return simulation.rows
 
     def _ready(self, sent: set[At], done: set[At]) -> Iterator[At]:
         """The calls that can be sent now: those of the steps, oldest first,
@@ -144,30 +128,50 @@ class Timetable:
         yield from (task for task in in_order if task not in sent and self.waits_for(*task) <= done)
 
 
-def _places(
-    calls: Mapping[str, Call], recipe: Recipe, topology: Topology
-) -> dict[str, frozenset[int | str]]:
-    """Call → what works on it: ranks, or the pool of its role."""
-    pooled = pooled_roles(recipe)
-    return {
-        name: frozenset[int | str](
-            [pool_name(call.model)]
-            if call.model in pooled
-            else topology.placement(call.model).ranks
-        )
-        for name, call in calls.items()
-    }
+class _Simulation:
+    """Calls at work, turn by turn."""
+
+    def __init__(self, table: Timetable):
+        self._table = table
+        self.rows: dict[str, list[int | None]] = {name: [None] * COLUMNS for name in table.calls}
+        """Call → the step that it works on at each turn."""
+        self.now = 0
+        self.sent = set[At]()
+        self.done = set[At]()
+        self._copying = set[At]()
+        self._free = defaultdict[Lane, int](int)
+        """Lane → the turn at which it will have done what was sent to it."""
+        self._ends: list[tuple[int, int, At]] = []
+        """(turn, order, call): a heap of what will end."""
+
+    def send(self, task: At) -> None:
+        """Send a call to its lanes, which begin it together."""
+        name, step = task
+        lanes = self._table.places[name]
+        begin = max(self.now, *(self._free[lane] for lane in lanes))
+        end = begin + TURNS.get(self._table.calls[name].interface_type.value, 1)
+        self._free.update(dict.fromkeys(lanes, end))
+        for turn in range(begin, min(end, COLUMNS)):
+            self.rows[name][turn] = step
+        self.sent.add(task)
+        self._expect(task, end)
+
+    def finish_next(self) -> None:
+        """Continue to the end of the next call, or to that of its copy of weights."""
+        self.now, _, task = heapq.heappop(self._ends)
+        followers = self._table.followers(task[0])
+        copied = max((self._free[rank] for rank in followers), default=self.now)
+        if copied > self.now and task not in self._copying:
+            # followers first finish what they work on
+            self._copying.add(task)
+            self._expect(task, copied)
+        else:
+            self.done.add(task)
+
+    def _expect(self, task: At, end: int) -> None:
+        heapq.heappush(self._ends, (end, len(self.sent), task))
 
 
-def _writers(calls: Mapping[str, Call]) -> dict[str, set[str]]:
-    """Role → the calls that change its weights."""
-    writers: dict[str, set[str]] = {}
-    for name, call in calls.items():
-        for role in _written(call):
-            writers.setdefault(role, set()).add(name)
-    return writers
-
-
-def _written(call: Call) -> list[str]:
-    written = [call.model] if call.call == "train_step" else []
-    return [*written, call.hooks.copy_to] if call.hooks.copy_to is not None else written
+def _lanes(role: str, pooled: Collection[str], topology: Topology) -> frozenset[Lane]:
+    """What works on the calls of a role: its ranks, or its pool."""
+    return frozenset([pool_name(role)] if role in pooled else topology.placement(role).ranks)

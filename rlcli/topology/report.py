@@ -74,26 +74,23 @@ class Plan:
         if self.device_bytes is None:
             return {}
         fitting = Fitting(self.recipe, self.topology, self.sizes, self.device_bytes, self.reserved)
-        return fitting.advice(
-            [peak.call for peak in self.memory.peaks if self.verdict(peak) == "too much"]
-        )
+        return fitting.advice(self._too_large_calls)
+
+    @property
+    def _too_large_calls(self) -> list[str]:
+        return [peak.call for peak in self.memory.peaks if self.verdict(peak) == "too much"]
 
     @property
     def shortfalls(self) -> tuple[str, ...]:
         """Why the run does not fit, or why that is unknown: what `plan --strict` refuses."""
-        peaks = [peak for peak in self.memory.peaks if self.verdict(peak) == "too much"]
-        reasons = [f"{peak.call} needs more memory than a device has" for peak in peaks]
+        reasons = [f"{call} needs more memory than a device has" for call in self._too_large_calls]
         reasons += [
             f"the memory of {role} is unknown: {why}" for role, why in self.memory.unknown.items()
         ]
-        crowded = [
-            servers
-            for servers in self.memory.servers
-            if servers.do_not_fit(self.topology.devices_per_node)
-        ]
         reasons += [
             f"servers of {servers.role} share devices, or need more than a node has"
-            for servers in crowded
+            for servers in self.memory.servers
+            if servers.do_not_fit(self.topology.devices_per_node)
         ]
         if self.storage.is_short:
             reasons.append(
@@ -137,72 +134,63 @@ def parameters_of(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> di
 
 
 def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> Resolved:
-    asked = {
-        key: value
-        for key, value in (("nodes", nodes), ("devices_per_node", devices))
-        if value is not None
-    }
-    if not asked:
+    """The recipe on so many nodes, with so many devices each; None: as it says."""
+    asked = {"nodes": nodes, "devices_per_node": devices}
+    changes = {key: count for key, count in asked.items() if count is not None}
+    if not changes:
         return resolved
-    cluster = resolved.recipe.cluster.model_copy(update=asked)
-    is_local = cluster.nodes * cluster.devices_per_node > 1
-    is_inline = resolved.recipe.launch.type == "inline"
-    launch = resolved.recipe.launch.model_copy(
-        update={"type": "local"} if is_local and is_inline else {}
-    )
-    changed = resolved.recipe.model_copy(update={"cluster": cluster, "launch": launch})
+    recipe = _resized(resolved.recipe, changes)
     try:
-        plan_topology(changed)
+        plan_topology(recipe)
     except DevicesError as error:
         raise UsageError(
             str(error), hint="give --nodes and --devices that the roles' devices and meshes fit"
         ) from None
     overridden = {
-        "cluster.nodes": cluster.nodes,
-        "cluster.devices_per_node": cluster.devices_per_node,
-        "launch": launch.type,
+        "cluster.nodes": recipe.cluster.nodes,
+        "cluster.devices_per_node": recipe.cluster.devices_per_node,
+        "launch": recipe.launch.type,
     }
     replaced = (*overridden, "launch.type")
     remaining = [
         override for override in resolved.overrides if override.partition("=")[0] not in replaced
     ]
     added = [f"{key}={value}" for key, value in overridden.items()]
-    return replace(resolved, recipe=changed, overrides=(*remaining, *added))
+    return replace(resolved, recipe=recipe, overrides=(*remaining, *added))
 
 
-def _keys(resolved: Resolved) -> dict[str, Any]:
-    """Call → the keys it reads and produces, and where they were set."""
-    return {
-        dotted((*path, name)): {
-            word: {"keys": list(keys), "origin": str(resolved.origin((*path, name, field)))}
-            for word, field, keys in (
-                ("reads", "inputs", call.inputs),
-                ("makes", "outputs", made_keys(call)),
-            )
-        }
-        for path, calls, dataset in graphs_of(resolved.recipe)
-        if dataset is not None
-        for name, call in calls.items()
-    }
+def _resized(recipe: Recipe, changes: Mapping[str, int]) -> Recipe:
+    """The recipe with another cluster, on which several ranks are several processes."""
+    cluster = recipe.cluster.model_copy(update=changes)
+    launch = recipe.launch
+    if launch.type == "inline" and cluster.nodes * cluster.devices_per_node > 1:
+        launch = launch.model_copy(update={"type": "local"})
+    return recipe.model_copy(update={"cluster": cluster, "launch": launch})
 
 
 def plan_json(plan: Plan, layouts: bool = False) -> dict[str, Any]:
     """The plan for scripts; sizes in bytes. With `layouts`, also what other layouts would take."""
-    recipe, topology = plan.recipe, plan.topology
-    batch = asdict(topology.batch) | {
-        "sequences": topology.batch.sequences,
-        "lines": topology.batch.lines(),
-    }
-    memory = as_json(plan.memory, plan.device_bytes, plan.reserved)
-    memory["device"] = plan.device_bytes
-    memory["advice"] = {call: list(keys) for call, keys in plan.advice.items()}
+    missing = [
+        {"what": problem.what, "where": problem.where, "fix": problem.hint}
+        for problem in plan.missing
+    ]
     return {
-        "recipe": recipe.name,
+        "recipe": plan.recipe.name,
         "runs_first": list(plan.runs_first),
-        "missing_libraries": [
-            {"what": problem.what, "where": problem.where, "fix": problem.hint}
-            for problem in plan.missing
-        ],
+        "missing_libraries": missing,
+        **_processes(plan),
+        **_calls(plan),
+        **_resources(plan),
+        "shortfalls": list(plan.shortfalls),
+        "layouts": {role: _layouts(plan, role, layouts) for role in trained_calls(plan.recipe)},
+    }
+
+
+def _processes(plan: Plan) -> dict[str, Any]:
+    """The cluster, and what runs on it."""
+    recipe, topology = plan.recipe, plan.topology
+    groups = [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups]
+    return {
         "nodes": topology.nodes,
         "devices_per_node": topology.devices_per_node,
         "world_size": topology.world_size,
@@ -211,25 +199,46 @@ def plan_json(plan: Plan, layouts: bool = False) -> dict[str, Any]:
         "roles": [_role(recipe, placement) for placement in topology.placements],
         "servers": _groups_of(plan, "server"),
         "pools": _groups_of(plan, "pool"),
-        "groups": [
-            {"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups
-        ],
-        "stages": stages(recipe.graph),
-        "overlaps": {
-            "same_step": Timetable(recipe, topology).overlaps(0),
-            "step_before": Timetable(recipe, topology).overlaps(1),
-        },
-        "drops": {
-            name: list(reasons)
-            for name, call in recipe.graph.items()
-            if (reasons := reasons_to_drop(call))
-        },
+        "groups": groups,
+    }
+
+
+def _calls(plan: Plan) -> dict[str, Any]:
+    """The order of the calls, which of them overlap, and their keys."""
+    graph = plan.recipe.graph
+    timetable = Timetable(plan.recipe, plan.topology)
+    drops = {name: list(reasons_to_drop(call)) for name, call in graph.items()}
+    return {
+        "stages": stages(graph),
+        "overlaps": {"same_step": timetable.overlaps(0), "step_before": timetable.overlaps(1)},
+        "drops": {name: reasons for name, reasons in drops.items() if reasons},
         "keys": _keys(plan.resolved),
-        "batch": batch,
+    }
+
+
+def _keys(resolved: Resolved) -> dict[str, Any]:
+    """Call → the keys it reads and produces, and where they were set."""
+    documents: dict[str, Any] = {}
+    for path, calls, dataset in graphs_of(resolved.recipe):
+        for name, call in calls.items() if dataset is not None else ():
+            inputs, outputs = (*path, name, "inputs"), (*path, name, "outputs")
+            documents[dotted((*path, name))] = {
+                "reads": {"keys": list(call.inputs), "origin": str(resolved.origin(inputs))},
+                "makes": {"keys": made_keys(call), "origin": str(resolved.origin(outputs))},
+            }
+    return documents
+
+
+def _resources(plan: Plan) -> dict[str, Any]:
+    """The work of a step, memory and disk."""
+    batch = plan.topology.batch
+    memory = as_json(plan.memory, plan.device_bytes, plan.reserved)
+    memory["device"] = plan.device_bytes
+    memory["advice"] = {call: list(keys) for call, keys in plan.advice.items()}
+    return {
+        "batch": asdict(batch) | {"sequences": batch.sequences, "lines": batch.lines()},
         "memory": memory,
         "storage": asdict(plan.storage) | {"needed": plan.storage.needed},
-        "shortfalls": list(plan.shortfalls),
-        "layouts": {role: _layouts(plan, role, layouts) for role in trained_calls(recipe)},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.recipe.call_keys import graphs_of
@@ -14,7 +14,7 @@ from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.groups import process_groups
 from rlcli.topology.layout_text import layout_lines, message_lines
 from rlcli.topology.memory_text import memory_lines, storage_lines
-from rlcli.topology.overlap import Timetable
+from rlcli.topology.overlap import Lane, Timetable
 from rlcli.topology.text_format import WIDTH, aligned, counted, number, wrapped
 
 if TYPE_CHECKING:
@@ -34,54 +34,72 @@ def plan_lines(
     """The plan on one screen: topology, graph, batch, memory, disk. With `graph`, what each call
     reads and makes; with `timeline`, a few steps in time; with `memory`, what each role holds; with
     `layouts`, what other layouts would take and send."""
-    topology, recipe = plan.topology, plan.recipe
-    cluster = f"{counted(topology.nodes, 'node')} x {counted(topology.devices_per_node, 'device')}"
-    yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
-    if plan.runs_first:
-        yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
-    for problem in plan.missing:
-        text = f"{problem.where}: {problem.what} here: {problem.hint}"
-        yield from wrapped(text, rest="  ")
+    table = Timetable(plan.recipe, plan.topology)
+    yield from _heading(plan)
     yield ""
-    yield from draw(recipe, topology)
-    yield from _beside_ranks(plan)
+    yield from draw(plan.recipe, plan.topology)
+    yield from _outside_ranks(plan)
     yield ""
     yield from _weights(plan)
     yield ""
-    yield from (_graph(plan) if graph else _order(plan))
-    yield from (_timetable(plan) if timeline else ())
-    yield from _overlaps(Timetable(plan.recipe, topology))
+    yield from _graph(plan) if graph else _order(plan)
+    if timeline:
+        yield from _timetable(table)
+    yield from _overlaps(table)
     yield ""
-    first, *others = (*topology.batch.lines(), *_micro_batch_lines(plan))
-    yield f"step: {first}"
-    for line in others:
-        yield from wrapped(line, first="  ", rest="    ")
+    yield from _step(plan)
     yield ""
     yield from memory_lines(plan, memory)
     yield from layout_lines(plan) if layouts else message_lines(plan)
     yield from storage_lines(plan)
-    hidden = {"--graph": graph, "--timeline": timeline, "--memory": memory, "--layouts": layouts}
-    if folded := [option for option, is_shown in hidden.items() if not is_shown]:
+    shown = {"--graph": graph, "--timeline": timeline, "--memory": memory, "--layouts": layouts}
+    folded = [option for option, is_shown in shown.items() if not is_shown]
+    if folded:
         yield f"in detail: {' '.join(folded)}"
+
+
+def _heading(plan: Plan) -> Iterator[str]:
+    """The recipe and its cluster, and what must be there before it runs."""
+    topology = plan.topology
+    cluster = f"{counted(topology.nodes, 'node')} x {counted(topology.devices_per_node, 'device')}"
+    yield f"{plan.recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
+    if plan.runs_first:
+        yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
+    for problem in plan.missing:
+        yield from wrapped(f"{problem.where}: {problem.what} here: {problem.hint}", rest="  ")
+
+
+def _step(plan: Plan) -> Iterator[str]:
+    """The samples of a step, and how they are divided."""
+    first, *others = (*plan.topology.batch.lines(), *_micro_batch_lines(plan))
+    yield f"step: {first}"
+    for line in others:
+        yield from wrapped(line, first="  ", rest="    ")
+
+
+def _running_graphs(plan: Plan) -> Iterator[tuple[KeyPath, Mapping[str, Call]]]:
+    """The graphs that have calls, and rows to run them on."""
+    for path, calls, dataset in graphs_of(plan.recipe):
+        if calls and dataset is not None:
+            yield path, calls
 
 
 def _order(plan: Plan) -> Iterator[str]:
     """The calls of each graph in one line."""
-    for path, calls, dataset in graphs_of(plan.recipe):
-        if calls and dataset is not None:
-            order = " → ".join(", ".join(stage) for stage in stages(calls))
-            yield from wrapped(f"{_title(path)}: {order}", rest="  ")
+    for path, calls in _running_graphs(plan):
+        order = " → ".join(", ".join(stage) for stage in stages(calls))
+        yield from wrapped(f"{_title(path)}: {order}", rest="  ")
 
 
 def _graph(plan: Plan) -> Iterator[str]:
     """Each graph as a table with the keys of its calls."""
     unread: list[str] = []
-    for path, calls, dataset in graphs_of(plan.recipe):
-        if calls and dataset is not None:
-            yield from [""] if path != ("graph",) else []
-            yield _title(path)
-            yield from _calls(plan.resolved, calls, path)
-            unread += [key for key in producers(calls) if key not in _read(calls)]
+    for path, calls in _running_graphs(plan):
+        if path != ("graph",):
+            yield ""
+        yield _title(path)
+        yield from _calls(plan.resolved, calls, path)
+        unread += [key for key in producers(calls) if key not in _read(calls)]
     yield "  keys are as the interfaces declare them, except where a file:line is shown"
     if unread:
         yield "  (key): not read by any other call"
@@ -91,18 +109,18 @@ def _title(path: KeyPath) -> str:
     return "graph" if path == ("graph",) else "evaluation"
 
 
-def _beside_ranks(plan: Plan) -> Iterator[str]:
+def _outside_ranks(plan: Plan) -> Iterator[str]:
     """Servers and pools."""
     for group in process_groups(plan.recipe, plan.topology):
-        if group.kind != "ranks":
-            nodes = sorted({*group.nodes})
-            where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]}"
-            count = len(group.nodes) // group.processes_of_each
-            processes = counted(
-                count, *(("server",) if group.kind == "server" else ("process", "es"))
-            )
-            spread = f", each over {group.processes_of_each}" if group.processes_of_each > 1 else ""
-            yield f"{group.name}: {processes} on {where}{spread}, outside the ranks"
+        if group.kind == "ranks":
+            continue
+        count = len(group.nodes) // group.processes_of_each
+        is_server = group.kind == "server"
+        processes = counted(count, "server") if is_server else counted(count, "process", "es")
+        first, last = min(group.nodes), max(group.nodes)
+        nodes = f"node {first}" if first == last else f"nodes {first}-{last}"
+        spread = f", each over {group.processes_of_each}" if group.processes_of_each > 1 else ""
+        yield f"{group.name}: {processes} on {nodes}{spread}, outside the ranks"
 
 
 def _weights(plan: Plan) -> Iterator[str]:
@@ -127,43 +145,44 @@ def _weights(plan: Plan) -> Iterator[str]:
 def _calls(resolved: Resolved, calls: Mapping[str, Call], path: KeyPath) -> Iterator[str]:
     """The calls in order, each with its keys; those that a layer lists are shown with their
     place."""
-    order = [
-        (str(position), name)
-        for position, stage in enumerate(stages(calls), start=1)
-        for name in stage
-    ]
-    read = _read(calls)
-    rows = [
-        [position, name, f"{calls[name].model}.{calls[name].call}", calls[name].interface.type]
-        for position, name in order
-    ]
+    order: list[str] = []
+    rows: list[list[str]] = []
+    for position, stage in enumerate(stages(calls), start=1):
+        for name in stage:
+            call = calls[name]
+            order.append(name)
+            rows.append([str(position), name, f"{call.model}.{call.call}", call.interface.type])
     head, *lines = aligned(["", "call", "model", "interface"], rows)
     yield head
-    for line, (_, name) in zip(lines, order, strict=True):
-        call = calls[name]
+    read = _read(calls)
+    for line, name in zip(lines, order, strict=True):
         yield line
-        yield from _keys("reads", call.inputs, resolved, (*path, name, "inputs"))
-        outputs = [key if key in read else f"({key})" for key in made_keys(call)]
-        yield from _keys("makes", outputs, resolved, (*path, name, "outputs"))
-        if reasons := reasons_to_drop(call):
-            yield f"{'':5}drops  samples: {', '.join(reasons)}"
+        yield from _keys_of_call(calls[name], read, resolved, (*path, name))
 
 
-def _timetable(plan: Plan) -> Iterator[str]:
+def _keys_of_call(
+    call: Call, read: Collection[str], resolved: Resolved, path: KeyPath
+) -> Iterator[str]:
+    """The keys that a call reads and makes, and why it drops samples; `read`: the keys that some
+    call reads."""
+    yield from _keys("reads", call.inputs, resolved, (*path, "inputs"))
+    outputs = [key if key in read else f"({key})" for key in made_keys(call)]
+    yield from _keys("makes", outputs, resolved, (*path, "outputs"))
+    if reasons := reasons_to_drop(call):
+        yield f"{'':5}drops  samples: {', '.join(reasons)}"
+
+
+def _timetable(table: Timetable) -> Iterator[str]:
     """A few steps in time."""
-    table = Timetable(plan.recipe, plan.topology)
-    width = max(len(name) for name in table.calls)
-    places = {name: _place(of) for name, of in table.places.items()}
-    widest = max(len("ranks"), *map(len, places.values()))
+    lanes = {name: _lanes_text(lanes) for name, lanes in table.places.items()}
+    lanes_width = max(len("ranks"), *map(len, lanes.values()))
+    name_width = max(map(len, table.calls))
     turns = table.turns()
     yield ""
     yield "timeline: one column per turn; digits are step numbers"
-    for name in sorted(
-        table.calls,
-        key=lambda name: min((isinstance(lane, str), lane) for lane in table.places[name]),
-    ):
+    for name in sorted(table.calls, key=lambda name: _first_lane(table.places[name])):
         cells = " ".join("·" if step is None else str(step % 10) for step in turns[name])
-        yield f"  {places[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
+        yield f"  {lanes[name]:{lanes_width}}  {name:{name_width}}  {cells}"[:WIDTH].rstrip()
     yield "  assuming 4 turns to generate, 2 to train, 1 for other calls"
 
 
@@ -176,11 +195,16 @@ def _overlaps(table: Timetable) -> Iterator[str]:
             )
 
 
-def _place(places: Iterable[int | str]) -> str:
+def _lanes_text(lanes: Iterable[Lane]) -> str:
     """Ranks, or the name of a pool."""
-    pools = [lane for lane in places if isinstance(lane, str)]
-    ranks = [lane for lane in places if isinstance(lane, int)]
+    pools = [lane for lane in lanes if isinstance(lane, str)]
+    ranks = [lane for lane in lanes if isinstance(lane, int)]
     return pools[0] if pools else ranks_text(sorted(ranks))
+
+
+def _first_lane(lanes: Iterable[Lane]) -> tuple[bool, Lane]:
+    """A key to sort by: ranks in their order, then pools."""
+    return min((isinstance(lane, str), lane) for lane in lanes)
 
 
 def _read(calls: Mapping[str, Call]) -> set[str]:

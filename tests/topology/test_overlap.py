@@ -47,7 +47,6 @@ def test_calls_of_one_step_overlap_on_separate_devices():
 def test_on_one_device_nothing_overlaps():
     planned = plan(profiles=())
     table = Timetable(planned.recipe, planned.topology)
-    assert not table.is_apart
     assert table.overlaps(1) == table.overlaps(0) == {}
     assert not any("overlaps" in line for line in plan_lines(planned, timeline=True))
 

@@ -83,12 +83,14 @@ class Requests:
     def next(self, response: Response) -> ResponseRequest:
         routed = self.sampling.routed
         longest = len(self.prompt) + self.limit
+        room = bytes_of_experts(longest, routed) if routed is not None else 0
+        seed = stable_seed(self.seed, self.pieces) if self.pieces else self.seed
         return ResponseRequest(
             self.prompt + response.tokens,
             self.sampling.parameters,
             self.limit - len(response.tokens),
-            stable_seed(self.seed, self.pieces) if self.pieces else self.seed,
+            seed,
             uuid.uuid4().hex,
-            bytes_of_experts(longest, routed) if routed is not None else 0,
+            room,
             self.taken_at,
         )

@@ -317,7 +317,7 @@ def _yaml_files(last: str) -> Iterator[Candidate]:
 
 
 def _files(last: str, is_offered: Callable[[Path], bool]) -> Iterator[Candidate]:
-    """Folders, and the `wanted` files, below the typed path."""
+    """Folders, and the files that are offered, below the typed path."""
     head, slash, partial = last.rpartition("/")
     folder = Path(f"{head}{slash}" or ".").expanduser()
     with contextlib.suppress(OSError, ValueError):

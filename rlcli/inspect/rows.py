@@ -121,8 +121,8 @@ def open_dataset(
     tokenizers: Tokenizers | None = None,
     overriding: Mapping[str, Any] | None = None,
 ) -> OpenDataset:
-    """A dataset as the recipe's run would open it, with `other` arguments instead of its own.
-    Raises RlcliError."""
+    """A dataset as the recipe's run would open it, with the `overriding` arguments instead of its
+    own. Raises RlcliError."""
     component = resolved.recipe.datasets[name]
     tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light(resolved.recipe, name))
     util = DatasetUtility(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli import registry
 from rlcli.api.architecture import Architecture
 from rlcli.project import search_paths_kept
+from rlcli.recipe.abilities import runs_calls_of
 from rlcli.recipe.components import argument_of, declared, signature_of
 from rlcli.recipe.layouts import possible_meshes
 from rlcli.recipe.lengths import kept_together
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 MOST_DEVICES = 8
 MOST_SETTINGS = 8
 """Changes that are advised together."""
-
-ABILITIES = {"train_step": "TRAINS", "inference": "SCORES", "generate": "GENERATES"}
-"""Call → the constant with which a backend declares whether it can run it."""
 
 Settings = dict[str, Any]
 """Key of the recipe → value."""
@@ -256,12 +254,9 @@ class Fitting:
 
     def _runs_calls(self, kind: str, name: str) -> bool:
         """Whether a backend can do what the calls of a role ask, on the cluster's devices."""
-        calls = {call.call for call in self.recipe.graph.values() if call.model == name}
-        abilities = [constant for call, constant in ABILITIES.items() if call in calls]
         devices = _declared(kind, "DEVICES", ("cpu", "cuda"))
-        return self.recipe.cluster.device in ("auto", *devices) and all(
-            _declared(kind, ability, True) for ability in abilities
-        )
+        runs_here = self.recipe.cluster.device in ("auto", *devices)
+        return runs_here and runs_calls_of(kind, name, self.recipe)
 
     def _takes(self, kind: str, name: str, size: Architecture) -> bool:
         """Whether a backend can hold the model of a role, divided as now."""

@@ -16,6 +16,7 @@ from rlcli import registry
 from rlcli.api.architecture import Architecture
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
+from rlcli.recipe.graph import tokens_of_microbatch
 from rlcli.recipe.layouts import arguments_of, whole_sequences
 from rlcli.recipe.lengths import generation_of, keeps_groups, runs_a_model, written_beyond
 from rlcli.recipe.role_sources import stored_roles
@@ -319,7 +320,7 @@ def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[in
     group, sample = group_size(recipe), lengths_of(recipe).sequence
     rows = _rows_of_update(recipe, topology, call)
     sample, rows = (group * sample, rows) if keeps_groups(call) else (sample, group * rows)
-    cap = call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch
+    cap = tokens_of_microbatch(recipe, call)
     least = min(rows, call.microbatches or recipe.train.microbatches)
     together = max(1, min(-(-rows // least), cap // sample))
     tokens = together * sample

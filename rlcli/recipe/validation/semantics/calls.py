@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from rlcli.api.declared_keys import DeclaredKeys, largest_number
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
+from rlcli.recipe.abilities import VERBS, ability_for
 from rlcli.recipe.call_keys import Graph, available_keys, calls_of, graphs_of
 from rlcli.recipe.components import (
     argument_of,
@@ -17,7 +18,7 @@ from rlcli.recipe.components import (
     lacks_method,
 )
 from rlcli.recipe.graph import GraphProblem, graph_problems
-from rlcli.recipe.lengths import responses_of, written_beyond
+from rlcli.recipe.lengths import responses_of
 from rlcli.recipe.parsing.removal import removed_at
 from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import WEIGHTS, Call, Role
@@ -44,14 +45,6 @@ from rlcli.spelling import nearest_name
 
 MODELLESS_CALLS = ("inference", "evaluate")
 """Calls that an interface may answer without a model, unless it declares the head that it needs."""
-
-ABILITIES = {
-    "train_step": ("TRAINS", "train"),
-    "inference": ("SCORES", "score"),
-    "evaluate": ("SCORES", "score"),
-    "generate": ("GENERATES", "generate"),
-}
-"""For each call, what the backend must declare, and a verb for what the call does."""
 
 
 def check(notes: Notes) -> None:
@@ -254,15 +247,12 @@ def _without_weights(notes: Notes, call: Call, path: KeyPath) -> None:
 
 def _able(notes: Notes, call: Call, path: KeyPath, backend: str) -> None:
     """Check that a backend can do what a call requires; `_inabilities` reports what it cannot."""
-    able, verb = ABILITIES[call.call]
-    answers_by_generating = able == "SCORES" and written_beyond(call) is not None
+    ability = ability_for(call)
     needs: list[KeyPath] = [(*path, "call"), (*path, "model")]
-    if (
-        declared("backends", backend, able) is False
-        and not answers_by_generating
-        and not any(map(notes.is_doubtful, needs))
-    ):
-        notes.unable.setdefault(call.model, {})[path] = verb
+    if ability is None or any(map(notes.is_doubtful, needs)):
+        return
+    if declared("backends", backend, ability) is False:
+        notes.unable.setdefault(call.model, {})[path] = VERBS[ability]
 
 
 def _inabilities(notes: Notes) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlcli import registry
-from rlcli.recipe.call_keys import calls_of
+from rlcli.recipe.abilities import runs_calls_of
 from rlcli.recipe.components import declared
 from rlcli.recipe.layouts import layout_problems, what_it_can
 from rlcli.recipe.mesh import DIMENSIONS, DevicesError, Mesh, devices_of, mesh_of, world_of
@@ -14,7 +14,6 @@ from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Cluster, MeshSection, Role
 from rlcli.recipe.servers import PlacedServer, placed_servers, servers_on
-from rlcli.recipe.validation.semantics.calls import ABILITIES
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 CLUSTER: tuple[KeyPath, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
@@ -176,18 +175,12 @@ def _supported(notes: Notes, name: str, able: Sequence[str], dimension: str) -> 
 
 def _engines_with(notes: Notes, name: str, dimension: str) -> list[str]:
     """Backends that support a dimension of the mesh, and what calls ask of the role."""
-    asked = {ABILITIES[call.call][0] for _, call in calls_of(notes.recipe) if call.model == name}
-
-    def is_able(backend: str) -> bool:
-        abilities = (declared("backends", backend, ability) for ability in asked)
-        return all(ability is not False for ability in abilities)
-
-    with_dimension = [
+    return [
         backend
         for backend in registry.names("backends")
         if dimension in (declared("backends", backend, "DIMENSIONS") or ())
+        and runs_calls_of(backend, name, notes.recipe)
     ]
-    return list(filter(is_able, with_dimension))
 
 
 def _device_of(notes: Notes, name: str, backend: str) -> None:

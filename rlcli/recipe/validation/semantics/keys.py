@@ -269,7 +269,7 @@ def _or_settings(notes: Notes, graph: Graph, remedy: str, unmade: Mapping[str, l
     if None in settings:
         return remedy
     idle = [f"models.{role}=null" for role in unused_roles(notes)]
-    return f"{remedy}, or set {' '.join([*map(str, settings), *idle])}"
+    return f"{remedy}, or set {' '.join([*sorted(map(str, settings)), *idle])}"
 
 
 def _place_of_need(graph: Graph, reader: str, key: str) -> KeyPath:

@@ -57,7 +57,7 @@ def _product_of_blocks(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """`product` of a single row, as a batch of blocks over which threads are spread."""
-    blocks = weight.view(BLOCKS, -1, weight.shape[1])
+    blocks = weight.unflatten(0, (BLOCKS, -1))
     row = x.reshape(1, 1, -1).expand(BLOCKS, 1, -1)
     result = torch.bmm(row, blocks.mT).view(*x.shape[:-1], len(weight))
     return result if bias is None else result + bias

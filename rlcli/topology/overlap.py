@@ -148,7 +148,7 @@ class _Simulation:
         """Send a call to its lanes, which begin it together."""
         name, step = task
         lanes = self._table.places[name]
-        begin = max(self.now, *(self._free[lane] for lane in lanes))
+        begin = max([self.now, *(self._free[lane] for lane in lanes)])
         end = begin + TURNS.get(self._table.calls[name].interface_type.value, 1)
         self._free.update(dict.fromkeys(lanes, end))
         for turn in range(begin, min(end, COLUMNS)):

@@ -12,12 +12,11 @@ to our own step that computes each as a whole), `sft`, `dpo`, `decode` (one resp
 tokens; 32 and 128 of up to 32, 8 to a prompt; next to vLLM too, if RLCLI_VLLM_PYTHON names a Python
 that has it).
 
-Each side is a process with one thread, and both take steps in turn. Times are processor seconds,
-which other work on the machine changes little, or with `--threads N` seconds on a machine that does
-nothing else; for `decode`, of a token of a response. The first
-step is not timed; its loss must agree (1e-3 of the larger one, 2e-2 in bfloat16), or, for `decode`,
-its greedy tokens in float32. Memory is the peak of the process, in which both sides also hold the
-weights as they were at the start. Exit code 1 if the two differ.
+Each side is a process with one thread, and both take steps in turn. Times are processor seconds;
+for `decode`, of a token of a response. With `--threads N` they are seconds on the wall, on
+a machine that must be idle. The first step is not timed; its loss must agree (1e-3 of the larger one, 2e-2 in
+bfloat16), or, for `decode`, its greedy tokens in float32. Memory is the peak of the process, in
+which both sides also hold the weights as they were at the start. Exit code 1 if the two differ.
 
 With `--device cuda` times are seconds until a GPU has computed everything, and memory is that of
 its tensors. `--times N` gives steps of training N times as many rows.

@@ -13,10 +13,11 @@ tokens; 32 and 128 of up to 32, 8 to a prompt; next to vLLM too, if RLCLI_VLLM_P
 that has it).
 
 Each side is a process with one thread, and both take steps in turn. Times are processor seconds;
-for `decode`, of a token of a response. With `--threads N` they are seconds on the wall, on
-a machine that must be idle. The first step is not timed; its loss must agree (1e-3 of the larger one, 2e-2 in
-bfloat16), or, for `decode`, its greedy tokens in float32. Memory is the peak of the process, in
-which both sides also hold the weights as they were at the start. Exit code 1 if the two differ.
+for `decode`, of a token of a response. With `--threads N` they are seconds on the wall, on a
+machine that must be idle. The first step is not timed; its loss must agree (1e-3 of the larger one,
+2e-2 in bfloat16), or, for `decode`, its greedy tokens in float32. Memory is the peak of the
+process, in which both sides also hold the weights as they were at the start. Exit code 1 if the two
+differ.
 
 With `--device cuda` times are seconds until a GPU has computed everything, and memory is that of
 its tensors. `--times N` gives steps of training N times as many rows.

@@ -26,7 +26,9 @@ def _kill_rate():
 
 kill_rate = _kill_rate()
 OWN = kill_rate.mutants()
-MUTANTS = OWN + kill_rate.mutants(folder=HERE / "unseen")
+MUTANTS = OWN + [
+    mutant for name in ("unseen", "second") for mutant in kill_rate.mutants(folder=HERE / name)
+]
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,13 @@ class Mutant:
     test: str
     """What follows `rlcli test`."""
     file: str
-    old: str
-    new: str
+    old: str = ""
+    new: str = ""
+    further_edits: Sequence[Sequence[str]] = ()
+    """Further old and new texts, where a bug takes several changes."""
+    component: str = ""
+    """The correct component of `unusual/` that the bug is planted in, as `file`, which the
+    repository lacks; as a path below that folder."""
     survives: str = ""
     """Why no test can see it."""
     law: str = ""
@@ -142,22 +147,29 @@ def copy_repository(folder: Path, bare: bool = False) -> Path:
 
 
 def plant(mutant: Mutant, copy: Path) -> None:
-    """Make the change. Raises ValueError unless the old text stands there exactly once; one without
-    an old text is a new file."""
+    """Make the change. Raises ValueError unless each old text stands there exactly once; one
+    without an old text is a new file."""
     file = copy / mutant.file
+    if mutant.component:
+        shutil.copy(HERE / "unusual" / mutant.component, file)
     if not mutant.old:
         with file.open("x", encoding="utf-8") as added:
             added.write(mutant.new)
         return
-    text = file.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        raise ValueError(
-            f"{mutant.file} holds the old text {text.count(mutant.old)} times: "
-            f"{mutant.old.strip()[:60]!r}"
-        )
-    if mutant.old == mutant.new:
-        raise ValueError("it changes nothing")
-    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    file.write_text(with_bug(mutant, file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_bug(mutant: Mutant, text: str) -> str:
+    """The text of a file with the changes made in it. Raises ValueError like `plant`."""
+    for old, new in [(mutant.old, mutant.new), *mutant.further_edits]:
+        if text.count(old) != 1:
+            raise ValueError(
+                f"{mutant.file} holds the old text {text.count(old)} times: {old.strip()[:60]!r}"
+            )
+        if old == new:
+            raise ValueError("it changes nothing")
+        text = text.replace(old, new)
+    return text
 
 
 def spread(mutants: Sequence[Mutant], each: int) -> list[Mutant]:

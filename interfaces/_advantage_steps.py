@@ -16,6 +16,7 @@ from rlcli.api.key_meaning import (
     FORKS,
     NOT_ENDED,
     PROMPT_MASK,
+    REFERENCE,
     REWARDS,
     SAMPLED_LOGPROBS,
     SEQUENCES,
@@ -26,7 +27,7 @@ from rlcli.ops.policy_losses import behaviour_weights
 from rlcli.ops.reduce import AllReduce
 from rlcli.ops.rewards import dense_rewards, overlong_penalties, shape_scores, token_rewards
 
-from ._policy_distances import RECOMPUTED, REFERENCE, sum_of_kl
+from ._policy_distances import RECOMPUTED, sum_of_kl
 from ._sequences import best_of_each, group_of_each
 
 if TYPE_CHECKING:

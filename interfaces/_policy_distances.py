@@ -12,12 +12,11 @@ from __future__ import annotations
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import AGE, SAMPLED_LOGPROBS, SEQUENCES
+from rlcli.api.key_meaning import AGE, REFERENCE, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.ops.kl import kl_of_policy
 from rlcli.ops.packing import action_mask
 from rlcli.ops.reduce import AllReduce, counted_means
 
-REFERENCE = "packed_ref_logprobs"
 RECOMPUTED = "proximal_logprobs"
 
 SumsAndCounts = dict[str, tuple[torch.Tensor, torch.Tensor]]

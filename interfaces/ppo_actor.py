@@ -12,7 +12,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.key_meaning import REFERENCE, SEQUENCES
 from rlcli.api.limits import ArgumentCheck, Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
@@ -38,7 +38,7 @@ from rlcli.ops.policy_losses import (
 from ._logprobs import recompute_logprobs
 from ._named import named
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
-from ._policy_distances import REFERENCE, actions_of, distances_at_first, distances_before
+from ._policy_distances import actions_of, distances_at_first, distances_before
 from ._responses import as_generation, imitate_responses, sample_responses
 from ._sequences import chosen_sequences
 

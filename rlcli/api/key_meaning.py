@@ -37,6 +37,8 @@ numbers, from 0 in the order in which the answers first appear; -1 for a respons
 Majority votes are counted with it."""
 SAMPLED_LOGPROBS = "packed_logprobs"
 """The log-probs with which the tokens of responses were sampled."""
+REFERENCE = "packed_ref_logprobs"
+"""Those of the same tokens by a model that the policy is to stay near."""
 ROUTED_EXPERTS = "routed_experts"
 """The experts that tokens were routed to while responses were sampled: [layers with experts,
 experts per token] for each token but the last, which the sampler has not read. An engine that
@@ -142,7 +144,7 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     ("loss_mask ppo_loss_mask", Meaning(minus_one, FLAGS)),
     (f"{NOT_ENDED} greedy_seq_no_eos_mask {CHOSEN} {DESIRABLE}", Meaning(one, FLAGS)),
     (
-        f"{SAMPLED_LOGPROBS} packed_ref_logprobs proximal_logprobs old_logprobs",
+        f"{SAMPLED_LOGPROBS} {REFERENCE} proximal_logprobs old_logprobs",
         Meaning(minus_one, LOGPROBS),
     ),
     ("mismatched_input_ids", Meaning(full, TOKENS, has_own_sequences=True)),

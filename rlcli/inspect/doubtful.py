@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlcli.api.dataflow import weight_writers
+from rlcli.api.key_meaning import REFERENCE
 from rlcli.inspect.processor import slow_dtypes
 from rlcli.recipe.components import argument_of
 from rlcli.recipe.graph import train_graph
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 USUAL_WEIGHTS = 0.02
 """Standard deviation of the weights of most language models, at first and later."""
+OF_PENALTY = ("kl_estimator", "kl_gradient")
+"""Arguments of what takes a KL penalty into its loss."""
 
 
 def recipe_warnings(resolved: Resolved) -> Iterator[str]:
@@ -32,6 +35,9 @@ def contradictions(resolved: Resolved) -> Iterator[str]:
     yield from _heads_that_never_learned(resolved)
     yield from _unequal_temperatures(resolved)
     yield from _steps_beyond_weights(resolved)
+    yield from _references_that_learn(resolved)
+    yield from _penalties_that_teach_nothing(resolved)
+    yield from _rows_of_both(resolved)
 
 
 def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
@@ -115,3 +121,44 @@ def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
                 f"each weight of {name} by up to {lr:g} a step, and weights are about {size:g} in "
                 f"size; one step replaces the model: try {size / 20:.0e}"
             )
+
+
+def _references_that_learn(resolved: Resolved) -> Iterator[str]:
+    """Log-probs of a reference that are those of a role which is trained here."""
+    recipe = resolved.recipe
+    writers = weight_writers(train_graph(recipe))
+    for name, call in recipe.graph.items():
+        if REFERENCE in call.outputs and call.model in writers:
+            location = resolved.origin(("graph", name, "model"))
+            yield (
+                f"{location}: {name} takes {call.model}, which is trained, as the reference: the "
+                "policy is at no distance from itself; name a role of its own, with "
+                f"{{init: {call.model}}}"
+            )
+
+
+def _penalties_that_teach_nothing(resolved: Resolved) -> Iterator[str]:
+    """A KL penalty in the loss whose gradient is 0 on average."""
+    for name, call in resolved.recipe.graph.items():
+        kind, args = call.interface.type, call.interface.args
+        settings = [argument_of("interfaces", kind, args, argument) for argument in OF_PENALTY]
+        if call.call == "train_step" and settings == ["k1", "naive"]:
+            yield (
+                f"{resolved.origin(('graph', name, 'interface'))}: the KL penalty of {name} has no "
+                "effect: with kl_gradient: naive the gradient of k1 is 0 on average; leave out "
+                "kl_gradient"
+            )
+
+
+def _rows_of_both(resolved: Resolved) -> Iterator[str]:
+    """Rows that are trained on and evaluated."""
+    recipe = resolved.recipe
+    trained, evaluated = recipe.train.dataset, recipe.train.eval.dataset
+    if evaluated is None or trained not in recipe.datasets or evaluated not in recipe.datasets:
+        return
+    if recipe.datasets[trained] == recipe.datasets[evaluated]:
+        yield (
+            f"{resolved.origin(('train', 'eval', 'dataset'))}: the evaluation has the rows that "
+            "are trained on, so that it cannot show what is learned by heart; keep some rows apart "
+            "for it"
+        )

@@ -53,3 +53,23 @@ def test_a_learning_rate_as_large_as_the_weights_causes_a_warning():
     assert "lr 0.3 moves each weight of actor by up to 0.3 a step" in warning
     assert "weights are about 0.06 in size" in warning
     assert not list(recipe_warnings(load_recipe("sft_math", ["models.actor.backend.args.lr=0.05"])))
+
+
+def test_a_reference_that_is_trained_causes_a_warning():
+    (warning,) = recipe_warnings(load_recipe("kto_arithmetic", ["graph.ref_inf.model=actor"]))
+    assert "ref_inf takes actor, which is trained, as the reference" in warning
+
+
+def test_a_penalty_whose_gradient_is_0_on_average_causes_a_warning():
+    settings = ["grpo.kl_estimator=k1", "grpo.kl_gradient=naive"]
+    (warning,) = recipe_warnings(load_recipe("grpo_math", settings))
+    assert "the KL penalty of actor_train has no effect" in warning
+    assert not list(recipe_warnings(load_recipe("grpo_math", settings[1:])))
+
+
+def test_an_evaluation_on_the_rows_of_training_causes_a_warning():
+    (warning,) = recipe_warnings(load_recipe("rm_arithmetic", ["train.eval.dataset=train"]))
+    assert "the evaluation has the rows that are trained on" in warning
+    copied = ["datasets.held_out=${datasets.train}"]
+    (warning,) = recipe_warnings(load_recipe("rm_arithmetic", copied))
+    assert "the evaluation has the rows that are trained on" in warning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlcli.api.data import SequenceSample
+from rlcli.project import is_built_in
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.dataset_checks.samples import SYSTEM
 from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
@@ -41,6 +43,8 @@ class RenderedConversation:
 
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant"}
 """Names of roles in rows → those of chat templates."""
+TAG = re.compile(r"</?\w+>")
+"""Such as those around a thought."""
 
 
 class RenderingChecks(Contract):
@@ -115,15 +119,25 @@ def _conversations(
 ) -> Iterator[tuple[int, RenderedConversation, SequenceSample]]:
     """The number of each row that holds a conversation, what it holds, and its sample; skips the
     check if there are none."""
-    conversations = [_conversation_of(row) for row in trial.rows]
+    rows = trial.rows if is_built_in(trial.signature.path) else _without_markup(trial.rows)
+    conversations = [_conversation_of(row) for row in rows]
     if not any(conversations):
         pytest.skip("its rows are no conversations")
-    dataset = trial.demand(tokenizer=tokenizer)
-    if len(dataset) != len(trial.rows):
+    dataset = trial.demand(rows, tokenizer=tokenizer)
+    if len(dataset) != len(rows):
         pytest.skip("has no sample for each row")
     for index, (conversation, sample) in enumerate(zip(conversations, read(dataset), strict=False)):
         if conversation is not None:
             yield index, conversation, sample
+
+
+def _without_markup(value: Any) -> Any:
+    """Rows, or anything in them, without tags, which a dataset may act on."""
+    if isinstance(value, dict):
+        return {name: _without_markup(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_markup(entry) for entry in value]
+    return TAG.sub("", value) if isinstance(value, str) else value
 
 
 def _unlike_transformers(fault: str, expected: str, trial: Trial) -> Violation:

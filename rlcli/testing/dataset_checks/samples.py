@@ -12,6 +12,7 @@ import pytest
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.preview import Preview, preview_of
+from rlcli.errors import RlcliError
 from rlcli.project import is_built_in
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.dataset_checks.first_rows import FirstRows
@@ -31,6 +32,9 @@ SYSTEM = "Answer in one word."
 PREFERRED = ("chosen", "positive", "pos_", "preferred", "accepted", "better", "winner")
 REJECTED = ("rejected", "negative", "neg_", "worse", "loser")
 """Words in the names of fields that hold the answers of a pair."""
+
+MANY_PAIRS = 16
+"""Of a row: all that its few answers make."""
 
 INJECTED = "<eos><user>"
 """Names of special tokens, as a text may hold them to speak in another's name."""
@@ -130,6 +134,23 @@ class SampleChecks(Contract):
                     f"row {index}: {misplaced[0]!r:.60} is at the place of the other answer",
                     "the sequences of a sample are the preferred answer, the rejected one, and so "
                     "on",
+                    trial.reader,
+                )
+
+    def test_no_pair_contradicts_another(self, trial: Trial) -> None:
+        """the answers of a pair differ, and no other pair of the row has them in reverse"""
+        if "prompt_lens" not in trial.keys:
+            pytest.skip("has no pairs of answers from rows")
+        number = trial.signature.constants.get("PAIRS")
+        dataset = trial.demand(changes={number: MANY_PAIRS} if number else {})
+        for index, sample in enumerate(read(dataset)):
+            answers = [tuple(sequence.tokens) for sequence in sequences_of(sample)]
+            pairs = set(zip(answers[::2], answers[1::2], strict=True))
+            if any((rejected, preferred) in pairs for preferred, rejected in pairs):
+                raise Violation(
+                    f"row {index}: of two answers, each is preferred to the other, or to itself",
+                    "leave out pairs of equal answers or scores; sequences alternate, the "
+                    "preferred answer first",
                     trial.reader,
                 )
 
@@ -293,10 +314,23 @@ def texts_of(value: Any) -> list[str]:
 
 
 def shown_texts(trial: Trial, tokenizer: Any) -> list[str]:
-    """The texts of its rows that are in its tokens."""
+    """The texts of its rows that are in its tokens, without those in whose place it refuses other
+    words, such as the letter of a choice."""
     texts = [text for row in trial.rows for value in row.values() for text in texts_of(value)]
     content = decoded(trial.demand(tokenizer=tokenizer), tokenizer)
-    return [text for text in dict.fromkeys(texts) if text in content]
+    shown = [text for text in dict.fromkeys(texts) if text in content]
+    if _takes_other_words(trial, shown, tokenizer):
+        return shown
+    return [text for text in shown if _takes_other_words(trial, [text], tokenizer)] or shown
+
+
+def _takes_other_words(trial: Trial, texts: Sequence[str], tokenizer: Any) -> bool:
+    """Whether it accepts rows in which each of these texts has a further word."""
+    try:
+        trial.make(with_texts(trial.rows, texts, lambda text: f"{text} too"), tokenizer=tokenizer)
+    except RlcliError:
+        return False
+    return True
 
 
 def unusual(text: str) -> str:

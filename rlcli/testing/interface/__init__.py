@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import ArgumentChecks
+from rlcli.testing.interface.credit import CreditChecks
 from rlcli.testing.interface.described_arguments import DescribedArgumentChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks
@@ -39,6 +40,7 @@ class InterfaceContract(
     GenerationChecks,
     HeadChecks,
     InferenceChecks,
+    CreditChecks,
     AdvantageChecks,
     ArgumentChecks,
     EdgeChecks,

@@ -13,7 +13,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import CHOSEN, MEANINGS, PROMPT_MASK, SEQUENCES
 
-LOSS_MASK, REFERENCE = "loss_mask", "packed_ref_logprobs"
+LOSS_MASK = "loss_mask"
 
 
 def trained_actions(batch: SequenceSample) -> torch.Tensor | None:

@@ -12,13 +12,12 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import inherited, largest_number
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import ADVANTAGES, NOT_ENDED, REWARDS
+from rlcli.api.key_meaning import ADVANTAGES, NOT_ENDED, REFERENCE, REWARDS
 from rlcli.api.metrics import declared_metrics
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import (
-    REFERENCE,
     trained_actions,
     with_groups_reversed,
     with_tensor,
@@ -81,7 +80,7 @@ class AdvantageChecks(CallSubject):
     ) -> None:
         """where responses to a prompt are compared, a constant added to their rewards, equal ones
         or not, changes nothing; or else advantages average 0"""
-        _skip_without_rewards(rating)
+        skip_without_rewards(rating)
         if largest_number(rating.interface.group_sizes(rating.call), default=1) < 2:
             pytest.skip("does not declare that it compares responses to a prompt (NEEDS_GROUP)")
         batch = usual_batch(inference_batches, THREES)
@@ -194,7 +193,7 @@ def _credits_what_follows(interface: ModelInterface) -> bool:
     return bool(factors) and all(factors.values())
 
 
-def _skip_without_rewards(rating: CallTrial) -> None:
+def skip_without_rewards(rating: CallTrial) -> None:
     """Skip the check unless rewards are read with these arguments."""
     declared = rating.interface.reads(rating.call)
     if REWARDS not in (rating.batch.keys if declared is None else declared.needed):
@@ -291,7 +290,7 @@ def _demand_rise_of_ended(rating: CallTrial, rise: torch.Tensor) -> None:
 def _rises(rating: CallTrial) -> torch.Tensor:
     """[3, N, N]: by how much a higher reward of response i raises the mean, the first and the last
     of the advantages of response j. Skips the check without rewards, or anything to train on."""
-    _skip_without_rewards(rating)
+    skip_without_rewards(rating)
     batch = rating.batch
     before, rewards = _of_responses(rating, batch), tensor_of(batch, REWARDS).float()
     raised = [with_tensor(batch, REWARDS, rewards + higher) for higher in torch.eye(len(rewards))]

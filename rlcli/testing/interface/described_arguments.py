@@ -19,6 +19,7 @@ from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import with_groups_reversed, with_tensor
 from rlcli.testing.interface.advantages import RETURNS, VALUES
+from rlcli.testing.interface.edge_cases import demand_nothing_learned
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, inference_batches_for
 from rlcli.testing.interface.invariants import (
     LEAD,
@@ -27,6 +28,7 @@ from rlcli.testing.interface.invariants import (
     preferring,
     without_preference,
 )
+from rlcli.testing.interface.loss import gradients_of
 from rlcli.testing.interface.outputs import TOLERANCE, check_same, tensor_of
 from rlcli.testing.interface.training_trial import Batches, Rehearsal, TrainingOutcome
 
@@ -55,7 +57,8 @@ SHORTEST = 3
 
 class DescribedArgumentChecks(CallSubject):
     def test_a_value_at_its_bound_is_accepted(self, rehearsal: Rehearsal) -> None:
-        """what is as low as the least value that is accepted, or as high as the largest, counts"""
+        """what is as low as the least value that is accepted, or as high as the largest, counts;
+        where all is beyond, nothing is trained on"""
         bounds = list(_bounds_of_keys(rehearsal, self.arguments_documented_as(SELECTS)))
         if not bounds:
             pytest.skip("has no argument that is the least or the largest value of a key")
@@ -71,6 +74,9 @@ class DescribedArgumentChecks(CallSubject):
                 (f"with {name} {1 + beyond:g} and {key} of 1", f"with {name} 1"),
                 f"{name} is accepted itself: compare with >= or <=",
             )
+            excluding = rehearsal.train(batch, interface=rehearsal.make(**{name: 1.0 - beyond}))
+            case = f"with {name} {1 - beyond:g} and {key} of 1"
+            demand_nothing_learned(rehearsal, excluding, case)
 
     def test_clipping_lowers_no_loss_of_values(self, rehearsal: Rehearsal) -> None:
         """where predictions are clipped around earlier ones, a narrower clip lowers no loss"""
@@ -87,6 +93,23 @@ class DescribedArgumentChecks(CallSubject):
                 raise Violation(
                     f"the loss is {wide:.6g} with {name}={WIDE:g}, {narrow:.6g} with {NARROW:g}",
                     "take the larger of the clipped and the unclipped loss: max, not min",
+                    rehearsal.where,
+                )
+
+    def test_clipping_limits_both_directions(self, rehearsal: Rehearsal) -> None:
+        """where predictions are clipped around earlier ones, those that fell count as those that
+        rose"""
+        batch, names = rehearsal.batch, self.arguments_documented_as(CLIPS_VALUES)
+        if not names or not {VALUES, RETURNS} <= set(batch.keys):
+            pytest.skip("has no argument by which predicted values are clipped")
+        for name in names:
+            rose, fell = (_rise_by_clipping(rehearsal, name, by) for by in (1.0, -1.0))
+            if min(rose, fell) <= TOLERANCE < max(rose, fell):
+                raise Violation(
+                    f"{name}={NARROW:g} instead of {WIDE:g} raises the loss by {rose:.4g} where "
+                    f"predictions have risen by 1 towards returns, by {fell:.4g} where they have "
+                    "fallen",
+                    f"clip to earlier ± {name}, on both sides",
                     rehearsal.where,
                 )
 
@@ -112,7 +135,8 @@ class DescribedArgumentChecks(CallSubject):
                 )
 
     def test_centred_scores_come_closer_to_0(self, rehearsal: Rehearsal) -> None:
-        """a weight of what keeps the mean score near 0 brings that of equal sequences closer"""
+        """a weight of what keeps the mean score near 0 brings that of equal sequences closer, and
+        moves both scores of a pair by as much"""
         names = self.arguments_documented_as(PULLS_TO_ZERO)
         if not names:
             pytest.skip("has no argument that keeps the mean score near 0")
@@ -128,6 +152,7 @@ class DescribedArgumentChecks(CallSubject):
                     "penalise the sum of both scores of a pair, not their difference",
                     rehearsal.where,
                 )
+            _demand_equal_pull(rehearsal, {name: 1.0}, {name: 0.0})
 
     def test_a_bias_of_rewards_is_in_their_units(self, inferring: CallTrial) -> None:
         """rewards that are all higher by what is subtracted from them change nothing"""
@@ -217,6 +242,22 @@ def _bounds_of_keys(
                 yield argument.name, key, -1.0 if bound[1] == "min" else 1.0
 
 
+def _rise_by_clipping(rehearsal: Rehearsal, name: str, moved: float) -> float:
+    """By how much a narrow clip raises the loss where predictions have moved by so much since
+    earlier ones, and have as far to go to the returns."""
+    batch = rehearsal.batch
+    values = batch.data[VALUES]
+    of_actions = torch.cat([row[:-1] for row in values.split(batch.flat_seqlens(VALUES))])
+    if of_actions.shape != batch.data[RETURNS].shape:
+        pytest.skip("not tried: its returns are not those of actions")
+    batch = with_tensor(batch, VALUES, values - moved)
+    batch = with_tensor(batch, RETURNS, (of_actions + moved).to(batch.data[RETURNS]))
+    narrow, wide = (
+        _without_learning(rehearsal, batch, {name: clip}).stats["loss"] for clip in (NARROW, WIDE)
+    )
+    return narrow - wide
+
+
 def _alternating(numbers: torch.Tensor) -> torch.Tensor:
     """1, -1, 1, …"""
     return 1.0 - 2.0 * (torch.arange(len(numbers)) % 2).to(numbers)
@@ -256,6 +297,27 @@ def _mean_score_after(rehearsal: Rehearsal, batch: SequenceSample, changes: Chan
     values = model.module.forward(batch, post_hook=lambda output, _: output.values)
     ends = torch.tensor(batch.flat_seqlens(SEQUENCES)).cumsum(0) - 1
     return abs(float(values[ends].double().mean()))
+
+
+def _demand_equal_pull(rehearsal: Rehearsal, changes: Changes, without: Changes) -> None:
+    """Raise Violation if arguments add different gradients to the two scores of a pair."""
+    batch = pairs_of_equal_length(rehearsal)
+    tokens = sum(batch.flat_seqlens(SEQUENCES))
+    pulled, usual = (
+        gradients_of(_without_learning(rehearsal, batch, arguments), VALUES, tokens)
+        for arguments in (changes, without)
+    )
+    if pulled is None or usual is None:
+        return
+    ends = torch.tensor(batch.flat_seqlens(SEQUENCES)).cumsum(0) - 1
+    added = (pulled - usual)[ends]
+    difference = float((added[::2] - added[1::2]).abs().max())
+    if difference > TOLERANCE:
+        raise Violation(
+            f"{described(changes)} moves the scores of a pair apart by {difference:.3g} (gradient)",
+            "what is to be near 0 is the mean of both scores, not each of them",
+            rehearsal.where,
+        )
 
 
 def _estimates(trial: CallTrial, batch: SequenceSample, changes: Changes) -> SequenceSample:

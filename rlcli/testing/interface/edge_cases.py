@@ -55,7 +55,7 @@ class EdgeChecks(InterfaceSubject):
         if batch is None:
             pytest.skip("reads no prompt_mask")
         outcome = _survive(rehearsal, batch, "a batch of prompts only")
-        _nothing_learned(rehearsal, outcome, "a batch of prompts only")
+        demand_nothing_learned(rehearsal, outcome, "a batch of prompts only")
         weight = outcome.stats.get("loss_weight", 0.0)
         leaves_out = LOSS_MASK in batch.keys and not rehearsal.make().counts_left_out("train_step")
         if weight and (leaves_out or counts_tokens(rehearsal)):
@@ -90,7 +90,7 @@ class EdgeChecks(InterfaceSubject):
     def test_no_samples(self, rehearsal: Rehearsal) -> None:
         """a rank without samples"""
         outcome = _survive(rehearsal, rehearsal.batch.select_indices([]), "a batch without samples")
-        _nothing_learned(rehearsal, outcome, "a batch without samples")
+        demand_nothing_learned(rehearsal, outcome, "a batch without samples")
 
 
 _ROUNDING = 1e-9
@@ -130,10 +130,10 @@ def _survive_edge(rehearsal: Rehearsal, edge: str, lengths: Lengths) -> None:
     outcome = _survive(rehearsal, batch, edge, spec)
     trained = trained_actions(batch)
     if trained is not None and not trained.any():
-        _nothing_learned(rehearsal, outcome, edge)
+        demand_nothing_learned(rehearsal, outcome, edge)
 
 
-def _nothing_learned(rehearsal: Rehearsal, outcome: TrainingOutcome, case: str) -> None:
+def demand_nothing_learned(rehearsal: Rehearsal, outcome: TrainingOutcome, case: str) -> None:
     fresh = dict(rehearsal.model().module.model.named_parameters())
     moved = max(
         float((tensor - fresh[name].detach()).abs().max())

@@ -12,12 +12,19 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, SEQUENCES
+from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, REFERENCE, SEQUENCES
 from rlcli.api.metrics import declared_metrics
-from rlcli.testing.batches import VOCABULARY
+from rlcli.testing.batches import VOCABULARY, Lengths
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.actions import REFERENCE, padded, trained_actions, with_tensor
+from rlcli.testing.interface.actions import (
+    padded,
+    per_action,
+    trained_actions,
+    with_tensor,
+)
 from rlcli.testing.interface.inference_trial import all_logprobs, with_temperature
+from rlcli.testing.interface.invariants import SIGNALS, ignorant
+from rlcli.testing.interface.loss import gradients_of
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
@@ -42,6 +49,8 @@ SAMPLED = "packed_logprobs"
 OFTEN_SAMPLED = (2, 5)
 """Tokens that a sampler draws twice where it draws others once."""
 NATS = "nats per token"
+SHORT_TEXTS: Lengths = [[(2, 2)], [(2, 3)]]
+LONG_TEXTS: Lengths = [[(2, 7)], [(3, 4)]]
 SMALL = 1e-5
 FAR = 0.5
 """In nats: beyond any usual bound of a policy's ratio."""
@@ -135,6 +144,49 @@ class EqualWeightChecks(InterfaceSubject):
                     rehearsal.where,
                 )
 
+    def test_texts_without_prompts_weigh_what_is_trained_on(self, rehearsal: Rehearsal) -> None:
+        """where the loss is a mean over tokens, it is the same without prompts for a model to which
+        all tokens are equally likely"""
+        batch = rehearsal.batch
+        if PROMPT_MASK not in batch.keys or rehearsal.result.engine.heads != {"lm"}:
+            pytest.skip("does not tell prompts from responses, or does not learn tokens")
+        if set(SIGNALS) & set(batch.keys):
+            pytest.skip("learns from what responses earned")
+        losses = [_loss_of_ignorant(rehearsal, lengths) for lengths in (SHORT_TEXTS, LONG_TEXTS)]
+        if not math.isclose(*losses, rel_tol=SMALL):
+            pytest.skip("not tried: its loss depends on lengths")
+        loss = _loss_of_ignorant(rehearsal, LONG_TEXTS, has_prompts=False)
+        if not math.isclose(loss, losses[0], rel_tol=SMALL):
+            raise Violation(
+                f"the loss of a model to which all tokens are equally likely is {losses[0]:.6g}, "
+                f"and {loss:.6g} without prompts",
+                "nothing predicts the first token of a text: it does not count either",
+                rehearsal.where,
+            )
+
+    def test_advantages_teach_in_their_direction(self, rehearsal: Rehearsal) -> None:
+        """where the policy is that which sampled, no token of a response with an advantage above 0
+        becomes less likely, and none below 0 likelier"""
+        batch = rehearsal.batch
+        is_compared = bool(set(LOGPROBS) & set(batch.keys))
+        if not is_compared or ADVANTAGES not in batch.keys or trained_actions(batch) is None:
+            pytest.skip("learns from no advantages of what another policy sampled")
+        near = _with_own_logprobs(batch, rehearsal.model().module)
+        signs = 1.0 - 2.0 * (torch.arange(len(batch.flat_seqlens(SEQUENCES))) % 2)
+        advantages = per_action(batch, signs).to(batch.data[ADVANTAGES])
+        taught, nothing = (
+            _gradient_of_logprobs(rehearsal, with_tensor(near, ADVANTAGES, numbers))
+            for numbers in (advantages, torch.zeros_like(advantages))
+        )
+        wrong = int(((taught - nothing) * advantages > SMALL).sum())
+        if wrong:
+            raise Violation(
+                f"{wrong} of {len(advantages)} tokens move against their advantages, though the "
+                "policy is that which sampled them",
+                "a weight or a ratio has a gradient that it should not have: detach it; or a sign",
+                rehearsal.where,
+            )
+
     def test_longer_prompts_change_nothing(self, rehearsal: Rehearsal) -> None:
         """with a model without memory, longer prompts change nothing"""
         if PROMPT_MASK not in rehearsal.batch.keys or trained_actions(rehearsal.batch) is None:
@@ -149,6 +201,27 @@ class EqualWeightChecks(InterfaceSubject):
             ("with short prompts", "with longer ones"),
             "prompts are not trained on: count and average over response tokens only",
         )
+
+
+def _loss_of_ignorant(rehearsal: Rehearsal, lengths: Lengths, has_prompts: bool = True) -> float:
+    """The loss of a model to which all tokens are equally likely, on texts of these lengths."""
+    batch = rehearsal.batches(lengths)
+    if not has_prompts:
+        batch = with_tensor(batch, PROMPT_MASK, torch.zeros_like(batch.data[PROMPT_MASK]))
+    return rehearsal.train(batch, model=ignorant(rehearsal)).stats["loss"]
+
+
+def _gradient_of_logprobs(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
+    """[T - N] that of all log-probs in an optimizer step that leaves the model as it is; skips the
+    check where there are several steps, or the loss takes other outputs."""
+    interface = rehearsal.make()
+    single = {"minibatches": 1} if hasattr(interface, "minibatches") else {}
+    model = rehearsal.model(lr=0.0)
+    outcome = rehearsal.train(batch, model=model, interface=rehearsal.make(**single))
+    gradient = gradients_of(outcome, "logprobs", len(batch.data[ADVANTAGES]))
+    if gradient is None:
+        pytest.skip("not tried: takes several optimizer steps, or other outputs")
+    return gradient
 
 
 def _after_sampling(rehearsal: Rehearsal, again: Sequence[int]) -> TrainingOutcome:

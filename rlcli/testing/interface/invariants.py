@@ -18,7 +18,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
-from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.key_meaning import REFERENCE, SEQUENCES
 from rlcli.api.metrics import Metrics, declared_metrics
 from rlcli.api.model import Model
 from rlcli.registry import signature
@@ -26,7 +26,6 @@ from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import (
-    REFERENCE,
     action_counts,
     per_action,
     trained_actions,

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
+from rlcli.api.key_meaning import PROMPT_MASK, REFERENCE, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.actions import REFERENCE, trained_actions
+from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.invariants import SIGNALS
 from rlcli.testing.interface.loss import counts_tokens
 from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, outputs_of_actions

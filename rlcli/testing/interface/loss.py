@@ -143,6 +143,14 @@ def token_gradients(batch: SequenceSample, result: TrainingOutcome) -> list[Toke
     return list(entries.values()) if seen else []
 
 
+def gradients_of(result: TrainingOutcome, output: str, rows: int) -> torch.Tensor | None:
+    """The gradient that an output of the model received in a step; None unless it was asked for in
+    one pass alone, with this number of rows."""
+    gradients = [each.signed_gradient(output) for each in result.engine.passes]
+    received = [gradient for gradient in gradients if gradient is not None]
+    return received[0] if len(received) == 1 and len(received[0]) == rows else None
+
+
 def _by_action(forward_pass: ForwardPass) -> torch.Tensor:
     lengths = [len(tokens) for tokens in forward_pass.sequences]
     total = torch.zeros(sum(lengths) - len(lengths), dtype=torch.float64)

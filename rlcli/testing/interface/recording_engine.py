@@ -43,11 +43,15 @@ class ForwardPass:
 
     def gradient(self, name: str) -> torch.Tensor | None:
         """For everything handed out under this name, [rows]: the size of each row's gradient."""
-        gradients = [tensor.grad for tensor in self.asked.get(name, []) if tensor.grad is not None]
-        if not gradients:
+        total = self.signed_gradient(name)
+        if total is None:
             return None
-        total = torch.stack(gradients).sum(0).abs()
-        return total.flatten(1).sum(1) if total.dim() > 1 else total
+        return total.abs().flatten(1).sum(1) if total.dim() > 1 else total.abs()
+
+    def signed_gradient(self, name: str) -> torch.Tensor | None:
+        """The gradient of what was handed out under this name, [rows, …]; None without any."""
+        gradients = [tensor.grad for tensor in self.asked.get(name, []) if tensor.grad is not None]
+        return torch.stack(gradients).sum(0) if gradients else None
 
 
 class WatchedOutput:

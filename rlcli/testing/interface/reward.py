@@ -73,6 +73,9 @@ NONSENSE = (
 )
 """What models write before they have been trained, and what breaks parsers."""
 
+WORDS = ("paris", "Paris", "PARIS", "São Paulo", "two of them")
+"""Answers that are words, the plainest first."""
+
 HARD = "x + 1"
 """An answer that cannot be rejected at a glance."""
 HARD_TO_COMPARE = "1 + x"
@@ -246,6 +249,24 @@ class RewardChecks(CallSubject):
         finding = f"{texts[1]!r} earns as much as {texts[0]!r} for {HARD!r}"
         _demand(scorer, is_rejected, finding, "what cannot be compared is not right")
         record_property("note", f"{accepted} and {len(wrong) * len(answers)} wrong ones")
+
+    def test_words_are_answers_as_well(
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+    ) -> None:
+        """a reward that accepts words as answers accepts them with capitals and accents too"""
+        plain, *others = WORDS
+        (usual,) = _scores(scorer, [gold(answers[0])], [answers[0]])
+        (reward,) = _scores(scorer, [gold(plain)], [plain])
+        if usual is None or reward is None or reward < usual:
+            pytest.skip("accepts no words as answers")
+        for word, earned in zip(others, _scores(scorer, [*map(gold, others)], others), strict=True):
+            _demand(
+                scorer,
+                earned is not None and earned >= reward,
+                f"{gold(word)!r} earns {earned} for {word!r}, less than {gold(plain)!r} for "
+                f"{plain!r}",
+                "what is done to a response before it is compared is done to the answer, too",
+            )
 
     def test_nonsense_earns_nothing_and_breaks_nothing(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note

@@ -12,6 +12,7 @@ from rlcli.api.key_meaning import ADVANTAGES, REWARDS
 from rlcli.testing.arguments import Changes, check_variants, run_each
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import batches_for, effects_of
+from rlcli.testing.interface.credit import CreditChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.inference import InferenceChecks
@@ -37,6 +38,7 @@ OF_TRAINING: Sequence[Callable[[Any, Rehearsal], None]] = (
     InvarianceChecks.test_padding_changes_nothing,
     EqualWeightChecks.test_a_policy_is_at_no_distance_from_itself,
     EqualWeightChecks.test_a_distance_from_a_reference_is_the_kl,
+    EqualWeightChecks.test_advantages_teach_in_their_direction,
     EqualWeightChecks.test_longer_prompts_change_nothing,
     EdgeChecks.test_all_masked,
     LawChecks.test_a_step_moves_a_pair_apart,
@@ -62,6 +64,7 @@ OF_ADVANTAGES = (
     AdvantageChecks.test_returns_are_in_the_units_of_the_rewards,
     AdvantageChecks.test_a_penalty_is_paid_once,
     AdvantageChecks.test_a_penalty_does_not_fall_with_the_distance,
+    CreditChecks.test_a_discount_counts_for_each_token,
 )
 
 

@@ -64,7 +64,7 @@ class MyGSPO(ModelInterface):
         log_ratio = output.logprobs[mask] - batch.data["old_logprobs"][mask]
         owner = action_owner(lengths, mask.device)[mask]
         tokens = torch.bincount(owner, minlength=len(lengths)).clamp(min=1)
-        sums = torch.zeros(len(lengths), device=mask.device).index_add(0, owner, log_ratio)
+        sums = torch.zeros(len(lengths), dtype=log_ratio.dtype).index_add(0, owner, log_ratio)
         ratio = (sums / tokens).clamp(-20, 20).exp()[owner]
         advantages, share = batch.data["advantages"][mask], 1 / tokens[owner]
         unclipped = -advantages * ratio

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlcli.api.data import SequenceSample
-from rlcli.project import is_built_in
+from rlcli.api.key_meaning import MESSAGES
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.dataset_checks.samples import SYSTEM
 from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
@@ -85,7 +85,7 @@ class RenderingChecks(Contract):
         """of a conversation, messages of the assistant up to their EOS are trained on, and nothing
         else"""
         chat = byte_tokenizer(chat=True)
-        for index, conversation, sample in _conversations(trial, chat):
+        for index, conversation, sample in _with_what_follows(trial, chat):
             responses = _spans_of_responses(chat, conversation)
             for sequence in sequences_of(sample):
                 foreign = [span for span in _spans(sequence.trained) if span not in responses]
@@ -98,6 +98,22 @@ class RenderingChecks(Contract):
                         "of the message",
                         trial.reader,
                     )
+
+    def test_messages_in_metadata_are_those_of_the_prompt(self, trial: Trial) -> None:
+        """messages in the metadata of a row are those that its prompt was rendered from"""
+        chat = byte_tokenizer(chat=True)
+        settings: dict[str, Any] = {"system": SYSTEM} if trial.takes("system") else {}
+        samples = read(trial.demand(tokenizer=chat, **settings))
+        if not any(MESSAGES in sample.metadata for sample in samples):
+            pytest.skip("has no messages in its metadata")
+        for index, sample in enumerate(samples):
+            (messages,) = sample.metadata.get(MESSAGES, [None])
+            prompts = [sequence.prompt for sequence in sequences_of(sample)]
+            if messages and prompts:
+                expected = rendered_by_transformers(chat, messages, add_generation_prompt=True)
+                if expected not in prompts:
+                    fault = f"row {index}: the prompt is {_shown(chat, prompts[0])}"
+                    raise _unlike_transformers(fault, _shown(chat, expected), trial)
 
     def test_masks_do_not_depend_on_markers(self, trial: Trial) -> None:
         """the same texts are trained on whether a template marks them or not"""
@@ -114,12 +130,37 @@ class RenderingChecks(Contract):
                 )
 
 
+NumberedConversation = tuple[int, RenderedConversation, SequenceSample]
+"""The number of a row, what it holds, and its sample."""
+
+
+def _with_what_follows(trial: Trial, tokenizer: Any) -> Iterator[NumberedConversation]:
+    """The conversations as they are, and with a further message that no response follows, where
+    that is accepted."""
+    yield from _conversations(trial, tokenizer)
+    for role in ("user", "tool"):
+        rows = _with_last(trial.rows, role)
+        if trial.accepts(rows, tokenizer):
+            yield from _conversations(trial, tokenizer, rows)
+
+
+def _with_last(rows: Sequence[Mapping[str, Any]], role: str) -> list[dict[str, Any]]:
+    """Rows with a further message at the end of their conversations."""
+    message = {"role": role, "content": "And then?"}
+    return [
+        {
+            name: [*value, message] if is_conversation(value) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+
+
 def _conversations(
-    trial: Trial, tokenizer: Any
-) -> Iterator[tuple[int, RenderedConversation, SequenceSample]]:
-    """The number of each row that holds a conversation, what it holds, and its sample; skips the
-    check if there are none."""
-    rows = trial.rows if is_built_in(trial.signature.path) else _without_markup(trial.rows)
+    trial: Trial, tokenizer: Any, rows: Sequence[Mapping[str, Any]] | None = None
+) -> Iterator[NumberedConversation]:
+    """Those of the rows that hold one; skips the check if there are none."""
+    rows = _without_markup(list(rows or trial.rows))
     conversations = [_conversation_of(row) for row in rows]
     if not any(conversations):
         pytest.skip("its rows are no conversations")
@@ -200,7 +241,7 @@ def _spans_of_responses(
 
 def _conversation_of(row: Mapping[str, Any]) -> RenderedConversation | None:
     """The messages in a row, if that is what it holds and nothing else changes them."""
-    conversations = [value for value in row.values() if _is_conversation(value)]
+    conversations = [value for value in row.values() if is_conversation(value)]
     if len(conversations) != 1 or row.get("system"):
         return None
     tools = row.get("tools")
@@ -208,7 +249,8 @@ def _conversation_of(row: Mapping[str, Any]) -> RenderedConversation | None:
     return RenderedConversation(messages, json.loads(tools) if isinstance(tools, str) else tools)
 
 
-def _is_conversation(value: Any) -> bool:
+def is_conversation(value: Any) -> bool:
+    """Whether it is a list of messages, with texts or tool calls."""
     entries = value if isinstance(value, list) else []
     return bool(entries) and all(
         isinstance(entry, dict) and _is_message(entry) for entry in entries

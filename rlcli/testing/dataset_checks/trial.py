@@ -71,8 +71,8 @@ class Trial:
         self.file_argument = self._file_argument()
         self.reads_file = self.file_argument is not None
         self.rows = self._find_rows() if self.reads_file else []
-        if self.given_file and not self.given_rows and not self._takes_all(self.rows):
-            self.rows = [row for row in self.rows if self._takes_all([row])]
+        if self.given_file and not self.given_rows and not self.accepts(self.rows):
+            self.rows = [row for row in self.rows if self.accepts([row])]
 
     def _file_argument(self) -> str | None:
         """The argument that names its file: `path`, or what other frameworks call it."""
@@ -179,6 +179,14 @@ class Trial:
         merged = {**self.args_for(rows, lines=lines, file=file, **args), **changes}
         return by_number(make_dataset(DatasetAbstraction(self.name, merged), util))
 
+    def accepts(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any = None) -> bool:
+        """Whether the dataset can be built from these rows."""
+        try:
+            self.make(rows, tokenizer=tokenizer)
+        except RlcliError:
+            return False
+        return True
+
     def make_of_whole_file(self) -> Any:
         """The dataset of all rows in the file that `args` name."""
         return self.make(changes={**self.args, **self._unlimited()})
@@ -214,15 +222,6 @@ class Trial:
         """The last `file:line` in the component that an error passed through."""
         file = Path(str(inspect.getsourcefile(self.cls)))
         return line_in(error, [file.parent]) or self.location
-
-    def _takes_all(self, rows: list[dict[str, Any]]) -> bool:
-        """Whether the dataset can be built from these rows;
-        building it from a whole file has its own check."""
-        try:
-            self.make(rows)
-        except RlcliError:
-            return False
-        return True
 
     def _find_rows(self) -> list[dict[str, Any]]:
         if self.given_rows:

@@ -1,0 +1,102 @@
+"""Checks that what a row says does not depend on how it is written: flags as texts, and contents of
+messages in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rlcli.api.data import SequenceSample
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.rendering import is_conversation
+from rlcli.testing.dataset_checks.trial import Trial, difference, read
+from rlcli.testing.tokenizer import byte_tokenizer
+
+Rows = Sequence[dict[str, Any]]
+
+WRITTEN = {True: ("true", "True", "1"), False: ("false", "False", "0")}
+"""Flags as tables of texts hold them."""
+
+
+class WritingChecks(Contract):
+    def test_flags_may_be_texts(self, trial: Trial) -> None:
+        """a flag that is written as a text, as in tables, is that flag, or refused"""
+        fields = dict.fromkeys(
+            name for row in trial.rows for name, value in row.items() if isinstance(value, bool)
+        )
+        if not fields:
+            pytest.skip("has no flags in its rows")
+        expected = read(trial.demand())
+        for name in fields:
+            for number in range(len(WRITTEN[True])):
+                rows = [_with_flag_as_text(row, name, number) for row in trial.rows]
+                _demand_same_tokens(trial, rows, expected, f"with {name} as a text")
+
+    def test_contents_may_be_in_parts(self, trial: Trial) -> None:
+        """a message whose content is a list of text parts has all of them, or is refused"""
+        chat = byte_tokenizer(chat=True)
+        rows = next((rows for rows in _with_messages(trial) if trial.accepts(rows, chat)), None)
+        if rows is None:
+            pytest.skip("its rows hold no messages")
+        expected = read(trial.demand(rows, tokenizer=chat))
+        parted = [{name: _in_parts(value) for name, value in row.items()} for row in rows]
+        _demand_same_tokens(trial, parted, expected, "with contents in two parts", chat)
+
+
+def _with_flag_as_text(row: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+    flag = row.get(name)
+    return {**row, name: WRITTEN[flag][number]} if isinstance(flag, bool) else row
+
+
+def _with_messages(trial: Trial) -> Iterator[Rows]:
+    """Its rows if they hold messages; or else with one message in the place of each of their
+    texts."""
+    if any(is_conversation(value) for row in trial.rows for value in row.values()):
+        yield trial.rows
+        return
+    for name in dict.fromkeys(name for row in trial.rows for name in row):
+        if all(isinstance(row.get(name), str) for row in trial.rows):
+            yield [{**row, name: [{"role": "user", "content": row[name]}]} for row in trial.rows]
+
+
+def _in_parts(value: Any) -> Any:
+    """A conversation whose contents are lists of two texts; anything else as it is."""
+    return [_message_in_parts(entry) for entry in value] if is_conversation(value) else value
+
+
+def _message_in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str) or not content:
+        return message
+    half = len(content) // 2
+    parts = [{"type": "text", "text": text} for text in (content[:half], content[half:])]
+    return {**message, "content": parts}
+
+
+def _demand_same_tokens(
+    trial: Trial,
+    rows: Rows,
+    expected: Sequence[SequenceSample],
+    occasion: str,
+    tokenizer: Any = None,
+) -> None:
+    """Raise Violation if rows are accepted and their samples hold other numbers."""
+    if not trial.accepts(rows, tokenizer):
+        return
+    samples = read(trial.make(rows, tokenizer=tokenizer))
+    for index, columns in enumerate(zip(expected, samples, strict=True)):
+        usual, written = (_numbers_of(sample) for sample in columns)
+        if mismatch := difference(usual, written):
+            raise Violation(
+                f"row {index}: {occasion}, {mismatch}",
+                "read it as what it says, or refuse the row",
+                trial.reader,
+            )
+
+
+def _numbers_of(sample: SequenceSample) -> dict[str, Any]:
+    """Everything in a sample but its id and metadata."""
+    encoded = sample.as_json()
+    return {**(encoded["data"] or {}), "lengths": encoded["seqlens"]}

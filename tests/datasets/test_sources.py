@@ -188,6 +188,8 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"
     ("row", "args", "keys", "prompt"),
     [
         ({"instruction": "q", "output": "a"}, {}, {"packed_input_ids", "prompt_mask"}, "q"),
+        ({"instruction": "q", "input": "c", "output": "a"}, {},
+         {"packed_input_ids", "prompt_mask"}, "q\n\nc"),
         ({"problem": "q", "solution": "#### 4"}, {}, {"packed_prompts"}, "q"),
         ({"prompt": "q", "other": 1}, {}, {"packed_prompts"}, "q"),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, {},

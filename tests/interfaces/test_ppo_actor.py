@@ -66,7 +66,12 @@ def weights(model):
         {"adv_norm": False, "kl_estimator": "k3", "kl_ctl": 0.7, "bootstrap_no_eos": False},
         {"eps_clip": 0.05},
         {"c_clip": 1.2, "eps_clip": 0.1},
-        {"adv_norm": False, "mask_no_eos_with_zero": True, "disable_value": True},
+        {
+            "adv_norm": False,
+            "mask_no_eos_with_zero": True,
+            "reward_output_bias": 0.5,
+            "disable_value": True,
+        },
         {"mask_too_long": True},
         {
             "adv_norm": False,

@@ -12,6 +12,8 @@ def test_scores_are_biased_then_scaled_then_clipped():
     shaped = shape_scores(scores, NO_EOS, scaling=2.0, bias=1.0, clip=20.0)
     assert shaped.tolist() == [4.0, -20.0]
     assert shape_scores(scores, NO_EOS, mask_no_eos_with_zero=True).tolist() == [3.0, 0.0]
+    masked = shape_scores(scores, NO_EOS, scaling=2.0, bias=1.0, mask_no_eos_with_zero=True)
+    assert masked.tolist() == [4.0, 0.0]
 
 
 def test_the_score_is_added_to_the_kl_penalty_of_the_last_response_token():

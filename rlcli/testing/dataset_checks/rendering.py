@@ -45,6 +45,7 @@ ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assi
 """Names of roles in rows → those of chat templates."""
 TAG = re.compile(r"</?\w+>")
 """Such as those around a thought."""
+WORD = re.compile(r"\w+")
 
 
 class RenderingChecks(Contract):
@@ -173,12 +174,14 @@ def _conversations(
 
 
 def _without_markup(value: Any) -> Any:
-    """Rows, or anything in them, without tags, which a dataset may act on."""
+    """Rows, or anything in them, in which texts with tags, which a dataset may act on, are replaced
+    by their words."""
     if isinstance(value, dict):
         return {name: _without_markup(entry) for name, entry in value.items()}
     if isinstance(value, list):
         return [_without_markup(entry) for entry in value]
-    return TAG.sub("", value) if isinstance(value, str) else value
+    is_marked = isinstance(value, str) and TAG.search(value)
+    return " ".join(WORD.findall(TAG.sub(" ", value))) if is_marked else value
 
 
 def _unlike_transformers(fault: str, expected: str, trial: Trial) -> Violation:

@@ -3,7 +3,7 @@ messages in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.dataset_checks.rendering import is_conversation
-from rlcli.testing.dataset_checks.trial import Trial, difference, read
+from rlcli.testing.dataset_checks.trial import Trial, difference, needs_template, read
 from rlcli.testing.tokenizer import byte_tokenizer
 
 Rows = Sequence[dict[str, Any]]
@@ -44,6 +44,36 @@ class WritingChecks(Contract):
         parted = [{name: _in_parts(value) for name, value in row.items()} for row in rows]
         _demand_same_tokens(trial, parted, expected, "with contents in two parts", chat)
 
+    def test_texts_may_be_messages(self, trial: Trial) -> None:
+        """prompts and answers that are messages are those texts, or refused"""
+        chat = byte_tokenizer(chat=True)
+        texts = _text_fields(trial)
+        if needs_template(trial.cls) or not texts:
+            pytest.skip("has no rows of texts")
+        expected = read(trial.demand(tokenizer=chat))
+        for prompt in texts:
+            answers = [name for name in texts if name != prompt]
+            for roles in (
+                {prompt: "user"},
+                dict.fromkeys(answers, "assistant"),
+                {prompt: "user", **dict.fromkeys(answers, "assistant")},
+            ):
+                rows = [_with_texts_as_messages(row, roles) for row in trial.rows]
+                names = ", ".join(roles)
+                _demand_same_tokens(trial, rows, expected, f"with messages as {names}", chat)
+
+
+def _text_fields(trial: Trial) -> list[str]:
+    """Those that are a text in each of its rows."""
+    names = dict.fromkeys(name for row in trial.rows for name in row)
+    return [name for name in names if all(isinstance(row.get(name), str) for row in trial.rows)]
+
+
+def _with_texts_as_messages(row: dict[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
+    """A row with a list of one message in the place of each of these texts."""
+    messages = {name: [{"role": role, "content": row[name]}] for name, role in roles.items()}
+    return {**row, **messages}
+
 
 def _with_flag_as_text(row: dict[str, Any], name: str, number: int) -> dict[str, Any]:
     flag = row.get(name)
@@ -56,9 +86,8 @@ def _with_messages(trial: Trial) -> Iterator[Rows]:
     if any(is_conversation(value) for row in trial.rows for value in row.values()):
         yield trial.rows
         return
-    for name in dict.fromkeys(name for row in trial.rows for name in row):
-        if all(isinstance(row.get(name), str) for row in trial.rows):
-            yield [{**row, name: [{"role": "user", "content": row[name]}]} for row in trial.rows]
+    for name in _text_fields(trial):
+        yield [_with_texts_as_messages(row, {name: "user"}) for row in trial.rows]
 
 
 def _in_parts(value: Any) -> Any:

@@ -44,6 +44,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (True, False),
     "sliding_window": (None, 1, 3),
     "max_window_layers": (0, 1, 2),
+    "num_experts": (12,),
+    "num_local_experts": (12,),
     "num_experts_per_tok": (1, 3),
     "norm_topk_prob": (True, False),
     "decoder_sparse_step": (1, 2, 3),
@@ -95,6 +97,8 @@ def _draw(kind: Any, rng: random.Random) -> tuple[Settings, set[str]]:
     if rng.random() < 1 / 3:
         heads, key_heads = rng.choice(HEADS)
         settings |= {"num_attention_heads": heads, "num_key_value_heads": key_heads}
+    if settings.get("use_sliding_window"):  # without a window it would have no effect
+        settings |= {"sliding_window": 3, "max_window_layers": rng.choice((1, 2, 4))}
     missing = {key for key in DISPENSABLE if key not in settings and rng.random() < 1 / 4}
     return settings, missing
 
@@ -125,7 +129,8 @@ def _fault(family: HFFamily, example: Example, settings: Settings, missing: set[
         config = family.config_from_hf(hf)
     except ModelError:
         return ""
-    ours = family.config_to_hf(dataclasses.replace(config, others={}))
+    ids = {key: value for key, value in config.others.items() if key.endswith("_token_id")}
+    ours = family.config_to_hf(dataclasses.replace(config, others=ids))
     try:
         model = _model(cls, kind, ours)
         model.load_state_dict(expected.state_dict())

@@ -153,6 +153,8 @@ def _made(
     try:
         config = kind(**{**known_settings(kind, SIZES), **settings})
         model = cls(config).eval()
+        with torch.no_grad():
+            model(input_ids=torch.arange(3)[None])
     except Exception:  # what validates its input, or cannot compute with it, may raise anything
         if not settings:
             raise

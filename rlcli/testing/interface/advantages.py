@@ -81,8 +81,7 @@ class AdvantageChecks(CallSubject):
         """where responses to a prompt are compared, a constant added to their rewards, equal ones
         or not, changes nothing; or else advantages average 0"""
         skip_without_rewards(rating)
-        if largest_number(rating.interface.group_sizes(rating.call), default=1) < 2:
-            pytest.skip("does not declare that it compares responses to a prompt (NEEDS_GROUP)")
+        skip_unless_groups_are_compared(rating)
         batch = usual_batch(inference_batches, THREES)
         _demand_no_shift(rating, batch, rating.interface)
         for changes in _comparing(rating):
@@ -198,6 +197,12 @@ def skip_without_rewards(rating: CallTrial) -> None:
     declared = rating.interface.reads(rating.call)
     if REWARDS not in (rating.batch.keys if declared is None else declared.needed):
         pytest.skip("makes no advantages from rewards")
+
+
+def skip_unless_groups_are_compared(rating: CallTrial) -> None:
+    """Skip the check unless it declares that it compares responses to a prompt."""
+    if largest_number(rating.interface.group_sizes(rating.call), default=1) < 2:
+        pytest.skip("does not declare that it compares responses to a prompt (NEEDS_GROUP)")
 
 
 def _comparing(rating: CallTrial) -> list[Changes]:

@@ -13,7 +13,11 @@ from rlcli.api.key_meaning import REWARDS
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import trained_actions, with_tensor
-from rlcli.testing.interface.advantages import RETURNS, skip_without_rewards
+from rlcli.testing.interface.advantages import (
+    RETURNS,
+    skip_unless_groups_are_compared,
+    skip_without_rewards,
+)
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, usual_batch
 from rlcli.testing.interface.outputs import TOLERANCE, check_same, sequences, tensor_of
 from rlcli.testing.interface.training_trial import Batches
@@ -53,6 +57,7 @@ class CreditChecks(CallSubject):
         """where the reward of a response without tokens changes nothing, the response itself does
         not count either"""
         skip_without_rewards(rating)
+        skip_unless_groups_are_compared(rating)
         batch = usual_batch(inference_batches, WITH_EMPTY)
         if len(batch.flat_seqlens(REWARDS)) != sum(map(len, WITH_EMPTY)):
             pytest.skip("not tried: compares groups of another size")

@@ -213,14 +213,14 @@ def _loss_of_ignorant(rehearsal: Rehearsal, lengths: Lengths, has_prompts: bool 
 
 def _gradient_of_logprobs(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
     """[T - N] that of all log-probs in an optimizer step that leaves the model as it is; skips the
-    check where there are several steps, or the loss takes other outputs."""
+    check where a step takes a part of the batch, or other outputs."""
     interface = rehearsal.make()
     single = {"minibatches": 1} if hasattr(interface, "minibatches") else {}
     model = rehearsal.model(lr=0.0)
     outcome = rehearsal.train(batch, model=model, interface=rehearsal.make(**single))
     gradient = gradients_of(outcome, "logprobs", len(batch.data[ADVANTAGES]))
     if gradient is None:
-        pytest.skip("not tried: takes several optimizer steps, or other outputs")
+        pytest.skip("not tried: a step takes a part of the batch, or other outputs")
     return gradient
 
 

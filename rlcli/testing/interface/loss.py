@@ -144,11 +144,11 @@ def token_gradients(batch: SequenceSample, result: TrainingOutcome) -> list[Toke
 
 
 def gradients_of(result: TrainingOutcome, output: str, rows: int) -> torch.Tensor | None:
-    """The gradient that an output of the model received in a step; None unless it was asked for in
-    one pass alone, with this number of rows."""
-    gradients = [each.signed_gradient(output) for each in result.engine.passes]
-    received = [gradient for gradient in gradients if gradient is not None]
-    return received[0] if len(received) == 1 and len(received[0]) == rows else None
+    """The gradient that an output of the model received in the first pass of a step that asked for
+    it; None unless that has this number of rows."""
+    gradients = (each.signed_gradient(output) for each in result.engine.passes)
+    first = next((gradient for gradient in gradients if gradient is not None), None)
+    return first if first is not None and len(first) == rows else None
 
 
 def _by_action(forward_pass: ForwardPass) -> torch.Tensor:

@@ -277,8 +277,10 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = outputs_of_actions(model, batch, "logprobs")
         sampled.data["packed_logprobs"] = scores.float()
-    if {"packed_logprobs", "old_logprobs"} <= set(batch.keys):
+    if "old_logprobs" in batch.keys and "packed_logprobs" in batch.keys:
         sampled.data["old_logprobs"] = sampled.data["packed_logprobs"]
+    elif "old_logprobs" in batch.keys:
+        sampled.data["old_logprobs"] = outputs_of_actions(model, batch, "logprobs").float()
     for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
         drawn = sampled.data[key]
         base = sampled.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn

@@ -33,4 +33,8 @@ class Ministral(Decoder):
         windows = config.windows or (None,) * config.layers
         size = next((window for window in windows if window), None)
         kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-        return super().config_to_hf(config) | {"sliding_window": size, "layer_types": kinds}
+        return super().config_to_hf(config) | {
+            "head_dim": config.head_dim,
+            "sliding_window": size,
+            "layer_types": kinds,
+        }

@@ -26,7 +26,7 @@ def _kill_rate():
 
 kill_rate = _kill_rate()
 OWN = kill_rate.mutants()
-SETS = [OWN, *(kill_rate.mutants(folder=HERE / name) for name in ("unseen", "second"))]
+SETS = [OWN, *(kill_rate.mutants(folder=HERE / name) for name in ("unseen", "second", "third"))]
 MUTANTS = [mutant for listed in SETS for mutant in listed]
 
 
@@ -41,7 +41,7 @@ def test_a_mutant_can_be_planted(mutant):
         compile(text, mutant.file, "exec")
 
 
-@pytest.mark.parametrize("mutants", SETS, ids=["own", "unseen", "second"])
+@pytest.mark.parametrize("mutants", SETS, ids=["own", "unseen", "second", "third"])
 def test_no_bug_is_planted_twice(mutants):
     """In a set: those that are written independently may have a bug in common."""
     bugs = Counter((one.test, one.file, one.old, one.new) for one in mutants)

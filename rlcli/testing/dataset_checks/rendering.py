@@ -139,9 +139,9 @@ def _with_what_follows(trial: Trial, tokenizer: Any) -> Iterator[NumberedConvers
     """The conversations as they are, and with a further message that no response follows, where
     that is accepted."""
     yield from _conversations(trial, tokenizer)
-    for role in ("user", "tool"):
-        rows = _with_last(trial.rows, role)
-        if trial.accepts(rows, tokenizer):
+    variants = [_with_last(trial.rows, role) for role in ("user", "tool")]
+    for rows in (*variants, _cut_after_tools(trial.rows)):
+        if rows and trial.accepts(rows, tokenizer):
             yield from _conversations(trial, tokenizer, rows)
 
 
@@ -155,6 +155,20 @@ def _with_last(rows: Sequence[Mapping[str, Any]], role: str) -> list[dict[str, A
         }
         for row in rows
     ]
+
+
+def _cut_after_tools(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows whose conversations end with the last output of a tool; of others, none."""
+    cut = [{name: _cut_after_last_tool(value) for name, value in row.items()} for row in rows]
+    return [changed for row, changed in zip(rows, cut, strict=True) if changed != row]
+
+
+def _cut_after_last_tool(value: Any) -> Any:
+    """A conversation up to the last output of a tool; anything else as it is."""
+    if not is_conversation(value):
+        return value
+    counts = (count for count, entry in enumerate(value, 1) if entry.get("role") == "tool")
+    return value[: max(counts, default=len(value))]
 
 
 def _conversations(

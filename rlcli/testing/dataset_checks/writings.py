@@ -47,32 +47,42 @@ class WritingChecks(Contract):
     def test_texts_may_be_messages(self, trial: Trial) -> None:
         """prompts and answers that are messages are those texts, or refused"""
         chat = byte_tokenizer(chat=True)
-        texts = _text_fields(trial)
-        if needs_template(trial.cls) or not texts:
+        rows = [row for row in trial.rows if all(map(_has_one_text, row.values()))]
+        names = _text_fields(rows)
+        if needs_template(trial.cls) or not names or not trial.accepts(rows, chat):
             pytest.skip("has no rows of texts")
-        expected = read(trial.demand(tokenizer=chat))
-        for prompt in texts:
-            answers = [name for name in texts if name != prompt]
-            for roles in (
-                {prompt: "user"},
-                dict.fromkeys(answers, "assistant"),
-                {prompt: "user", **dict.fromkeys(answers, "assistant")},
-            ):
-                rows = [_with_texts_as_messages(row, roles) for row in trial.rows]
-                names = ", ".join(roles)
-                _demand_same_tokens(trial, rows, expected, f"with messages as {names}", chat)
+        expected = read(trial.demand(rows, tokenizer=chat))
+        for prompt in names:
+            answers = dict.fromkeys((name for name in names if name != prompt), "assistant")
+            for roles in ({prompt: "user"}, answers, {prompt: "user", **answers}):
+                written = [_with_texts_as_messages(row, roles) for row in rows]
+                occasion = f"with messages as {', '.join(roles)}"
+                _demand_same_tokens(trial, written, expected, occasion, chat)
 
 
-def _text_fields(trial: Trial) -> list[str]:
-    """Those that are a text in each of its rows."""
-    names = dict.fromkeys(name for row in trial.rows for name in row)
-    return [name for name in names if all(isinstance(row.get(name), str) for row in trial.rows)]
+def _has_one_text(value: Any) -> bool:
+    """Whether it is anything but a list of several texts, or of none."""
+    return not isinstance(value, list) or len(value) == 1
+
+
+def _text_fields(rows: Rows) -> list[str]:
+    """Those that are a text, or a list of one text, in each row."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if all(_text_in(row.get(name)) is not None for row in rows)]
+
+
+def _text_in(value: Any) -> str | None:
+    """A text, or the only one of a list."""
+    entry = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return entry if isinstance(entry, str) else None
 
 
 def _with_texts_as_messages(row: dict[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
     """A row with a list of one message in the place of each of these texts."""
-    messages = {name: [{"role": role, "content": row[name]}] for name, role in roles.items()}
-    return {**row, **messages}
+    return {
+        **row,
+        **{name: [{"role": role, "content": _text_in(row[name])}] for name, role in roles.items()},
+    }
 
 
 def _with_flag_as_text(row: dict[str, Any], name: str, number: int) -> dict[str, Any]:
@@ -86,7 +96,7 @@ def _with_messages(trial: Trial) -> Iterator[Rows]:
     if any(is_conversation(value) for row in trial.rows for value in row.values()):
         yield trial.rows
         return
-    for name in _text_fields(trial):
+    for name in _text_fields(trial.rows):
         yield [_with_texts_as_messages(row, {name: "user"}) for row in trial.rows]
 
 

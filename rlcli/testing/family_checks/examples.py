@@ -40,6 +40,8 @@ KNOBS: dict[str, list[Any]] = {
     "activation_function": ["gelu"],
     "n_inner": [48],
     "mlp_only_layers": [[1]],
+    "num_experts": [12],
+    "num_local_experts": [12],
     "decoder_sparse_step": [2],
     "rope_parameters": [
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},

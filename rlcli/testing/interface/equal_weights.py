@@ -12,11 +12,12 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import ADVANTAGES, PROMPT_MASK, REFERENCE, SEQUENCES
+from rlcli.api.key_meaning import ADVANTAGES, CHOSEN, PROMPT_MASK, REFERENCE, SEQUENCES
 from rlcli.api.metrics import declared_metrics
 from rlcli.testing.batches import VOCABULARY, Lengths
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import (
+    LOSS_MASK,
     padded,
     per_action,
     trained_actions,
@@ -171,7 +172,7 @@ class EqualWeightChecks(InterfaceSubject):
         is_compared = bool(set(LOGPROBS) & set(batch.keys))
         if not is_compared or ADVANTAGES not in batch.keys or trained_actions(batch) is None:
             pytest.skip("learns from no advantages of what another policy sampled")
-        near = _with_own_logprobs(batch, rehearsal.model().module)
+        near = _trained_on_policy(rehearsal)
         signs = 1.0 - 2.0 * (torch.arange(len(batch.flat_seqlens(SEQUENCES))) % 2)
         advantages = per_action(batch, signs).to(batch.data[ADVANTAGES])
         taught, nothing = (
@@ -209,6 +210,14 @@ def _loss_of_ignorant(rehearsal: Rehearsal, lengths: Lengths, has_prompts: bool 
     if not has_prompts:
         batch = with_tensor(batch, PROMPT_MASK, torch.zeros_like(batch.data[PROMPT_MASK]))
     return rehearsal.train(batch, model=ignorant(rehearsal)).stats["loss"]
+
+
+def _trained_on_policy(rehearsal: Rehearsal) -> SequenceSample:
+    """The usual batch, as the policy itself sampled it, with all sequences trained on."""
+    near = _with_own_logprobs(rehearsal.batch, rehearsal.model().module)
+    for mask in {LOSS_MASK, CHOSEN} & set(near.keys):
+        near = with_tensor(near, mask, torch.ones_like(near.data[mask]))
+    return near
 
 
 def _gradient_of_logprobs(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:

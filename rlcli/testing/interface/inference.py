@@ -51,6 +51,8 @@ EDGES = {
 }
 """(prompt, response) lengths of batches that break code written with only one batch in mind."""
 
+CRITIC_RATES = (0.02, 0.5)
+"""Learning rates of a critic: a bounded gradient gets nowhere with the lower one."""
 STEPS_OF_A_CRITIC = 12
 ONE_EACH = "one entry of seqlens for each sequence of each sample"
 
@@ -271,15 +273,12 @@ class InferenceChecks(CallSubject):
         targets = {"returns", "rewards"} & set(reads.needed if reads else ())
         if not (targets and writes and "values" in writes.all):
             pytest.skip("predicts no returns")
-        rehearsal, batch = Rehearsal(make, batches), usual_batch(batches)
+        batch = usual_batch(batches)
         batch.data |= {key: torch.full_like(tensor_of(batch, key), reward) for key in targets}
-        model, errors = rehearsal.model(lr=0.02), []
-        for _ in range(STEPS_OF_A_CRITIC):
-            batch = rehearsal.fit(batch, model, interface)
-            errors.append(float((tensor_of(batch, "values") - reward).abs().mean()))
-            rehearsal.train(batch, model=model, interface=interface)
-        if errors[-1] > 0.9 * errors[0]:
-            off = f"{errors[0]:.3g} off at first, {errors[-1]:.3g} at last"
+        tries = (_distances_while_learning(make, batches, batch, reward, lr) for lr in CRITIC_RATES)
+        first, last = min(tries, key=lambda distances: distances[1] / distances[0])
+        if last > 0.9 * first:
+            off = f"{first:.3g} off at first, {last:.3g} at last"
             finding = f"all {min(targets)} are {reward:g}; values are {off}"
             cause = "denormalise what the model predicts, if it learns normalised returns"
             raise Violation(finding, cause, place_of(type(interface).inference))
@@ -351,6 +350,20 @@ class InferenceChecks(CallSubject):
     def test_mock_of_inference(self, inferring: CallTrial) -> None:
         """mock of inference looks like the real thing"""
         check_mock(inferring)
+
+
+def _distances_while_learning(
+    make: Make, batches: Batches, batch: SequenceSample, target: float, lr: float
+) -> tuple[float, float]:
+    """How far values are from their target before the first and before the last step of a critic at
+    this learning rate."""
+    rehearsal, interface = Rehearsal(make, batches), make()
+    model, distances = rehearsal.model(lr=lr), []
+    for _ in range(STEPS_OF_A_CRITIC):
+        batch = rehearsal.fit(batch, model, interface)
+        distances.append(float((tensor_of(batch, "values") - target).abs().mean()))
+        rehearsal.train(batch, model=model, interface=interface)
+    return distances[0], distances[-1]
 
 
 def check_mock(calls: CallTrial) -> None:

@@ -36,6 +36,8 @@ from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, 
 
 SIGNALS = ("rewards", "advantages", "returns")
 """Keys that say how good a response is."""
+MARGINS = "margins"
+"""Key with the score of each sequence: that of the chosen one is higher by the pair's margin."""
 ROUNDING = 1e-9
 LEAD = re.compile(r"\bchosen\b.*\b(less|minus)\b.*\brejected\b")
 """The meaning of a number that says how far the chosen sequence is ahead."""
@@ -93,6 +95,25 @@ class LawChecks(InterfaceSubject):
                 rehearsal.where,
             )
 
+    def test_a_larger_margin_teaches_no_less(self, rehearsal: Rehearsal) -> None:
+        """a step on a pair raises its lead no less where its margin is larger"""
+        batch = pairs_of_equal_length(rehearsal)
+        if MARGINS not in batch.keys:
+            pytest.skip(f"reads no {MARGINS}")
+        margins = batch.data[MARGINS]
+        ahead = 1.0 - torch.arange(len(margins)) % 2
+        small, large = (
+            _growths(rehearsal, with_tensor(batch, MARGINS, margins + further * ahead))
+            for further in (0.0, 1.0)
+        )
+        least = float((large - small).min())
+        if least < -ROUNDING:
+            raise Violation(
+                f"a pair's lead grows by {-least:.3g} less after a step with a margin larger by 1",
+                "subtract the margin from the lead: what is clearly better must be further ahead",
+                rehearsal.where,
+            )
+
     def test_exchanged_pairs_exchange_what_is_reported(self, rehearsal: Rehearsal) -> None:
         """with chosen and rejected sequences exchanged, so is what is reported of them, and a share
         of pairs in the right order is the rest of 1"""
@@ -126,9 +147,10 @@ class LawChecks(InterfaceSubject):
     def test_a_reference_pulls_towards_itself(self, rehearsal: Rehearsal) -> None:
         """a response like the reference beats one that strayed"""
         batch = _batch(rehearsal, REFERENCE)
-        if "packed_logprobs" not in batch.keys:
+        sampled = [key for key in ("packed_logprobs", "old_logprobs") if key in batch.keys]
+        if not sampled:
             pytest.skip("does not compare with the policy's log-probs")
-        logprobs = batch.data["packed_logprobs"]
+        logprobs = batch.data[sampled[0]]
         strayed = with_tensor(batch, REFERENCE, logprobs - 1.0)
         back = [
             per_action(batch, one_hot)

@@ -210,6 +210,23 @@ class TrainingChecks(InterfaceSubject):
                 place_of_loss(result.engine.calls[0]),
             )
 
+    def test_the_end_of_a_sequence_predicts_nothing(self, rehearsal: Rehearsal) -> None:
+        """the logits after the last token of a sequence get no gradient"""
+        result = rehearsal.result
+        passes = [each for each in result.engine.passes if each.gradient("logits") is not None]
+        if not passes:
+            pytest.skip("takes no logits")
+        for each in passes:
+            ends = torch.tensor([len(tokens) for tokens in each.sequences]).cumsum(0) - 1
+            sizes = each.gradient("logits")
+            if sizes is not None and len(sizes) == int(ends[-1]) + 1 and sizes[ends].any():
+                raise Violation(
+                    f"the logits at the end of {int(sizes[ends].count_nonzero())} sequences get a "
+                    f"gradient, up to {float(sizes[ends].max()):.3g}",
+                    "logits t predict token t + 1: leave out the last row of each sequence",
+                    place_of_loss(result.engine.calls[0]),
+                )
+
     def test_every_response_token_is_trained(self, rehearsal: Rehearsal) -> None:
         """responses are trained on from first token to last,
         and every token that loss_mask keeps"""

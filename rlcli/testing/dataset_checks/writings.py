@@ -11,7 +11,13 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.dataset_checks.rendering import is_conversation
-from rlcli.testing.dataset_checks.trial import Trial, difference, needs_template, read
+from rlcli.testing.dataset_checks.trial import (
+    Record,
+    Trial,
+    first_difference,
+    needs_template,
+    read,
+)
 from rlcli.testing.tokenizer import byte_tokenizer
 
 Rows = Sequence[dict[str, Any]]
@@ -125,17 +131,13 @@ def _demand_same_tokens(
     if not trial.accepts(rows, tokenizer):
         return
     samples = read(trial.make(rows, tokenizer=tokenizer))
-    for index, columns in enumerate(zip(expected, samples, strict=True)):
-        usual, written = (_numbers_of(sample) for sample in columns)
-        if mismatch := difference(usual, written):
-            raise Violation(
-                f"row {index}: {occasion}, {mismatch}",
-                "read it as what it says, or refuse the row",
-                trial.reader,
-            )
+    if mismatch := first_difference(*([*map(_numbers_of, each)] for each in (expected, samples))):
+        raise Violation(
+            f"{occasion}, {mismatch}", "read it as what it says, or refuse the row", trial.reader
+        )
 
 
-def _numbers_of(sample: SequenceSample) -> dict[str, Any]:
+def _numbers_of(sample: SequenceSample) -> Record:
     """Everything in a sample but its id and metadata."""
     encoded = sample.as_json()
     return {**(encoded["data"] or {}), "lengths": encoded["seqlens"]}

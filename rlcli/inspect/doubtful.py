@@ -20,6 +20,8 @@ USUAL_WEIGHTS = 0.02
 """Standard deviation of the weights of most language models, at first and later."""
 OF_PENALTY = ("kl_estimator", "kl_gradient")
 """Arguments of what takes a KL penalty into its loss."""
+OF_EPISODES = ("max_turns", "turn_tokens")
+"""Arguments of what generates in several turns."""
 
 
 def recipe_warnings(resolved: Resolved) -> Iterator[str]:
@@ -38,6 +40,7 @@ def contradictions(resolved: Resolved) -> Iterator[str]:
     yield from _references_that_learn(resolved)
     yield from _penalties_that_teach_nothing(resolved)
     yield from _rows_of_both(resolved)
+    yield from _episodes_of_one_turn(resolved)
 
 
 def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
@@ -162,3 +165,23 @@ def _rows_of_both(resolved: Resolved) -> Iterator[str]:
             "are trained on, so that it cannot show what is learned by heart; keep some rows apart "
             "for it"
         )
+
+
+def _episodes_of_one_turn(resolved: Resolved) -> Iterator[str]:
+    """Episodes of several turns whose first turn may take all of their tokens."""
+    recipe = resolved.recipe
+    for name, call in recipe.graph.items():
+        kind, args = call.interface.type, call.interface.args
+        turns, of_turn = (
+            argument_of("interfaces", kind, args, argument) for argument in OF_EPISODES
+        )
+        if call.call != "generate" or not isinstance(turns, int) or not isinstance(of_turn, int):
+            continue
+        of_episode = generation_of(recipe, call)["max_new_tokens"]
+        if turns > 1 and of_turn >= of_episode:
+            yield (
+                f"{resolved.origin(('graph', name, 'interface'))}: a turn of {name} may take "
+                f"{of_turn} tokens, and an episode {of_episode} in all its {turns} turns, with "
+                "what it is told between them; raise generation.max_new_tokens, or lower "
+                "turn_tokens"
+            )

@@ -73,3 +73,11 @@ def test_an_evaluation_on_the_rows_of_training_causes_a_warning():
     copied = ["datasets.held_out=${datasets.train}"]
     (warning,) = recipe_warnings(load_recipe("rm_arithmetic", copied))
     assert "the evaluation has the rows that are trained on" in warning
+
+
+def test_episodes_without_room_for_a_second_turn_cause_a_warning():
+    (warning,) = recipe_warnings(load_recipe("grpo_calculator", ["generation.max_new_tokens=80"]))
+    assert "a turn of actor_gen may take 80 tokens, and an episode 80 in all its 2 turns" in warning
+    assert not list(
+        recipe_warnings(load_recipe("grpo_calculator", ["generation.max_new_tokens=81"]))
+    )

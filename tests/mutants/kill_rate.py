@@ -466,8 +466,8 @@ def main() -> int:
         "--set",
         choices=("own", "unseen", "second", "third", "unusual"),
         default="own",
-        help="unseen: bugs as issue trackers report them, written before the checks; second, third: "
-        "such bugs, written later by others who had not seen the checks; unusual: correct "
+        help="unseen: bugs as issue trackers report them, written before the checks; second and "
+        "third: such bugs, written later by others who had not seen the checks; unusual: correct "
         "components, where each kill is a false alarm",
     )
     parser.add_argument(

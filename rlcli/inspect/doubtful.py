@@ -182,6 +182,6 @@ def _episodes_of_one_turn(resolved: Resolved) -> Iterator[str]:
             yield (
                 f"{resolved.origin(('graph', name, 'interface'))}: a turn of {name} may take "
                 f"{of_turn} tokens, and an episode {of_episode} in all its {turns} turns, with "
-                "what it is told between them; raise generation.max_new_tokens, or lower "
+                "what the environment writes; raise generation.max_new_tokens, or lower "
                 "turn_tokens"
             )

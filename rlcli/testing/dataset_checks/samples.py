@@ -315,19 +315,26 @@ def texts_of(value: Any) -> list[str]:
 def shown_texts(trial: Trial, tokenizer: Any) -> list[str]:
     """The texts of its rows that are in its tokens, without those in whose place it refuses other
     words, such as the letter of a choice."""
-    texts = [text for row in trial.rows for value in row.values() for text in texts_of(value)]
-    content = decoded(trial.demand(tokenizer=tokenizer), tokenizer)
-    shown = [text for text in dict.fromkeys(texts) if text in content]
-    if trial.accepts(_with_further_words(trial, shown), tokenizer):
+    values = [value for row in trial.rows for value in row.values()]
+    texts = list(dict.fromkeys(text for value in values for text in texts_of(value)))
+    shown = _shown_with_marks(trial, texts, tokenizer)
+    if shown is None:
+        shown = [text for text in texts if _shown_with_marks(trial, [text], tokenizer)]
+    if shown:
         return shown
-    may_be_any = [
-        text for text in shown if trial.accepts(_with_further_words(trial, [text]), tokenizer)
-    ]
-    return may_be_any or shown
+    content = decoded(trial.demand(tokenizer=tokenizer), tokenizer)
+    return [text for text in texts if text in content]
 
 
-def _with_further_words(trial: Trial, texts: Sequence[str]) -> list[dict[str, Any]]:
-    return with_texts(trial.rows, texts, lambda text: f"{text} too")
+def _shown_with_marks(trial: Trial, texts: Sequence[str], tokenizer: Any) -> list[str] | None:
+    """Those of the texts that are in its tokens if each has a mark, by which it differs from parts
+    of others; None if it refuses such rows."""
+    marked = {text: f"{text} mark{number}x" for number, text in enumerate(texts)}
+    rows = with_texts(trial.rows, texts, marked.__getitem__)
+    if not trial.accepts(rows, tokenizer):
+        return None
+    content = decoded(trial.demand(rows, tokenizer=tokenizer), tokenizer)
+    return [text for text in texts if marked[text] in content]
 
 
 def unusual(text: str) -> str:

@@ -106,7 +106,7 @@ def _without_empty(sample: SequenceSample) -> SequenceSample:
     for key in sample.keys:
         rows = iter(sequences(sample, key))
         groups = [[next(rows) for _ in group] for group in sample.seqlens[key]]
-        others = [[row for place, row in enumerate(group) if place != 1] for group in groups]
+        others = [[row for number, row in enumerate(group) if number != 1] for group in groups]
         copy.data[key] = torch.cat([row for group in others for row in group])
         copy.seqlens[key] = [[len(row) for row in group] for group in others]
     return copy

@@ -127,11 +127,11 @@ def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
 
 
 def _references_that_learn(resolved: Resolved) -> Iterator[str]:
-    """Log-probs of a reference that are those of a role which is trained here."""
+    """Log-probs of a reference that are those of a role which is trained here; one that follows at
+    a distance, by `copy_to`, is no mistake."""
     recipe = resolved.recipe
-    writers = weight_writers(train_graph(recipe))
     for name, call in recipe.graph.items():
-        if REFERENCE in call.outputs and call.model in writers:
+        if REFERENCE in call.outputs and call.model in recipe.trained_roles:
             location = resolved.origin(("graph", name, "model"))
             yield (
                 f"{location}: {name} takes {call.model}, which is trained, as the reference: the "

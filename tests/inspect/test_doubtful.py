@@ -60,6 +60,11 @@ def test_a_reference_that_is_trained_causes_a_warning():
     assert "ref_inf takes actor, which is trained, as the reference" in warning
 
 
+def test_a_reference_that_follows_the_policy_causes_no_warning():
+    following = ["graph.actor_train.hooks={copy_to: ref, eta: 0.1}"]
+    assert not list(recipe_warnings(load_recipe("grpo_math", following)))
+
+
 def test_a_penalty_whose_gradient_is_0_on_average_causes_a_warning():
     settings = ["grpo.kl_estimator=k1", "grpo.kl_gradient=naive"]
     (warning,) = recipe_warnings(load_recipe("grpo_math", settings))

@@ -76,8 +76,8 @@ class Mutant:
     test: str
     """What follows `rlcli test`."""
     file: str
-    old: str = ""
-    new: str = ""
+    old: str
+    new: str
     further_edits: Sequence[Sequence[str]] = ()
     """Further old and new texts, where a bug takes several changes."""
     component: str = ""

@@ -277,10 +277,11 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = outputs_of_actions(model, batch, "logprobs")
         sampled.data["packed_logprobs"] = scores.float()
-    if "old_logprobs" in batch.keys and "packed_logprobs" in batch.keys:
-        sampled.data["old_logprobs"] = sampled.data["packed_logprobs"]
-    elif "old_logprobs" in batch.keys:
-        sampled.data["old_logprobs"] = outputs_of_actions(model, batch, "logprobs").float()
+    if "old_logprobs" in batch.keys:
+        sampling = sampled.data.get("packed_logprobs")
+        if sampling is None:
+            sampling = outputs_of_actions(model, batch, "logprobs").float()
+        sampled.data["old_logprobs"] = sampling
     for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
         drawn = sampled.data[key]
         base = sampled.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn

@@ -14,7 +14,14 @@ class Calculator(Environment):
     """Works out sums. It does not score: a call of the graph compares the answer."""
 
     REPRODUCIBLE: ClassVar[bool] = True
-    EXAMPLES: ClassVar[Examples] = ({"turns": [{"calculate": {"expression": "12+7-3"}}, "16"]},)
+    EXAMPLES: ClassVar[Examples] = (
+        {"turns": [{"calculate": {"expression": "12+7-3"}}, "16"], "observed": ["16"]},
+        {"turns": [{"calculate": {"expression": "-2-0040"}}, "-42"], "observed": ["-42"]},
+        {
+            "turns": [{"calculate": {"expression": "12+7*3"}}, "33"],
+            "observed": ["error: ValueError: only sums of whole numbers, such as 12+7-3"],
+        },
+    )
 
     def calculate(self, expression: str) -> str:
         """Work out a sum of whole numbers, such as 12+7-3."""

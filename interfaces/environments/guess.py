@@ -18,8 +18,12 @@ class Guess(Environment):
 
     REPRODUCIBLE: ClassVar[bool] = True
     EXAMPLES: ClassVar[Examples] = (
-        {"turns": ["4", "2", "six", "6", "1", "3", "5", "7"]},
-        {"turns": ["1", "9", " 4 "]},
+        {
+            "turns": ["4", "six", "1", " 2 ", "2"],
+            "observed": ["lower\n", "not a number\n", "higher\n", "found\n"],
+            "reward": 0.9,
+        },
+        {"turns": ["7", "6", "5", "4", "3", "2", "1"]},
     )
     LIMITS: ClassVar[Limits] = {"highest": {"ge": 1}}
 

@@ -6,7 +6,7 @@ import resource
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rlcli.api.environment import Environment, register_environment
+from rlcli.api.environment import Environment, Examples, register_environment
 from rlcli.api.limits import Limits, check_arguments
 from rlcli.errors import ResourceError
 
@@ -15,6 +15,13 @@ from ..rewards._confinement import Limits as ProgramLimits
 from ..rewards._sandbox import NoSandbox
 
 _MIB = 1 << 20
+_SURROUNDINGS = """\
+import os, resource
+for name in ("CPU", "AS", "FSIZE", "NPROC"):
+    print(name, resource.getrlimit(getattr(resource, f"RLIMIT_{name}")))
+print("alone" if os.getpid() < 9 else "with others")
+"""
+"""A program that shows where it runs."""
 
 
 @dataclass(kw_only=True)
@@ -26,6 +33,19 @@ class Python(Environment):
     It does not score: a call of the graph compares the answer.
     """
 
+    EXAMPLES: ClassVar[Examples] = (
+        {
+            "turns": [
+                {"run": {"program": "print(6 * 7)"}},
+                {"run": {"program": "kept = 1"}},
+                {"run": {"program": "import sys\nsys.exit('no such file')"}},
+                "42",
+            ],
+            "observed": ["42", "(it printed nothing, and ended with status 0)", "no such file"],
+        },
+        {"turns": [{"run": {"program": _SURROUNDINGS}}]},
+    )
+    NO_EFFECT_ON_NUMBERS: ClassVar[tuple[str, ...]] = ("wall_s",)
     LIMITS: ClassVar[Limits] = {
         "cpu_s": {"ge": 1, "le": 1_000_000},
         "wall_s": {"gt": 0, "le": 1_000_000},

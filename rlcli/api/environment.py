@@ -83,8 +83,10 @@ class Environment:
 
     EXAMPLES: ClassVar[Examples] = ()
     """Episodes on which `rlcli test environment` tries it. Each shows the fields of a `row` and the
-    `turns` of a policy, texts or calls: `{"row": {"answer": "19"}, "turns": [{"calculate":
-    {"expression": "12+7"}}, "19"]}`."""
+    `turns` of a policy, texts or calls; with the seed 1, these lead to what the policy reads after
+    each turn or call, `observed`, and to the `reward` of the episode, where they are stated:
+    `{"row": {"answer": "19"}, "turns": [{"calculate": {"expression": "12+7"}}, "19"], "observed":
+    ["19"], "reward": 1.0}`."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | list[Mapping[str, Any]] | None:
         """Begin the episode of a row, whose fields are the sample's metadata (`answer`) and its

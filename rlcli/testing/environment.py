@@ -13,6 +13,7 @@ from rlcli.api.environment import Environment
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.environment_checks.conduct import ConductChecks
 from rlcli.testing.environment_checks.episodes import EpisodeChecks
+from rlcli.testing.environment_checks.examples import ExampleChecks
 from rlcli.testing.environment_checks.playable import PlayableChecks
 from rlcli.testing.environment_checks.tools import ToolChecks
 
@@ -20,6 +21,7 @@ __all__ = ["EnvironmentContract"]
 
 
 class EnvironmentContract(
+    ExampleChecks,
     ConductChecks,
     ToolChecks,
     EpisodeChecks,

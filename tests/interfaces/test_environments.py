@@ -39,7 +39,7 @@ def test_the_calculator_refuses_everything_else(expression):
 def test_the_documented_calculator_is_the_one_that_is_built_in():
     source = (ROOT / "interfaces" / "environments" / "calculator.py").read_text()
     assert source in (ROOT / "docs" / "environments.md").read_text()
-    assert len(source.splitlines()) <= 30
+    assert len(source.splitlines()) <= 35
 
 
 LIMITED = {"cpu_s": 1, "wall_s": 20.0, "memory_mib": 64, "processes": 4}
@@ -94,8 +94,7 @@ def test_programs_leave_nothing_to_each_other():
 
 
 @pytest.mark.parametrize("seconds", [0.5, *(n / 1000 for n in range(1, 13))])
-def test_a_program_that_is_interrupted_ends(seconds):
-    """Whether it runs, or is about to start."""
+def test_a_program_ends_when_interrupted_while_it_runs_or_before(seconds):
     python = AnsweringEnvironment(
         lambda: make("python", **LIMITED), longest=99, call_seconds=seconds
     )

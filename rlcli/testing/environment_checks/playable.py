@@ -11,12 +11,15 @@ import pytest
 from rlcli.api.environment import has_score
 from rlcli.errors import RlcliError
 from rlcli.testing.contract import Contract, Violation, skip_without_arguments
+from rlcli.testing.environment_checks.examples import STATE, problem_of_statement
 from rlcli.testing.environment_checks.plays import Script
 from rlcli.testing.environment_checks.trial import EnvironmentTrial
 
 SHOW_EPISODES = (
     'show rows and turns that it can be played with: EXAMPLES = ({"row": {…}, "turns": […]},)'
 )
+FIELDS = ("row", "turns", "observed", "reward")
+"""Of an example."""
 
 
 class PlayableChecks(Contract):
@@ -56,13 +59,12 @@ def trial_of(contract: type[PlayableChecks], folder: Path) -> EnvironmentTrial:
 def check_playable(trial: EnvironmentTrial) -> None:
     """Raise Violation for an environment that does not take its EXAMPLES."""
     assert trial.schemas is not None  # a tool without type hints raises ProjectError
-    for example in trial.examples:
-        unexpected = example.keys() - {"row", "turns"}
-        trial.demand(
-            not unexpected,
-            f"an example has {', '.join(sorted(unexpected))} in addition to row and turns",
-            SHOW_EPISODES,
-        )
+    for number, example in enumerate(trial.examples, 1):
+        unexpected = ", ".join(sorted(example.keys() - FIELDS))
+        finding = f"example {number} has {unexpected}, besides {', '.join(FIELDS)}"
+        trial.demand(not unexpected, finding, SHOW_EPISODES)
+        problem = problem_of_statement(example)
+        trial.demand(not problem, f"in example {number} {problem}", STATE)
     for number, script in enumerate(trial.scripts, 1):
         _check_turns(trial, script)
         beginning = trial.play(Script(script.row, ())).beginning

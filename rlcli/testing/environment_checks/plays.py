@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from rlcli.api.environment import Environment, call_tool, has_score, is_game
+from rlcli.api.environment import Environment, Observation, call_tool, has_score, is_game
 
 Turn = str | Mapping[str, Mapping[str, Any]]
 """What a policy does in a turn: a text, or calls, a tool with its arguments each."""
@@ -101,6 +102,21 @@ class Play:
     def results(self) -> list[CallResult]:
         """Of all its calls."""
         return [self.beginning, *self.steps, *([] if self.score is None else [self.score])]
+
+    @property
+    def rewards(self) -> list[tuple[str, Any]]:
+        """(the method, its reward) for each of the episode."""
+        observations = [step.value for step in self.steps if isinstance(step.value, Observation)]
+        rewards: list[tuple[str, Any]] = [("step()", each.reward) for each in observations]
+        if self.score is not None and self.score.error is None:
+            rewards.append(("score()", self.score.value))
+        return rewards
+
+    @property
+    def reward(self) -> float:
+        """That of the episode, without what is no finite number."""
+        numbers = [value for _, value in self.rewards if isinstance(value, bool | int | float)]
+        return math.fsum(filter(math.isfinite, numbers))
 
     @property
     def trace(self) -> Trace:

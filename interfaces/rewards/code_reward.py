@@ -73,6 +73,11 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
             },
             "right": "```python\nprint(sum(map(int, input().split())))\n```",
             "wrong": "```python\nprint(4)\n```",
+            "rewards": {
+                "```python\nprint(sum(map(int, input().split())))\n```": 1.0,
+                "```python\nprint(5)\n```": 0.0,
+                "print(sum(map(int, input().split())))": 0.0,
+            },
         },
         {
             "row": {"tests": ["assert add(2, 3) == 5", "assert add(0, 1) == 1"]},

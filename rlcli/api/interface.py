@@ -30,7 +30,7 @@ RETURN_NUMBERS = ("train_step", "evaluate")
 CutName = Literal["sample", "sequence"]
 HeadName = Literal["lm", "value"]
 Generates = Mapping[str, Mapping[Literal["prompt", "response"], Sequence[str | int]]]
-Example = Mapping[Literal["row", "right", "wrong"], Any]
+Example = Mapping[Literal["row", "right", "wrong", "rewards"], Any]
 """Fields of a row, and texts: a right response to it and a wrong one."""
 
 
@@ -154,7 +154,8 @@ class ModelInterface:
     """Of a reward whose rows have no short `answer`: rows and responses on which `rlcli test` tries
     it. With all arguments at their defaults, and wherever an empty response earns less, the right
     one earns more than the wrong one: `{"row": {"tests": ["assert f(1) == 2"]}, "right": "…",
-    "wrong": "…"}`."""
+    "wrong": "…"}`. Instead or besides, `"rewards": {"…": 0.5}` states what responses earn with the
+    defaults."""
 
     TRIED: ClassVar[bool] = True
     """Whether `rlcli check` may call `inference` of a reward without weights on a few rows; False

@@ -248,10 +248,51 @@ class RewardsLength(RunsPrograms):
         return super().score(text, expected) + len(text) / 1000
 
 
-def examples_hold(cls):
+def tried(cls):
     batch = make_batch(["packed_input_ids", "prompt_mask"], [[(1, 2)]])
-    inferring = CallTrial(cls, "inference", batch, byte_tokenizer())
-    RewardChecks().test_right_examples_earn_more_than_wrong_ones(inferring)
+    return CallTrial(cls, "inference", batch, byte_tokenizer())
+
+
+def examples_hold(cls):
+    RewardChecks().test_right_examples_earn_more_than_wrong_ones(tried(cls))
+
+
+@dataclass
+class RewardsSomeSums(RunsPrograms):
+    """States what a sum earns that is wrong, too."""
+
+    EXAMPLES: ClassVar = (
+        {"row": {"sum": 4}, "right": "2+2", "wrong": "2+1", "rewards": {"1+3": 1.0, "3+3": 0.25}},
+        {"row": {"sum": 7}, "right": "3+4", "wrong": "7+3"},
+    )
+    consolation: float = 0.25
+
+    def score(self, text, expected):
+        return max(super().score(text, expected), self.consolation * (text == "3+3"))
+
+
+class RewardsFewerSums(RewardsSomeSums):
+    def score(self, text, expected):
+        return super().score(text, expected) * (text != "1+3")
+
+
+def stated_rewards_hold(make):
+    RewardChecks().test_examples_earn_what_they_state(tried(make))
+
+
+@pytest.mark.parametrize("consolation", [0.25, 0.5])
+def test_what_examples_state_is_earned_with_default_arguments(consolation):
+    stated_rewards_hold(lambda: RewardsSomeSums(consolation=consolation))
+
+
+def test_another_reward_than_examples_state_is_reported():
+    with pytest.raises(Violation, match=r"'1\+3' earns 0, not 1 as EXAMPLES state"):
+        stated_rewards_hold(RewardsFewerSums)
+
+
+def test_a_reward_whose_examples_state_no_rewards_is_told_how():
+    with pytest.raises(pytest.skip.Exception, match="state no rewards"):
+        stated_rewards_hold(RunsPrograms)
 
 
 def test_a_reward_of_rows_of_another_kind_is_tried_on_its_examples():

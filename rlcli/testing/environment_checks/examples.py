@@ -38,7 +38,9 @@ class ExampleChecks(Contract):
 def problem_of_statement(example: Mapping[str, Any]) -> str:
     """What is wrong with the form of what an example states; empty if nothing is."""
     observed, reward = example.get("observed", []), example.get("reward", 0.0)
-    if not isinstance(observed, list | tuple) or not all(isinstance(text, str) for text in observed):
+    if not isinstance(observed, list | tuple) or not all(
+        isinstance(text, str) for text in observed
+    ):
         return f"observed is {observed!r:.60}, not a list of texts"
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         return f"reward is {reward!r:.60}, not a number"

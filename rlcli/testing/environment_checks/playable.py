@@ -59,12 +59,7 @@ def trial_of(contract: type[PlayableChecks], folder: Path) -> EnvironmentTrial:
 def check_playable(trial: EnvironmentTrial) -> None:
     """Raise Violation for an environment that does not take its EXAMPLES."""
     assert trial.schemas is not None  # a tool without type hints raises ProjectError
-    for number, example in enumerate(trial.examples, 1):
-        unexpected = ", ".join(sorted(example.keys() - FIELDS))
-        finding = f"example {number} has {unexpected}, besides {', '.join(FIELDS)}"
-        trial.demand(not unexpected, finding, SHOW_EPISODES)
-        problem = problem_of_statement(example)
-        trial.demand(not problem, f"in example {number} {problem}", STATE)
+    _check_examples(trial)
     for number, script in enumerate(trial.scripts, 1):
         _check_turns(trial, script)
         beginning = trial.play(Script(script.row, ())).beginning
@@ -77,6 +72,16 @@ def check_playable(trial: EnvironmentTrial) -> None:
             "reset",
         )
         _check_beginning(trial, beginning.value)
+
+
+def _check_examples(trial: EnvironmentTrial) -> None:
+    """An example has no other fields, and states what an episode can lead to."""
+    for number, example in enumerate(trial.examples, 1):
+        unexpected = ", ".join(sorted(example.keys() - FIELDS))
+        finding = f"example {number} has {unexpected}, besides {', '.join(FIELDS)}"
+        trial.demand(not unexpected, finding, SHOW_EPISODES)
+        problem = problem_of_statement(example)
+        trial.demand(not problem, f"in example {number} {problem}", STATE)
 
 
 def _check_beginning(trial: EnvironmentTrial, beginning: Any) -> None:

@@ -32,7 +32,7 @@ from rlcli.testing.interface.outputs import (
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.texts import ANSWERS, rows_batch, text_batch
+from rlcli.testing.interface.texts import ANSWERS, responses_of, rows_batch, text_batch
 from rlcli.testing.interface.training_trial import (
     WHOLE,
     Batches,
@@ -382,12 +382,12 @@ def _scored_texts(
 def _of_examples(
     tokenizer: Any, examples: Sequence[Example], lengths: Lengths = PAIRS, seed: int = 0
 ) -> SequenceSample:
-    """Rows of the examples in turn. Of eight responses one is right and one wrong; the others are
-    empty, because to judge a text may take long."""
+    """Rows of the examples in turn. Of eight responses two are shown there, a right and a wrong one
+    where it tells them apart; the others are empty, because to judge a text may take long."""
     rows, texts = [], []
     for sample, group in enumerate(lengths):
         example = examples[sample % len(examples)]
-        choices = [example["right"], example["wrong"], *[""] * 6]
+        choices = [*responses_of(example)[:2], *[""] * 7][:8]
         responses = [choices[(seed + sample + number) % 8] for number in range(len(group))]
         rows.append(example["row"])
         texts.append((str(example["row"].get("prompt", "")), responses))

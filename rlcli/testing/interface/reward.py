@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice, pairwise, permutations
 from typing import Any
@@ -27,51 +27,13 @@ from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.interface.actions import padded, with_tensor
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, Gold, batches_with
+from rlcli.testing.interface.inference_trial import CallTrial, Gold, batches_with
 from rlcli.testing.interface.outputs import check_same, gap, sequences, tensor_of
-from rlcli.testing.interface.texts import batch_of_texts, rows_batch, text_batch, texts_for
+from rlcli.testing.interface.reward_examples import RewardExampleChecks
+from rlcli.testing.interface.texts import NONSENSE, batch_of_texts, text_batch, texts_for
 from rlcli.testing.interface.training_trial import Batches, Make, overrides
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tokenizer import byte_tokenizer
-
-NONSENSE = (
-    "",
-    " ",
-    "\n\n\n",
-    "####",
-    "#### ",
-    "\\boxed{",
-    "\\boxed{}",
-    "}{",
-    "\\boxed{" * 300,
-    "####" * 300,
-    "((((((" * 50,
-    "\x00",
-    "\x1b[31m",
-    "\u202e8",
-    "８",
-    "é" * 500,
-    "🙂" * 100,
-    "#### ٣",
-    "#### 1/0",
-    "#### nan",
-    "#### inf",
-    "#### -",
-    "#### 1e999",
-    "#### " + "9" * 5000,
-    "The answer is",
-    "The answer is .",
-    "answer: " * 200,
-    "a" * 20000,
-    "$" * 99,
-    "#### \\frac{1}{0}",
-    "#### None",
-    "#### {answer}",
-    "<think>",
-    "%s %d {0} {}",
-    "'; DROP TABLE rows; --",
-)
-"""What models write before they have been trained, and what breaks parsers."""
 
 WORDS = ("paris", "Paris", "PARIS", "São Paulo", "two of them")
 """Answers that are words, the plainest first."""
@@ -92,11 +54,10 @@ HELPERS = (
 )
 """What starts a process, or connects to one."""
 
-RIGHT_EXAMPLES = "reward what is right, and no part of it as much; or correct EXAMPLES"
 ONE_FOR_EACH = "one reward for each response, in their order"
 
 
-class RewardChecks(CallSubject):
+class RewardChecks(RewardExampleChecks):
     @pytest.fixture
     def scorer(self, make: Make) -> ModelInterface:
         """The reward, if it reads texts."""
@@ -158,38 +119,6 @@ class RewardChecks(CallSubject):
                 raise Violation(
                     f"a chat model is asked without the begin of its answer: {prompt[-40:]!r}",
                     "fill in its template with add_generation_prompt=True",
-                    inferring.where,
-                )
-
-    def test_right_examples_earn_more_than_wrong_ones(self, inferring: CallTrial) -> None:
-        """a right response of EXAMPLES earns more than a wrong and an empty one"""
-        for text, right, _, nothing in _earned_by_examples(inferring):
-            if right <= nothing:
-                raise Violation(
-                    f"{text!r} earns {right:g}, an empty response {nothing:g}",
-                    RIGHT_EXAMPLES,
-                    inferring.where,
-                )
-        self.demand_less_for_wrong_examples(inferring)
-        example = inferring.interface.EXAMPLES[0]
-        texts = (example["right"], *NONSENSE)
-        right, *malformed = _rewards(inferring, [example["row"]], [texts])
-        if not max(malformed) < right:
-            text = texts[1 + malformed.index(max(malformed))]
-            raise Violation(
-                f"{text[:40]!r} earns {max(malformed):g}, as much as {example['right']!r}",
-                "accept nothing that is not the answer",
-                inferring.where,
-            )
-
-    def demand_less_for_wrong_examples(self, inferring: CallTrial) -> None:
-        """Raise Violation if a wrong response of EXAMPLES earns as much as a right one, which with
-        some arguments is not read as an answer and earns nothing."""
-        for text, right, wrong, nothing in _earned_by_examples(inferring):
-            if right <= wrong and right != nothing:
-                raise Violation(
-                    f"{text!r} earns {right:g}, a wrong response {wrong:g}",
-                    RIGHT_EXAMPLES,
                     inferring.where,
                 )
 
@@ -360,27 +289,6 @@ class RewardChecks(CallSubject):
                 f"the rewards are {here} here, {scores} in {location}",
                 "keep no state between calls, and no signals: they work in the main thread only",
             )
-
-
-def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, float]]:
-    """The right response of each of the EXAMPLES, what it earns, and what a wrong and an empty
-    response to the row earn. Skips the check without any."""
-    examples = inferring.interface.EXAMPLES
-    if not examples:
-        pytest.skip("shows no EXAMPLES")
-    texts = [(example["right"], example["wrong"], "") for example in examples]
-    earned = iter(_rewards(inferring, [example["row"] for example in examples], texts))
-    return [(right, next(earned), next(earned), next(earned)) for right, _, _ in texts]
-
-
-def _rewards(
-    inferring: CallTrial, rows: Sequence[Mapping[str, Any]], texts: Sequence[Sequence[str]]
-) -> list[float]:
-    """What each text earns as a response to its row."""
-    asked = [str(row.get("prompt", "")) for row in rows]
-    batch = rows_batch(inferring.tokenizer, [*zip(asked, texts, strict=True)], rows)
-    rewards: list[float] = tensor_of(inferring.run(batch), REWARDS).tolist()
-    return rewards
 
 
 OF_RULES = (

@@ -7,11 +7,12 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.interface import Example
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.testing.batches import Lengths
 
@@ -29,11 +30,56 @@ TEXTS = (
     "Ab ab ab AB ab",
 )
 """Responses as rules of all kinds tell them apart."""
+NONSENSE = (
+    "",
+    " ",
+    "\n\n\n",
+    "####",
+    "#### ",
+    "\\boxed{",
+    "\\boxed{}",
+    "}{",
+    "\\boxed{" * 300,
+    "####" * 300,
+    "((((((" * 50,
+    "\x00",
+    "\x1b[31m",
+    "\u202e8",
+    "８",
+    "é" * 500,
+    "🙂" * 100,
+    "#### ٣",
+    "#### 1/0",
+    "#### nan",
+    "#### inf",
+    "#### -",
+    "#### 1e999",
+    "#### " + "9" * 5000,
+    "The answer is",
+    "The answer is .",
+    "answer: " * 200,
+    "a" * 20000,
+    "$" * 99,
+    "#### \\frac{1}{0}",
+    "#### None",
+    "#### {answer}",
+    "<think>",
+    "%s %d {0} {}",
+    "'; DROP TABLE rows; --",
+)
+"""What models write before they have been trained, and what breaks parsers."""
 LONGEST_LITERAL = 40
 MOST_LITERALS = 16
 
+RIGHT_AND_WRONG: tuple[Literal["right"], Literal["wrong"]] = ("right", "wrong")
 Rows = Sequence[tuple[str, Sequence[str]]]
 """(prompt, responses) of each sample."""
+
+
+def responses_of(example: Example) -> list[str]:
+    """What one of the EXAMPLES of a reward shows, the right one first."""
+    told_apart = [example[kind] for kind in RIGHT_AND_WRONG if kind in example]
+    return [*told_apart, *example.get("rewards", {})]
 
 
 def rows_batch(tokenizer: Any, texts: Rows, rows: Sequence[Mapping[str, Any]]) -> SequenceSample:

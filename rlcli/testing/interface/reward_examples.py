@@ -1,0 +1,108 @@
+"""Checks of the EXAMPLES of a reward: what a response to a row of its own kind earns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+import pytest
+
+from rlcli.api.interface import Example, ModelInterface
+from rlcli.api.key_meaning import REWARDS
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
+from rlcli.testing.interface.outputs import TOLERANCE, tensor_of
+from rlcli.testing.interface.texts import NONSENSE, RIGHT_AND_WRONG, rows_batch
+
+RIGHT_EXAMPLES = "reward what is right, and no part of it as much; or correct EXAMPLES"
+STATED_EXAMPLES = "correct the reward, or what its EXAMPLES state"
+
+
+class RewardExampleChecks(CallSubject):
+    def test_right_examples_earn_more_than_wrong_ones(self, inferring: CallTrial) -> None:
+        """a right response of EXAMPLES earns more than a wrong and an empty one"""
+        for text, right, _, nothing in _earned_by_examples(inferring):
+            if right <= nothing:
+                raise Violation(
+                    f"{text!r} earns {right:g}, an empty response {nothing:g}",
+                    RIGHT_EXAMPLES,
+                    inferring.where,
+                )
+        self.demand_less_for_wrong_examples(inferring)
+        example, *_ = _with_right_and_wrong(inferring.interface)
+        texts = (example["right"], *NONSENSE)
+        right, *malformed = _rewards(inferring, [example["row"]], [texts])
+        if not max(malformed) < right:
+            text = texts[1 + malformed.index(max(malformed))]
+            raise Violation(
+                f"{text[:40]!r} earns {max(malformed):g}, as much as {example['right']!r}",
+                "accept nothing that is not the answer",
+                inferring.where,
+            )
+
+    def demand_less_for_wrong_examples(self, inferring: CallTrial) -> None:
+        """Raise Violation if a wrong response of EXAMPLES earns as much as a right one, which with
+        some arguments is not read as an answer and earns nothing."""
+        for text, right, wrong, nothing in _earned_by_examples(inferring):
+            if right <= wrong and right != nothing:
+                raise Violation(
+                    f"{text!r} earns {right:g}, a wrong response {wrong:g}",
+                    RIGHT_EXAMPLES,
+                    inferring.where,
+                )
+
+    def test_examples_earn_what_they_state(self, inferring: CallTrial) -> None:
+        """responses of EXAMPLES earn what is stated there"""
+        examples = [one for one in inferring.interface.EXAMPLES if one.get("rewards")]
+        if not examples:
+            pytest.skip('EXAMPLES state no rewards: {…, "rewards": {"a response": 0.5}}')
+        texts = [list(example["rewards"]) for example in examples]
+        rows = [example["row"] for example in examples]
+        earned = iter(_rewards(inferring, rows, texts, _with_defaults(inferring.interface)))
+        for text, stated in (pair for example in examples for pair in example["rewards"].items()):
+            reward = next(earned)
+            if not abs(reward - stated) <= TOLERANCE * max(1.0, abs(stated)):
+                finding = f"{text[:60]!r} earns {reward:g}, not {stated:g} as EXAMPLES state"
+                raise Violation(finding, STATED_EXAMPLES, inferring.where)
+
+
+def _with_defaults(interface: ModelInterface) -> ModelInterface:
+    """The same with every argument at its default that has one."""
+    arguments = [argument for argument in fields(interface) if argument.init]  # type: ignore[arg-type]
+    defaults = {each.name: each.default for each in arguments if each.default is not MISSING}
+    defaults |= {
+        each.name: each.default_factory()
+        for each in arguments
+        if each.default_factory is not MISSING
+    }
+    return replace(interface, **defaults)  # type: ignore[type-var]
+
+
+def _with_right_and_wrong(interface: ModelInterface) -> list[Example]:
+    """Those of its EXAMPLES that tell them apart."""
+    return [one for one in interface.EXAMPLES if one.keys() >= {*RIGHT_AND_WRONG}]
+
+
+def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, float]]:
+    """The right response of each of the EXAMPLES, what it earns, and what a wrong and an empty
+    response to the row earn. Skips the check without any."""
+    examples = _with_right_and_wrong(inferring.interface)
+    if not examples:
+        pytest.skip("shows no EXAMPLES of right and wrong")
+    texts = [(example["right"], example["wrong"], "") for example in examples]
+    earned = iter(_rewards(inferring, [example["row"] for example in examples], texts))
+    return [(right, next(earned), next(earned), next(earned)) for right, _, _ in texts]
+
+
+def _rewards(
+    inferring: CallTrial,
+    rows: Sequence[Mapping[str, Any]],
+    texts: Sequence[Sequence[str]],
+    interface: ModelInterface | None = None,
+) -> list[float]:
+    """What each text earns as a response to its row."""
+    asked = [str(row.get("prompt", "")) for row in rows]
+    batch = rows_batch(inferring.tokenizer, [*zip(asked, texts, strict=True)], rows)
+    rewards: list[float] = tensor_of(inferring.run(batch, interface=interface), REWARDS).tolist()
+    return rewards

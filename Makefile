@@ -18,7 +18,7 @@ VLLM_LIST := tests/servers/vllm-requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train environments test test-exhaustive test-changed test-servers test-trackers test-environments test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
+.PHONY: package-tree help train environments test test-long test-exhaustive test-changed test-servers test-trackers test-environments test-slurm test-gpu test-flash-attn test-browser test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,12 +27,16 @@ train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
 	$(BIN)/rlcli train recipes/ppo_math.yaml
 
 # Two multi-threaded torch processes on few cores slow each other down many times over: one thread each.
-test test-exhaustive test-changed: export OMP_NUM_THREADS = 1
-test test-exhaustive test-changed: export OMP_WAIT_POLICY = PASSIVE
+test test-long test-exhaustive test-changed: export OMP_NUM_THREADS = 1
+test test-long test-exhaustive test-changed: export OMP_WAIT_POLICY = PASSIVE
 # In the order of their names: xdist would begin with the files of most tests, and end with the few that take longest.
 PYTEST_OF_ALL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one; ARGS=… goes to pytest)
-	$(PYTEST_OF_ALL) -m "not exhaustive" $(ARGS)
+	$(PYTEST_OF_ALL) -m "not exhaustive and not long" $(ARGS)
+
+# Not part of `make test`, so that one waits for that: runs of several processes, most of which wait for each other.
+test-long: $(TEST_STAMP) ## run the tests that are marked long
+	$(PYTEST_OF_ALL) -m "long and not exhaustive" $(ARGS)
 
 # Not part of `make test`: every layout of ranks, every value of every argument, series of killed processes, whole runs,
 # benches, and laws with four times as many examples.
@@ -117,7 +121,7 @@ test-slurm: $(TEST_STAMP) ## run jobs on a real Slurm cluster of four emulated n
 	  echo "!!! Slurm cannot be brought up here: NOTHING WAS TESTED ON A REAL CLUSTER" >&2; \
 	fi
 
-check: lint floors types test wheel ## all that must hold before a change lands
+check: lint floors types test test-long wheel ## all that must hold before a change lands
 
 lint: $(TEST_STAMP) ## style, and heavy imports where none may be
 	$(BIN)/ruff check .

@@ -41,6 +41,7 @@ def calls(monkeypatch):
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_training_and_generation_with_flash_attn_equal_those_with_torchs_kernels(

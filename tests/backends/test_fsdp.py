@@ -205,6 +205,7 @@ def test_tensor_parallel_families_train_and_answer_like_a_plain_loop(family, cha
     assert_like_plain_loop(deviations_from_plain_loop(family, {"tp": 2}, {}, **changes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "ranks", "settings"),
     [
@@ -334,6 +335,7 @@ def test_models_that_cannot_be_context_parallel_are_refused(
     assert all(hint in result["hint"] for result in ranks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [
@@ -441,6 +443,7 @@ def test_gradients_are_reduced_once_per_step_or_per_micro_batch(monkeypatch):
         assert volumes["True 1"] == volumes["True 3"] == once
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_replicas_is_written_once_and_can_be_continued(tmp_path):
     """In the same layout bit-equal, even after offloading, and also in another layout."""
 

@@ -120,6 +120,7 @@ def trained(layout=None, family="llama", share=None, steps=2):
     return Subject().weights(engine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "layout"),
     [

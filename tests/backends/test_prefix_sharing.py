@@ -264,6 +264,7 @@ def test_a_step_does_not_depend_on_how_groups_are_cut(cap):
     assert weights_apart(weights_when_cut, weights) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}, {"cp": 2}], ids=str)
 def test_a_step_on_ranks_is_that_of_one_rank(layout):
     """Context-parallel ranks share sequences, and compute each as a whole."""

@@ -126,6 +126,7 @@ def test_servers_that_have_started_are_counted(start_engine):
     assert Count(2, 2, "servers") in heard.counts
 
 
+@pytest.mark.long
 def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start_engine):
     engine = start_engine(2, options={"token_s": 0.05})
     expected = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
@@ -138,6 +139,7 @@ def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start
     assert [server.lives for server in servers_of(engine)] == [2, 1]
 
 
+@pytest.mark.long
 @only_sglang
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(

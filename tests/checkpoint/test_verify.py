@@ -50,6 +50,7 @@ def fields_of(checkpoint: Path) -> dict:
     return fields
 
 
+@pytest.mark.long
 def test_every_flipped_bit_is_found(checkpoint):
     """One bit of each byte of each file, including the manifest,
     and all eight bits of the first bytes."""

@@ -69,6 +69,7 @@ def numbers_of(run):
     ]
 
 
+@pytest.mark.long
 def test_a_run_does_not_depend_on_the_number_of_prompts_drawn_at_a_time(home, train_into):
     """Some prompts are dropped and replaced, so that calls before advantages see the batch in
     different pieces, and some draws have a surplus that starts the next step."""

@@ -12,6 +12,7 @@ KILL_ANYWHERE = runpy.run_path(str(Path(__file__).with_name("kill_anywhere.py"))
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_ranks_and_micro_batches_drop_the_same_prompts(tmp_path, train_into):
     """The reward of a response is whether it ended:
     about half of the prompts have two equal ones."""

@@ -75,6 +75,7 @@ def test_an_evaluation_leaves_out_prompts_whose_environment_fails(tmp_path, trai
     assert "episodes; first, sample" in run.err
 
 
+@pytest.mark.long
 def test_layouts_of_ranks_play_the_same_episodes(tmp_path, train_into):
     variants = {
         "inline": (),
@@ -138,6 +139,7 @@ def talker(tmp_path, train_into):
     return learnt.folder / "models" / "actor"
 
 
+@pytest.mark.long
 def test_a_chat_model_plays_with_its_template_in_a_whole_run(tmp_path, train_into, talker):
     questions = write_rows(tmp_path / "rows.jsonl", {"question": "6+7?", "answer": "13"})
     settings = "{_replace_: true, type: episodes, args: {environment: calculator, max_turns: 3}}"
@@ -222,6 +224,7 @@ def forgetful(tmp_path):
     return (f"models.actor.path={model}", f"datasets.train.args.path={questions}")
 
 
+@pytest.mark.long
 def test_rows_of_forked_episodes_are_computed_as_they_were_sampled(tmp_path, train_into, forgetful):
     """By every layout of ranks: with the same weights, the log-probs of the sampler are those of
     the trainer."""

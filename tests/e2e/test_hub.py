@@ -82,6 +82,7 @@ def train(tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_gsm8k_comes_from_the_hub(train, tmp_path):
     files = {
         "README.md": CARD,

@@ -26,6 +26,7 @@ def last_two(run, name):
     return [record[name] for record in numbers(run.folder)[-2:]]
 
 
+@pytest.mark.long
 def test_a_resumed_run_equals_the_uninterrupted_run(train, warm_command, tiny_ppo):
     uninterrupted = train("ppo_math", *small(tiny_ppo, 3), name="uninterrupted")
     run = train("ppo_math", *small(tiny_ppo, 1))

@@ -81,5 +81,6 @@ def test_verbs_work_without_linux(rlcli, command):
     assert rlcli(*command)
 
 
+@pytest.mark.long
 def test_a_component_is_tested_without_linux(rlcli):
     assert "passed" in rlcli("test", "dataset", "arithmetic")

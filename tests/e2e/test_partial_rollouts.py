@@ -53,6 +53,7 @@ def run_ahead(train, tiny_ppo):
     return run
 
 
+@pytest.mark.long
 def test_responses_go_on_with_new_weights_and_the_ledger_says_with_which(run_ahead):
     run = run_ahead("models.actor.backend.args.lr=1e-3")
     assert check_segments(run.folder) > 1
@@ -99,6 +100,7 @@ def check_timeline(run):
         assert idle == pytest.approx(record["time/idle/actor_rollout"], abs=0.02 * seconds)
 
 
+@pytest.mark.long
 def test_with_one_segment_new_weights_wait_for_all_responses(run_ahead):
     assert check_segments(run_ahead("train.max_segments=1").folder) == 1
 

@@ -92,6 +92,7 @@ def test_ppo_learns_from_the_scores_of_the_reward_model(home):
     assert steps[0]["eval/accuracy"] == steps[0]["eval/reward"]  # of a rule
 
 
+@pytest.mark.long
 def test_dpo_starts_from_its_reference_and_can_read_stored_log_probs(home, warm_command):
     store = "graph.ref_inf.interface={type: reference, args: {store: store}}"
     runs = []

@@ -26,6 +26,7 @@ def runs(tmp_path_factory, tiny_ppo, train_into):
     ]
 
 
+@pytest.mark.long
 def test_the_calls_of_a_profiled_step_are_traced(runs):
     profiled, plain = runs
     assert profiled.code == plain.code == 0, profiled.err + plain.err
@@ -80,6 +81,7 @@ def test_the_utilisation_follows_from_a_stated_rate_and_the_time_of_the_calls(tr
         assert step["perf/actor/mfu"] == pytest.approx(share)
 
 
+@pytest.mark.long
 def test_ranks_have_traces_of_their_own_and_count_what_one_rank_computes(train, tiny_ppo, runs):
     ranks = ("launch=local", "cluster.devices_per_node=2", "train.microbatches=1")
     run = train("ppo_math", *tiny_ppo, *ranks, "--profile", "1-2", "--json")

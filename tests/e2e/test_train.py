@@ -274,6 +274,7 @@ def with_warm_start(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_warm_start_is_run_only_once(with_warm_start, tmp_path, warm_command):
     first = warm_command("train", "after.yaml", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr

@@ -1,4 +1,4 @@
-"""`make test-changed` selects the tests that concern a change, and `make test` and
+"""`make test-changed` selects the tests that concern a change; `make test`, `make test-long` and
 `make test-exhaustive` together run all of them."""
 
 import re
@@ -73,15 +73,19 @@ def test_datasets_have_the_tests_that_make_them_by_their_names(path):
     assert "tests/datasets/test_mixture.py" not in selected
 
 
-def test_a_test_is_run_by_one_of_two_targets_which_are_both_run_before_release():
-    """A law is run by both, with more examples by the second one."""
+def test_a_test_is_run_by_one_of_three_targets_which_are_all_run_before_release():
+    """A law is run by two, with more examples by the last one."""
     makefile = (ROOT / "Makefile").read_text()
-    runs = dict(re.findall(r'^(test|test-exhaustive):.*\n\t\$\(PYTEST_OF_ALL\) -m (.+) \$\(ARGS\)$',
+    runs = dict(re.findall(r'^(test|test-long|test-exhaustive):.*\n\t\$\(PYTEST_OF_ALL\) -m (.+) \$\(ARGS\)$',
                            makefile, re.M))  # fmt: skip
     thorough = '"exhaustive or hypothesis" --hypothesis-profile=thorough'
-    assert runs == {"test": '"not exhaustive"', "test-exhaustive": thorough}
+    assert runs == {
+        "test": '"not exhaustive and not long"',
+        "test-long": '"long and not exhaustive"',
+        "test-exhaustive": thorough,
+    }
     script = (ROOT / ".ci/run").read_text()
-    assert re.search(r"^run_tests test$", script, re.M)
+    assert re.search(r"^run_tests test\nrun_tests test-long$", script, re.M)
     assert re.search(r"^for target in .* test-exhaustive; do\n  run_tests ", script, re.M)
 
 

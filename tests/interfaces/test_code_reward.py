@@ -421,6 +421,7 @@ def test_the_sandbox_does_not_show_home_or_temporary_folders():
     )
 
 
+@pytest.mark.long
 def test_programs_that_sleep_do_not_exceed_the_deadline_of_a_call(caplog):
     """They get their share of the time; a right one after them is still run,
     and none is an error."""

@@ -409,6 +409,7 @@ with pool.calls() as calls:
 """
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_the_rank_is_killed(game):
     interface = game("import subprocess; subprocess.Popen(['sleep', '3600']); time.sleep(3600)")
     rank = subprocess.Popen(

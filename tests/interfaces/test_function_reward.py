@@ -292,6 +292,7 @@ def test_a_function_that_ends_its_process_is_an_error(reward):
     assert caught.value.code == "F52"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["while True: pass", "return 1", "os._exit(3)", "time.sleep(60)"])
 @pytest.mark.parametrize("session", ["False", "True"])
 def test_processes_started_by_a_call_end_with_it(reward, witness, end, session):

@@ -53,6 +53,7 @@ def until_committed(folder):
     return f"{TRAIN}.until={folder / 'checkpoints/step-000000000001'}"
 
 
+@pytest.mark.long
 @launches
 def test_a_checkpoint_is_committed_while_a_call_is_running(train, folder, launch, until_committed):
     train(*launch, until_committed, slow(1.0))

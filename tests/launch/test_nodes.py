@@ -96,6 +96,7 @@ def assert_gone(family):
     assert [process for process in alive if is_alive(process)] == []
 
 
+@pytest.mark.long
 def test_two_nodes_give_bit_equal_results_to_one(start, project, quick_ranks):
     """Each also works without the other's temporary folder."""
     with PlainDisplay(sys.stderr) as display:

@@ -93,6 +93,7 @@ def test_a_process_killed_during_a_call_is_replaced_and_nothing_is_lost(train):
     assert records(folder) == records(undisturbed)
 
 
+@pytest.mark.long
 @forked
 @LAYOUTS
 def test_a_restart_is_reported_and_counted(train, capsys, layout):

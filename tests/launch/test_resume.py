@@ -185,6 +185,7 @@ def test_a_run_keeps_what_it_measured_at_its_first_start(train, project, monkeyp
     assert paces(folder) == {"actor": "run", "critic": "run"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 def test_replaced_ranks_use_what_the_first_ones_measured(train, monkeypatch, capsys):
     monkeypatch.setenv("TOY_SECONDS", '{"walk": 3.0, "run": 2.0}')

@@ -67,6 +67,7 @@ def test_samples_reach_but_never_exceed_the_allowed_staleness(project, staleness
     assert set(sample_lags) == set(range(staleness + 1))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize(("staleness", "drops"), [(1, DROPPING), (4, ())])
 def test_generation_runs_ahead_of_slow_training_within_its_limit(project, staleness, drops):
@@ -129,6 +130,7 @@ def test_a_run_ahead_whose_samples_are_all_dropped_ends_with_the_reason(project)
     assert "dropped: score 32 (divisible)" in caught.value.what
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 def test_a_follower_generates_while_the_critic_trains_on_the_other_rank(project):
     """The weights are copied before the critic trains: a step takes as long as all calls but the

@@ -42,6 +42,7 @@ def test_copies_of_weights_and_idle_ranks_are_timed(train):
         assert all(0.1 < value < record["time/step"] for value in idle.values())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize(
     "layout",

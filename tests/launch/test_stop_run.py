@@ -64,6 +64,7 @@ def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(endless,
     )
 
 
+@pytest.mark.long
 def test_asking_twice_to_stop_counts_once_and_a_stuck_run_is_killed(endless, project):
     process = endless("--quiet", "launch.max_restarts=3", folder="runs/toy/one")
     owner = json.loads(rlcli("status", "toy", "--json")[1])["pid"]

@@ -22,6 +22,7 @@ def outputs(folder):
     return numbers(folder), ledger(folder), (folder / "samples.jsonl").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [(), DROPPING], ids=["", "dropping"])
 def test_a_stream_gives_the_same_run_as_its_rows_in_order(train, resume, settings):
     _, rows = train(*ROWS, *settings, SIX, name="rows")

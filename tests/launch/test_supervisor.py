@@ -158,6 +158,7 @@ def test_a_run_that_did_not_finish_reports_it_and_never_exits_with_0(end, kind, 
         assert "rlcli resume " in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "code", "says"), [
     ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0"),
     ("KeyboardInterrupt", 2, ": KeyboardInterrupt"),
@@ -233,6 +234,7 @@ def test_exit_code_and_status_agree_when_a_signal_wakes_a_call_at_its_deadline(e
     assert status["exit_code"] == code
 
 
+@pytest.mark.long
 def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
     code, err, status = end(trouble("hang"), "launch.step_deadline=8")
     assert code == 8, err
@@ -241,6 +243,7 @@ def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
     assert "toy_trouble.py" in (project / "run/logs/stacks.log").read_text()
 
 
+@pytest.mark.long
 def test_a_breakpoint_suspends_the_deadline(train, project):
     process = train(trouble("breakpoint"), "launch.step_deadline=8", is_fork=False)
     output = ""

@@ -81,6 +81,7 @@ def test_a_rank_waits_for_the_call_that_keeps_it_from_working(train):
     assert names[2] in ("train_actor", "train_critic")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_calls_overlap_as_the_plan_says(train, staleness):

@@ -198,6 +198,7 @@ def test_stale_training_uses_samples_of_earlier_weights(train, project):
     assert fresh[1]["reward/reward"] - stale[1]["reward/reward"] == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_only_loopback_is_listened_on_and_no_secret_is_on_a_command_line(project):
     process = subprocess.Popen(
         [
@@ -258,6 +259,7 @@ def wait_for(condition, seconds=200):
 # -- what can go wrong -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 def test_disjoint_placements_compute_at_the_same_time(train):
     """One rank generates for a second, the other trains for a second on what it is sent: a step
@@ -297,6 +299,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(train, project):
     assert processes_of(project / "run") == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_processes")
 def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
     monkeypatch.setattr(zmq_master, "SILENT", 3.0)

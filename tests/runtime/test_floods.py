@@ -113,6 +113,7 @@ def flood_below_zeromq(told):
 FLOODS = [flood_without_the_key, flood_with_the_masters_key_alone, flood_below_zeromq]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_flood_of_strangers_takes_no_memory(busy_master, flood):
     told, resident = busy_master

@@ -97,6 +97,7 @@ def test_a_copied_interface_differs_only_in_its_names(project, like):
     assert text.count(cls) >= 2
 
 
+@pytest.mark.long
 def test_a_copied_interface_passes_its_tests(project, tested):
     write(plan("interface", "my-baseline", project, like="group_relative"))
     done = tested("my-baseline")

@@ -281,6 +281,7 @@ def test_ranks_are_tried_in_the_first_layout_or_in_all_of_them():
     subject.require_all_layouts()
 
 
+@pytest.mark.long
 def test_ranks_that_lose_each_other_are_reported_with_a_location(tmp_path):
     subject = contract(Alone)
     subject.rank_seconds = 5
@@ -291,6 +292,7 @@ def test_ranks_that_lose_each_other_are_reported_with_a_location(tmp_path):
     assert "test_backend_contract.py" in caught.value.where
 
 
+@pytest.mark.long
 def test_averaged_gradients_of_ranks_are_reported(tmp_path):
     subject = contract(Averaged)
     subject.dimensions = lambda: ("dp",)  # of what it has; the first layout tells

@@ -106,6 +106,7 @@ def test_an_ordinary_component_passes(examine):
     assert "1 passed" in outcome.words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trick", "says"),
     [
@@ -132,6 +133,7 @@ def test_what_a_step_changes_or_leaves_behind_fails_a_check(examine, trick, says
     assert re.search(says, outcome.words), outcome.words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trick", "options", "code", "says"),
     [
@@ -160,6 +162,7 @@ def test_a_process_that_leaves_its_parents_is_found(examine):
     assert re.search(r"error\[F01\]: the command left \d+ process(es)? running", outcome.words)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trick", "seconds", "code", "says"),
     [

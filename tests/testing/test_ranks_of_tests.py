@@ -83,6 +83,7 @@ def test_a_violation_in_a_rank_stays_a_violation():
     )
 
 
+@pytest.mark.long
 def test_a_hanging_rank_is_ended_and_its_stack_is_reported(tmp_path):
     def work(rank):
         (tmp_path / str(rank)).write_text(str(os.getpid()))

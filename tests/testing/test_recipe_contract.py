@@ -58,6 +58,7 @@ def of_built_in(tmp_path, monkeypatch):
     return examined
 
 
+@pytest.mark.long
 def test_a_recipe_of_each_algorithm_passes_its_contract(of_built_in):
     assert len(of_built_in(*OF_EACH_ALGORITHM)) == len(OF_EACH_ALGORITHM)
 

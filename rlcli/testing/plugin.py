@@ -29,8 +29,8 @@ from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
 PUT_BACK = "restore it, or change it only where that is needed"
 """What a component that changes the whole process should do instead."""
-
-
+LONG = ("long", "exhaustive")
+"""Marks of own tests that run with all layouts only."""
 NO_SKIP = "raise an error that says what is missing"
 
 
@@ -183,9 +183,9 @@ class ChecksPlugin:
             items[:] = [item for item in items if item not in dropped]
 
     def _is_long(self, item: pytest.Item) -> bool:
-        """Whether it is exhaustive or, in a file that only mentions its component, may take longer
+        """Whether it is marked so or, in a file that only mentions its component, may take longer
         than a check."""
-        if item.get_closest_marker("exhaustive") is not None:
+        if any(item.get_closest_marker(mark) is not None for mark in LONG):
             return True
         subject, timeout = self._homes.get(item.path), item.get_closest_marker("timeout")
         if subject is None or timeout is None or item.path == subject.named_tests:

@@ -112,13 +112,14 @@ def failure(tested, words):
     return next(check.failure for check in tested.checks if check.words == words)
 
 
-def test_own_tests_marked_exhaustive_run_with_all_layouts_only(project):
+@pytest.mark.parametrize("mark", ["exhaustive", "long"])
+def test_own_tests_marked_so_run_with_all_layouts_only(project, mark):
     own_tests(
         project,
-        """
+        f"""
         import pytest
 
-        @pytest.mark.exhaustive
+        @pytest.mark.{mark}
         def test_of_every_layout(): ...
 
         def test_of_one_layout(): ...

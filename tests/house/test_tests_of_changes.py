@@ -76,8 +76,8 @@ def test_datasets_have_the_tests_that_make_them_by_their_names(path):
 def test_a_test_is_run_by_one_of_three_targets_which_are_all_run_before_release():
     """A law is run by two, with more examples by the last one."""
     makefile = (ROOT / "Makefile").read_text()
-    runs = dict(re.findall(r'^(test|test-long|test-exhaustive):.*\n\t\$\(PYTEST_OF_ALL\) -m (.+) \$\(ARGS\)$',
-                           makefile, re.M))  # fmt: skip
+    recipe = r"^(test|test-long|test-exhaustive):.*\n\t\$\(PYTEST_OF_ALL\) -m (.+) \$\(ARGS\)$"
+    runs = dict(re.findall(recipe, makefile, re.M))
     thorough = '"exhaustive or hypothesis" --hypothesis-profile=thorough'
     assert runs == {
         "test": '"not exhaustive and not long"',

@@ -16,8 +16,10 @@ from rlcli.ops.packing import action_mask
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.advantages import AdvantageChecks
+from rlcli.testing.interface.directions import DirectionChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks, _distances_from_references
 from rlcli.testing.interface.inference_trial import CallTrial, batches_with
+from rlcli.testing.interface.prompts import PromptChecks
 from rlcli.testing.interface.training_trial import Rehearsal, usual_batches
 
 
@@ -103,7 +105,7 @@ def test_a_policy_that_ignores_the_temperature_in_training_is_found():
 
 def test_a_loss_that_is_divided_by_prompt_tokens_too_is_found():
     with pytest.raises(Violation, match="with short prompts"):
-        EqualWeightChecks().test_longer_prompts_change_nothing(rehearsal_of(DividesByAllTokens))
+        PromptChecks().test_longer_prompts_change_nothing(rehearsal_of(DividesByAllTokens))
 
 
 def test_an_advantage_that_depends_on_the_rewards_of_a_whole_group_is_found():
@@ -115,12 +117,12 @@ def test_an_advantage_that_depends_on_the_rewards_of_a_whole_group_is_found():
 
 @pytest.mark.parametrize("cls", [PPOActorInterface, ClipsWhatGoesTooFar, WeighsByTheRatio])
 def test_a_clip_may_stop_what_goes_too_far(cls):
-    EqualWeightChecks().test_what_comes_back_is_not_clipped(rehearsal_of(cls))
+    DirectionChecks().test_what_comes_back_is_not_clipped(rehearsal_of(cls))
 
 
 def test_a_clip_that_stops_what_comes_back_is_found():
     with pytest.raises(Violation, match="that became likelier, advantages teach nothing that"):
-        EqualWeightChecks().test_what_comes_back_is_not_clipped(rehearsal_of(ClipsWhatComesBack))
+        DirectionChecks().test_what_comes_back_is_not_clipped(rehearsal_of(ClipsWhatComesBack))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import ArgumentChecks
 from rlcli.testing.interface.credit import CreditChecks
 from rlcli.testing.interface.described_arguments import DescribedArgumentChecks
+from rlcli.testing.interface.directions import DirectionChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.general import GeneralChecks
@@ -25,6 +26,7 @@ from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
 from rlcli.testing.interface.learning import LearningChecks
 from rlcli.testing.interface.metrics import MetricChecks
+from rlcli.testing.interface.prompts import PromptChecks
 from rlcli.testing.interface.real_model import RealModelChecks
 from rlcli.testing.interface.reward import RewardChecks
 from rlcli.testing.interface.training import TrainingChecks
@@ -45,6 +47,8 @@ class InterfaceContract(
     ArgumentChecks,
     EdgeChecks,
     EqualWeightChecks,
+    DirectionChecks,
+    PromptChecks,
     DescribedArgumentChecks,
     LawChecks,
     LearningChecks,

@@ -10,14 +10,14 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import DeclaredKeys
-from rlcli.api.key_meaning import DROPPED
+from rlcli.api.key_meaning import DROPPED, REFERENCE, REWARDS, SAMPLED_LOGPROBS
 from rlcli.testing.contract import Violation
 
 TOLERANCE = 1e-5
 """Numbers with a smaller relative difference are the same up to rounding to float32."""
 
 DTYPES: Mapping[str, torch.dtype] = {
-    **dict.fromkeys(("rewards", "values", "packed_logprobs", "packed_ref_logprobs"), torch.float32),
+    **dict.fromkeys((REWARDS, "values", SAMPLED_LOGPROBS, REFERENCE), torch.float32),
     "packed_input_ids": torch.int64,
     "prompt_mask": torch.bool,
     "solved": torch.bool,

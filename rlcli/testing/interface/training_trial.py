@@ -21,7 +21,7 @@ from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.key_meaning import REFERENCE, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface, signature
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
@@ -282,7 +282,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
         if sampling is None:
             sampling = outputs_of_actions(model, batch, "logprobs").float()
         sampled.data["old_logprobs"] = sampling
-    for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
+    for key in {REFERENCE, "proximal_logprobs"} & set(batch.keys):
         drawn = sampled.data[key]
         base = sampled.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
         sampled.data[key] = base + 0.2 * (drawn - drawn.mean())

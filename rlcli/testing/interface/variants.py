@@ -13,6 +13,7 @@ from rlcli.testing.arguments import Changes, check_variants, run_each
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import batches_for, effects_of
 from rlcli.testing.interface.credit import CreditChecks
+from rlcli.testing.interface.directions import DirectionChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.inference import InferenceChecks
@@ -24,6 +25,7 @@ from rlcli.testing.interface.inference_trial import (
 )
 from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
+from rlcli.testing.interface.prompts import PromptChecks
 from rlcli.testing.interface.reward import RewardChecks
 from rlcli.testing.interface.training import TrainingChecks
 from rlcli.testing.interface.training_trial import Batches, Make, Rehearsal
@@ -38,8 +40,8 @@ OF_TRAINING: Sequence[Callable[[Any, Rehearsal], None]] = (
     InvarianceChecks.test_padding_changes_nothing,
     EqualWeightChecks.test_a_policy_is_at_no_distance_from_itself,
     EqualWeightChecks.test_a_distance_from_a_reference_is_the_kl,
-    EqualWeightChecks.test_advantages_teach_in_their_direction,
-    EqualWeightChecks.test_longer_prompts_change_nothing,
+    DirectionChecks.test_advantages_teach_in_their_direction,
+    PromptChecks.test_longer_prompts_change_nothing,
     EdgeChecks.test_all_masked,
     LawChecks.test_a_step_moves_a_pair_apart,
 )

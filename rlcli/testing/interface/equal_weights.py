@@ -91,9 +91,8 @@ class EqualWeightChecks(InterfaceSubject):
     def test_another_sampler_changes_nothing_on_average(self, rehearsal: Rehearsal) -> None:
         """where tokens are weighted by how much likelier they have become since they were sampled,
         a step does not depend on how often each was sampled"""
-        if SAMPLED_LOGPROBS not in rehearsal.batch.keys or not self.arguments_documented_as(
-            IS_WEIGHTED
-        ):
+        weights = self.arguments_documented_as(IS_WEIGHTED)
+        if SAMPLED_LOGPROBS not in rehearsal.batch.keys or not weights:
             pytest.skip("weights no tokens by how much likelier they have become")
         outcomes = [_after_sampling(rehearsal, again) for again in ((), OFTEN_SAMPLED)]
         on_policy, weighted = (outcome.weights for outcome in outcomes)
@@ -116,12 +115,9 @@ def _after_sampling(rehearsal: Rehearsal, again: Sequence[int]) -> TrainingOutco
     counts = _counts_of_last_tokens(batch)
     drawn = batch.data[SEQUENCES].view(-1, 3)[:, 2]
     logprobs = (counts / counts.sum()).log()[drawn].repeat_interleave(2)
+    sampled = with_tensor(batch, SAMPLED_LOGPROBS, logprobs)
     single = {"minibatches": 1} if hasattr(rehearsal.make(), "minibatches") else {}
-    outcome = rehearsal.train(
-        with_tensor(batch, SAMPLED_LOGPROBS, logprobs),
-        model=policy,
-        interface=rehearsal.make(**single),
-    )
+    outcome = rehearsal.train(sampled, model=policy, interface=rehearsal.make(**single))
     for call in outcome.engine.calls:
         taken = _counts_of_last_tokens(call.batch)
         if not torch.equal(taken * counts.sum(), counts * taken.sum()):

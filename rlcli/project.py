@@ -182,14 +182,13 @@ def _subfolders(folder: Path) -> list[Path]:
 def search_paths_kept() -> Iterator[dict[object, Any]]:
     """Cache where components are, and what their source says, within this context; the value is the
     cache. Reading one component's source asks for it hundreds of times."""
-    cache = _KNOWN.get()
-    if cache is None:
-        cache = {}
-    token = _KNOWN.set(cache)
+    outer = _KNOWN.get()
+    cache = {} if outer is None else outer
     try:
+        _KNOWN.set(cache)  # an alarm may raise an exception right after it
         yield cache
     finally:
-        _KNOWN.reset(token)
+        _KNOWN.set(outer)
 
 
 def is_project(folder: Path) -> bool:

@@ -75,9 +75,11 @@ class Pipe:
 @contextmanager
 def pipe() -> Iterator[Pipe]:
     """A pipe whose ends are closed afterwards, unless they have been closed before."""
-    reading, writing = os.pipe()
-    with FileIO(reading, "rb") as reading_end, FileIO(writing, "wb") as writing_end:
-        yield Pipe(reading_end, writing_end)
+    with _later_alarms():
+        reading, writing = os.pipe()
+        ends = Pipe(FileIO(reading, "rb"), FileIO(writing, "wb"))
+    with ends.reading, ends.writing:
+        yield ends
 
 
 class Program:

@@ -1,5 +1,7 @@
 """The built-in environments."""
 
+import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -9,7 +11,7 @@ from rlcli.api.config import EnvironmentAbstraction
 from rlcli.api.environment import ToolMistake, call_tool
 from rlcli.errors import ResourceError
 from rlcli.interfaces._environment_calls import AnsweringEnvironment
-from rlcli.interfaces.rewards._sandbox import NoSandbox
+from rlcli.interfaces.rewards._sandbox import NoSandbox, pipe
 from rlcli.registry import make_environment
 
 ROOT = Path(__file__).parents[2]
@@ -93,11 +95,57 @@ def test_programs_leave_nothing_to_each_other():
     assert listing == "['program.py']"
 
 
+class Interrupted(Exception):
+    """Raised by an alarm."""
+
+
+def is_interrupted_at(instruction, call):
+    """Call a function, with an alarm before one of the instructions executed; whether there are so
+    many."""
+    executed = 0
+
+    def trace(frame, event, _):
+        nonlocal executed
+        frame.f_trace_opcodes = True
+        executed += event == "opcode"
+        if executed == instruction:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGALRM)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(None)
+    return executed >= instruction
+
+
+def test_an_alarm_at_any_moment_leaves_no_pipe_open():
+    def open_a_pipe():
+        with pipe():
+            pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    open_files, handler = psutil.Process().num_fds(), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        instruction = 1
+        while is_interrupted_at(instruction, open_a_pipe):
+            assert psutil.Process().num_fds() == open_files
+            instruction += 1
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert instruction > 100
+
+
 @pytest.mark.parametrize("seconds", [0.5, *(n / 1000 for n in range(1, 13))])
 def test_a_program_ends_when_interrupted_while_it_runs_or_before(seconds):
-    python = AnsweringEnvironment(
-        lambda: make("python", **LIMITED), longest=99, call_seconds=seconds
-    )
+    environment = make("python", **LIMITED)
+    python = AnsweringEnvironment(lambda: environment, longest=99, call_seconds=seconds)
     process = psutil.Process()
     before = process.children(recursive=True), process.num_fds()
     program = {"program": "import time; time.sleep(3600)"}

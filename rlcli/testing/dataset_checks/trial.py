@@ -108,6 +108,11 @@ class Trial:
             named if [str(id_) for id_ in ids] == [str(row["id"]) for row in named] else self.rows
         )
 
+    @cached_property
+    def divides_rows(self) -> bool:
+        """Whether a row may become several samples."""
+        return bool(self.rows) and len(read(self.make())) > len(self.rows)
+
     @property
     def goes_by_ids(self) -> bool:
         """Whether the samples of `named_rows` have the ids of their rows."""

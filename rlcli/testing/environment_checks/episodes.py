@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from threading import Barrier, Thread
 from typing import Any
@@ -17,11 +18,14 @@ from rlcli.api.limits import needs_of
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
     Effects,
+    VariedArgument,
     arguments_of,
+    attributes_read,
     demand_effects,
+    silent_arguments,
     values_like,
 )
-from rlcli.testing.contract import Contract
+from rlcli.testing.contract import Contract, Note
 from rlcli.testing.environment_checks.elsewhere import HASH_SEED, traces_elsewhere
 from rlcli.testing.environment_checks.plays import Play, Script, Trace, difference
 from rlcli.testing.environment_checks.trial import (
@@ -127,7 +131,7 @@ class EpisodeChecks(Contract):
 
     def test_rewards_are_numbers(self, trial: EnvironmentTrial) -> None:
         """rewards are finite numbers"""
-        for play in trial.plays:
+        for play in (*trial.plays, *trial.wanderings):
             for source, reward in play.rewards:
                 is_number = isinstance(reward, bool | int | float) and math.isfinite(reward)
                 finding = f"{source} gives the reward {reward!r}"
@@ -146,6 +150,10 @@ class EpisodeChecks(Contract):
                 finding = f"after {play.turn} turns the reward is {reward:g}"
                 cause = f"REWARDS is ({lowest:g}, {highest:g}), and an episode may be cut off there"
                 trial.demand(not reward < lowest and not reward > highest, finding, cause)
+        for reward in (play.reward for play in trial.wanderings):
+            finding = f"with turns of EXAMPLES in another order the reward is {reward:g}"
+            cause = f"REWARDS is ({lowest:g}, {highest:g})"
+            trial.demand(not reward < lowest and not reward > highest, finding, cause)
 
     def test_score_is_pure(self, trial: EnvironmentTrial) -> None:
         """score() is the same when it is asked again"""
@@ -177,7 +185,7 @@ class EpisodeChecks(Contract):
             finding = f"episodes are the same whatever is in the field {name} of their rows"
             trial.demand(not is_unused, finding, f"use {name}, or take it out of EXAMPLES", "reset")
 
-    def test_arguments_matter(self, trial: EnvironmentTrial) -> None:
+    def test_arguments_matter(self, trial: EnvironmentTrial, record_property: Note) -> None:
         """every argument changes an episode, unless NO_EFFECT_ON_NUMBERS names it"""
         _need_repeats(trial)
         arguments = arguments_of(trial.make())
@@ -190,7 +198,25 @@ class EpisodeChecks(Contract):
             lambda changes: _traces(trial, changes),
             lambda first, second: first != second,
         )
-        demand_effects(effects, trial.cls)
+        silent = silent_arguments(trial.cls)
+        unreached = _numbers_used(trial.cls, effects.without(silent))
+        if unreached:
+            record_property("note", f"no episode of EXAMPLES depends on {', '.join(unreached)}")
+        demand_effects(effects, trial.cls, [*silent, *unreached])
+
+
+def _numbers_used(
+    cls: type, without_effect: Iterable[tuple[VariedArgument, Sequence[Any]]]
+) -> list[str]:
+    """The arguments among those without an effect that are numbers, such as a tolerance, and are
+    read: whether an episode meets them is a matter of EXAMPLES."""
+    read = attributes_read(cls) or set()
+    names = [argument.name for argument, _ in without_effect if _is_number(argument.default)]
+    return [name for name in names if name in read]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class _Player(Thread):

@@ -143,6 +143,11 @@ def _results(trial: EnvironmentTrial) -> Iterator[tuple[str, CallResult]]:
             yield "a turn of an example", result
         if play.score is not None:
             yield f"score({play.answer!r:.30})", play.score
+    for play in trial.wanderings:
+        for result in play.results[1:]:
+            yield "a turn of an example, at another time,", result
+    for text, score in trial.scores_of_texts:
+        yield f"score({text!r:.30})", score
     for probe in trial.probes:
         if probe.kind != "wrong":
             yield probe.title[:80], probe.result

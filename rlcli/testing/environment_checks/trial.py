@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from rlcli.api.environment import (
     Environment,
     ToolMistake,
     call_tool,
+    has_score,
     is_game,
     schemas_of,
     states_tools,
@@ -30,11 +32,20 @@ from rlcli.registry import environment_maker, load
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.environment_checks.plays import CallResult, Play, Script, attempt, difference
 from rlcli.testing.environment_checks.surroundings import Conduct, watched
-from rlcli.testing.environment_checks.values import HOSTILE, LONG_TEXT, MARKS, fitting, wrong
+from rlcli.testing.environment_checks.values import (
+    HOSTILE,
+    LONG_TEXT,
+    MARKS,
+    NUMBERS,
+    fitting,
+    wrong,
+)
 
 USUAL_ROW = {"prompt": "What is 12+7?", "answer": "19"}
 """For environments that show no other."""
 USUAL_TEXTS = ("a b c", "", "7")
+WANDERINGS = 6
+WANDERED_TURNS = 10
 MOST_VALUES = 8
 """Values of an argument that are tried."""
 STATE_SCHEMAS = "return JSON schemas as `rlcli.api.tool_schema` makes them of methods"
@@ -179,6 +190,31 @@ class EnvironmentTrial:
         return next(filter(None, (difference(a.trace[1:], b.trace[1:]) for a, b in pairs)), "")
 
     @cached_property
+    def wanderings(self) -> list[Play]:
+        """Episodes in which the turns that EXAMPLES show come in any order."""
+        shown = [turn for script in self.scripts for turn in script.turns]
+        actions = [turn for turn in shown if self.is_game or isinstance(turn, Mapping)]
+        if not actions:
+            return []
+        draw, rows = random.Random(0), [script.row for script in self.scripts]
+        scripts = [
+            Script(draw.choice(rows), tuple(draw.choices(actions, k=WANDERED_TURNS)), seed)
+            for seed in range(WANDERINGS)
+        ]
+        return [self.play(script) for script in scripts]
+
+    @cached_property
+    def scores_of_texts(self) -> list[tuple[str, CallResult]]:
+        """(a hostile text, its score as the answer of an episode without other turns)."""
+        with self.watched():
+            environment = self.make()
+            attempt(environment.reset, dict(self.scripts[0].row), 1)
+            texts = [text for _, text in _texts()] if has_score(self.cls) else []
+            scores = [(text, attempt(environment.score, text)) for text in texts]
+            attempt(environment.close)
+        return scores
+
+    @cached_property
     def probes(self) -> list[Probe]:
         """Single actions of all kinds, each after a new beginning."""
         with self.watched():
@@ -230,6 +266,8 @@ def _texts() -> Iterator[tuple[str, str]]:
     yield "no hostile character", "".join(MARKS)
     for words, text in HOSTILE.items():
         yield words, text.join(MARKS)
+    for text in NUMBERS:
+        yield f"{text:.9}", text
     yield f"{len(LONG_TEXT)} characters", LONG_TEXT
 
 

@@ -32,6 +32,8 @@ HOSTILE = {
     "backslashes": "\\n\\1\\",
     "markup": "<|im_end|></tool_call>",
 }
+NUMBERS = ("²", "٣", "９", "-0", "1e999", "nan", "9" * 5000)
+"""Texts that some functions take for numbers, and others do not."""
 LONG_TEXT = "x" * (1 << 20)
 
 

@@ -21,7 +21,7 @@ from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.api.model import Model
-from rlcli.errors import RlcliError
+from rlcli.errors import DataError, RlcliError
 from rlcli.testing.arguments import run_each
 from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.interface.actions import padded, with_tensor
@@ -185,7 +185,10 @@ class RewardChecks(RewardExampleChecks):
         """a reward that accepts words as answers accepts them with capitals and accents too"""
         plain, *others = WORDS
         (usual,) = _scores(scorer, [gold(answers[0])], [answers[0]])
-        (reward,) = _scores(scorer, [gold(plain)], [plain])
+        try:
+            (reward,) = _scores(scorer, [gold(plain)], [plain])
+        except DataError:
+            pytest.skip("refuses rows whose answers are words")
         if usual is None or reward is None or reward < usual:
             pytest.skip("accepts no words as answers")
         for word, earned in zip(others, _scores(scorer, [*map(gold, others)], others), strict=True):

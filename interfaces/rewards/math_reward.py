@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.interface import register_interface
+from rlcli.api.interface import Example, register_interface
 from rlcli.api.key_meaning import DROPPED, REASONS
 from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
@@ -72,6 +72,21 @@ class MathRewardInterface(RightOrWrong):
         ),
         "reward_errors": ("share", "share of responses to rows whose own answer cannot be read"),
     }
+    EXAMPLES: ClassVar[tuple[Example, ...]] = (
+        {
+            "row": {"answer": "3/4"},
+            "rewards": {
+                "Half of 3/2. The answer is 0.75.": 1.0,
+                "\\boxed{\\frac{6}{8}}": 1.0,
+                "<think>#### 3/4</think>No, that is not it. #### 4/3": 0.0,
+                "#### 3/4 or 4/3": 0.0,
+            },
+        },
+        {
+            "row": {"answer": "1,250 km"},
+            "rewards": {"#### 1250": 1.0, "\\boxed{1,250} km": 1.0, "#### 1.25": 0.0},
+        },
+    )
     LIMITS: ClassVar[Limits] = {
         "max_error_fraction": {"ge": 0, "le": 1},
         "workers": {"ge": 1, "le": 1024},

@@ -32,7 +32,13 @@ from rlcli.testing.interface.outputs import (
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.texts import ANSWERS, responses_of, rows_batch, text_batch
+from rlcli.testing.interface.texts import (
+    ANSWERS,
+    RIGHT_AND_WRONG,
+    responses_of,
+    rows_batch,
+    text_batch,
+)
 from rlcli.testing.interface.training_trial import (
     WHOLE,
     Batches,
@@ -231,6 +237,13 @@ def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | No
     return best if any(counts[best]) else None
 
 
+def reads_answers(interface: ModelInterface) -> bool:
+    """Whether its rows have a short answer, as those of most rewards do: it scores texts, and does
+    not show right and wrong responses to rows of its own."""
+    tells_apart = any(example.keys() >= {*RIGHT_AND_WRONG} for example in interface.EXAMPLES)
+    return overrides(interface, "score_texts") and not tells_apart
+
+
 class CallSubject(InterfaceSubject):
     """The inputs of the inference and generation checks; a subclass may override any of them."""
 
@@ -245,7 +258,7 @@ class CallSubject(InterfaceSubject):
         """A correct response to a row with this answer; by default in the common form accepted most
         often."""
         interface = make()
-        if interface.EXAMPLES:
+        if not reads_answers(interface):
             pytest.skip("its rows are those of its EXAMPLES")
         form = accepted_form(interface, answers)
         if form is None:
@@ -279,11 +292,11 @@ class CallSubject(InterfaceSubject):
         keys.
         """
         interface = make()
-        if interface.EXAMPLES:
-            return partial(_of_examples, tokenizer, interface.EXAMPLES)
-        if overrides(interface, "score_texts"):
+        if reads_answers(interface):
             answers, gold = request.getfixturevalue("answers"), request.getfixturevalue("gold")
             return partial(_scored_texts, tokenizer, answers, gold)
+        if interface.EXAMPLES:
+            return partial(_of_examples, tokenizer, interface.EXAMPLES)
         return inference_batches_for(interface, batches, tokenizer)
 
     @pytest.fixture

@@ -27,7 +27,7 @@ from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.interface.actions import padded, with_tensor
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallTrial, Gold, batches_with
+from rlcli.testing.interface.inference_trial import CallTrial, Gold, batches_with, reads_answers
 from rlcli.testing.interface.outputs import check_same, gap, sequences, tensor_of
 from rlcli.testing.interface.reward_examples import RewardExampleChecks
 from rlcli.testing.interface.texts import NONSENSE, batch_of_texts, text_batch, texts_for
@@ -76,7 +76,7 @@ class RewardChecks(RewardExampleChecks):
             pytest.skip("gives no rewards")
         inferring: CallTrial = request.getfixturevalue("inferring")
         batch = inferring.batch
-        if overrides(make(), "score_texts") and not make().EXAMPLES:
+        if reads_answers(make()):
             gold: Gold = request.getfixturevalue("gold")
             texts = [("What is it?", [gold(HARD), gold(HARD_TO_COMPARE)])]
             batch = text_batch(inferring.tokenizer, texts, [HARD])

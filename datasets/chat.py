@@ -62,6 +62,13 @@ class Chat(FileRows):
             ],
         },
     )
+    SAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?", "answers": ["4"]},
+        {
+            "prompt": "Answer in German.Good morning!And good night?",
+            "answers": ["Guten Morgen! Schönen Tag.Gute Nacht."],
+        },
+    )
 
     messages_key: str = "messages"
     """Field that holds the list of messages: `{role, content}`, or `{from,

@@ -33,6 +33,17 @@ class MathPrompts(TextRows):
         {"question": "What is 1/2 of x² in LaTeX?", "answer": "\\frac{x^2}{2}"},
         {"question": "How much is half of 5?", "answer": 2.5},
     )
+    SAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "prompt": "What is 6*7?",
+            "answers": [],
+            "metadata": {"question": "What is 6*7?", "answer": "42"},
+        },
+        {
+            "prompt": "Ann has 1000 pens and buys 234. How many now?",
+            "metadata": {"answer": "1234"},
+        },
+    )
 
     question_key: str = "question"
     """Field that holds the question: a text, or a list of messages."""

@@ -53,6 +53,10 @@ class Paired(TextRows):
             "neg_answers": ["two", "dog", "no"],
         },
     )
+    SAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?", "answers": ["4", "It is five."]},
+        {"prompt": "Greet me.", "answers": ["Hello!", "No.", "Good day, how are you?", "Go!"]},
+    )
 
     LIMITS: ClassVar[Limits] = {"max_pairs_per_prompt": {"ge": 1}}
 

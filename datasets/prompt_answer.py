@@ -29,6 +29,9 @@ class PromptAnswer(TextRows):
         {"prompt": "Translate into German: good morning", "answer": "Guten Morgen! Schönen Tag."},
         {"prompt": "Name two colours.\nOne on each line.", "answer": "red\nblue"},
     )
+    SAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?", "answers": ["4"], "metadata": {}},
+    )
 
     prompt_key: str = "prompt"
     """Field that holds the prompt: a text, or a list of messages."""

@@ -38,6 +38,10 @@ class Unpaired(TextRows):
         {"prompt": "What is 2+2?", "answer": "It is five.", "label": False},
         {"prompt": "Name two colours.\nOne on each line.", "answer": "rot\ngrün", "label": True},
     )
+    SAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?", "answers": ["4"], "desirable": [True]},
+        {"prompt": "What is 2+2?", "answers": ["It is five."], "desirable": [False]},
+    )
 
     prompt_key: str | None = "prompt"
     """Field that holds the prompt: a text, or a list of messages. null: the messages before the

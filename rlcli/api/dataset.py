@@ -81,10 +81,12 @@ class DatasetUtility:
     Its class may declare the following in literals, which are read without importing it: KEYS, the
     keys of every sample (`margins if by`: if that argument is set), or KEYS_OF, the argument that
     names one or more datasets whose keys it has; EXAMPLES, rows as its file may hold them, with
-    which `rlcli test dataset` tests it; LONGEST, the tokens of its longest row, if no argument sets
-    them; PROMPT, how it writes a question as a prompt (`{question}\\n`), if it has no arguments
-    `template`, `system` and `chat` for that; PAIRS, the argument with the number of pairs of
-    sequences in a row, or an empty text if a row is a single sequence; NEEDS_TEMPLATE, that its
+    which `rlcli test dataset` tests it; SAMPLES, the samples that these become with default
+    arguments, each with its `prompt` and `answers` as texts without special tokens, its `metadata`
+    and other keys, as far as they are stated; LONGEST, the tokens of its longest row, if no
+    argument sets them; PROMPT, how it writes a question as a prompt (`{question}\\n`), if it has no
+    arguments `template`, `system` and `chat` for that; PAIRS, the argument with the number of pairs
+    of sequences in a row, or an empty text if a row is a single sequence; NEEDS_TEMPLATE, that its
     rows are conversations, which only a chat template can write; TRIED_ON, the `args` and
     `datasets` with which `rlcli test dataset` tests it if it is made of other datasets.
 

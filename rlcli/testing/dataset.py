@@ -20,12 +20,14 @@ from rlcli.testing.dataset_checks.order import OrderChecks
 from rlcli.testing.dataset_checks.passes import PassChecks
 from rlcli.testing.dataset_checks.rendering import RenderingChecks
 from rlcli.testing.dataset_checks.samples import SampleChecks
+from rlcli.testing.dataset_checks.stated import StatedChecks
 from rlcli.testing.dataset_checks.writings import WritingChecks
 
 __all__ = ["DatasetContract"]
 
 
 class DatasetContract(
+    StatedChecks,
     DatasetArgumentChecks,
     WritingChecks,
     FormatChecks,

@@ -679,3 +679,50 @@ def test_the_test_tokenizer_equals_its_transformers_version(chat):
             == full.apply_chat_template(**words)
             == "<bos><user>hi<assistant>"
         )
+
+
+# -- what SAMPLES states ---------------------------------------------------------------------------
+
+KEYS = '    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")\n'
+
+
+def stating(make_trial, *samples, **how):
+    """The dataset that states these samples."""
+    return make_trial((KEYS, f"{KEYS}    SAMPLES: ClassVar = {samples!r}\n"), **how)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [{"prompt": "What is 2+2?", "answers": ["4"]}],
+        [{"answers": ["4"], "metadata": {}}, {"prompt": "A colour?"}],
+        [{"prompt_mask": [True] * 13 + [False] * 2}],
+    ],
+)
+def test_samples_are_as_they_are_stated(make_trial, samples):
+    DatasetContract().test_examples_become_the_stated_samples(stating(make_trial, *samples))
+
+
+@pytest.mark.parametrize(
+    ("samples", "finding"),
+    [
+        ([{"prompt": "What?"}], "prompt of sample 1 is 'What is 2+2?', not 'What?' as stated"),
+        ([{}, {"answers": ["red"]}], "answers of sample 2 is ['grün'], not ['red'] as stated"),
+        ([{"metadata": {"a": 1}}], "a in the metadata of sample 1 is None, not 1 as stated"),
+        ([{}] * 4, "EXAMPLES become 3 samples, SAMPLES states more"),
+        ([{"response": "4"}], "SAMPLES states response"),
+    ],
+)
+def test_another_sample_than_stated_is_reported(make_trial, samples, finding):
+    reported = violation(stating(make_trial, *samples), "test_examples_become_the_stated_samples")
+    assert reported.finding == finding
+
+
+@pytest.mark.parametrize(
+    "how", [{"args": {"max_length": 50}}, {"rows": [{"prompt": "", "answer": ""}]}]
+)
+def test_samples_are_stated_for_examples_and_default_arguments_only(make_trial, how):
+    with pytest.raises(pytest.skip.Exception, match="with default arguments"):
+        DatasetContract().test_examples_become_the_stated_samples(
+            stating(make_trial, {"prompt": "Another"}, **how)
+        )

@@ -142,18 +142,12 @@ class EpisodeChecks(Contract):
         """the reward of an episode, cut off anywhere, is within REWARDS"""
         if trial.cls.REWARDS is None:
             pytest.skip("declares no REWARDS")
-        lowest, highest = trial.cls.REWARDS
         for script in (play.script for play in trial.plays):
             for turns in range(1, len(script.turns) + 1):
                 play = trial.play(replace(script, turns=script.turns[:turns]))
-                reward = play.reward
-                finding = f"after {play.turn} turns the reward is {reward:g}"
-                cause = f"REWARDS is ({lowest:g}, {highest:g}), and an episode may be cut off there"
-                trial.demand(not reward < lowest and not reward > highest, finding, cause)
-        for reward in (play.reward for play in trial.wanderings):
-            finding = f"with turns of EXAMPLES in another order the reward is {reward:g}"
-            cause = f"REWARDS is ({lowest:g}, {highest:g})"
-            trial.demand(not reward < lowest and not reward > highest, finding, cause)
+                _demand_in_range(trial, play.reward, f"after {play.turn} turns")
+        for play in trial.wanderings:
+            _demand_in_range(trial, play.reward, "with turns of EXAMPLES in another order")
 
     def test_score_is_pure(self, trial: EnvironmentTrial) -> None:
         """score() is the same when it is asked again"""
@@ -217,6 +211,13 @@ def _numbers_used(
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _demand_in_range(trial: EnvironmentTrial, reward: float, when: str) -> None:
+    lowest, highest = trial.cls.REWARDS
+    finding = f"{when} the reward is {reward:g}"
+    cause = f"REWARDS is ({lowest:g}, {highest:g}), and an episode may be cut off anywhere"
+    trial.demand(not reward < lowest and not reward > highest, finding, cause)
 
 
 class _Player(Thread):

@@ -1,0 +1,68 @@
+"""The check of what SAMPLES states: there alone a dataset says what a row should become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import pytest
+
+from rlcli.api.data import SequenceSample
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
+from rlcli.testing.dataset_checks.trial import Trial, read
+
+Statement = Mapping[str, Any]
+"""`prompt`, `answers`, `metadata` and other keys of a sample, as far as they are stated."""
+
+FORM = 'write SAMPLES = ({"prompt": "…", "answers": ["…"], "metadata": {…}},)'
+CORRECT = "correct the dataset, or what its SAMPLES state"
+
+
+class StatedChecks(Contract):
+    def test_examples_become_the_stated_samples(self, trial: Trial) -> None:
+        """EXAMPLES become the samples that SAMPLES states"""
+        statements: Sequence[Statement] = getattr(trial.cls, "SAMPLES", ())
+        if not statements:
+            pytest.skip(f"states no samples: {FORM}")
+        if trial.args or trial.given_rows:
+            pytest.skip("SAMPLES states what EXAMPLES become with default arguments")
+        samples = read(trial.demand())
+        for number, (statement, sample) in enumerate(zip_longest(statements, samples), 1):
+            if statement is None:
+                return
+            if sample is None:
+                message = f"EXAMPLES become {len(samples)} samples, SAMPLES states more"
+                raise Violation(message, CORRECT, trial.location)
+            for name, (stated, actual) in _compared(statement, sample, trial).items():
+                if stated != actual:
+                    message = f"{name} of sample {number} is {actual!r}, not {stated!r} as stated"
+                    raise Violation(message, CORRECT, trial.location)
+
+
+def _compared(
+    statement: Statement, sample: SequenceSample, trial: Trial
+) -> Mapping[str, tuple[Any, Any]]:
+    """Name → (what is stated, what the sample has). Raises Violation for other names."""
+    content = _content(sample, trial.tokenizer)
+    stated = {name: value for name, value in statement.items() if name != "metadata"}
+    if unknown := stated.keys() - content.keys():
+        raise Violation(f"SAMPLES states {', '.join(sorted(unknown))}", FORM, trial.location)
+    metadata = {name: values[0] for name, values in sample.metadata.items()}
+    of_metadata = {
+        f"{name} in the metadata": (value, metadata.get(name))
+        for name, value in statement.get("metadata", {}).items()
+    }
+    return {name: (value, content[name]) for name, value in stated.items()} | of_metadata
+
+
+def _content(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
+    """The numbers of all keys of a sample, its prompt and its answers."""
+    sequences = sequences_of(sample)
+    answered = [sequence for sequence in sequences if sequence.is_answered]
+    return {
+        **{key: tensor.tolist() for key, tensor in sample.data.items()},
+        "prompt": text_of(tokenizer, sequences[0].prompt) if sequences else "",
+        "answers": [text_of(tokenizer, sequence.answer) for sequence in answered],
+    }

@@ -60,9 +60,8 @@ def _compared(
 def _content(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
     """The numbers of all keys of a sample, its prompt and its answers."""
     sequences = sequences_of(sample)
+    content: dict[str, Any] = {key: tensor.tolist() for key, tensor in sample.data.items()}
+    content["prompt"] = text_of(tokenizer, sequences[0].prompt) if sequences else ""
     answered = [sequence for sequence in sequences if sequence.is_answered]
-    return {
-        **{key: tensor.tolist() for key, tensor in sample.data.items()},
-        "prompt": text_of(tokenizer, sequences[0].prompt) if sequences else "",
-        "answers": [text_of(tokenizer, sequence.answer) for sequence in answered],
-    }
+    content["answers"] = [text_of(tokenizer, sequence.answer) for sequence in answered]
+    return content

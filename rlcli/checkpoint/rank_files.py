@@ -77,16 +77,18 @@ def write_roles(
 
 
 def _describe(model: Model, folder: Path) -> list[Path]:
-    """Write the files that accompany the weights; returns them. Uses a separate folder first: other
-    ranks write into the target now, and their unfinished files must not be mistaken for a part of
-    the description."""
+    """Write the files that accompany the weights, such as chat templates in a folder of their own;
+    returns them. Uses a separate folder first: other ranks write into the target now, and their
+    unfinished files must not be mistaken for a part of the description."""
     apart = folder.with_name(f".{folder.name}")
     apart.mkdir(parents=True)
     model.module.save_description(model.tokenizer, str(apart))
     folder.mkdir(exist_ok=True)
-    files = [file.rename(folder / file.name) for file in apart.iterdir()]
+    names = [file.relative_to(apart) for file in apart.rglob("*") if file.is_file()]
+    for path in apart.iterdir():
+        path.rename(folder / path.name)
     apart.rmdir()
-    return files
+    return [folder / name for name in names]
 
 
 def restore_roles(

@@ -22,10 +22,12 @@ def files_to_push(trained: TrainedModel, repository: str) -> Files:
     """The files of a run's model on the Hub, its card included. Raises ResourceError F72,
     DataError F31."""
     assert trained.run is not None
-    files = [*Path(trained.source).iterdir(), *(trained.run / name for name in OF_THE_RUN)]
+    model = Path(trained.source)
+    of_model = {file.relative_to(model).as_posix(): file for file in sorted(model.rglob("*"))}
+    of_run = {name: trained.run / name for name in OF_THE_RUN}
     card = model_card(trained.run, trained.role or "", repository)
-    names: Files = {file.name: file for file in sorted(files) if file.is_file()}
-    return names | {CARD: card.encode()}
+    files: Files = {name: file for name, file in (of_model | of_run).items() if file.is_file()}
+    return files | {CARD: card.encode()}
 
 
 def upload(files: Mapping[str, Path | bytes], repository: str, model: str, private: bool) -> str:

@@ -26,15 +26,36 @@ class BesideAnotherRank(TinyEngine):
         (shared / ".tmpQ9p2").write_bytes(b"half")
 
 
-def test_unfinished_files_of_another_rank_are_not_part_of_the_description(tmp_path):
-    engine = BesideAnotherRank(TinyLM())
-    engine.checkpoint = tmp_path
+class WithSeveralTemplates(BesideAnotherRank):
+    """Its tokenizer has a folder of chat templates."""
+
+    def save_description(self, tokenizer, folder):
+        templates = Path(folder) / "additional_chat_templates"
+        templates.mkdir()
+        (templates / "tool_use.jinja").write_text("{{ tools }}")
+        super().save_description(tokenizer, folder)
+
+
+def written_by(engine, checkpoint):
+    """The files that rank 0 writes."""
+    engine.checkpoint = checkpoint
     model = Model("actor", engine, None, torch.device("cpu"))
-    files = write_roles(
-        {"actor": copy_to_host(engine.state(), leads=True)}, {"actor": model}, tmp_path, rank=0
-    )
-    assert {str(file.relative_to(tmp_path)) for file in files} == {
+    copies = {"actor": copy_to_host(engine.state(), leads=True)}
+    files = write_roles(copies, {"actor": model}, checkpoint, rank=0)
+    assert all(file.is_file() for file in files)
+    return {str(file.relative_to(checkpoint)) for file in files}
+
+
+def test_chat_templates_in_a_folder_of_their_own_are_files_of_the_checkpoint(tmp_path):
+    assert written_by(WithSeveralTemplates(TinyLM()), tmp_path) == {
+        "models/actor/additional_chat_templates/tool_use.jinja",
         "models/actor/config.json",
         "models/actor/model.safetensors",
     }
-    assert all(file.is_file() for file in files)
+
+
+def test_unfinished_files_of_another_rank_are_not_part_of_the_description(tmp_path):
+    assert written_by(BesideAnotherRank(TinyLM()), tmp_path) == {
+        "models/actor/config.json",
+        "models/actor/model.safetensors",
+    }

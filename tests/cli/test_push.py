@@ -13,7 +13,12 @@ import yaml
 from hub_uploads import TOKEN, uploading_hub
 from recorded_runs import record_run
 
-MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)), "tokenizer.json": b"{}"}
+MODEL = {
+    "config.json": b"{}",
+    "model.safetensors": bytes(range(256)),
+    "tokenizer.json": b"{}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+}
 
 
 def trained_run(folder: Path) -> Path:
@@ -22,8 +27,9 @@ def trained_run(folder: Path) -> Path:
         folder, metrics=lambda step: {"actor/reward": step / 10, "eval/accuracy": step / 4}
     )
     for name, content in MODEL.items():
-        (run / "models/actor").mkdir(parents=True, exist_ok=True)
-        (run / "models/actor" / name).write_bytes(content)
+        file = run / "models/actor" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
     (run / "curve.png").write_bytes(b"a picture")
     return run
 
@@ -104,7 +110,7 @@ def test_a_card_is_shown_without_pushing_it(rlcli, tmp_path):
     trained_run(tmp_path / "run")
     code, out, err = rlcli("push", "run", "--to", "me/sums", "--dry-run")
     assert code == 0
-    assert "6 files would be uploaded" in err
+    assert "7 files would be uploaded" in err
     head = yaml.safe_load(out.split("---")[1])
     assert (head["library_name"], head["tags"][0]) == ("transformers", "rlcli")
 

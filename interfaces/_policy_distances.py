@@ -39,12 +39,14 @@ def distances_before(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, 
 @torch.no_grad()
 def distances_at_first(policy: torch.Tensor, batch: SequenceSample) -> SumsAndCounts:
     """The same of a micro-batch, given the log-probs [A] of the policy; empty if the trainer has
-    computed them for the whole batch. `optimizer_steps` reports those of the first step."""
+    computed them for the whole batch. `optimizer_steps` reports those of the first step.
+
+    Which names there are must not depend on the samples: those of another rank may be older.
+    """
     if RECOMPUTED in batch.keys:
         return {}
     gaps = (policy - batch.data[SAMPLED_LOGPROBS]).abs()
-    sums = _kl(policy, batch) | _by_age(gaps, batch, batch.data["loss_mask"])
-    return {name: pair for name, pair in sums.items() if pair[1]}
+    return _kl(policy, batch) | _by_age(gaps, batch, batch.data["loss_mask"])
 
 
 def _kl(policy: torch.Tensor, batch: SequenceSample) -> SumsAndCounts:

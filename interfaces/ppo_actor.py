@@ -223,7 +223,8 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     importance ratio exceeds this."""
 
     early_stop_kl: float | None = None
-    """Skip an optimizer step if the mean KL per token from the sampling policy exceeds this."""
+    """Skip an optimizer step if the mean KL per token from the old policy exceeds this: the one
+    that sampled or, with a decoupled loss, the one that the training step began with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -265,7 +266,9 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     def may_step(self, stats: Mapping[str, float]) -> bool:
         """Whether the means of an optimizer step are within the limits."""
         limits = {"importance_ratio": self.early_stop_imp_ratio, "approx_kl": self.early_stop_kl}
-        return not any(limit is not None and stats[name] > limit for name, limit in limits.items())
+        return not any(
+            limit is not None and stats.get(name, 0.0) > limit for name, limit in limits.items()
+        )
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Responses made of words from their prompts."""
@@ -302,7 +305,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
             losses = losses - self.entropy_coef * entropy
         if "kl_weights" in batch.keys and REFERENCE in batch.keys:
             penalty = self._kl_penalty(actions, tensors[REFERENCE])
-            losses = losses + tensors["kl_weights"][mask] * penalty
+            losses = losses + self._kl_weights(batch) * penalty
             sums["kl_penalty"] = penalty.detach().sum()
         return losses, sums
 
@@ -311,6 +314,16 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         mask = actions.mask
         logprobs, old_logprobs = actions.logprobs[mask], actions.old_logprobs[mask]
         return kl_loss(logprobs, old_logprobs, reference[mask], self.kl_estimator, self.kl_gradient)
+
+    def _kl_weights(self, batch: SequenceSample) -> torch.Tensor:
+        """[M] the weight of the penalty of each trained action. Its reverse gradient is an
+        expectation over the policy's own tokens: as their ratio to the old policy is in it, that of
+        the old policy to the sampler, by which the loss is weighted, belongs here."""
+        tensors, mask = batch.data, batch.data["loss_mask"]
+        weights = tensors["kl_weights"][mask]
+        if self.kl_gradient == "reverse" and "loss_weights" in batch.keys:
+            weights = weights * tensors["loss_weights"][mask]
+        return weights
 
     def _loss_weight(self, batch: SequenceSample) -> torch.Tensor:
         """The divisor of the sum over all micro-batches and ranks."""

@@ -30,10 +30,12 @@ def reduce_stats(
     collected: Sequence[Stats], weight: torch.Tensor, reduce: Reduce
 ) -> dict[str, float]:
     """Sum over micro-batches and ranks, then divide each stat by its own count, or by the loss
-    weight (a scalar, this rank's).
+    weight (a scalar, this rank's). A mean over nothing, whose own count is 0 on all ranks, is left
+    out.
 
     All ranks return the same, including ranks without a micro-batch: they must agree on whether to
-    update. Raises ValueError for more than 63 stats, or a name of more than 64 bytes.
+    update. Raises ValueError for more than 63 stats, a name of more than 64 bytes, and for names
+    that differ between ranks.
     """
     own_count = _agree_on_names(collected, reduce)
     slots = {name: slot for slot, name in enumerate(own_count)}
@@ -44,6 +46,8 @@ def reduce_stats(
     means = {}
     for name, slot in slots.items():
         total, count = table[slot]
+        if own_count[name] and not count:
+            continue
         divisor = count if own_count[name] else table[-1, 0]
         means[name] = float(total / divisor) if divisor else 0.0
     return means
@@ -76,8 +80,14 @@ def _agree_on_names(collected: Sequence[Stats], reduce: Reduce) -> dict[str, boo
             f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, "
             f"not {sorted(has_count)}"
         )
-    rows = reduce(_table_of_names(has_count), "max").cpu().tolist()
-    return {_name(row): row[0] == _OWN_COUNT for row in rows if row[0]}
+    names = _table_of_names(has_count)
+    agreed = reduce(names.clone(), "max").cpu()
+    if has_count and not torch.equal(agreed, names):
+        raise ValueError(
+            "the ranks report different stats; a loss reports the same names for every "
+            f"micro-batch, with a count of 0 where a mean is over nothing; here {sorted(has_count)}"
+        )
+    return {_name(row): row[0] == _OWN_COUNT for row in agreed.tolist() if row[0]}
 
 
 def _table_of_names(has_count: Mapping[str, bool]) -> torch.Tensor:

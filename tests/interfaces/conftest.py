@@ -276,6 +276,7 @@ def policy_loss_by_hand(policy, sequences, model):
             / (len(trained) if policy.policy_loss == "sequence" else 1)
             - policy.entropy_coef * -(scores[t].exp() * scores[t]).sum()
             + sequence["kl_weight"]
+            * sequence["weights"][t]
             * _kl_in_loss(policy, logprobs[t], sequence["old"][t], sequence["reference"][t])
             for t in trained
         ]

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import AGE
 from rlcli.api.model import MicroBatchSpec
 from rlcli.api.partition import flat2d
 from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.ops.packing import action_mask
+from rlcli.ops.policy_losses import Actions
 from rlcli.testing.batches import make_batch
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.tiny_engine import tiny_model
@@ -306,3 +308,44 @@ def test_as_many_responses_are_sampled_as_the_settings_say(tokenizer):
     output = policy.generate(tiny_model(tokenizer), prompts, SPEC)
     assert [len(lengths) for lengths in output.seqlens["packed_input_ids"]] == [3, 3, 3]
     assert output.data["seq_no_eos_mask"].dtype is torch.bool
+
+
+SAMPLER = torch.tensor([0.6, 0.3, 0.1])
+OLD_POLICY = torch.tensor([0.3, 0.3, 0.4])
+REFERENCE_POLICY = torch.tensor([0.2, 0.5, 0.3])
+
+
+def every_token(**columns):
+    """Three responses of one token, one for each token there is."""
+    ids = ["a", "b", "c"]
+    data = SequenceSample.from_default(
+        ids=ids,
+        seqlens=[2, 2, 2],
+        data={
+            "packed_input_ids": torch.tensor([9, 0, 9, 1, 9, 2]),
+            "prompt_mask": torch.tensor([True, False] * 3),
+        },
+    )
+    ones = {name: [[1]] * 3 for name in columns}
+    data.update_(SequenceSample.from_default(ids=ids, seqlens=ones, data=columns))
+    return data
+
+
+def test_the_penalty_of_a_decoupled_loss_has_the_gradient_of_the_kl():
+    """In expectation over the tokens of the sampler, by its probabilities, the gradient is that of
+    the KL of the policy from the reference, which is written out."""
+    logits = torch.tensor([0.5, 0.2, 0.3]).log().requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    kl = (logprobs.exp() * (logprobs - REFERENCE_POLICY.log())).sum()
+    (expected,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    data = every_token(
+        advantages=torch.zeros(3),
+        loss_mask=torch.ones(3, dtype=torch.bool),
+        loss_weights=OLD_POLICY / SAMPLER,
+        kl_weights=torch.ones(3),
+        packed_ref_logprobs=REFERENCE_POLICY.log(),
+    )
+    columns = (logprobs, OLD_POLICY.log(), data.data["advantages"], data.data["loss_mask"])
+    losses, _ = PPOActorInterface()._losses(Actions(*columns, [2] * 3), torch.zeros(3), data)
+    (gradient,) = torch.autograd.grad((SAMPLER * losses).sum(), logits)
+    torch.testing.assert_close(gradient, expected)

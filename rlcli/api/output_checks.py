@@ -119,6 +119,7 @@ def checked_row(row: Any, origin: Origin) -> SequenceSample:
     sample.data = {key: _plain(key, tensor, origin) for key, tensor in sample.data.items()}
     try:
         json.dumps(sample.metadata)
+        _check_keys(sample.metadata)
     except (TypeError, ValueError) as problem:
         raise origin.malformed(
             f"has metadata that cannot be written as JSON: {problem}"
@@ -126,6 +127,18 @@ def checked_row(row: Any, origin: Origin) -> SequenceSample:
     for key in sample.keys:
         _KeyCheck(sample, key, origin).run(MEANINGS.get(key), sample.seqlens.get(SEQUENCES))
     return sample
+
+
+def _check_keys(value: Any) -> None:
+    """Raise TypeError for a key that JSON would change into a text."""
+    if isinstance(value, Mapping):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"the key {strange[0]!r:.60} is not a text")
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for inner in value:
+        _check_keys(inner)
 
 
 def read_stats(stats: Any, origin: Origin) -> dict[str, float]:

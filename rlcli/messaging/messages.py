@@ -11,7 +11,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache
 from typing import Any, get_origin, get_type_hints
 
@@ -25,6 +25,9 @@ LARGEST = 1 << 26
 FRAME = 1 << 18
 """Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that
 it has the key, no more than one is held in memory."""
+
+LARGE_NUMBER = 1
+"""Type of msgpack's extension for a whole number of more than 64 bits, in hexadecimal digits."""
 
 COMPUTE = "compute"
 """The lane of a rank for its own computation; `topology.groups` names the others."""
@@ -226,10 +229,27 @@ def log_again(report: Report) -> None:
 
 
 def pack(message: Message, token: bytes) -> bytes:
+    """Raises TypeError for a value that is neither of JSON nor bytes."""
     kind = type(message).__name__.lower()
     return msgpack.packb(
-        {"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True
+        {"token": token, "kind": kind, **vars(message)}, default=_as_packable, use_bin_type=True
     )
+
+
+def _as_packable(value: Any) -> Any:
+    """What msgpack does not know itself: failures, and numbers of more than 64 bits, such as those
+    in the state of a generator of random numbers."""
+    if isinstance(value, int):
+        return msgpack.ExtType(LARGE_NUMBER, f"{value:x}".encode())
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be sent in a message: {value!r:.60}")
+
+
+def _as_number(code: int, data: bytes) -> int:
+    if code != LARGE_NUMBER:
+        raise ValueError(f"an extension of type {code}")
+    return int(data, 16)
 
 
 def split(message: bytes) -> list[bytes]:
@@ -258,7 +278,7 @@ def unpack(
 def _authentic(message: bytes, token: bytes) -> Fields:
     """The fields of a message, without its token, which must be ours. Raises ProtocolError."""
     try:
-        fields = msgpack.unpackb(message, raw=False)
+        fields = msgpack.unpackb(message, raw=False, strict_map_key=False, ext_hook=_as_number)
     except Exception as error:  # msgpack raises many kinds; all mean the same here
         raise ProtocolError(f"not a message: {error}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("token"), bytes):

@@ -137,13 +137,19 @@ class ZmqWorker:
             self.context.term()
 
     def _frames(self, message: Reply | Report) -> list[bytes]:
-        packed = pack(message, self._token)
+        try:
+            packed = pack(message, self._token)
+        except (TypeError, ValueError, OverflowError) as error:
+            return self._frames(_failed(message, RlcliError(f"the answer cannot be sent: {error}")))
         if len(packed) > self._most:
-            error = RlcliError(
-                f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent"
-            )
-            packed = pack(replace(message, value={}, failure=Failure.of(error, "")), self._token)
+            size = f"of {len(packed)} bytes is too long; at most {self._most} can be sent"
+            return self._frames(_failed(message, RlcliError(f"the answer {size}")))
         return split(packed)
+
+
+def _failed(message: Reply | Report, error: RlcliError) -> Reply | Report:
+    """The message that reports an error in place of its value."""
+    return replace(message, value={}, failure=Failure.of(error, ""))
 
 
 def _end_here(why: str) -> None:

@@ -437,11 +437,14 @@ def test_a_row_shares_no_list_with_its_dataset():
             checked_row(unusable, RowOrigin("mine", 4))
 
 
-def test_a_row_whose_metadata_is_not_json_is_refused():
-    row = SequenceSample(ids=["r"], seqlens={}, data={}, metadata={"answer": [{1, 2}]})
-    with pytest.raises(
-        DataError, match="row 5 of dataset mine has metadata that cannot be written as JSON"
-    ):
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [({1, 2}, "Object of type set"), ([{"rows": {1: "a"}}], "the key 1 is not a text")],
+)
+def test_a_row_whose_metadata_is_not_json_is_refused(answer, problem):
+    row = SequenceSample(ids=["r"], seqlens={}, data={}, metadata={"answer": [answer]})
+    finding = "row 5 of dataset mine has metadata that cannot be written as JSON"
+    with pytest.raises(DataError, match=f"{finding}: {problem}"):
         checked_row(row, RowOrigin("mine", 4))
 
 

@@ -16,6 +16,7 @@ TOKEN = b"t" * 32
     [
         Request(1, "run_call", {"ids": ["a"], "nested": {"x": [1.5, None, True, "ü"]}}),
         Reply(7, 1, {"loss": 0.1}),
+        Reply(7, 1, {"state": {"counter": 2**128 - 1, "debt": -(2**70)}, "by_number": {3: "c"}}),
         Report(1, "checkpoint_written", {"step": 4, "files": []}),
         Report(
             0,
@@ -28,6 +29,11 @@ TOKEN = b"t" * 32
 )
 def test_a_message_is_equal_after_packing_and_unpacking(message):
     assert unpack([pack(message, TOKEN)], TOKEN, type(message)) == message
+
+
+def test_a_value_that_no_message_can_hold_is_named():
+    with pytest.raises(TypeError, match=r"a set cannot be sent in a message: \{1\}"):
+        pack(Reply(7, 1, {"ids": {1}}), TOKEN)
 
 
 def test_a_message_with_another_token_is_refused():

@@ -190,6 +190,16 @@ def test_an_error_of_a_worker_is_sent_and_the_worker_continues(ranks):
     assert ranks.master.receive(10, "it").failure is None
 
 
+def test_an_answer_that_cannot_be_sent_is_an_error_and_the_worker_continues(ranks):
+    ranks.start(0, lambda request: {"odd": {1}} if request.op == "bad" else {})
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "bad"))
+    failure = ranks.master.receive(10, "it").failure
+    assert failure.message == "the answer cannot be sent: a set cannot be sent in a message: {1}"
+    ranks.master.send(0, Request(2, "good"))
+    assert ranks.master.receive(10, "it").failure is None
+
+
 def test_a_worker_that_cannot_start_says_why(ranks):
     link = ZmqWorker(ranks.folder, 0)
     link.fail(Failure.of(errors.ResourceError("no such device", code="R50"), "rank 0"))

@@ -80,10 +80,10 @@ def resume_run(
         raise_all(missing_here(now))
         changes = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
-        step = start.state.step if start is not None else 0
-        if _is_over(run, changes, step):
+        over = _step_if_over(run, changes, start)
+        if over is not None:
             again = longer(shlex.quote(str(run_dir)), before.recipe)
-            return _complete(run, before.recipe, changes, step, again)
+            return _complete(run, before.recipe, changes, over, again)
         return _continued(run, before, now, changes, start, display, stop)
 
 
@@ -294,14 +294,25 @@ def _say(
         display.note(f"  changed   {change.key}: {_shown(change.before)} → {_shown(change.now)}")
 
 
-def _is_over(run: RunDirectory, changes: Sequence[Change], step: int) -> bool:
-    """Whether the run has done all its steps and saved its models, and is not to be prolonged."""
+def _step_if_over(run: RunDirectory, changes: Sequence[Change], start: Start | None) -> int | None:
+    """The last step of a run that has done all of them and saved its models, and is not to be
+    prolonged. Raises UsageError for one that is, but has no checkpoint to continue from."""
     from rlcli.observe.run_record import read_status
 
     status = read_status(run.path) or {}
-    steps = status.get("steps")
-    is_done = status.get("state") == "done" and steps is not None and step >= steps
-    return is_done and not any(change.key in ("train.steps", "train.epochs") for change in changes)
+    steps, step = status.get("steps"), start.state.step if start is not None else 0
+    if status.get("state") != "done" or steps is None:
+        return None
+    if not run.record.is_done and step < steps:
+        return None
+    if not any(change.key in ("train.steps", "train.epochs") for change in changes):
+        return int(steps)
+    if start is None:
+        raise UsageError(
+            f"{run.path} is done, and has no checkpoint from which it could be continued",
+            hint="train in a new folder; models.ROLE.path takes a model of this run as a start",
+        )
+    return None
 
 
 def _first_digest(run: RunDirectory, recipe: Resolved) -> str:

@@ -53,6 +53,11 @@ class Record:
         """The last committed step."""
         return self._known.step
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has done all its steps, and saved its models."""
+        return self._known.is_done
+
     def update(self, **changes: Any) -> None:
         """Record changes; they are on disk when this returns. Raises OSError."""
         with self._lock:

@@ -156,6 +156,18 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_over(train, resume, 
     assert json.loads((project / "run/status.json").read_text())["run_id"] == run_id
 
 
+def test_a_completed_run_without_checkpoints_is_not_trained_again(train, resume, project):
+    train("train.steps=2", "checkpoint.at_end=false")
+    assert not checkpoints(project / "run")
+    before = files(project / "run")
+    resumed = resume()
+    assert (resumed.step, resumed.finished.steps_done) == (2, 2)
+    assert files(project / "run") == before
+    with pytest.raises(UsageError, match="has no checkpoint from which it could be continued"):
+        resume("train.steps=3")
+    assert files(project / "run") == before
+
+
 def test_resuming_a_completed_run_changes_nothing(train, resume, project):
     train("train.steps=2")
     before = (project / "run/metrics.jsonl").read_bytes()

@@ -47,7 +47,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare the results of runs. Those that differ only in their seed share a row and a curve:
-    mean ± standard deviation.
+    mean ± standard deviation. Unfinished runs have rows of their own, and a seed counts once.
 
     rlcli diff shows what was set differently.
 
@@ -71,6 +71,9 @@ def compare(
         )
         return
     print_groups(groups)
+    if repeated := len(folders) - sum(len(group.runs) for group in groups):
+        times = "1 run is" if repeated == 1 else f"{repeated} runs are"
+        print_text(f"{times} left out: a later one has the same recipe and seed")
     if output is None:
         print_text()
         print_charts(charts)
@@ -84,7 +87,7 @@ def print_groups(groups: Sequence[RunGroup]) -> None:
     names = [column[0] for column in available if column]
     measures = [[_text(results.get(name)) for name in names] for results in results_by_group]
     rows = [
-        (str(len(group.runs)), str(_steps(group)), *measured)
+        (str(len(group.runs)), _steps(group), *measured)
         for group, measured in zip(groups, measures, strict=True)
     ]
     _print_labelled(["runs", "steps", *names], [group.label for group in groups], rows)
@@ -104,9 +107,13 @@ def _print_labelled(
             print_text(wrapped(f"{number}  {label}", rest="   "))
 
 
-def _steps(group: RunGroup) -> int:
-    """The last step of any of its runs."""
-    return max((int(record["step"]) for records in group.records for record in records), default=0)
+def _steps(group: RunGroup) -> str:
+    """The last step of its runs, of the first and of the last to end."""
+    reached = [
+        max((int(record["step"]) for record in records), default=0) for records in group.records
+    ]
+    fewest, most = min(reached), max(reached)
+    return str(most) if fewest == most else f"{fewest} to {most}"
 
 
 def _text(result: Result | None) -> str:

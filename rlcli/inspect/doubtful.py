@@ -118,7 +118,7 @@ def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
         backend, scratch = role.backend, role.scratch or {}
         lr = argument_of("backends", backend.type, backend.args, "lr") if backend else None
         size = scratch.get("initializer_range", USUAL_WEIGHTS)
-        if isinstance(lr, float) and isinstance(size, float) and lr >= size:
+        if isinstance(lr, int | float) and isinstance(size, int | float) and lr >= size:
             yield (
                 f"{resolved.origin(('models', name, 'backend', 'args', 'lr'))}: lr {lr:g} moves "
                 f"each weight of {name} by up to {lr:g} a step, and weights are about {size:g} in "

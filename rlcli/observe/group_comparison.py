@@ -1,5 +1,5 @@
-"""Results of any number of runs: those that differ only in their seed form a group,
-with a mean and a spread."""
+"""Results of any number of runs: those that differ only in their seed form a group, with a mean and
+a spread. Runs that did not finish are a group of their own, and a seed counts once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from rlcli.observe.charts import Chart, ChartLine, chart, deviation, mean_of
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_record import read_status
 from rlcli.observe.series import series
 
 WITHOUT_EFFECT = ("seed", "launch", "checkpoint", "log", "cluster")
 """Sections of a recipe in which runs of one group may differ."""
 PACE = "seconds per step"
+UNFINISHED = "(unfinished)"
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,30 @@ def _result(measured: Sequence[float]) -> Result:
 
 
 def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
-    """The groups among these runs, in the order of the runs. Raises ResourceError F72,
-    DataError F31."""
-    alike: dict[str, list[Path]] = {}
+    """The groups among these runs, in the order of the runs; of several with the same seed, the
+    last one. Raises ResourceError F72, DataError F31."""
+    alike: dict[tuple[str, bool], dict[str, Path]] = {}
     for run in runs:
-        alike.setdefault(identity_of(run), []).append(run)
-    labels = _labels([members[0] for members in alike.values()])
+        by_seed = alike.setdefault((identity_of(run), _is_finished(run)), {})
+        by_seed[_seed_of(run)] = run
+    members = [tuple(by_seed.values()) for by_seed in alike.values()]
+    labels = _labels([first for first, *_ in members])
     return [
-        RunGroup(label, tuple(members), tuple(map(_records, members)))
-        for label, members in zip(labels, alike.values(), strict=True)
+        RunGroup(label, group, tuple(map(_records, group)))
+        for label, group in zip(labels, members, strict=True)
     ]
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether it has done all its steps, as far as is known."""
+    status = read_status(run)
+    return status is None or status.get("state") in ("done", "unknown")
+
+
+def _seed_of(run: Path) -> str:
+    """The seed, as the recipe says it."""
+    sections = dict(_sections(read_text(RunDirectory.open(run).resolved_recipe)))
+    return sections.get("seed", "")
 
 
 def group_chart(metric: str, groups: Sequence[RunGroup]) -> Chart:
@@ -120,7 +136,7 @@ def _labels(runs: Sequence[Path]) -> list[str]:
     """Labels: what was set for each run but not for all of them; names where that does not
     distinguish them."""
     settings = [_settings(run) for run in runs]
-    common = set(settings[0]).intersection(*settings[1:]) if settings else set()
+    common = set(settings[0]).intersection(*settings[1:]) - {UNFINISHED} if settings else set()
     labels = [" ".join(setting for setting in some if setting not in common) for some in settings]
     if len(set(labels)) == len(labels) and (all(labels) or len(labels) == 1):
         return [label or runs[0].parent.name for label in labels]
@@ -134,7 +150,8 @@ def _labels(runs: Sequence[Path]) -> list[str]:
 
 
 def _settings(run: Path) -> list[str]:
-    """The overrides of a run, without the seed; a name for its recipe comes first."""
+    """The overrides of a run, without the seed, and whether it is unfinished; a name for its recipe
+    comes first."""
     try:
         lines = read_text(run / "recipe" / "overrides.txt").splitlines()
     except OSError:
@@ -143,6 +160,7 @@ def _settings(run: Path) -> list[str]:
     return [
         named.partition(":")[2].strip(),
         *(line for line in lines if line.partition("=")[0].split(".")[0] not in WITHOUT_EFFECT),
+        *([] if _is_finished(run) else [UNFINISHED]),
     ]
 
 

@@ -385,6 +385,23 @@ def test_runs_that_differ_only_in_the_seed_are_grouped(swept):
     assert groups[1]["results"]["reward in training"]["mean"] == pytest.approx(0.25)
 
 
+def test_an_unfinished_run_has_a_row_of_its_own_and_a_seed_counts_once(swept):
+    again = record("runs/ppo_math/sweep/again")
+    for name in ("recipe/overrides.txt", "recipe.resolved.yaml", "metrics.jsonl"):
+        (again / name).parent.mkdir(exist_ok=True)
+        (again / name).write_text(Path("runs/ppo_math/sweep/0", name).read_text())
+    status = Path("runs/ppo_math/sweep/3/status.json")
+    status.write_text(status.read_text().replace('"done"', '"stopped"'))
+    _, out, _ = swept("compare", "ppo_math/sweep", "reward")
+    rows = [line.split()[:4] for line in out.splitlines() if line.startswith("ppo.kl_ctl=")]
+    assert rows == [
+        ["ppo.kl_ctl=0.1", "2", "1", "0.500"],
+        ["ppo.kl_ctl=0.2", "1", "1", "0.500"],
+        ["ppo.kl_ctl=0.2", "(unfinished)", "1", "1"],
+    ]
+    assert "1 run is left out: a later one has the same recipe and seed" in out
+
+
 def test_single_runs_are_labelled_by_recipe_and_overrides(swept):
     record("runs/sft_math/one")
     Path("runs/sft_math/one/recipe.resolved.yaml").write_text("name: sft_math\nseed: 1\n")

@@ -1,5 +1,7 @@
 """Recipes that are valid but probably a mistake."""
 
+import pytest
+
 from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.recipe.resolve import load_recipe
 
@@ -48,9 +50,10 @@ def test_log_probs_at_another_temperature_than_that_of_sampling_cause_a_warning(
     assert not list(recipe_warnings(load_recipe("grpo_math", settings[:1])))
 
 
-def test_a_learning_rate_as_large_as_the_weights_causes_a_warning():
-    (warning,) = recipe_warnings(load_recipe("sft_math", ["models.actor.backend.args.lr=0.3"]))
-    assert "lr 0.3 moves each weight of actor by up to 0.3 a step" in warning
+@pytest.mark.parametrize("lr", ["0.3", "3"])
+def test_a_learning_rate_as_large_as_the_weights_causes_a_warning(lr):
+    (warning,) = recipe_warnings(load_recipe("sft_math", [f"models.actor.backend.args.lr={lr}"]))
+    assert f"lr {lr} moves each weight of actor by up to {lr} a step" in warning
     assert "weights are about 0.06 in size" in warning
     assert not list(recipe_warnings(load_recipe("sft_math", ["models.actor.backend.args.lr=0.05"])))
 

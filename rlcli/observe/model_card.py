@@ -44,6 +44,7 @@ def model_card(run: Path, role: str, repository: str) -> str:
         results=list(map(_result, rows)),
         has_curve=(run / "curve.png").is_file(),
         command=recorded.command,
+        continued=list(map(_continuation, RunDirectory.open(run).changes_on_resume())),
         settings=list(_settings(recorded)),
         facts=recorded.facts,
     )
@@ -52,6 +53,13 @@ def model_card(run: Path, role: str, repository: str) -> str:
 def _result(row: MetricRow) -> tuple[str, str, str]:
     """Its name, and its value before and after training."""
     return row.label, "" if row.before is None else short(row.before), short(row.after)
+
+
+def _continuation(resumed: tuple[int, dict[str, Any]]) -> str:
+    """When a run was continued with other settings, and which."""
+    step, changes = resumed
+    settings = ", ".join(_code(f"{key}={now}") for key, now in changes.items())
+    return f"after step {step} with {settings}"
 
 
 def _base(recipe: dict[str, Any], role: str) -> str | None:
@@ -84,5 +92,9 @@ def _settings(run: Recorded) -> Iterator[tuple[str, str]]:
     """Key and value of what a layer or the command line has set, safe in a table."""
     for path, value in run.values.of.items():
         if path[0] in TOLD and not is_default(run.values.origin(path) or ""):
-            text = escape_control(yaml_word(value)).replace("|", "\\|").replace("`", "'")
-            yield dotted(path), f"`{text}`"
+            yield dotted(path), _code(yaml_word(value))
+
+
+def _code(text: str) -> str:
+    """A text as code of Markdown, safe in a table."""
+    return "`" + escape_control(text).replace("|", "\\|").replace("`", "'") + "`"

@@ -243,6 +243,16 @@ class RunDirectory:
             raise _not_writable(self.path / RESUMES, error) from None
         self.write_text(RESUMES, earlier + json.dumps(entry) + "\n")
 
+    def changes_on_resume(self) -> list[tuple[int, dict[str, Any]]]:
+        """(the step, key → its value from then on) each time that the run was resumed with other
+        settings."""
+        changed = []
+        for entry in self.read_resumes():
+            with suppress(KeyError, TypeError, ValueError):
+                values = {str(change["key"]): change["now"] for change in entry["changes"]}
+                changed += [(int(entry["step"]), values)] if values else []
+        return changed
+
     def read_resumes(self) -> list[dict[str, Any]]:
         """The entries written each time that the run was resumed, as far as they can be read."""
         entries = []

@@ -115,6 +115,16 @@ def test_a_card_is_shown_without_pushing_it(rlcli, tmp_path):
     assert (head["library_name"], head["tags"][0]) == ("transformers", "rlcli")
 
 
+def test_a_card_says_with_what_a_run_was_continued(rlcli, tmp_path):
+    run = trained_run(tmp_path / "run")
+    changes = [{"key": "train.steps", "before": 2, "now": 4}]
+    entries = [{"step": 1, "changes": []}, {"step": 2, "changes": changes}, {"step": "?"}]
+    (run / "resumes.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    _, out, _ = rlcli("push", "run", "--to", "me/sums", "--dry-run")
+    continued = [line for line in out.splitlines() if line.startswith("It was continued")]
+    assert continued == ["It was continued after step 2 with `train.steps=4`."]
+
+
 def test_only_runs_are_pushed_and_only_to_valid_names(rlcli, tmp_path):
     trained_run(tmp_path / "run")
     assert rlcli("push", "run", "--to", "sums")[0] == 2

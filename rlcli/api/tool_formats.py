@@ -24,6 +24,7 @@ from typing import Any
 from rlcli.api.chat_template import DAY, conversation_text, name_of, shared_length, template_of
 from rlcli.api.peer_json import check_depth
 from rlcli.api.special_tokens import unmarked
+from rlcli.api.tool_schema import allows
 from rlcli.errors import ModelError, UsageError
 
 Schema = Mapping[str, Any]
@@ -389,9 +390,9 @@ def _add(arguments: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _typed(value: str, schema: Mapping[str, Any] | None) -> Any:
-    """A value that was written as a text: of its type in the schema; without a type, JSON where it
-    is, otherwise the text."""
-    if schema is not None and schema.get("type") == "string":
+    """A value that was written as a text: of a type that the schema allows. Where it allows both,
+    or neither, it is JSON if it can be read as that, otherwise the text."""
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
         return value
     spelt = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value)
     try:
@@ -399,7 +400,8 @@ def _typed(value: str, schema: Mapping[str, Any] | None) -> Any:
         _check(typed)
     except (ValueError, RecursionError):
         return value
-    return typed
+    is_text = allows(schema, value) and not allows(schema, typed)
+    return value if is_text else typed
 
 
 def _check(value: Any) -> None:

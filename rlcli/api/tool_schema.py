@@ -133,6 +133,12 @@ def check_arguments(schema: Schema | Callable[..., Any], arguments: Any) -> list
     return problems[:MOST_PROBLEMS]
 
 
+def allows(schema: Any, value: Any) -> bool:
+    """Whether a value fits the schema of an argument, as `check_arguments` decides it. Where there
+    is no schema, anything does."""
+    return not _problems(schema, value, "")
+
+
 def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter]:
     """Those of a method without its `self`."""
     parameters = list(inspect.signature(method).parameters.values())

@@ -190,6 +190,39 @@ def test_calls_are_read(name, text, calls):
         assert parsed.text == text
 
 
+NULL_OR_TEXT = [{"type": "null"}, {"type": "string"}]
+TYPED = [
+    ({"anyOf": NULL_OR_TEXT}, "12345", "12345"),
+    ({"anyOf": NULL_OR_TEXT}, "True", "True"),
+    ({"anyOf": NULL_OR_TEXT}, "None", None),
+    ({"type": ["string", "null"]}, "12345", "12345"),
+    ({"type": ["boolean", "string"]}, "12345", "12345"),
+    ({"type": ["boolean", "string"]}, "True", True),
+    ({"type": ["integer", "string"]}, "12345", 12345),
+    ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, "[1]", "[1]"),
+    ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, '["1"]',
+     ["1"]),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({"enum": [1, 2]}, "1", 1),
+    ({"type": "string", "nullable": True}, "12345", "12345"),
+    ({"type": "boolean"}, "12345", 12345),
+    ({}, "12345", 12345),
+    (True, "12345", 12345),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "text", "value"), TYPED)
+def test_a_text_that_looks_like_json_is_of_a_type_that_its_schema_allows(schema, text, value):
+    parameters = {"type": "object", "properties": {"zip": schema}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    xml = f"<function=look><parameter=zip>{text}</parameter></function>"
+    glm = f"look<arg_key>zip</arg_key><arg_value>{text}</arg_value>"
+    for name, written in (("xml", xml), ("glm", glm)):
+        (call,) = ToolFormat(name, [tool]).parse(f"<tool_call>{written}</tool_call>").calls
+        assert call.arguments == {"zip": value}
+        assert type(call.arguments["zip"]) is type(value)
+
+
 PROBLEMS = [
     ("hermes", "<tool_call>", "it is not valid JSON"),
     ("hermes", "<tool_call>{'name': 'add'}</tool_call>", "it is not valid JSON"),

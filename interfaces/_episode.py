@@ -212,11 +212,13 @@ class Episode:
         text = torch.tensor(self.ids, dtype=torch.int64) if self.turns else self.prompt
         seed = stable_seed(self.seed, len(self.turns)) if self.turns else self.seed
         response, spans = yield PolicyTurn(text, seed)
+        in_reasoning = self.conversation.in_reasoning
         words = self.conversation.append_sampled(response.tokens.tolist())
         self.turns.append(SampledTurn(response, spans))
         self.rewards.append(0.0)
-        parsed = self.rules.tool_format.parse(words) if self._has_tools else None
-        stop = None
+        parsed = stop = None
+        if self._has_tools:
+            parsed = self.rules.tool_format.parse(words, in_reasoning=in_reasoning)
         if parsed is not None and (parsed.has_calls or not is_game(self.rules.environment)):
             observed = yield from self._call_tools(parsed)
         else:

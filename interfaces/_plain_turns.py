@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcli.api.special_tokens import as_content, tokens_of
+from rlcli.api.tool_formats import opens_reasoning
 from rlcli.api.turns import Extension, Message, TokenRow
+
+LONGEST_OPENING = 32
+"""Tokens at the end of a text that may open reasoning: `<think>`, and blanks after it."""
 
 
 class PlainTurns:
@@ -23,10 +27,15 @@ class PlainTurns:
         """The tokens that the model continues."""
         return self.rows[0].ids
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the model continues reasoning that the text has opened."""
+        return opens_reasoning(self._decoded(self.ids[-LONGEST_OPENING:]))
+
     def append_sampled(self, ids: Sequence[int]) -> str:
         """A turn as it was sampled. Returns its text without special tokens."""
         self.rows[0].append_turn(ids)
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._decoded(ids)
 
     def append_messages(
         self, messages: Sequence[Message], turn: Message | None = None
@@ -39,3 +48,6 @@ class PlainTurns:
         (ids,) = tokens_of(self._tokenizer, [as_content(self._tokenizer, "".join(texts))])
         self.ids.extend(ids)
         return Extension(ids)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -82,11 +82,12 @@ class ToolFormat:
     tools: Sequence[Schema] = ()
     """Schemas of the tools: formats that write a value as a text need its type."""
 
-    def parse(self, text: str) -> Parsed:
+    def parse(self, text: str, *, in_reasoning: bool = False) -> Parsed:
         """Read a turn, decoded with special tokens and without the one that ended it. Calls in its
-        reasoning do not count."""
+        reasoning do not count. `in_reasoning`: whether it begins inside of that, see
+        `opens_reasoning`."""
         text = text.encode("utf-8", "replace").decode()
-        start = _end_of_reasoning(text[:LONGEST])
+        start = _end_of_reasoning(text[:LONGEST], in_reasoning)
         reader = _Reader(text[:LONGEST], start, _types_of(self.tools))
         reader.read(FORMATS[self.name])
         if len(text) > LONGEST:
@@ -133,6 +134,12 @@ def writes_tools(tokenizer: Any) -> bool:
     except ModelError:
         return False
     return PROBE.name in unmarked(text)
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Whether the turn after a prompt begins inside of its reasoning: some templates write the
+    `<think>` themselves."""
+    return prompt.rstrip().endswith("<think>")
 
 
 def call_id(number: int) -> str:
@@ -200,12 +207,12 @@ def _types_of(tools: Sequence[Schema]) -> dict[str, Mapping[str, Any]]:
     return types
 
 
-def _end_of_reasoning(text: str) -> int:
+def _end_of_reasoning(text: str, in_reasoning: bool) -> int:
     """Where the answer starts in a turn: behind its reasoning; at its end if that never ends."""
     end = text.rfind("</think>")
     if end >= 0:
         return end + len("</think>")
-    return len(text) if text.lstrip().startswith("<think>") else 0
+    return len(text) if in_reasoning or text.lstrip().startswith("<think>") else 0
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rlcli.api.chat_template import DAY, conversation_text, name_of, shared_length
 from rlcli.api.special_tokens import MARK, as_content, tokens_of, unmarked
-from rlcli.api.tool_formats import PROBE, Parsed, call_id
+from rlcli.api.tool_formats import PROBE, Parsed, call_id, opens_reasoning
 from rlcli.errors import ModelError
 
 Message = Mapping[str, Any]
@@ -94,6 +94,11 @@ class Conversation:
     def forks(self) -> int:
         """How many times the template rewrote earlier turns."""
         return len(self.rows) - 1
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the model continues reasoning that the template has opened."""
+        return opens_reasoning(self._text)
 
     def append_sampled(self, ids: Sequence[int]) -> str:
         """A turn as it was sampled, with the token that ended it if one did. Returns its text

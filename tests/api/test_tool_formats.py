@@ -24,6 +24,7 @@ from rlcli.api.tool_formats import (
     ToolCall,
     ToolFormat,
     call_id,
+    opens_reasoning,
     tool_format,
 )
 from rlcli.api.tool_schema import tool_schema
@@ -221,6 +222,29 @@ def test_a_text_that_looks_like_json_is_of_a_type_that_its_schema_allows(schema,
         (call,) = ToolFormat(name, [tool]).parse(f"<tool_call>{written}</tool_call>").calls
         assert call.arguments == {"zip": value}
         assert type(call.arguments["zip"]) is type(value)
+
+
+def test_calls_in_reasoning_that_the_prompt_has_opened_do_not_count():
+    good = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    form = ToolFormat("hermes")
+    unfinished = form.parse(f"Perhaps {good}", in_reasoning=True)
+    assert unfinished == Parsed(f"Perhaps {good}")
+    assert form.parse(f"{good}<tool_call>{{", in_reasoning=True).problems == ()
+    assert form.parse(f"Perhaps {good}</think>{good}", in_reasoning=True).calls == (ADD,)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opens"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("What does <think> mean?\n<|im_start|>assistant\n", False),
+        ("", False),
+    ],
+)
+def test_a_prompt_may_open_the_reasoning_of_the_turn_after_it(prompt, opens):
+    assert opens_reasoning(prompt) is opens
 
 
 PROBLEMS = [

@@ -22,8 +22,9 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.environment import schemas_of
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.model import FinishedResponse, MicroBatchSpec
-from rlcli.api.tool_formats import AUTO, FORMATS, Parsed, ToolCall, tool_format
+from rlcli.api.tool_formats import AUTO, FORMATS, Parsed, ToolCall, opens_reasoning, tool_format
 from rlcli.errors import ModelError, ProjectError, UsageError
+from rlcli.interfaces._plain_turns import PlainTurns
 from rlcli.interfaces.environments.calculator import Calculator
 from rlcli.interfaces.episodes import EpisodesInterface
 from rlcli.testing.tiny_engine import TinyStream, tiny_model
@@ -120,6 +121,34 @@ def test_a_policy_calls_tools_in_the_format_of_its_template():
     assert script.tokenizer.decode(script.read[1]) == before
     assert numbers(output) == {"turns": 2, "tool_calls": 1}
     assert output.data["seq_no_eos_mask"].tolist() == [False]
+
+
+CALL_IN_XML = (
+    "<tool_call>\n<function=calculate>\n<parameter=expression>\n1+1\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    ("texts", "counts"),
+    [
+        ([f"Perhaps {CALL_IN_XML}"], {"turns": 1}),
+        ([f"So\n</think>\n\n{CALL_IN_XML}", "It is 2."], {"turns": 2, "tool_calls": 1}),
+        ([f"So\n</think>\n\n{CALL_IN_XML}", CALL_IN_XML], {"turns": 2, "tool_calls": 1}),
+    ],
+)
+def test_a_call_in_reasoning_that_the_template_has_opened_is_not_made(texts, counts):
+    output, script = played(texts, public_templates()["qwen3_5_think"])
+    assert all(script.tokenizer.decode(ids).endswith("<think>\n") for ids in script.read)
+    assert numbers(output) == counts
+
+
+def test_a_text_without_a_template_may_open_reasoning_too():
+    tokenizer = byte_level(HERMES)
+    turns = PlainTurns(tokenizer, sampled(tokenizer, "How much is 12+7?\n<think>\n"))
+    assert turns.in_reasoning
+    turns.append_sampled(sampled(tokenizer, "So</think>"))
+    assert not turns.in_reasoning
 
 
 def test_a_template_that_says_nothing_of_tools_is_warned_about(caplog):
@@ -300,7 +329,9 @@ def a_call(template):
         if tool_format(tokenizer, AUTO, TOOLS).name != "json":
             text = written_turn(tokenizer, QUESTION, turn, TOOLS)
             return text.removesuffix(closing(tokenizer)), AUTO
-    return json.dumps({"name": "calculate", "arguments": arguments}), "json"
+    prompt = conversation_text(tokenizer, QUESTION, add_generation_prompt=True, day=DAY)
+    before = "</think>" if opens_reasoning(prompt) else ""
+    return before + json.dumps({"name": "calculate", "arguments": arguments}), "json"
 
 
 def trained_tokens(output):

@@ -83,6 +83,7 @@ class HFRewardInterface(ModelInterface):
     before: list[int] = field(init=False, default_factory=list, repr=False)
     after: list[int] = field(init=False, default_factory=list, repr=False)
     """The special tokens of the classifier around a text."""
+    padding: int = field(init=False, default=0, repr=False)
     limit: int = field(init=False, default=0, repr=False)
     has_warned: bool = field(init=False, default=False, repr=False)
 
@@ -128,10 +129,14 @@ class HFRewardInterface(ModelInterface):
             raise ModelError(
                 f"cannot load the reward classifier {self.path}: {problem}"
             ) from problem
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        if classifier.config.pad_token_id is None:
-            classifier.config.pad_token_id = self.tokenizer.pad_token_id
+        # a classifier finds the end of a text as the last token that is not its config's padding
+        padding = _padding_token(classifier, self.tokenizer)
+        if padding is None:
+            raise ModelError(
+                f"{self.path} has no padding token, nor one that ends a text",
+                hint="set pad_token in its tokenizer_config.json",
+            )
+        self.padding = classifier.config.get_text_config().pad_token_id = padding
         names = classifier.config.label2id
         if isinstance(self.label, str) and self.label not in names:
             raise ModelError(
@@ -145,12 +150,12 @@ class HFRewardInterface(ModelInterface):
                 f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}"
             )
         self.before, self.after = _surroundings(self.tokenizer)
-        self.limit = self._most_tokens(classifier.config)
+        self.limit = self._most_tokens(classifier)
         self.classifier = classifier.to(device).eval()
 
-    def _most_tokens(self, config: Any) -> int:
+    def _most_tokens(self, classifier: Any) -> int:
         """The smallest of `max_length`, the classifier's positions and its tokenizer's limit."""
-        positions = getattr(config, "max_position_embeddings", None) or self.max_length
+        positions = _positions(classifier) or self.max_length
         limit = min(self.max_length, positions, self.tokenizer.model_max_length)
         special = len(self.before) + len(self.after)
         if limit <= special:
@@ -204,7 +209,7 @@ class HFRewardInterface(ModelInterface):
         input_ids = pad_sequence(
             sequences,
             batch_first=True,
-            padding_value=self.tokenizer.pad_token_id,
+            padding_value=self.padding,
             padding_side=side,
         ).to(device)
         attention_mask = pad_sequence(masks, batch_first=True, padding_side=side).to(device)
@@ -223,6 +228,30 @@ class HFRewardInterface(ModelInterface):
     def _within_limit(self, ids: list[int]) -> list[int]:
         room = self.limit - len(self.before) - len(self.after)
         return ids[-room:] if self.overlong == "truncate_left" else ids[:room]
+
+
+def _padding_token(classifier: Any, tokenizer: Any) -> int | None:
+    """The classifier's own, with which a text in a batch is scored as it is alone; without one,
+    its tokenizer's."""
+    padding = classifier.config.get_text_config().pad_token_id
+    if padding is None or padding < 0:  # some configs say -1 for none
+        padding = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if padding is None else padding
+
+
+def _positions(classifier: Any) -> int | None:
+    """How many tokens its positions suffice for, if it has a limit. Those of RoBERTa and its like
+    begin behind the index that stands for padding."""
+    positions = getattr(classifier.config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    skipped = [
+        module.padding_idx + 1
+        for name, module in classifier.named_modules()
+        if name.endswith(".position_embeddings")
+        and getattr(module, "padding_idx", None) is not None
+    ]
+    return int(positions) - max(skipped, default=0)
 
 
 def _surroundings(tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -14,6 +14,8 @@ from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from rlcli.api.data import SequenceSample
@@ -53,7 +55,20 @@ def bert(labels=3):
     return BertForSequenceClassification(config)
 
 
-def llama():
+def roberta(padding=0):
+    config = RobertaConfig(
+        vocab_size=12,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        pad_token_id=padding,
+    )
+    return RobertaForSequenceClassification(config)
+
+
+def llama(padding=None):
     config = LlamaConfig(
         vocab_size=len(WORDS),
         hidden_size=16,
@@ -63,14 +78,15 @@ def llama():
         intermediate_size=16,
         max_position_embeddings=64,
         num_labels=1,
+        pad_token_id=padding,
     )
     return LlamaForSequenceClassification(config)
 
 
-def saved(folder, make, words=WORDS):
+def saved(folder, make, words=WORDS, padding="[PAD]"):
     torch.manual_seed(0)
     make().save_pretrained(folder)
-    special = {"pad_token": "[PAD]"} if make is not llama else {}
+    special = {"pad_token": padding} if padding and make is not llama else {}
     word_tokenizer(words, unk_token="[UNK]", eos_token="[EOS]", **special).save_pretrained(folder)
     return str(folder)
 
@@ -149,12 +165,25 @@ FULL = [f"{p} {r.removesuffix(' <eos>')}" for p, r in TEXTS]
 RESPONSES = [r.removesuffix(" <eos>") for _, r in TEXTS]
 
 
-@pytest.mark.parametrize("make", [bert, llama])
+@pytest.mark.parametrize("make", [bert, roberta, llama])
 def test_rewards_equal_the_scores_of_transformers(tmp_path, role, data, make):
     path = saved(tmp_path, make)
     out = HFRewardInterface(path=path, batch_size=3).inference(role, data, MicroBatchSpec())
     assert out.seqlens["rewards"] == [[1, 1], [1], [1]]
     assert out.data["rewards"].dtype == torch.float32
+    torch.testing.assert_close(out.data["rewards"], direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
+
+
+PADDING = [("[PAD]", 1), ("[PAD]", -1), ("[PAD]", None), ("[EOS]", 0), (None, 0), (None, None)]
+
+
+@pytest.mark.parametrize(("of_tokenizer", "of_classifier"), PADDING)
+def test_a_score_does_not_depend_on_the_other_texts(
+    tmp_path, role, data, of_tokenizer, of_classifier
+):
+    """Whichever padding the classifier and its tokenizer name."""
+    path = saved(tmp_path, lambda: llama(of_classifier), padding=of_tokenizer)
+    out = HFRewardInterface(path=path, batch_size=4).inference(role, data, MicroBatchSpec())
     torch.testing.assert_close(out.data["rewards"], direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
 
 
@@ -263,15 +292,20 @@ def test_a_long_text_is_an_error_on_request(tmp_path, role, data):
         HFRewardInterface(path="x", overlong="drop")
 
 
-def test_a_text_is_truncated_to_the_positions_of_the_classifier(tmp_path, role):
-    path = saved(tmp_path, bert)  # 64 positions; the default max_length is 512
+@pytest.mark.parametrize(
+    ("make", "positions"), [(bert, 64), (roberta, 63), (lambda: roberta(padding=1), 62)]
+)
+def test_a_text_is_truncated_to_the_positions_of_the_classifier(tmp_path, role, make, positions):
+    """The default of max_length is 512. RoBERTa's positions begin behind that of padding."""
+    path = saved(tmp_path, make)
     tokens = torch.tensor([1, 2] * 40)
     long = SequenceSample(
         ids=["a"], seqlens={"packed_input_ids": [[80]]}, data={"packed_input_ids": tokens}
     )
     out = HFRewardInterface(path=path).inference(role, long, MicroBatchSpec())
+    last = " ".join((["so", "film"] * 40)[-positions:])
     torch.testing.assert_close(
-        out.data["rewards"], direct(path, ["so film " * 32])[:, -1], atol=1e-5, rtol=1e-5
+        out.data["rewards"], direct(path, [last])[:, -1], atol=1e-5, rtol=1e-5
     )
     assert out.metadata["truncated"] == [1.0]
 
@@ -287,6 +321,16 @@ def test_unusable_models_and_settings_are_refused(tmp_path, role, data):
         HFRewardInterface(path=path, label=3).inference(role, data, MicroBatchSpec())
     with pytest.raises(ValueError, match="one of logit, prob, logprob"):
         HFRewardInterface(path=path, output="score")
+
+
+def test_a_classifier_without_any_padding_is_refused(tmp_path, role, data):
+    path = saved(tmp_path, llama)
+    word_tokenizer(WORDS, unk_token="[UNK]").save_pretrained(path)
+    config = Path(path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pad_token_id": None}))
+    with pytest.raises(ModelError, match="has no padding token") as refused:
+        HFRewardInterface(path=path).inference(role, data, MicroBatchSpec())
+    assert "pad_token" in refused.value.hint
 
 
 def test_a_classifier_that_would_run_its_own_code_is_refused(tmp_path, role, data):

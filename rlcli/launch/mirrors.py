@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from rlcli.files import make_folder, open_private
 from rlcli.launch.children import run_environment
-from rlcli.processes import ended_how
+from rlcli.processes import ended_how, start_time
 
 if TYPE_CHECKING:
     from rlcli.observe.display import Display
@@ -34,6 +34,8 @@ NOTED_AFTER = 3.0
 """Seconds of waiting at the end of a run after which that is said."""
 MARGIN = 2.0
 """Seconds that a mirror may take longer than END_WITHIN, in which the kernel ends it."""
+LOOK_SECONDS = 0.05
+"""Seconds between two checks for the exit code of a mirror that writes nothing more."""
 
 
 class Mirrors:
@@ -91,6 +93,8 @@ class MirrorProcess:
         self._reason: str | None = None
         """Why it has given up."""
         self._has_warned = False
+        self._reaping = threading.Lock()
+        """Held while its group is ended or it is reaped: afterwards its number may be another's."""
         make_folder(folder / "trackers")
         log = open_private(folder / "trackers" / f"{name}.log", os.O_WRONLY | os.O_APPEND)
         module = "rlcli.observe.trackers.mirror_process"
@@ -123,9 +127,15 @@ class MirrorProcess:
 
     def kill(self) -> None:
         """End it, and what its library has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with self._reaping:
+            if self._process.returncode is None:
+                self._end_group()
         self._listener.join()
+
+    def _end_group(self) -> None:
+        # macOS refuses a signal to a group of which only an exit code is left
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self) -> None:
         """Warn once, if it hangs or fails."""
@@ -144,10 +154,18 @@ class MirrorProcess:
             for line in lines:
                 self._take(line.decode(errors="replace"))
         self._process.stdout.close()
-        if code := self._process.wait():
+        if code := self._exit_code():
             late = f"it has not finished within {END_WITHIN:g} s"
             ended = late if code == -signal.SIGALRM else ended_how(code)
             self._warn_once(self._reason or ended)
+
+    def _exit_code(self) -> int:
+        """Wait for its end, and end what its library has left behind."""
+        while start_time(self._process.pid) is not None:
+            time.sleep(LOOK_SECONDS)
+        with self._reaping:
+            self._end_group()
+            return self._process.wait()
 
     def _take(self, line: str) -> None:
         self._is_busy = line == "busy"

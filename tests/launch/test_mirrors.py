@@ -18,6 +18,7 @@ from tracked_runs import add_steps, make_run, numbers_of, tensorboard_scalars
 from rlcli.launch import mirrors
 from rlcli.launch.mirrors import MirrorProcess, Mirrors
 from rlcli.observe.metrics import read_metrics
+from rlcli.processes import start_time
 
 HOME = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(420)
@@ -155,6 +156,24 @@ def test_a_mirror_outlives_a_run_that_is_killed_and_has_its_last_lines(tmp_path)
         process.kill()
     until(lambda: record_of(run.path)["closed"])
     assert_complete(run.path)
+
+
+def test_a_mirror_that_ended_long_ago_leaves_nothing_behind_and_gets_no_signal(
+    tmp_path, monkeypatch
+):
+    """Its number may belong to another program by then."""
+    program = tmp_path / "leaves_a_process_behind"
+    program.write_text("#!/bin/sh\nsleep 600 >&2 &\necho $! >&2\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    started = MirrorProcess(tmp_path, "tensorboard", Words().warning)
+    until(lambda: not started.is_running)
+    left_behind = int((tmp_path / "trackers" / "tensorboard.log").read_text())
+    until(lambda: start_time(left_behind) is None, 30.0)
+    signals = []
+    monkeypatch.setattr(os, "killpg", lambda *arguments: signals.append(arguments))
+    started.kill()
+    assert signals == []
 
 
 def test_no_word_of_a_run_or_its_secrets_is_an_argument_of_a_mirror(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ heartbeats that say which ranks have ended, and how; it exits when it has lost t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -208,8 +209,6 @@ def _meet_in(store: Store, node: int, nodes: int) -> None:
 def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
     """Report each rank that has ended, including with exit code 0, which torchrun does not report,
     and the members. Record how much memory each has `used`."""
-    import psutil
-
     seen, gone, members_known, restarted = (
         set[int](),
         set[int](),
@@ -218,11 +217,7 @@ def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
     )
     while True:
         time.sleep(LOOK_SECONDS)
-        alive = {
-            process.pid
-            for process in psutil.Process().children()
-            if process.status() != psutil.STATUS_ZOMBIE
-        }
+        alive = _living_children()
         seen |= alive
         used.update({pid: max(memory_in_use(pid), used.get(pid, 0)) for pid in alive})
         if seen - alive != gone:
@@ -237,6 +232,18 @@ def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
         if deaths := members.deaths():
             names = ", ".join(f"{death.group}{death.index} {death}" for death in deaths)
             pulse.tell(failure=f"{names}, {REPLACEMENTS + 1} times")
+
+
+def _living_children() -> set[int]:
+    """The numbers of this process's children that have not ended."""
+    import psutil
+
+    alive = set[int]()
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # another thread may have reaped it just now
+            if process.status() != psutil.STATUS_ZOMBIE:
+                alive.add(process.pid)
+    return alive
 
 
 def _records(members: Members) -> dict[str, tuple[int, float | None]]:

@@ -1,7 +1,10 @@
 """How an agent differs from torchrun: other ranks are ended at once,
 and agents meet in the run's store."""
 
+import os
 import signal
+import subprocess
+import sys
 from unittest import mock
 
 import psutil
@@ -66,6 +69,15 @@ def test_torchrun_parses_the_arguments_of_an_agent(tmp_path):
     )
     assert config.rdzv_backend == "rlcli"
     assert arguments[-1] == str(tmp_path)
+
+
+def test_a_child_that_is_reaped_while_children_are_checked_has_ended():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    reaped = psutil.Process(child.pid)
+    child.wait()
+    children = [reaped, psutil.Process()]
+    with mock.patch.object(psutil.Process, "children", return_value=children):
+        assert node._living_children() == {os.getpid()}
 
 
 def test_out_of_memory_kills_are_read_from_the_control_group(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -23,6 +24,8 @@ from rlcli.processes import STOP_SIGNALS, die_with_parent, ended_how
 from rlcli.project import VARIABLE, current_project
 from rlcli.server_slot import ServerSlot
 from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, Group, process_folder
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks of which processes are alive."""
@@ -132,7 +135,10 @@ class Members:
         before = self._processes.get(who)
         last_exit = {LAST_EXIT: str(before.returncode)} if before is not None else {}
         environment = {**self._environment, **group.environment, **last_exit}
-        self._processes[who] = start_child(command, self.log(*who), environment, self._folder)
+        process = start_child(command, self.log(*who), environment, self._folder)
+        if before is not None and who not in self._slots:
+            self._restarts.append(Restart(*who, ended_how(before.returncode)))
+        self._processes[who] = process
 
     def log(self, group: str, index: int) -> Path:
         """The log of a process."""
@@ -160,9 +166,11 @@ class Members:
     def _replace(self, who: tuple[str, int]) -> None:
         if self._replaced[who] < REPLACEMENTS:
             self._replaced[who] += 1
-            if who not in self._slots:
-                self._restarts.append(Restart(*who, ended_how(self._processes[who].returncode)))
-            self._start(who)
+            try:
+                self._start(who)
+            except (OSError, subprocess.SubprocessError) as error:
+                # counts like a death of the new process: the next check finds the old one ended
+                log.warning("%s%d cannot be started again: %s", *who, error)
             return
         group = self._commands[who][0]
         death = Death(*who, group.nodes[who[1]], self._processes[who].returncode)

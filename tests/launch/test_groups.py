@@ -1,6 +1,7 @@
 """Servers and pools of a run: started, noticed when they die, replaced, given up, and ended with
 what they started."""
 
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from rlcli.launch.children import Members, run_environment
 from rlcli.launch.inline import check_members
 from rlcli.launch.launcher import Death, Restart
 from rlcli.server_slot import LOST, PORT, ServerSlot
-from rlcli.topology.groups import RANKS, Group, process_folder
+from rlcli.topology.groups import GIVEN_UP, RANKS, Group, process_folder
 
 SERVER = Group("files", "server", (0, 1, 0), environment={"RLCLI_TEST": "here"})
 POOL = Group("pool", "pool", (0,), (sys.executable, "-c", "import time; time.sleep(1000)"))
@@ -122,6 +123,49 @@ def test_a_dead_pool_process_is_replaced_until_it_has_died_too_often(members, mo
         check_members(members)
     assert (caught.value.code, caught.value.where) == ("F01", "pool0")
     assert str(death) == "was killed by SIGKILL (out of memory?)"
+
+
+@pytest.fixture
+def full_machine(monkeypatch):
+    """Lets so many starts of processes fail."""
+    start_child = children.start_child
+
+    def fail(times):
+        failures = iter(range(times))
+
+        def start(*arguments):
+            if next(failures, None) is not None:
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return start_child(*arguments)
+
+        monkeypatch.setattr(children, "start_child", start)
+
+    monkeypatch.setattr(children, "LOOK_SECONDS", 0.05)
+    return fail
+
+
+def test_a_replacement_that_cannot_be_started_is_tried_again(members, full_machine, caplog):
+    members.start([POOL], node=0)
+    first = members.pids()["pool", 0]
+    full_machine(2)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: members.pids()["pool", 0] != first)
+    assert members.new_restarts() == [Restart("pool", 0, "was killed by SIGKILL (out of memory?)")]
+    assert members.deaths() == []
+    reason = f"[Errno {errno.EAGAIN}] {os.strerror(errno.EAGAIN)}"
+    assert caplog.messages == [f"pool0 cannot be started again: {reason}"] * 2
+
+
+def test_replacements_that_cannot_be_started_are_given_up(members, full_machine, tmp_path):
+    members.start([POOL, Group("other", "pool", (0,), POOL.command)], node=0)
+    full_machine(children.REPLACEMENTS)
+    os.kill(members.pids()["pool", 0], signal.SIGKILL)
+    assert wait_for(members.deaths) == [Death("pool", 0, 0, -signal.SIGKILL)]
+    given_up = process_folder(tmp_path, "pool", "pool", 0) / GIVEN_UP
+    wait_for(given_up.exists)
+    assert members.new_restarts() == []
+    os.kill(members.pids()["other", 0], signal.SIGKILL)
+    assert wait_for(members.new_restarts)[0].group == "other"
 
 
 def test_a_pool_process_that_cannot_start_logs_the_reason(members, tmp_path, monkeypatch):

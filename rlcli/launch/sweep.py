@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -94,6 +95,10 @@ class Local:
     _busy: dict[int, tuple[SweepRun, subprocess.Popen[bytes]]] = field(default_factory=dict)
     """Slot → the run in it."""
     _stopped_by: int | None = None
+    _is_starting: bool = False
+    """Whether a run is being started that is not in its slot yet."""
+    _unsent: deque[int] = field(default_factory=deque)
+    """Stop signals that the runs in progress have not been sent yet."""
 
     def run(self) -> int:
         """Run everything that is not done yet. Returns the exit code: 0 if all are done, else that
@@ -133,6 +138,7 @@ class Local:
 
     def _start(self, slot: int, run: SweepRun) -> None:
         log = private_file(self.folder / f"{run.name}.log", os.O_APPEND)
+        self._is_starting = True
         try:
             process = subprocess.Popen(
                 own_command(self._arguments(run)),
@@ -144,9 +150,11 @@ class Local:
                 process_group=0,
                 preexec_fn=functools.partial(_end_with, os.getpid()),
             )
+            self._busy[slot] = run, process
         finally:
+            self._is_starting = False
             os.close(log)
-        self._busy[slot] = run, process
+        self._send_signals()
 
     def _arguments(self, run: SweepRun) -> list[str]:
         """The arguments that start the run, or resume it if it has begun."""
@@ -199,8 +207,9 @@ class Local:
                     f"{signal.Signals(number).name}: the active runs finish their step and save"
                 )
             self._stopped_by = number
-            for _, process in self._busy.values():
-                process.send_signal(number)
+            self._unsent.append(number)
+            if not self._is_starting:
+                self._send_signals()
 
         before = {number: signal.signal(number, forward) for number in heeded()}
         try:
@@ -208,6 +217,12 @@ class Local:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _send_signals(self) -> None:
+        while self._unsent:
+            number = self._unsent.popleft()
+            for _, process in self._busy.values():
+                process.send_signal(number)
 
 
 def check_all(sweep: Sweep) -> None:

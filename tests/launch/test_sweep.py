@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -91,6 +92,33 @@ def test_ctrl_c_saves_the_current_run_and_starts_no_further_run(project):
     first, second = json.loads(out)["runs"]
     assert (first["state"], "state" in second) == ("stopped", False)
     assert not (project / "runs/s/2-seed-2").exists()
+
+
+def test_ctrl_c_while_a_run_is_being_started_stops_that_run_too(sweep, tmp_path, monkeypatch):
+    ready = tmp_path / "ready"
+    program = 'trap "exit 130" INT; touch "$0"; while :; do sleep 0.05; done'
+    monkeypatch.setattr(
+        "rlcli.launch.sweep.own_command", lambda arguments: ["sh", "-c", program, str(ready)]
+    )
+    started = []
+
+    def start_and_interrupt(*arguments, start=subprocess.Popen, **options):
+        started.append(start(*arguments, **options))
+        deadline = time.monotonic() + 60
+        while not ready.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_interrupt)
+    stop = threading.Timer(60, lambda: started[0].kill())  # a run that nobody stops
+    stop.start()
+    local = Local(sweep, tmp_path, [{}, {}], print)
+    assert local.run() == 130
+    stop.cancel()
+    assert local.exit_codes == {"1-seed-1": 130}
+    assert len(started) == 1
 
 
 @pytest.fixture

@@ -42,6 +42,16 @@ class OwnedFolder:
             self._lock = None
 
 
+@contextlib.contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """A fresh folder next to other temporary ones, from which those of dead processes are removed
+    first; `name` is a part of its own name. Raises OSError if it cannot be created."""
+    parent = Path(tempfile.gettempdir())
+    remove_abandoned(parent)
+    with contextlib.closing(OwnedFolder(parent, name)) as folder:
+        yield folder.path
+
+
 def remove_abandoned(parent: Path) -> None:
     """Remove the folders of dead processes: those of this user and this machine, with a lock that
     nobody holds any more."""

@@ -6,11 +6,12 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from rlcli.owned_folder import LOCK, OwnedFolder, remove_abandoned
+from rlcli.owned_folder import LOCK, OwnedFolder, remove_abandoned, temporary_folder
 
 OWNER = """
 import sys, time
@@ -54,6 +55,18 @@ def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_is_n
     process.wait()
     remove_abandoned(tmp_path)
     assert not folder.exists()
+
+
+def test_a_temporary_folder_is_made_after_abandoned_ones_are_removed(owner, tmp_path, monkeypatch):
+    process, _ = owner
+    process.kill()
+    process.wait()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_folder("model-") as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+        remove_abandoned(tmp_path)
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_that_only_look_like_one_are_kept(tmp_path):

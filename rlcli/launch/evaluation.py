@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
 from rlcli.launch.components import Component, read_component
 from rlcli.launch.playing import environment_argument, played_by, played_in
+from rlcli.owned_folder import temporary_folder
 from rlcli.project import check_run_not_planted
 from rlcli.spelling import nearest_name
 
@@ -150,8 +150,8 @@ def examine(resolved: Resolved, rows: int | None, shown: int) -> Evaluated:
 
     topology = plan_topology(resolved.recipe)
     with (
-        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder,
-        workers(resolved.recipe, topology, Path(folder)) as running,
+        temporary_folder("eval-") as folder,
+        workers(resolved.recipe, topology, folder) as running,
     ):
         return evaluate_alone(resolved.recipe, topology, running.transport, rows, shown)
 

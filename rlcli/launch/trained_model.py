@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.api.weight_files import PARTS
 from rlcli.errors import UsageError
 from rlcli.observe.run_search import named_folder
+from rlcli.owned_folder import temporary_folder
 from rlcli.recipe.files import HUB_ID
 
 
@@ -56,8 +56,8 @@ def trained_model(
         else f"{named}, {role_folder.role} of step {role_folder.step}"
     )
     run = path if (path / RESOLVED_RECIPE).is_file() else None
-    with tempfile.TemporaryDirectory(prefix="rlcli-model-") as home:
-        folder = _in_one_piece(role_folder.folder, Path(home, "model"))
+    with temporary_folder("model-") as home:
+        folder = _in_one_piece(role_folder.folder, home / "model")
         yield TrainedModel(str(folder), described, run, role_folder.role)
 
 

@@ -26,6 +26,8 @@ _EXPECTED = {
 }
 _OF_TYPE = re.compile(r"_(type|parsing|from_float|attributes_type|exact_type)$")
 """Which of pydantic's errors are about the type of a value."""
+_THOUSANDS = re.compile(r"\d+|[1-9]\d{0,2}(,\d{3})+", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"\d+,\d+", re.ASCII)
 _BOUNDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -114,15 +116,18 @@ def _type_hint(expected: str, node: Node) -> str | None:
         return "only true and false are booleans"
     if expected == "int" and isinstance(node.value, float) and node.value == int(node.value):
         return f"write {int(node.value)}"
-    if (
-        expected in ("int", "float")
-        and isinstance(node.value, str)
-        and word.replace("_", "").replace(",", "").isdigit()
-    ):
-        return f"write {word.replace('_', '').replace(',', '')}" + (
-            "" if node.plain else " without quotes"
-        )
+    number = _number_in(word) if expected in ("int", "float") else None
+    if number is not None and isinstance(node.value, str):
+        return f"write {number}" + ("" if node.plain else " without quotes")
     return None
+
+
+def _number_in(word: str) -> str | None:
+    """The number that is meant by digits with separators of thousands, or with a decimal comma."""
+    digits = word.replace("_", "")
+    if _THOUSANDS.fullmatch(digits):
+        return digits.replace(",", "")
+    return digits.replace(",", ".") if _DECIMAL_COMMA.fullmatch(digits) else None
 
 
 def path_hint(path: KeyPath, text: str) -> str | None:

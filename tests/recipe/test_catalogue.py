@@ -83,7 +83,8 @@ CASES = [
     ("R35", TOP + "train: {steps: 0}\n", "bad.yaml:2:16", "at least 1"),
     ("R37", TOP + "train: {steps: true}\n", "bad.yaml:2:16", "must be int, found bool"),
     ("R37", TOP + "train: {steps: 1_000}\n", "bad.yaml:2:16", "write 1000"),
-
+    ("R37", TOP + "train: {steps: '1,000'}\n", "bad.yaml:2:16", "write 1000 without quotes"),
+    ("R37", TOP + "launch: {step_deadline: '0,5'}\n", "bad.yaml:2:25", "write 0.5 without quotes"),
     ("R37", TOP + "launch: locla\n", "bad.yaml:2:9", "did you mean local?"),
     ("R37", TOP + "models: {actor: {scratch: 3}}\n", "bad.yaml:2:27", "a mapping"),
     ("R39", TOP + "train: {prompts_per_step: ~}\n", "bad.yaml:2:27", "required"),

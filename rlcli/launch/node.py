@@ -31,7 +31,7 @@ from rlcli.launch.interfaces import interface_of
 from rlcli.launch.launcher import Restart
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
 from rlcli.messaging.control import Control
-from rlcli.messaging.pulse import END, Pulse
+from rlcli.messaging.pulse import END, Pulse, is_answered
 from rlcli.open_files import raise_limit
 from rlcli.processes import STOP_SIGNALS, start_time
 from rlcli.runtime.worker_main import AGENT, MEETING, read_recipe
@@ -48,6 +48,9 @@ SHARED_MEETING = "meeting"
 BEGUN_WITHIN = 3600.0
 """Seconds that an agent started by hand waits for the first node;
 the recipe may run others first."""
+ANSWERED_WITHIN = 2.0
+"""Seconds for the master to answer an agent started by hand,
+before that looks for another master."""
 HEARD_WITHIN = 5.0
 """Seconds for the master to receive an agent's last report."""
 LOOK_SECONDS = 1.0
@@ -62,14 +65,14 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     collect_rarely()
     limit = raise_limit()
     meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
+    context = zmq.Context()
     try:
-        control = Control.wait_for(meeting, BEGUN_WITHIN)
+        control = _find_master(context, run_dir, meeting)
     except RlcliError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     recipe = read_recipe(run_dir)
     _prepare_environment(recipe)
-    context = zmq.Context()
     members = Members(run_dir, dict(os.environ))
     members.start(process_groups(recipe, plan_topology(recipe)), node)
     facts = {"host": socket.gethostname(), "started": start_time(os.getpid()), "open_files": limit}
@@ -112,6 +115,21 @@ def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: i
         "rlcli.runtime.worker_main",
         str(run_dir),
     ]
+
+
+def _find_master(context: zmq.Context[Any], run_dir: Path, meeting: Path) -> Control:
+    """Wait for the master. An agent that was started by hand may find what a killed master has
+    left; it waits for the next one, which replaces that. Raises HangError."""
+
+    def is_valid(control: Control) -> bool:
+        return is_answered(context, control, ANSWERED_WITHIN)
+
+    control = Control.wait_for(meeting, BEGUN_WITHIN)
+    if not read_recipe(run_dir).launch.by_hand or is_valid(control):
+        return control
+    waits = "the first node does not answer; waiting until it is started again"
+    print(f"rlcli: {waits}", file=sys.stderr, flush=True)
+    return Control.wait_for(meeting, BEGUN_WITHIN, is_valid)
 
 
 def _prepare_environment(recipe: Recipe) -> None:

@@ -15,6 +15,7 @@ import hmac
 import json
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,18 +71,27 @@ class Control:
         return cls(**fields | {"token": bytes.fromhex(fields["token"])})
 
     @classmethod
-    def wait_for(cls, folder: Path, deadline: float) -> Control:
-        """The control data of a master that may not have started yet. Raises HangError after
-        `deadline` seconds."""
+    def wait_for(
+        cls, folder: Path, deadline: float, is_valid: Callable[[Control], bool] = lambda _: True
+    ) -> Control:
+        """The control data of a master that may not have started yet; `is_valid`: whether they are
+        not those of an earlier one. Raises HangError after `deadline` seconds."""
         end = time.monotonic() + deadline
-        while not (folder / CONTROL_FILE).is_file():
+        while (control := cls._read_if_written(folder)) is None or not is_valid(control):
             if time.monotonic() > end:
                 message = f"no run has begun in {folder.parent} within {deadline:.0f} s"
                 raise HangError(
                     message, hint="start its first node; both must see the same run folder"
                 )
             time.sleep(0.2)
-        return cls.read(folder)
+        return control
+
+    @classmethod
+    def _read_if_written(cls, folder: Path) -> Control | None:
+        try:
+            return cls.read(folder)
+        except FileNotFoundError:
+            return None
 
     def write(self, folder: Path) -> None:
         """Write the file atomically, so that nobody reads half of it."""

@@ -161,6 +161,17 @@ class Pulses:
         return True
 
 
+def is_answered(context: Any, control: Control, seconds: float) -> bool:
+    """Whether a master answers there within some seconds."""
+    socket = control.connect(context, control.pulses)
+    try:
+        socket.send_multipart(split(pack(Request(0, "count"), control.token)))
+        # without the master's key nothing could arrive
+        return bool(socket.poll(int(seconds * 1000)))
+    finally:
+        socket.close(linger=0)
+
+
 class Pulse:
     """A process's end of heartbeats. `lost` is called, in a thread, once the master is lost or says
     that the run is over. `facts`: what it reports about itself from its first beat on."""

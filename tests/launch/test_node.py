@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import psutil
 import pytest
+import zmq
 from torch.distributed import HashStore, PrefixStore
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.multiprocessing import api
@@ -17,6 +20,8 @@ from torch.distributed.run import config_from_args, parse_args
 from rlcli.launch import node
 from rlcli.launch.memory_kills import count_memory_kills
 from rlcli.launch.node import torchrun_arguments
+from rlcli.messaging.control import CONTROL_FILE, Control
+from rlcli.messaging.zmq_master import ZmqMaster
 
 
 @pytest.fixture
@@ -78,6 +83,71 @@ def test_a_child_that_is_reaped_while_children_are_checked_has_ended():
     children = [reaped, psutil.Process()]
     with mock.patch.object(psutil.Process, "children", return_value=children):
         assert node._living_children() == {os.getpid()}
+
+
+@pytest.fixture
+def masters(tmp_path):
+    """Start masters that write where to reach them into the folder of the test."""
+    started = []
+
+    def start():
+        started.append(ZmqMaster(tmp_path, 1, lambda patience: None, "127.0.0.1"))
+        return started[-1]
+
+    yield start
+    for master in started:
+        master.close()
+
+
+@pytest.fixture
+def find_master(tmp_path, monkeypatch):
+    """Do what an agent does first. `by_hand`: whether it was started by hand."""
+    monkeypatch.setattr(node, "ANSWERED_WITHIN", 0.1)
+
+    def find(*, by_hand):
+        launch = mock.Mock(by_hand=by_hand)
+        monkeypatch.setattr(node, "read_recipe", lambda run_dir: mock.Mock(launch=launch))
+        with zmq.Context() as context:
+            return node._find_master(context, tmp_path, tmp_path)
+
+    return find
+
+
+@pytest.fixture
+def left_behind(masters, tmp_path):
+    """What a killed master has left."""
+    master = masters()
+    control = Control.read(tmp_path)
+    master.close()
+    control.write(tmp_path)
+    return control
+
+
+def test_an_agent_started_by_hand_waits_for_the_next_master_if_the_last_one_was_killed(
+    find_master, left_behind, masters, tmp_path, capsys
+):
+    with ThreadPoolExecutor() as threads:
+        agent = threads.submit(find_master, by_hand=True)
+        warning = ""
+        while not (warning := warning + capsys.readouterr().err):
+            assert not agent.done()
+            time.sleep(0.02)
+        (tmp_path / CONTROL_FILE).unlink()  # as the next master does
+        time.sleep(0.3)
+        masters()
+        control = agent.result(60)
+    assert warning.startswith("rlcli: the first node does not answer; waiting until it is started")
+    assert control == Control.read(tmp_path) != left_behind
+
+
+def test_an_agent_of_a_launcher_takes_what_there_is(find_master, left_behind):
+    assert find_master(by_hand=False) == left_behind
+
+
+def test_an_agent_started_by_hand_finds_a_running_master(find_master, masters, tmp_path, capsys):
+    masters()
+    assert find_master(by_hand=True) == Control.read(tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_out_of_memory_kills_are_read_from_the_control_group(tmp_path):

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -278,6 +279,25 @@ def test_the_printed_commands_start_a_run_in_two_shells(by_hand, train, elsewher
     ]
     control = run.folder / "meeting" / CONTROL_FILE
     assert not control.exists()
+
+
+@pytest.mark.exhaustive
+def test_a_node_started_after_the_run_was_killed_waits_for_the_run_to_be_resumed(
+    by_hand, elsewhere
+):
+    run = by_hand("train.steps=100000", "checkpoint.every_steps=1")
+    first, second = run.type(0, elsewhere), run.type(1, elsewhere)
+    wait_for(run.is_training)
+    os.killpg(first.pid, signal.SIGKILL)
+    second.wait(60)
+    done = len((run.folder / "metrics.jsonl").read_text().splitlines())
+    assert (run.folder / "meeting" / CONTROL_FILE).exists()
+    third = run.type(1, elsewhere)
+    assert "the first node does not answer" in third.stderr.readline()
+    resume = ["rlcli", "resume", str(run.folder), f"train.steps={done + 3}", "--accept-changes"]
+    run.commands[0] = shlex.join([sys.executable, "-m", *resume])
+    again = run.type(0, elsewhere)
+    assert (again.wait(400), third.wait(60)) == (0, 0), again.communicate() + third.communicate()
 
 
 @pytest.mark.exhaustive

@@ -8,11 +8,18 @@ from typing import Any, Literal
 
 from rlcli.errors import DataError
 
+from ._code_statements import executes
+
 Part = Literal["last_block", "first_block", "whole"]
 Task = dict[str, Any]
 
 _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 FORMS = '{"input": "…", "output": "…"} or code such as "assert add(2, 3) == 5"'
+EXECUTED = (
+    'write statements such as "assert add(2, 3) == 5", or call the functions that contain them; '
+    "check(candidate) is called in rows with an entry_point, and what comes after "
+    'if __name__ == "__main__" is not executed'
+)
 
 
 def program_of(response: str, selection: Part) -> str | None:
@@ -36,13 +43,21 @@ def tasks_of(row: Mapping[str, Any], key: str, sample: str) -> list[Task]:
         if not _is_test(test):
             message = f"entry {number} of the {key} of {sample} is {test!r:.80}"
             raise DataError(message, hint=f"it must be {FORMS}", code="F31")
-    code = [test for test in tests if isinstance(test, str)]
-    tasks = [
+    return [
         {"stdin": test["input"], "expected": test["output"]}
         for test in tests
         if not isinstance(test, str)
-    ]
-    return tasks + ([{"tests": code, "entry_point": row.get("entry_point")}] if code else [])
+    ] + _code_of(row, tests, f"the {key} of {sample}")
+
+
+def _code_of(row: Mapping[str, Any], tests: list[Any], source: str) -> list[Task]:
+    """The task of all test code, if there is any."""
+    code = [test for test in tests if isinstance(test, str)]
+    entry_point = row.get("entry_point")
+    if code and not any(executes(test, entry_point is not None) for test in code):
+        message = f"the code in {source} executes nothing: every program would pass"
+        raise DataError(message, hint=EXECUTED, code="F31")
+    return [{"tests": code, "entry_point": entry_point}] if code else []
 
 
 def passed(task: Task, reply: Mapping[str, Any]) -> list[bool]:

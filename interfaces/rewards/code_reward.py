@@ -51,9 +51,10 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         "assert add(2, 3) == 5"                code that uses the program's functions by name
 
     A row's `entry_point` names the only function that its code uses, also available as `candidate`;
-    a function `check(candidate)` is then called. Programs and test code run in separate processes:
-    only plain values (numbers, texts, lists, dicts …) are passed to a comparison, so no program can
-    influence its result. Trailing blanks are ignored.
+    a function `check(candidate)` is then called. The code itself has to call its other functions
+    and test cases: a row whose code only defines them is refused. Programs and test code run in
+    separate processes: only plain values (numbers, texts, lists, dicts …) are passed to a
+    comparison, so no program can influence its result. Trailing blanks are ignored.
 
     Programs have Python's standard library and an empty folder. They are isolated by Linux
     namespaces: no network, none of the machine's other files, no other processes. Where namespaces

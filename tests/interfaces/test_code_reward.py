@@ -16,6 +16,7 @@ import torch
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ResourceError, WorkerError
 from rlcli.interfaces.rewards import _confinement, _sandbox
+from rlcli.interfaces.rewards._code_tasks import tasks_of
 from rlcli.interfaces.rewards.code_reward import CodeRewardInterface
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.interface import InterfaceContract
@@ -351,6 +352,62 @@ def test_rows_without_tests_are_refused(tests, message):
     with pytest.raises(DataError, match=message) as caught:
         CodeRewardInterface().inference(model, data, SPEC)
     assert caught.value.code == "F31"
+
+
+UNITTEST = """\
+import unittest
+class Tests(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(2, 3), 5)
+if __name__ == "__main__":
+    unittest.main()
+"""
+CHECK = "def check(candidate):\n    assert candidate(2, 3) == 5"
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry_point"),
+    [
+        (["def test_add():\n    assert add(2, 3) == 5"], None),
+        (["async def test_add():\n    assert add(2, 3) == 5"], "add"),
+        ([UNITTEST], None),
+        (["import pytest\n@pytest.mark.fast\ndef test_add():\n    assert add(2, 3) == 5"], None),
+        ([CHECK], None),
+        (["CASES = [(2, -3)] * 2", "# assert add(2, 3) == 5", '"""add"""', "x: int"], None),
+        (["try:\n    import numpy\nexcept ImportError:\n    numpy = None"], "add"),
+        (["def test_add():\n    assert add(2, 3) == 5", SUMS[0]], None),
+    ],
+)
+def test_rows_whose_code_executes_nothing_are_refused(tests, entry_point):
+    """Every program would pass."""
+    model, data = batch([["x"]], [tests], entry_point=[entry_point])
+    with pytest.raises(DataError, match="the tests of sample s0 executes nothing") as caught:
+        CodeRewardInterface().inference(model, data, SPEC)
+    assert caught.value.code == "F31"
+    assert "call the functions" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry_point"),
+    [
+        ([CHECK], "add"),
+        (["METADATA = {}\n" + CHECK], "add"),
+        (["check = lambda candidate: candidate(2, 3)"], "add"),
+        (["def test_add():\n    assert add(2, 3) == 5\ntest_add()"], None),
+        ([UNITTEST + "else:\n    unittest.main()"], None),
+        (["def close(a, b): return abs(a - b) < 1", "assert close(add(2, 3), 5)"], None),
+        (["class Tests:\n    assert add(2, 3) == 5"], None),
+        (["def now(f): f()\n@now\ndef test_add():\n    assert add(2, 3) == 5"], None),
+        (["try:\n    assert add(2, 3) == 5\nfinally:\n    pass"], None),
+        (["if add(2, 3) != 5: raise ValueError"], None),
+        (["total = add(2, 3)"], None),
+        (["for n in (1, 2):\n    assert add(n, n) == 2 * n"], None),
+        (["assert add(2, 3) ="], None),
+    ],
+)
+def test_rows_whose_code_executes_something_are_accepted(tests, entry_point):
+    tasks = tasks_of({"tests": tests, "entry_point": entry_point}, "tests", "sample s0")
+    assert tasks == [{"tests": tests, "entry_point": entry_point}]
 
 
 def test_tests_can_come_from_another_field_of_the_row():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .languages import words
 from .markup import is_clean, plain
-from .words import GREEK, is_plain_word, qualifies, unit_of
+from .words import GREEK, is_plain_word, qualifies
 
 MAX_TOKENS = 120
 MAX_DEPTH = 10
@@ -87,7 +87,8 @@ _OTHER_BASE = re.compile(r"[0-9]\s*_")
 """A number in another base: math-verify would ignore the base, so it is compared as text."""
 _SHORT_POWER = re.compile(r"-?[0-9.]+|\\[A-Za-z]+|.?", re.DOTALL)
 _UNIT = re.compile(
-    r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm|textup)\{([^{}]*)\}(?:\^\{?[23]\}?)?\.?$"
+    r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm|textup)\{(?P<unit>[^{}]*)\}"
+    r"(?:\s*\^\{?(?P<power>[23])\}?)?\.?$"
 )
 _SPAN = re.compile(r"^([^$\\]*)(?:\$([^$]+)\$|\\\((.+?)\\\))([^$\\]*)$")
 _PROSE = re.compile(r"[A-Za-z',:=\s-]*")
@@ -116,7 +117,7 @@ class Expression:
     latex: str
     letters: frozenset[str]
     """Variables, and what could be one: letters and Greek letters."""
-    unit: str = ""
+    unit: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -167,14 +168,14 @@ def _is_plain_prose(text: str) -> bool:
     )
 
 
-def _without_unit(latex: str) -> tuple[str | None, str]:
+def _without_unit(latex: str) -> tuple[str | None, tuple[str, ...]]:
     match = _UNIT.search(latex)
     if match is None:
-        return latex, ""
-    unit = match[1].split()
+        return latex, ()
+    unit = match["unit"].split()
     if any(qualifies(word) or not is_plain_word(word, glued=False) for word in unit):
-        return None, ""
-    return latex[: match.start()], "".join(unit_of(word) for word in unit)
+        return None, ()
+    return latex[: match.start()], (*unit, *(match["power"] or ""))
 
 
 def _letters(latex: str) -> frozenset[str] | None:

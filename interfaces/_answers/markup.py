@@ -107,7 +107,8 @@ _SPACE = re.compile(r"\\(?:[,;:! ]|q?quad(?![A-Za-z])|$)|(?<=[\w}])~|\s")
 _DEGREES = re.compile(
     r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\s*\\degree(?![A-Za-z])|\s*°"
 )
-_POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z ])\^\{(?:([23])|-[123])\}")
+_POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z ])\^\{([23])\}")
+_PER_UNIT = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)\s*\^\{-(?:1|([23]))\}")
 _THEREFORE = re.compile(
     r"^(?:\#+\s|=>|->|[→⇒⟹➡∴]"
     r"|\\(?:therefore|Rightarrow|Longrightarrow|rightarrow|implies|to)(?![A-Za-z]))\s*"
@@ -184,9 +185,10 @@ def readable(text: str) -> str:
     text = text.replace("\\$", "\x01").replace("\\%", "%").replace("per cent", "percent")
     if text.count("$") % 2 == 0:
         text = text.replace("$", " ")
-    text = _FRACTION_OF_UNITS.sub(
-        r" \1/\2", _POWER_OF_UNIT.sub(lambda match: f"^{match[1]} " if match[1] else " ", text)
+    text = _PER_UNIT.sub(
+        lambda match: f"/{match[1]}^{match[2]} " if match[2] else f"/{match[1]} ", text
     )
+    text = _FRACTION_OF_UNITS.sub(r" \1/\2", _POWER_OF_UNIT.sub(r"^\1 ", text))
     text = re.sub(r"\\[()\[\]]", " ", text).replace("\x01", "$")
     text = _SPACE.sub(" ", IDEOGRAPHS.sub(r" \g<0> ", text))
     return plain(_without_group(_THEREFORE.sub("", text.strip())))

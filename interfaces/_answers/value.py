@@ -22,6 +22,7 @@ from fractions import Fraction
 from .languages import announces, is_elsewhere
 from .markup import LABEL, is_clean, readable
 from .number import SPELT, WRITTEN, is_number_word, read_number
+from .units import PER, units_agree
 from .words import (
     ABBREVIATED,
     BEING,
@@ -36,8 +37,6 @@ from .words import (
     TAKES_A_PART,
     is_plain_word,
     qualifies,
-    unit_of,
-    units_agree,
 )
 
 MAX_TOKENS = 120
@@ -93,7 +92,7 @@ class Value:
     number: Fraction
     percent: bool = False
     unit: tuple[str, ...] = ()
-    """The words after it, or the name of its currency."""
+    """The words after it, or the name of its currency and what it is a rate of."""
     bare: bool = True
     """Whether at most a name and "=" come before it."""
     is_part: bool = False
@@ -147,7 +146,7 @@ def read_value(text: str) -> Value | None:
         return None
     if first.unit and (first.percent or _letters(tail[:1]) == "$"):
         return None
-    unit = first.unit or tuple(_unit(token) for token in tail if token.letter in "w²$")
+    unit = first.unit + _unit(_rate(tail) if first.unit else tail)
     bare = "w" not in letters[:start] or letters[start - 1] == "="
     return Value(first.number, first.percent, unit, bare, first.is_part)
 
@@ -184,14 +183,23 @@ def _quantity(tokens: Sequence[_Token]) -> Value | None:
 
 def _currency(text: str) -> str:
     """The currency's unit: $ is named DOLLAR SIGN."""
-    return unit_of(unicodedata.name(text[-1]).removesuffix(" SIGN"))
+    return unicodedata.name(text[-1]).removesuffix(" SIGN").lower()
 
 
-def _unit(token: _Token) -> str:
-    """A word, power or currency of a unit."""
+def _unit(tail: Sequence[_Token]) -> tuple[str, ...]:
+    """The words, powers, currencies and "/" after a number."""
+    return tuple(_word_of_unit(token) for token in tail if token.letter in "w²$/")
+
+
+def _word_of_unit(token: _Token) -> str:
     if token.letter == "$":
         return _currency(token.text)
-    return str(unicodedata.digit(token.text[-1])) if token.letter == "²" else unit_of(token.text)
+    return str(unicodedata.digit(token.text[-1])) if token.letter == "²" else token.text
+
+
+def _rate(tail: Sequence[_Token]) -> Sequence[_Token]:
+    """What an amount of money is for: "per square foot"."""
+    return tail[:3] if tail and tail[0].text in PER else ()
 
 
 def _leads_up(lead: Sequence[_Token]) -> bool:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from .claim import claimed_answer, marked_answer
 from .expression import Expression, read_expression
 from .markup import LABEL, MAX_CHARS, is_clean, plain, readable, without_tags
+from .units import units_agree
 from .value import Value, read_value
 
 LONGEST_UNIT = 5
@@ -102,11 +103,12 @@ def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
         return Verdict.UNPARSED
     if not gold.is_relation:
         expression = expression.unnamed()
-    if expression.key == gold.key and expression.unit in ("", gold.unit):
+    if gold.unit and expression.unit and not units_agree(gold.unit, expression.unit):
+        return Verdict.WRONG
+    if expression.key == gold.key and (gold.unit or not expression.unit):
         return Verdict.RIGHT
     other_variables = not expression.letters <= gold.letters
-    other_unit = gold.unit and expression.unit not in ("", gold.unit)
-    if other_variables or other_unit or (expression.is_relation and not gold.is_relation):
+    if other_variables or (expression.is_relation and not gold.is_relation):
         return Verdict.WRONG
     return Comparison(expression.latex, gold.latex)
 

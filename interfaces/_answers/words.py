@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import accumulate
 
 from .languages import announces, denies_elsewhere, is_elsewhere, words
 
@@ -182,7 +180,6 @@ _SHORT_UNIT = re.compile(
 )
 _QUALIFYING = (HEDGES | SAYINGS | NEGATIONS | OPERATIONS | CODE) - COUNTED
 _RETRACTING = (HEDGES | SAYINGS | NEGATIONS) - {"but", "instead"}
-_CURRENCY_CODES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "buck": "dollar"}
 
 
 def qualifies(word: str) -> bool:
@@ -215,33 +212,6 @@ def is_plain_word(word: str, glued: bool) -> bool:
     return word in ("a", "I") or (
         len(word) >= 2 and (_has_vowel(word) or not word.isascii()) and len(word) < 30
     )
-
-
-def unit_of(word: str) -> str:
-    """A unit in the singular."""
-    lower = word.lower()
-    lower = {"feet": "foot", "inches": "inch"}.get(lower, lower)
-    lower = lower[:-1] if len(lower) > 3 and lower.endswith("s") else lower
-    return _CURRENCY_CODES.get(lower, lower)
-
-
-def units_agree(expected: Sequence[str], words_after: Sequence[str]) -> bool:
-    """Whether the words begin with that unit, with its abbreviation,
-    or with what it abbreviates."""
-    unit = "".join(expected)
-    return any(
-        _digits(unit) == _digits(start) and (_abbreviates(unit, start) or _abbreviates(start, unit))
-        for start in accumulate(words_after)
-    )
-
-
-def _abbreviates(short: str, long: str) -> bool:
-    letters = iter(long)
-    return short[:1] == long[:1] and all(letter in letters for letter in short)
-
-
-def _digits(text: str) -> list[str]:
-    return [character for character in text if character.isdigit()]
 
 
 def _has_vowel(word: str) -> bool:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from .claim import claimed_answer, marked_answer
 from .expression import Expression, read_expression
 from .markup import LABEL, MAX_CHARS, is_clean, plain, readable, without_tags
+from .time_of_day import read_time
 from .units import units_agree
 from .value import Value, read_value
 
@@ -94,7 +95,19 @@ def judge(answer: str | None, gold: Gold) -> Verdict | Comparison:
         return Verdict.UNPARSED
     if _as_text(answer) == _as_text(gold.text):
         return Verdict.RIGHT
-    return _judge_expression(answer, gold.expression) if gold.expression else Verdict.WRONG
+    verdict = _judge_time(answer, gold.text)
+    if verdict is not None or gold.expression is None:
+        return verdict or Verdict.WRONG
+    return _judge_expression(answer, gold.expression)
+
+
+def _judge_time(answer: str, gold: str) -> Verdict | None:
+    """The verdict where the gold is a time of day, else None. 2:10 may also be a ratio, which 1/5
+    answers; 2:10 PM is none."""
+    expected, stated = read_time(gold), read_time(answer)
+    if expected is None or (stated is None and not expected.half):
+        return None
+    return Verdict.RIGHT if stated is not None and stated.is_same(expected) else Verdict.WRONG
 
 
 def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:

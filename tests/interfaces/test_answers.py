@@ -160,6 +160,30 @@ def test_answers_are_judged_without_symbolic_maths(answer, expected, verdict):
 
 
 @pytest.mark.parametrize(
+    ("answer", "gold", "verdict"),
+    [
+        ("3:45", "3:45", "right"),
+        ("03:45", "3:45", "right"),
+        ("3:45 PM", "3:45", "right"),
+        ("3:45", "3:45 PM", "right"),
+        ("3:45 PM", "3:45\\text{ p.m.}", "right"),
+        ("3:45 a.m.", "3:45 PM", "wrong"),
+        ("1:15", "3:45", "wrong"),
+        ("1:05", "2:10", "wrong"),
+        ("1:15 PM", "3:45 PM", "wrong"),
+        ("1/15", "3:45 PM", "wrong"),
+        ("1/5", "2:10", Comparison("1/5", "2:10")),
+        ("6:8", "3:4", Comparison("6:8", "3:4")),
+        ("3/4", "3:4", Comparison("3/4", "3:4")),
+        ("6:30", "1:5", Comparison("6:30", "1:5")),
+        ("15:99", "5:33", Comparison("15:99", "5:33")),
+    ],
+)
+def test_a_time_of_day_is_no_ratio(answer, gold, verdict):
+    assert judge(answer, gold_of(gold)) == verdict
+
+
+@pytest.mark.parametrize(
     ("answer", "gold", "compared"),
     [
         ("1+x", "x+1", ("1+x", "x+1")),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+from .choice import ANNOUNCED, LETTER, letter_and_content
 from .claim import claimed_answer, marked_answer
 from .expression import Expression, read_expression
 from .markup import LABEL, MAX_CHARS, is_clean, plain, readable, without_tags
@@ -25,11 +26,6 @@ LONGEST_UNIT = 5
 """Most words in the unit of a row's answer; a row's answer with more is a text."""
 MAX_RESPONSE = 1_000_000
 """Characters at the end of a response that are searched for its answer."""
-_ANNOUNCED = re.compile(
-    r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct|right) "
-    r")*(?:answer|option|choice)(?: is:?|:| =) ?"
-)
-_CHOICE = re.compile(r"(?:(?:option|choice) )?[(\[]?(\w)[)\]]?[.:]?")
 _LAST = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?", re.ASCII)
 
 
@@ -50,11 +46,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Gold:
-    """The answer of a row: a number, an expression or a text."""
+    """The answer of a row: a number, an expression, a text, or a choice with its content."""
 
     text: str
-    value: Value | None
-    expression: Expression | None
+    value: Value | None = None
+    expression: Expression | None = None
+    letter: str = ""
+    """Of a choice that has a content, such as "(B) 12"; lower-case."""
+    content: Gold | None = None
 
     @property
     def is_readable(self) -> bool:
@@ -73,11 +72,18 @@ class Comparison:
 def gold_of(text: str) -> Gold:
     """Read a dataset's `answer`: the part marked by `####` or `\\boxed`, else all of it."""
     marked = marked_answer(text)
-    value = read_value(marked)
+    letter, content = letter_and_content(marked) if is_clean(marked) else ("", marked)
+    if letter and content:
+        return Gold(marked, letter=letter, content=_read_gold(content))
+    return _read_gold(marked)
+
+
+def _read_gold(text: str) -> Gold:
+    value = read_value(text)
     if value is not None and value.bare and len(value.unit) <= LONGEST_UNIT:
-        return Gold(marked, value, None)
-    is_word = re.fullmatch(r"[^\W\d_]{2,}", plain(marked)) is not None
-    return Gold(marked, None, None if is_word else read_expression(marked))
+        return Gold(text, value)
+    is_word = re.fullmatch(r"[^\W\d_]{2,}", plain(text)) is not None
+    return Gold(text, None, None if is_word else read_expression(text))
 
 
 def judge(answer: str | None, gold: Gold) -> Verdict | Comparison:
@@ -86,11 +92,10 @@ def judge(answer: str | None, gold: Gold) -> Verdict | Comparison:
         return Verdict.NO_GOLD
     if answer is None:
         return Verdict.WRONG
+    if gold.content is not None:
+        return _judge_choice(answer, gold.letter, gold.content)
     if gold.value is not None:
-        value = read_value(answer)
-        if value is None:
-            return Verdict.UNPARSED
-        return Verdict.RIGHT if value.is_same(gold.value) else Verdict.WRONG
+        return _judge_value(answer, gold.value)
     if not is_clean(answer):
         return Verdict.UNPARSED
     if _as_text(answer) == _as_text(gold.text):
@@ -99,6 +104,23 @@ def judge(answer: str | None, gold: Gold) -> Verdict | Comparison:
     if verdict is not None or gold.expression is None:
         return verdict or Verdict.WRONG
     return _judge_expression(answer, gold.expression)
+
+
+def _judge_value(answer: str, gold: Value) -> Verdict:
+    value = read_value(answer)
+    if value is None:
+        return Verdict.UNPARSED
+    return Verdict.RIGHT if value.is_same(gold) else Verdict.WRONG
+
+
+def _judge_choice(answer: str, letter: str, content: Gold) -> Verdict | Comparison:
+    """Its letter, its content, or both; a content with another letter is another choice."""
+    if not is_clean(answer):
+        return Verdict.UNPARSED
+    stated_letter, stated_content = letter_and_content(answer)
+    if stated_letter not in ("", letter):
+        return Verdict.WRONG
+    return judge(stated_content, content) if stated_content else Verdict.RIGHT
 
 
 def _judge_time(answer: str, gold: str) -> Verdict | None:
@@ -161,9 +183,9 @@ def _is_one_value(text: str) -> bool:
 
 def _as_text(answer: str) -> str:
     """The answer without differences that do not matter in a word, a choice or a ratio."""
-    text = _ANNOUNCED.sub("", readable(answer).casefold())
+    text = ANNOUNCED.sub("", readable(answer).casefold())
     label = LABEL.match(text)
-    choice = _CHOICE.fullmatch(text) or (label and read_value(answer) and label)
+    choice = LETTER.fullmatch(text) or (label and read_value(answer) and label)
     if choice:
         return choice[1]
     text = re.sub(r"\s*([^\w\s])\s*", r"\1", re.sub(r"\s+", " ", text))

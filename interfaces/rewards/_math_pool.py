@@ -17,7 +17,7 @@ WALL_FACTOR = 30
 stuck."""
 
 _ENDS = {End.CPU: Verdict.TIMEOUT, End.HUNG: Verdict.TIMEOUT, End.DIED: Verdict.CRASHED}
-_REPLIES = {"unparsed": Verdict.UNPARSED, "crashed": Verdict.CRASHED, "no_gold": Verdict.NO_GOLD}
+_REPLIES = {"unparsed": Verdict.UNPARSED, "crashed": Verdict.CRASHED}
 
 
 class MathPool(WorkerPool):

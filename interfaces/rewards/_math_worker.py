@@ -35,8 +35,8 @@ def compare(answer: str, expected: str) -> dict[str, Any]:
 
     try:
         gold = parsed_gold(expected)
-    except Exception as problem:
-        return {"no_gold": f"{type(problem).__name__}: {str(problem)[:200]}"}
+    except Exception:  # a text that looked like an expression, such as "red apples"
+        return {"equal": answer.split() == expected.split()}
     try:
         expression = parsed(answer)
     except Exception:

@@ -50,7 +50,8 @@ LONGEST_ANSWER = 60
 @dataclass(kw_only=True)
 class MathRewardInterface(RightOrWrong):
     """Compares the final answer of each response with the row's `answer`: numbers exactly, words as
-    text, and other expressions with math-verify, in separate processes.
+    text, choices such as `(B) 12` by letter or content, and other expressions with math-verify, in
+    separate processes.
 
     A response is always either right or wrong: an answer that is not one value, or that cannot be
     compared within bounds, is wrong and counted.

@@ -159,6 +159,44 @@ def test_answers_are_judged_without_symbolic_maths(answer, expected, verdict):
     assert judge(answer, gold_of(expected)) == verdict
 
 
+CHOICES = {
+    "A. red": {
+        "right": ["A", "(A)", "a.", "Option A", "\\text{A}", "A. red", "(a) Red", "red"],
+        "wrong": ["B", "B. red", "blue", "A. blue", "A or B", "(A) or (B)", "A. red or B. blue"],
+    },
+    "\\textbf{(B) } 12 \\text{ cm}": {
+        "right": ["B", "(B)", "(B) 12", "12", "B: 12 cm", "12.0 centimeters"],
+        "wrong": ["C", "C. 12", "13", "(B) 13", "(B) 12 m"],
+        "unparsed": ["12 or 13", "maybe B", "A, B"],
+    },
+    "(D) \\frac{\\sqrt{3}}{2}": {
+        "right": ["D", "(D) \\dfrac{\\sqrt{3}}{2}", "\\frac{\\sqrt{3}}{2}"],
+        "wrong": ["A", "(E) \\frac{\\sqrt{3}}{2}"],
+    },
+}
+"""Golds that name a choice with its content."""
+
+
+@pytest.mark.parametrize("gold", CHOICES)
+def test_a_choice_is_named_by_its_letter_or_its_content(gold):
+    for verdict, answers in CHOICES[gold].items():
+        verdicts = {answer: judge(answer, gold_of(gold)) for answer in answers}
+        assert verdicts == dict.fromkeys(answers, verdict)
+
+
+@pytest.mark.parametrize("gold", ["(a) 3, (b) 4", "(A) red and (B) blue", "x. y", "AB", "A"])
+def test_several_labels_or_none_are_no_choice(gold):
+    assert not gold_of(gold).letter
+    assert judge(gold, gold_of(gold)) is Verdict.RIGHT
+    assert judge("(a) 3", gold_of("(a) 3, (b) 4")) is not Verdict.RIGHT
+
+
+@pytest.mark.parametrize("answer", ["\\sqrt{3}/2", "(D) \\sqrt{3}/2"])
+def test_the_content_of_a_choice_is_compared_like_an_answer(answer):
+    compared = Comparison("\\sqrt{3}/2", "\\frac{\\sqrt{3}}{2}")
+    assert judge(answer, gold_of("(D) \\frac{\\sqrt{3}}{2}")) == compared
+
+
 @pytest.mark.parametrize(
     ("answer", "gold", "verdict"),
     [

@@ -141,16 +141,28 @@ def test_expressions_are_compared_in_separate_processes():
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def test_an_unreadable_answer_is_unparsed_and_an_unreadable_gold_an_error():
+def test_an_answer_that_cannot_be_parsed_is_unparsed_and_such_a_gold_is_a_text():
+    verdicts = {
+        Comparison("x+", "x"): Verdict.UNPARSED,
+        Comparison("x", "x+"): Verdict.WRONG,
+        Comparison("x +", "x  +"): Verdict.RIGHT,
+        Comparison("A", "A. red"): Verdict.WRONG,
+        Comparison("x", "x"): Verdict.RIGHT,
+        Comparison("2x", "x"): Verdict.WRONG,
+    }
     pool = MathPool(1, 60.0)
-    pairs = [
-        Comparison("x+", "x"),
-        Comparison("x", "x+"),
-        Comparison("x", "x"),
-        Comparison("2x", "x"),
-    ]
-    assert pool.compare(pairs) == [Verdict.UNPARSED, Verdict.NO_GOLD, Verdict.RIGHT, Verdict.WRONG]
+    assert pool.compare(list(verdicts)) == list(verdicts.values())
     pool.close()
+
+
+def test_a_gold_that_only_looks_like_an_expression_does_not_end_a_run():
+    """Which showed only once a response had to be compared with it."""
+    data = batch([["#### A", "#### red", "#### B", "#### x^3"]] * 4, ["A. red", "C. x^3+"] * 2)
+    interface = MathRewardInterface(workers=1, timeout_s=60)
+    out = interface.inference(role(), data, SPEC)
+    assert out.data["solved"].tolist() == [True, True, False, False, *[False] * 4] * 2
+    assert out.metadata["reward_errors"] == [0] * 4
+    interface.pool.close()
 
 
 def test_a_gold_expression_is_not_searched_for_in_a_list():
@@ -252,10 +264,10 @@ def test_responses_that_crash_or_time_out_are_wrong_and_counted(tmp_path, monkey
 
 
 def test_unreadable_gold_answers_are_an_error_of_the_data(caplog):
-    """An empty answer, one that is too long, one that math-verify does not understand."""
+    """An empty answer, one that is too long, one with an invisible character."""
     groups, answers = (
         [["#### 5"], ["#### x^2"], ["#### x"], ["#### x+"]],
-        ["", "x^3+", "9" * 600, "x"],
+        ["", "x^3\u202e", "9" * 600, "x"],
     )
     data = batch(groups, answers)
     with pytest.raises(

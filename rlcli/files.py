@@ -133,6 +133,17 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_replaceable(path: Path) -> None:
+    """Raises OSError if `replace_file` cannot write this file; leaves it as it is."""
+    if path.exists() and not path.is_file():
+        number = errno.EISDIR if path.is_dir() else errno.EINVAL
+        message = "it is a folder" if path.is_dir() else "not an ordinary file"
+        raise OSError(number, message, str(path))
+    probe = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    os.close(open_private(probe, os.O_WRONLY | os.O_EXCL))
+    probe.unlink()
+
+
 def sync_folder(folder: Path) -> None:
     """Sync a folder: files created, renamed or removed in it are then on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, ModelName, Overrides, RoleName, StepNumber
 from rlcli.cli.output import print_json, print_table, print_text
+from rlcli.errors import UsageError
 from rlcli.observe.series import short
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ NAMES = {
 }
 """Clearer names for some measures."""
 LONGEST_TEXT = 400
+ANOTHER_FILE = "give another --save FILE, in a folder that exists and that you may write to"
 
 
 def eval(  # the verb's name
@@ -72,7 +75,9 @@ def eval(  # the verb's name
     ] = 2,
     save: Annotated[
         Path | None,
-        typer.Option("--save", metavar="FILE", help="Write all responses to a .jsonl file."),
+        typer.Option(
+            "--save", metavar="FILE", help="Write all responses to a .jsonl file, or replace it."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,6 +97,8 @@ def eval(  # the verb's name
     settings = [*_sampling(samples, temperature), *(overrides or ())]
     if max_new_tokens is not None:
         settings.append(f"generation.max_new_tokens={max_new_tokens}")
+    if save is not None:
+        _check_savable(save, dataset)
     with ExitStack() as stack:
         trained = stack.enter_context(trained_model(model, role, step))
         exam = find_exam(dataset, trained.run)
@@ -152,12 +159,33 @@ def _sampling(samples: int, temperature: float | None) -> list[str]:
     return [f"generation.responses_per_prompt={samples}", *drawn]
 
 
-def _save(evaluated: Evaluated, file: Path) -> None:
-    from rlcli.observe.samples import SampleRecord, SampleWriter
+def _check_savable(file: Path, dataset: str | None) -> None:
+    """Check, before anything is sampled, that the responses can be written to this file.
+    Raises UsageError, ResourceError F75."""
+    from rlcli.files import check_replaceable, not_writable
 
-    with SampleWriter(file) as writer:
-        for text in evaluated.texts:
-            writer.write(SampleRecord(step=0, phase="eval", **text))
+    try:
+        rows = os.path.expanduser(dataset or "")
+        if file.is_file() and os.path.isfile(rows) and file.samefile(rows):
+            raise UsageError(
+                f"--save would replace the rows of --dataset {dataset}",
+                hint=ANOTHER_FILE,
+            )
+        check_replaceable(file)
+    except OSError as error:
+        raise not_writable(file, error, ANOTHER_FILE) from None
+
+
+def _save(evaluated: Evaluated, file: Path) -> None:
+    """Write the responses to a file. Raises ResourceError F75."""
+    from rlcli.files import not_writable
+    from rlcli.observe.samples import SampleRecord, write_samples
+
+    samples = (SampleRecord(step=0, phase="eval", **text) for text in evaluated.texts)
+    try:
+        write_samples(file, samples)
+    except OSError as error:
+        raise not_writable(file, error, ANOTHER_FILE) from None
 
 
 def _print_json(

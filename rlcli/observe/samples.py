@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError, escape_control
-from rlcli.observe.json_lines import JsonLines, Warn, is_nonfinite, plain_number, read_json_lines
+from rlcli.files import replace_file
+from rlcli.observe.json_lines import (
+    JsonLines,
+    Warn,
+    encode,
+    is_nonfinite,
+    plain_number,
+    read_json_lines,
+)
 from rlcli.observe.series import short
 
 log = logging.getLogger(__name__)
@@ -86,10 +94,7 @@ class SampleWriter:
         self.lines = JsonLines(path, warn)
 
     def write(self, sample: SampleRecord) -> None:
-        fields: dict[str, Any] = {key: plain_number(value) for key, value in asdict(sample).items()}
-        for name in NUMBERS:
-            fields[name] = None if is_nonfinite(fields[name]) else fields[name]
-        self.lines.write(fields)
+        self.lines.write(_fields(sample))
 
     def close(self) -> None:
         self.lines.close()
@@ -99,6 +104,20 @@ class SampleWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def write_samples(path: Path, samples: Iterable[SampleRecord]) -> None:
+    """Write a file with these samples alone, in place of what was there. Raises OSError."""
+    lines = (f"{encode(_fields(sample))}\n".encode() for sample in samples)
+    replace_file(path, b"".join(lines))
+
+
+def _fields(sample: SampleRecord) -> dict[str, Any]:
+    """The fields of a sample as JSON has them: its numbers are Python's, and finite."""
+    fields = {key: plain_number(value) for key, value in asdict(sample).items()}
+    for name in NUMBERS:
+        fields[name] = None if is_nonfinite(fields[name]) else fields[name]
+    return fields
 
 
 TEXTS = ("prompt", "response", "phase")

@@ -1,5 +1,6 @@
 """`rlcli eval`, `generate` and `chat` on a tiny model, with the engine of a run."""
 
+import errno
 import io
 import json
 import shutil
@@ -67,6 +68,47 @@ def test_results_of_eval_match_the_saved_responses(rlcli, tmp_path):
     assert len(document["samples"]) == 4
     assert document["samples"][0]["response"] == samples[0].response
     assert document["generation"]["temperature"] == 1
+
+
+def test_saved_responses_replace_an_older_file(rlcli, tmp_path):
+    (tmp_path / "out.jsonl").write_text("of an earlier evaluation\n")
+    arguments = ("--dataset", "rows.jsonl", "--max-new-tokens", "3", "--rows", "2")
+    assert rlcli("eval", "chat", *arguments, "--save", "out.jsonl")[0] == 0
+    assert [sample.id for sample in read_samples(tmp_path / "out.jsonl")] == ["rows:1", "rows:2"]
+    assert not list(tmp_path.glob(".out*")), "no temporary file stays"
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "words"),
+    [
+        ("missing/out.jsonl", 6, "error[F75] missing/out.jsonl: not writable: No such file"),
+        (".", 6, "error[F75] .: not writable: it is a folder"),
+        ("/dev/null", 6, "error[F75] /dev/null: not writable: not an ordinary file"),
+        ("rows.jsonl", 2, "--save would replace the rows of --dataset rows.jsonl"),
+    ],
+)
+def test_eval_samples_nothing_that_it_cannot_save(rlcli, tmp_path, monkeypatch, file, code, words):
+    def refuse(*_):
+        raise AssertionError("it was sampled before the file was checked")
+
+    monkeypatch.setattr("rlcli.launch.evaluation.examine", refuse)
+    rows = (tmp_path / "rows.jsonl").read_text()
+    exit_code, out, err = rlcli("eval", "chat", "--dataset", "rows.jsonl", "--save", file)
+    assert (exit_code, out) == (code, "")
+    assert words in err
+    assert "give another --save FILE" in err
+    assert (tmp_path / "rows.jsonl").read_text() == rows
+
+
+def test_an_evaluation_fails_if_its_responses_cannot_be_saved(rlcli, tmp_path, monkeypatch):
+    def disk_is_full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("rlcli.observe.samples.replace_file", disk_is_full)
+    arguments = ("--dataset", "rows.jsonl", "--max-new-tokens", "3", "--rows", "2")
+    code, out, err = rlcli("eval", "chat", *arguments, "--save", "out.jsonl")
+    assert (code, out) == (6, "")
+    assert "out.jsonl: not writable: No space left on device" in err
 
 
 def test_eval_prints_a_table(rlcli):

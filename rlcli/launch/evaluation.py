@@ -121,7 +121,9 @@ def check_exam(resolved: Resolved) -> None:
     from rlcli.inspect.reward_checks import scores_texts
     from rlcli.inspect.rows import open_dataset
 
-    check_before_start(resolved, None, [])
+    # an evaluation keeps nothing: its folder is a temporary one, not log.dir of the layer
+    with tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder:
+        check_before_start(resolved, Path(folder), [])
     call = resolved.recipe.graph.get("reward_inf")
     if call is None or not scores_texts(call):
         return

@@ -3,7 +3,9 @@
 import errno
 import io
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 from chat_model import write_chat_model
@@ -109,6 +111,15 @@ def test_an_evaluation_fails_if_its_responses_cannot_be_saved(rlcli, tmp_path, m
     code, out, err = rlcli("eval", "chat", *arguments, "--save", "out.jsonl")
     assert (code, out) == (6, "")
     assert "out.jsonl: not writable: No space left on device" in err
+
+
+def test_eval_works_in_a_folder_without_write_permission(rlcli, tmp_path, monkeypatch):
+    access = os.access  # root may write everywhere, so permissions alone would show nothing
+    monkeypatch.setattr(os, "access", lambda at, mode: Path(at) != tmp_path and access(at, mode))
+    arguments = ("--dataset", "rows.jsonl", "--max-new-tokens", "3", "--rows", "2")
+    code, out, err = rlcli("eval", "chat", *arguments)
+    assert (code, err) == (0, "")
+    assert "accuracy" in out
 
 
 def test_eval_prints_a_table(rlcli):

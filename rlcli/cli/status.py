@@ -231,15 +231,16 @@ def _committed(overview: Overview) -> int | None:
 
 def _commands(overview: Overview, name: str) -> list[str]:
     """The commands to type next."""
+    from rlcli.observe.run_logs import run_logs
+
     name = shlex.quote(name)
     if overview.is_under_way:
         return [f"follow it: rlcli attach {name}", f"stop it: rlcli stop {name}"]
-    folder = shlex.quote(str(overview.folder))
-    return (
-        []
-        if overview.state == "done"
-        else [f"look: rlcli logs {name}", f"continue: rlcli resume {folder}"]
-    )
+    if overview.state == "done":
+        return []
+    # a run of one process (launch=inline) has written to its terminal alone
+    look = [f"look: rlcli logs {name}"] if run_logs(overview.folder) else []
+    return [*look, f"continue: rlcli resume {shlex.quote(str(overview.folder))}"]
 
 
 def as_document(overview: Overview) -> dict[str, Any]:

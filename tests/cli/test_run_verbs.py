@@ -134,6 +134,17 @@ def test_missing_logs_of_a_job_are_explained(rlcli, tmp_path, monkeypatch):
     assert "job 78 has not written any" in rlcli("logs", "ended")[2]
 
 
+def test_status_names_the_logs_of_a_run_only_if_it_has_some(rlcli):
+    folder = record("runs/ppo_math/ended", "failed")
+    out = rlcli("status", "ended")[1]
+    assert "rlcli logs" not in out, "a run of one process wrote to its terminal"
+    assert "continue: rlcli resume runs/ppo_math/ended\n" in out
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/rank0.log").write_text("its last words\n")
+    assert "look: rlcli logs ppo_math/ended\n" in rlcli("status", "ended")[1]
+    assert rlcli("logs", "ppo_math/ended") == (0, "its last words\n", "")
+
+
 def test_a_reused_process_id_is_not_taken_for_the_run(rlcli):
     folder = record("runs/ppo_math/one", "running")
     this_process = ProcessRecord.of_this_process()

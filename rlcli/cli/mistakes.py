@@ -236,12 +236,21 @@ def _number(parameter: Any, complaint: str) -> str:
     """`a whole number, at least 1`: which numbers a parameter takes."""
     kind = parameter if hasattr(parameter, "min") else getattr(parameter, "type", None)
     least, most = getattr(kind, "min", None), getattr(kind, "max", None)
-    words = [
-        "a number" if "float" in complaint or "valid number" in complaint else "a whole number"
-    ]
-    words += [f"at least {least}"] if least is not None else []
-    words += [f"at most {most}"] if most is not None else []
+    may_be_fraction = (
+        isinstance(least, float)
+        or isinstance(most, float)
+        or "float" in complaint
+        or "valid number" in complaint
+    )
+    words = ["a number" if may_be_fraction else "a whole number"]
+    words += [f"at least {_as_text(least)}"] if least is not None else []
+    words += [f"at most {_as_text(most)}"] if most is not None else []
     return ", ".join(words)
+
+
+def _as_text(bound: float) -> str:
+    """`0` for 0.0."""
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def _is_recipe(name: str) -> bool:

@@ -43,7 +43,9 @@ def eval(  # the verb's name
     ] = None,
     reward: Annotated[
         str | None,
-        typer.Option("--reward", metavar="NAME", help="The interface that scores the responses."),
+        typer.Option(
+            "--reward", metavar="NAME", help="The interface, or .py file, that scores responses."
+        ),
     ] = None,
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")
@@ -85,7 +87,7 @@ def eval(  # the verb's name
 
     Example: rlcli eval runs/ppo_math/20261121-120000 --dataset gsm8k/test.jsonl -n 8
     """
-    from rlcli.launch.components import read_component
+    from rlcli.launch.components import read_reward
     from rlcli.launch.evaluation import check_exam, exam_recipe, examine, find_exam
     from rlcli.launch.harness import run_tasks
     from rlcli.launch.trained_model import trained_model
@@ -103,7 +105,7 @@ def eval(  # the verb's name
         trained = stack.enter_context(trained_model(model, role, step))
         exam = find_exam(dataset, trained.run)
         if reward is not None:
-            exam = exam.with_reward(read_component(reward, "--reward"))
+            exam = exam.with_reward(read_reward(reward))
         resolved = exam_recipe(trained.source, exam, settings)
         check_exam(resolved)
         prompts = 10**9 if save is not None else show

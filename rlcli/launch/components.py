@@ -26,3 +26,11 @@ def read_component(text: str, option: str) -> Component:
         hint = "write '{type: NAME, args: {KEY: VALUE}}'"
         raise UsageError(f"{text[:80]!r} names no component", where=option, hint=hint)
     return component
+
+
+def read_reward(text: str) -> Component:
+    """What `--reward` names: an interface or, as in the verbs that take a recipe, a Python file
+    whose function `score` rewards a response. Raises UsageError."""
+    if text.endswith(".py"):
+        return {"type": "function_reward", "args": {"path": text}}
+    return read_component(text, "--reward")

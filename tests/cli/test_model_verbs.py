@@ -151,6 +151,17 @@ def test_eval_accepts_overrides_of_its_recipe(rlcli):
     assert document["results"]["response_length"] == {"mean": 2, "standard_error": 0, "prompts": 2}
 
 
+def test_a_python_file_may_be_the_reward(rlcli, tmp_path):
+    (tmp_path / "half.py").write_text("def score(response, answer):\n    return int(answer) / 2\n")
+    arguments = ("--dataset", "rows.jsonl", "--max-new-tokens", "3", "--rows", "3")
+    document = parsed(rlcli("eval", "chat", *arguments, "--reward", "half.py", "--json"))
+    assert [sample["reward"] for sample in document["samples"]] == [1, 2]
+    assert document["results"]["reward"]["mean"] == 2
+    code, out, err = rlcli("eval", "chat", *arguments, "--reward", "missing.py")
+    assert (code, out) == (4, "")
+    assert "missing.py" in err
+
+
 def test_eval_accepts_a_dataset_component(rlcli):
     held_out = "{type: arithmetic, args: {held_out: true, problems: 3}}"
     document = parsed(

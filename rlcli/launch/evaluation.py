@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.api.key_meaning import REWARDS
+from rlcli.api.key_meaning import PROMPTS, REWARDS
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
 from rlcli.launch.components import Component, read_component
@@ -194,19 +194,39 @@ def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
     recipe = load_recipe(named).recipe
     chosen = dataset or recipe.train.eval.dataset
     if chosen is None or chosen not in recipe.datasets:
-        message = f"recipe {recipe.name} " + (
-            f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset"
-        )
-        name, *others = recipe.datasets
-        hint = f"name one: --dataset {named}#{name}"
-        hint += f"; the others are {', '.join(others)}" if others else ""
-        raise UsageError(message, where="--dataset", hint=hint)
+        problem = f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset"
+        raise _no_rows(named, recipe, problem)
+    if not _has_prompts(recipe, chosen):
+        raise _no_rows(named, recipe, f"has no prompts to answer in its dataset {chosen}")
     generation = recipe.generation.build()
     limits = {
         "max_new_tokens": generation.max_new_tokens,
         "stop_token_ids": list(generation.stop_token_ids),
     }
     return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), limits, played_by(recipe))
+
+
+def _has_prompts(recipe: Recipe, dataset: str) -> bool:
+    """Whether rows are prompts alone, which a model can answer, or may be, as nothing says it."""
+    from rlcli.recipe.components import dataset_keys
+
+    keys = dataset_keys(recipe.datasets, dataset)
+    return keys is None or PROMPTS in keys
+
+
+def _no_rows(named: str, recipe: Recipe, problem: str) -> UsageError:
+    """The error for a recipe that does not say which rows a model should answer."""
+    answerable = [name for name in recipe.datasets if _has_prompts(recipe, name)]
+    if answerable:
+        name, *others = answerable
+        hint = f"name one: --dataset {named}#{name}"
+        hint += f"; the others are {', '.join(others)}" if others else ""
+    else:
+        hint = (
+            "give rows with prompts and answers: --dataset FILE.jsonl, or a recipe that is "
+            "evaluated on some, such as --dataset ppo_math"
+        )
+    return UsageError(f"recipe {recipe.name} {problem}", where="--dataset", hint=hint)
 
 
 def _reward_of(recipe: Recipe) -> Component | None:

@@ -203,6 +203,8 @@ def test_eval_uses_the_held_out_rows_of_a_recipe(rlcli):
         (("chat", "--dataset", "arithmetik"), 2, "did you mean arithmetic?"),
         (("chat", "--dataset", "nothing.jsonl"), 2, "no rows 'nothing.jsonl'"),
         (("chat", "--dataset", "sft_math"), 2, "evaluates on no dataset"),
+        (("chat", "--dataset", "sft_math#train"), 2, "no prompts to answer in its dataset train"),
+        (("chat", "--dataset", "ppo_math#other"), 2, "name one: --dataset ppo_math#train"),
         (("chat", "--dataset", "ppo_math#other"), 2, "has no dataset 'other'"),
         (("chat", "--dataset", "{type: "), 2, "names no component"),
         (
@@ -239,6 +241,16 @@ def run_of(tmp_path, models):
         return "run"
 
     return make
+
+
+def test_a_run_without_prompts_is_evaluated_on_the_rows_that_its_hint_names(rlcli, run_of):
+    run = run_of("sft_math")
+    code, out, err = rlcli("eval", run)
+    assert (code, out) == (2, "")
+    assert "recipe.resolved.yaml" not in err, "its rows of training hold their answers"
+    assert "--dataset ppo_math" in err
+    rows = ("--dataset", "ppo_math", "--rows", "2", "--max-new-tokens", "3")
+    assert parsed(rlcli("eval", run, *rows, "--json"))["results"]["accuracy"]["prompts"] == 2
 
 
 def test_eval_plays_the_episodes_of_a_run(rlcli, run_of):

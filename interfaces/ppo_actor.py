@@ -266,9 +266,8 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     def may_step(self, stats: Mapping[str, float]) -> bool:
         """Whether the means of an optimizer step are within the limits."""
         limits = {"importance_ratio": self.early_stop_imp_ratio, "approx_kl": self.early_stop_kl}
-        return not any(
-            limit is not None and stats.get(name, 0.0) > limit for name, limit in limits.items()
-        )
+        means = dict.fromkeys(limits, 0.0) | {**stats}  # those of no tokens are not there
+        return not any(limit is not None and means[name] > limit for name, limit in limits.items())
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Responses made of words from their prompts."""
@@ -319,11 +318,10 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         """[M] the weight of the penalty of each trained action. Its reverse gradient is an
         expectation over the policy's own tokens: as their ratio to the old policy is in it, that of
         the old policy to the sampler, by which the loss is weighted, belongs here."""
-        tensors, mask = batch.data, batch.data["loss_mask"]
-        weights = tensors["kl_weights"][mask]
+        weights = batch.data["kl_weights"]
         if self.kl_gradient == "reverse" and "loss_weights" in batch.keys:
-            weights = weights * tensors["loss_weights"][mask]
-        return weights
+            weights = weights * batch.data["loss_weights"]
+        return weights[batch.data["loss_mask"]]
 
     def _loss_weight(self, batch: SequenceSample) -> torch.Tensor:
         """The divisor of the sum over all micro-batches and ranks."""

@@ -122,8 +122,8 @@ def check_exam(resolved: Resolved) -> None:
     from rlcli.inspect.rows import open_dataset
 
     # an evaluation keeps nothing: its folder is a temporary one, not log.dir of the layer
-    with tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder:
-        check_before_start(resolved, Path(folder), [])
+    with temporary_folder("eval-") as folder:
+        check_before_start(resolved, folder, [])
     call = resolved.recipe.graph.get("reward_inf")
     if call is None or not scores_texts(call):
         return

@@ -4,7 +4,7 @@ a spread. Runs that did not finish are a group of their own, and a seed counts o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,21 +157,13 @@ def _settings(run: Path) -> list[str]:
     except OSError:
         lines = []
     changes = [change for _, change in RunDirectory.open(run).changes_on_resume()]
-    lines = _with_changes(lines, changes)
-    named = next((text for key, text in _sections(_head(run)) if key == "name"), "")
-    return [
-        named.partition(":")[2].strip(),
-        *(line for line in lines if line.partition("=")[0].split(".")[0] not in WITHOUT_EFFECT),
-        *([] if _is_finished(run) else [UNFINISHED]),
-    ]
-
-
-def _with_changes(overrides: list[str], changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The overrides of a run that was resumed with other values."""
-    settings = {line.partition("=")[0]: line for line in overrides}
+    settings = {line.partition("=")[0]: line for line in lines}
     for change in changes:
         settings |= {key: f"{key}={value}" for key, value in change.items()}
-    return list(settings.values())
+    named = next((text for key, text in _sections(_head(run)) if key == "name"), "")
+    overrides = [line for key, line in settings.items() if key.split(".")[0] not in WITHOUT_EFFECT]
+    unfinished = [] if _is_finished(run) else [UNFINISHED]
+    return [named.partition(":")[2].strip(), *overrides, *unfinished]
 
 
 def _head(run: Path) -> str:

@@ -37,11 +37,11 @@ def test_stats_are_sums_divided_by_their_own_counts_or_the_weight_of_the_loss():
     assert reduce_stats([], torch.tensor(0.0), alone) == {}
 
 
-def with_another_rank(other):
+def with_another_rank(tables):
     """The reduction of two ranks, of which the other one has this table for each operation."""
 
     def reduce(value, op):
-        return torch.maximum(value, other["max"]) if op == "max" else value + other["sum"]
+        return torch.maximum(value, tables["max"]) if op == "max" else value + tables["sum"]
 
     return reduce
 
@@ -60,8 +60,8 @@ def tables_of(collected, weight):
 
 def test_a_mean_over_nothing_counts_where_another_rank_has_something():
     weight = torch.tensor(1.0)
-    other = tables_of([{"gap": (0.0, 0), "drift": (6.0, 3)}], weight)
-    stats = reduce_stats([{"gap": (1.0, 2), "drift": (0.0, 0)}], weight, with_another_rank(other))
+    tables = tables_of([{"gap": (0.0, 0), "drift": (6.0, 3)}], weight)
+    stats = reduce_stats([{"gap": (1.0, 2), "drift": (0.0, 0)}], weight, with_another_rank(tables))
     assert stats == {"gap": 0.5, "drift": 2.0}
 
 
@@ -72,9 +72,9 @@ def test_a_mean_over_nothing_on_all_ranks_is_left_out():
 
 def test_ranks_that_report_different_stats_are_refused():
     weight = torch.tensor(1.0)
-    other = tables_of([{"drift": (6.0, 3)}], weight)
+    tables = tables_of([{"drift": (6.0, 3)}], weight)
     with pytest.raises(ValueError, match="the ranks report different stats"):
-        reduce_stats([{"gap": (1.0, 2)}], weight, with_another_rank(other))
+        reduce_stats([{"gap": (1.0, 2)}], weight, with_another_rank(tables))
 
 
 def test_numbers_on_the_host_keep_their_order_and_lose_nothing():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -50,6 +51,32 @@ def test_a_new_environment_passes_its_test(rlcli, tmp_path):
     assert code == 0, out
     assert "answers are scored" in out
     assert "FAIL" not in out
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ("grpo_math",),
+        ("grpo_guess",),
+        ("ppo_math",),
+        ("grpo", "--model", "some/model", "--data", "rows.jsonl"),
+    ],
+    ids=lambda recipe: recipe[0],
+)
+def test_the_layer_of_a_new_environment_fits_recipes_that_have_a_reward(rlcli, tmp_path, recipe):
+    rlcli("new", "project", "mine")
+    os.chdir("mine")
+    rlcli("new", "environment", "my-env")
+    (tmp_path / "mine" / "rows.jsonl").write_text('{"prompt": "How many?", "answer": "2"}\n')
+    with_layer = (*recipe, "--with", "environments/my-env")
+    code, out, err = rlcli("validate", *with_layer)
+    assert code == 0, out + err
+    resolved = json.loads(rlcli("show", *with_layer, "--json")[1])["recipe"]
+    players = resolved["graph"]["actor_gen"], resolved["train"]["eval"]["graph"]["eval_gen"]
+    for player in players:
+        interface = player["interface"]
+        assert (interface["type"], interface["args"]["environment"]) == ("episodes", "my-env")
+    assert resolved["train"]["eval"]["graph"].get("eval_reward") is None
 
 
 def test_environments_of_a_project_are_tested_without_torch(tmp_path):

@@ -112,10 +112,7 @@ def recipes(judge):
             "datasets.long={type: arithmetic_demonstrations, args: {problems: 8}}",
             "datasets.short={type: arithmetic_demonstrations, args: {problems: 8, seed: 1}}",
             "datasets.train={_replace_: true, type: mixture, args: {weights: {long: 1, short: 1}}}",
-            (
-                "train.eval={dataset: long, graph: {fit: {model: actor, call: "
-                "evaluate, interface: sft}}}"
-            ),
+            "train.eval.dataset=long",
         ),
         "reward_model": (
             "rm_arithmetic",

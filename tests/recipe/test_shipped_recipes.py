@@ -129,6 +129,15 @@ def test_ppo_starts_from_the_model_of_sft():
     assert load_recipe("ppo_math").recipe.models["actor"].path == "recipe:sft_math#actor"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "call"), [("sft", "eval_sft"), ("dpo", "eval_pairs"), ("kto", "eval_answers")]
+)
+def test_an_evaluation_without_responses_needs_only_the_name_of_a_dataset(recipe, call, needed):
+    held_out = "datasets.held_out={type: hf, args: {path: train.jsonl}}"
+    overrides = [*needed[recipe], held_out, "train.eval.dataset=held_out"]
+    assert load_recipe(recipe, overrides).recipe.train.eval.graph[call].call == "evaluate"
+
+
 @pytest.mark.parametrize("file", EVERY_FILE)
 def test_every_recipe_begins_with_its_purpose_and_its_needs(file):
     does, needs, after = (RECIPES / file).read_text().splitlines()[:3]

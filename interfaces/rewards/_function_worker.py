@@ -41,7 +41,9 @@ def prepare(settings: dict[str, Any]) -> Work:
         except MemoryError:
             return {"limit": "memory"}
         except BaseException as problem:  # SystemExit too: a function must not end its process
-            return {"error": f"{type(problem).__name__}: {problem}", **cause_of(problem)}
+            cause = cause_of(problem)
+            cause["where"] = cause["where"] or definition_of(function)  # what it returned is wrong
+            return {"error": f"{type(problem).__name__}: {problem}", **cause}
 
     return work
 
@@ -121,6 +123,12 @@ def cause_of(problem: BaseException) -> dict[str, Any]:
     if isinstance(problem, SyntaxError) and problem.filename:
         where = f"{problem.filename}:{problem.lineno}"
     return {"traceback": "".join(lines)[-LONGEST:].rstrip(), "where": where}
+
+
+def definition_of(function: Callable[..., Any]) -> str | None:
+    """File and line of a function that is written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
 
 
 if __name__ == "__main__":

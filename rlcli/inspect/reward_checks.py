@@ -4,7 +4,7 @@ whether it scores rows at all."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlcli.inspect.row_checks import location
 from rlcli.inspect.text import shortened
 from rlcli.recipe.components import declared, declared_of_call, signature_of
 from rlcli.recipe.schema import Call, Recipe
+from rlcli.registry.faults import attribute_user_errors
 
 MOST = 64
 """Rows whose answers are tried."""
@@ -48,30 +49,46 @@ def scores_responses(recipe: Recipe, call: Call) -> bool:
 
 
 def try_reward(name: str, call: Call, tokenizer: Any, rows: Sequence[Preview]) -> Finding:
-    """Let a reward score a few rows, each with its answer as the response."""
+    """Let a reward score a few rows: each with its answer as the response, with that of another
+    row, and with an empty one. A model will write all of these, and each needs a number."""
     about, tried = f"{name} reward", _spread(rows, FEW)
-    try:
-        interface = registry.make_interface(
-            ModelInterfaceAbstraction(call.interface.type, call.interface.args)
-        )
-        rewards = _rewards(interface, tokenizer, tried)
-    except RlcliError as error:
-        return failure(about, error)
-    except Exception as error:  # whatever a user's reward raises
-        return _failed(about, call, error)
+    rewards: list[float] = []
+    for described, responses in _responses(tried).items():
+        try:
+            with attribute_user_errors():
+                interface = registry.make_interface(
+                    ModelInterfaceAbstraction(call.interface.type, call.interface.args)
+                )
+                rewards += _rewards(interface, tokenizer, tried, responses)
+        except RlcliError as error:
+            finding = failure(about, error)
+            return replace(finding, details=[*finding.details, f"the responses were {described}"])
+        except Exception as error:  # of rlcli or a library
+            return _failed(about, call, error)
+    of_answers = rewards[: len(tried)]
     says = (
         f"{len(tried)} rows scored with their answers as responses, from "
-        f"{min(rewards):g} to {max(rewards):g}"
+        f"{min(of_answers):g} to {max(of_answers):g}"
     )
     return Finding(level="ok", about=about, says=says)
 
 
-def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview]) -> list[float]:
-    answers = [
-        tokenizer(str(row.metadata.get("answer", "")), add_special_tokens=False).input_ids
-        for row in rows
-    ]
-    tokens = [(row.sequences[0], answer) for row, answer in zip(rows, answers, strict=True)]
+def _responses(rows: Sequence[Preview]) -> dict[str, list[str]]:
+    """Description → responses to try, one for each row."""
+    golds = [str(row.metadata.get("answer", "")) for row in rows]
+    others = [_another(golds, number) or "" for number in range(len(golds))]
+    return {
+        "the answers of their rows": golds,
+        "the answers of other rows": others,
+        "empty": [""] * len(rows),
+    }
+
+
+def _rewards(
+    interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview], responses: Sequence[str]
+) -> list[float]:
+    encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in responses]
+    tokens = [(row.sequences[0], response) for row, response in zip(rows, encoded, strict=True)]
     metadata = {key: [row.metadata.get(key) for row in rows] for key in rows[0].metadata}
     scored = score_tokens(interface, tokenizer, [row.id for row in rows], tokens, metadata)
     return [float(reward) for reward in scored.data[REWARDS]]
@@ -96,8 +113,8 @@ def score_tokens(
         ids=list(ids),
         seqlens=[len(sequence) for sequence in sequences],
         data={
-            SEQUENCES: torch.tensor([*chain.from_iterable(sequences)]),
-            PROMPT_MASK: torch.tensor([*chain.from_iterable(masks)]),
+            SEQUENCES: torch.tensor([*chain.from_iterable(sequences)], dtype=torch.long),
+            PROMPT_MASK: torch.tensor([*chain.from_iterable(masks)], dtype=torch.bool),
         },
         metadata=dict(metadata),
     )
@@ -129,13 +146,14 @@ def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
         )
     tried = _spread(rows, MOST)
     try:
-        interface: Any = registry.make_interface(
-            ModelInterfaceAbstraction(call.interface.type, call.interface.args)
-        )
-        return _judge(about, interface, tried)
+        with attribute_user_errors():
+            interface: Any = registry.make_interface(
+                ModelInterfaceAbstraction(call.interface.type, call.interface.args)
+            )
+            return _judge(about, interface, tried)
     except RlcliError as error:
         return failure(about, error)
-    except Exception as error:  # whatever a user's reward raises
+    except Exception as error:  # of rlcli or a library
         return _failed(about, call, error)
 
 

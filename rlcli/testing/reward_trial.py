@@ -59,8 +59,9 @@ class RewardTrial:
 
 def try_reward_on(name: str, values: Sequence[str], file: Path) -> RewardTrial:
     """Score the rows of a `.jsonl` file, such as the samples of a run. A row has a `response`, or
-    its `answer` is taken as one; its `prompt` and all other fields are given to the reward. Raises
-    UsageError for a reward that needs a model, DataError for rows, whatever the reward raises."""
+    its `answer` is taken as one; its `prompt` and all other fields are given to the reward. A few
+    rows are also tried with the response of the next row, and with an empty one. Raises UsageError
+    for a reward that needs a model, DataError for rows, whatever the reward raises."""
     subject = Subject("interface", name, registry.path_of("interfaces", name), tuple(values))
     interface: ModelInterface = registry.make_interface(
         ModelInterfaceAbstraction(name, values_of(subject))
@@ -69,6 +70,8 @@ def try_reward_on(name: str, values: Sequence[str], file: Path) -> RewardTrial:
     rows = _read(file)
     tokenizer = byte_tokenizer()
     _score(interface, tokenizer, rows[:AGAIN])
+    if interface.TRIED:
+        _demand_numbers(interface, tokenizer, rows)
     began = time.perf_counter()
     rewards, reasons = _score(interface, tokenizer, rows)
     seconds = time.perf_counter() - began
@@ -77,6 +80,16 @@ def try_reward_on(name: str, values: Sequence[str], file: Path) -> RewardTrial:
         for line, (row, reward, reason) in enumerate(zip(rows, rewards, reasons, strict=True), 1)
     ]
     return RewardTrial(tried, seconds)
+
+
+def _demand_numbers(
+    interface: ModelInterface, tokenizer: Any, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Score a few rows with other responses: a model will answer wrongly, or nothing, which needs a
+    number too. Raises whatever the reward raises."""
+    for described, responses in (("that of the next", _others(rows)), ("none", [""] * AGAIN)):
+        tried = _answered(rows[:AGAIN], responses)
+        _score(interface, tokenizer, tried, f" (its response: {described})")
 
 
 def _check_reads_texts(name: str, interface: ModelInterface) -> None:
@@ -106,17 +119,28 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def _score(
-    interface: ModelInterface, tokenizer: Any, rows: Sequence[Mapping[str, Any]]
+    interface: ModelInterface, tokenizer: Any, rows: Sequence[Mapping[str, Any]], note: str = ""
 ) -> tuple[list[float], list[str | None]]:
-    """Rewards and reasons, one for each row."""
+    """Rewards and reasons, one for each row; errors name a row by its line and the note."""
     texts = [(_text(row.get("prompt")) or "", _response(row)) for row in rows]
     tokens = [(_ids(tokenizer, prompt), _ids(tokenizer, response)) for prompt, response in texts]
     fields = {key for row in rows for key in row} - {"prompt", "response", "id"}
     metadata = {key: [row.get(key) for row in rows] for key in sorted(fields)}
-    ids = [f"line {line}" for line in range(1, len(rows) + 1)]
+    ids = [f"line {line}{note}" for line in range(1, len(rows) + 1)]
     scored = score_tokens(interface, tokenizer, ids, tokens, metadata)
     reasons = [reason for of_row in scored.metadata.get(REASONS, []) for reason in of_row]
     return scored.data[REWARDS].double().tolist(), reasons or [None] * len(rows)
+
+
+def _answered(rows: Sequence[Mapping[str, Any]], responses: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows with other responses; there may be more responses than rows."""
+    return [{**row, "response": response} for row, response in zip(rows, responses, strict=False)]
+
+
+def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each row the response of the next one."""
+    responses = [_response(row) for row in rows]
+    return responses[1:] + responses[:1]
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

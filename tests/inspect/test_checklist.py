@@ -514,6 +514,12 @@ def test_shares_have_one_decimal_only_near_0_and_100_percent():
         ),
         ("def score(response):\n    return 1 / 0\n", "FAIL", "ZeroDivisionError"),
         ("def score(response):\n    return 'good'\n", "FAIL", "is not a number"),
+        (
+            "def score(response, answer):\n    if answer in response:\n        return 1.0\n",
+            "FAIL",
+            "it returned None, which is not a number",
+        ),
+        ("def score(response):\n    return float(ord(response[0]))\n", "FAIL", "IndexError"),
     ],
 )
 def test_a_reward_function_of_the_user_is_tried_on_rows(tmp_path, monkeypatch, source, level, says):
@@ -538,3 +544,52 @@ def test_a_reward_function_that_cannot_be_loaded_is_reported_once(tmp_path, monk
         if finding.level == "FAIL"
     ]
     assert [(finding.about, finding.code) for finding in failures] == [("arguments", "F51")]
+
+
+def test_a_function_without_a_number_for_wrong_answers_is_reported_with_its_line(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    source = "\n\ndef score(response, answer):\n    if answer in response:\n        return 1.0\n"
+    (tmp_path / "mine.py").write_text(source)
+    reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
+    [finding] = [
+        finding
+        for finding in preflight(load_recipe("ppo_math", [reward]), rows=3)
+        if finding.about == "reward_inf reward"
+    ]
+    assert list(finding.details) == [
+        f"{tmp_path / 'mine.py'}:3",
+        "the responses were the answers of other rows",
+    ]
+
+
+@pytest.mark.parametrize("base", ["TextReward", "ModelInterface"])
+def test_an_exception_in_a_reward_of_the_user_has_its_line(tmp_path, monkeypatch, base):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "interfaces").mkdir()
+    name = f"brevity_{base.lower()}"  # a process loads a component only once
+    file = tmp_path / "interfaces" / f"{name}.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from rlcli.api.interface import ModelInterface, register_interface\n"
+        "from .rewards._text_reward import TextReward\n"
+        "@dataclass(kw_only=True)\n"
+        f"class Brevity({base}):\n"
+        "    READS = {'inference': ('packed_input_ids', 'prompt_mask')}\n"
+        "    WRITES = {'inference': ('rewards',)}\n"
+        "    def score(self, response, answer):\n"
+        "        return 1.0 if answer in grop else 0.0\n"
+        "    def inference(self, model, data, mb_spec):\n"
+        "        return self.score('4', '4')\n"
+        f"register_interface('{name}', Brevity)\n"
+    )
+    resolved = load_recipe("ppo_math", [f"graph.reward_inf.interface={name}"])
+    [failed] = [
+        finding for finding in preflight(resolved, rows=3) if finding.about == "reward_inf reward"
+    ]
+    assert (failed.code, failed.exit_code) == ("PROJECT", 2)
+    assert failed.says == "NameError: name 'grop' is not defined"
+    assert failed.details[0] == f"{file}:9"
+    assert failed.fix.startswith(f"rlcli test interface {name}")

@@ -59,6 +59,26 @@ def test_a_function_of_ones_own_is_tried_with_all_fields_of_the_rows(trial, tmp_
 
 
 @pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ("answer in response", "line 1 (its response: that of the next)"),
+        ("response", "line 1 (its response: none)"),
+    ],
+)
+def test_a_function_without_a_number_for_some_responses_is_reported(
+    trial, tmp_path, condition, says
+):
+    body = f"def score(response, answer):\n    if {condition}:\n        return 1.0\n"
+    (tmp_path / "own.py").write_text(body)
+    rows = [{"answer": "4"}, {"answer": "5"}]
+    code, _, err = trial("reward", "function_reward", "path=own.py", rows=rows)
+    assert code == 2
+    assert f"{tmp_path / 'own.py'}:1" in err
+    assert says in err
+    assert "it returned None, which is not a number" in err
+
+
+@pytest.mark.parametrize(
     ("words", "rows", "code", "says"),
     [
         (("reward", "math_reward"), [], 4, "rows.jsonl has no rows"),

@@ -26,21 +26,38 @@ class RowColumns:
     absent: tuple[str, ...] = ()
     """Fields that the dataset otherwise needs, and that such rows do not have."""
 
+    def fields_of(self, named: Mapping[str, str]) -> dict[str, str] | None:
+        """Field → its column, for columns that the user names by the field or by another usual
+        name of it; None if a name is that of no field, or of several, or two are of the same."""
+        fields: dict[str, str] = {}
+        for name, column in named.items():
+            meant = [field for field, usual in self.usual.items() if name in usual]
+            if name in (*self.usual, *OPTIONAL.get(self.kind, ())):
+                meant = [name]
+            if len(meant) != 1 or meant[0] in fields:
+                return None
+            fields[meant[0]] = column
+        return fields
+
     def columns_of(self, columns: Collection[str], named: Mapping[str, str]) -> dict[str, str]:
         """Field → its column: the one that the user names, or the first with a usual name.
         Fields without a column are left out."""
-        located: dict[str, str] = {}
+        located = dict(self.fields_of(named) or {})
         for field, usual in self.usual.items():
-            candidates = [named[field]] if field in named else [n for n in usual if n in columns]
-            if candidates:
+            candidates = [name for name in usual if name in columns]
+            if field not in located and candidates:
                 located[field] = candidates[0]
         return located
 
     def fits(self, columns: Collection[str], named: Mapping[str, str]) -> bool:
-        """Whether the rows have a column for each field, and the user names no absent one."""
-        return len(self.columns_of(columns, named)) == len(self.usual) and not (
-            set(self.absent) & set(named)
-        )
+        """Whether the rows have a column for each field, and all names of the user are of
+        fields."""
+        return self.fields_of(named) is not None and not self.missing(columns, named)
+
+    def missing(self, columns: Collection[str], named: Mapping[str, str]) -> list[str]:
+        """The fields without a column."""
+        located = self.columns_of(columns, named)
+        return [field for field in self.usual if field not in located]
 
     def arguments(
         self, columns: Collection[str], named: Mapping[str, str]
@@ -50,6 +67,9 @@ class RowColumns:
         keys: dict[str, str | None] = {f"{field}_key": located[field] for field in located}
         return keys | {f"{field}_key": None for field in self.absent}
 
+
+OPTIONAL = {"chat": ("tools",), "paired": ("margin",)}
+"""Optional fields of some kinds, used if rows have them."""
 
 LAYOUTS = (
     RowColumns("chat", {"messages": MESSAGES}),
@@ -110,10 +130,41 @@ LEARNED_BY = {
 def layout_of(
     columns: Collection[str], kinds: Collection[str], named: Mapping[str, str]
 ) -> RowColumns | None:
-    """The layout of rows with these columns, among those of some datasets; None if none fits."""
+    """The layout of rows with these columns, among those of some datasets; None if none fits. One
+    that has all fields that the user names is not passed over, because it lacks a column, for one
+    with fewer fields, which knows the names only as other words for its own."""
+    allowed = [layout for layout in LAYOUTS if layout.kind in kinds]
+    literal = [layout for layout in allowed if named and set(named) <= set(layout.usual)]
+    fullest = max((len(layout.usual) for layout in literal), default=0)
     return next(
-        (layout for layout in LAYOUTS if layout.kind in kinds and layout.fits(columns, named)), None
+        (
+            layout
+            for layout in allowed
+            if layout.fits(columns, named) and (layout in literal or len(layout.usual) >= fullest)
+        ),
+        None,
     )
+
+
+def completion(
+    columns: Collection[str], kinds: Collection[str], named: Mapping[str, str], setting: Setting
+) -> str:
+    """What to do about rows in which the columns that the user names are not all that is needed, or
+    do not belong together."""
+    accepting = [
+        layout
+        for layout in LAYOUTS
+        if layout.kind in kinds
+        and layout.fields_of(named) is not None
+        and layout.missing(columns, named)
+    ]
+    if accepting:
+        nearest = min(accepting, key=lambda layout: len(layout.missing(columns, named)))
+        lacking = nearest.missing(columns, named)
+        settings = " ".join(setting(field, "COLUMN") for field in lacking)
+        return f"rows of {nearest.kind} also have {' and '.join(lacking)}: set {settings} too"
+    sets = [" and ".join(layout.usual) for layout in LAYOUTS if layout.kind in kinds]
+    return f"name the columns of fields that belong together: {'; '.join(dict.fromkeys(sets))}"
 
 
 def remedy(columns: Sequence[str], kinds: Collection[str], setting: Setting) -> str | None:

@@ -13,16 +13,13 @@ from rlcli.errors import DataError
 from rlcli.registry import load, make_dataset
 
 from ._jsonl import BadRow
-from ._layouts import LAYOUTS, RowColumns, layout_of, remedy
+from ._layouts import LAYOUTS, OPTIONAL, RowColumns, completion, layout_of, remedy
 from ._messages import is_conversation
 from ._text_rows import TextRows
 
 Kind = Literal[
     "chat", "paired", "prompt_answer", "math_prompts", "prompt_only", "plain_text", "unpaired"
 ]
-
-OPTIONAL = {"chat": ("tools",), "paired": ("margin",)}
-"""Optional fields of some kinds, used if rows have them."""
 
 COLUMN = "columns.{field}"
 """The argument that names the column of a field."""
@@ -49,8 +46,9 @@ class HuggingFace(TextRows):
     have."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    """Field of a row (prompt, answer, question, messages, tools, positive, negative, label) → the
-    column that holds it, if that has an unusual name."""
+    """Field of a row (prompt, answer, question, messages, tools, positive, negative, label), or
+    another usual name of it (completion) → the column that holds it, if that has an unusual name.
+    All that are named must belong to the same kind of rows."""
 
     _taken: Any = field(init=False, repr=False)
     """The dataset that handles the rows."""
@@ -64,8 +62,6 @@ class HuggingFace(TextRows):
         layout, keys = self._layout(kinds)
         # Without a readable row any of them reports why; the last one needs no chat template.
         kind = layout.kind if layout is not None else kinds[-1]
-        self._refuse_unknown_fields(kind)
-        keys |= {f"{name}_key": column for name, column in self.columns.items()}
         cls: Any = load("datasets", kind)
         accepted = {field.name for field in fields(cls) if field.init}
         common = [field.name for field in fields(TextRows) if field.init and field.name in accepted]
@@ -85,7 +81,14 @@ class HuggingFace(TextRows):
 
     def _refuse_unknown_fields(self, kind: str) -> None:
         usual = [name for layout in LAYOUTS if layout.kind == kind for name in layout.usual]
-        unknown = set(self.columns) - {*usual, *OPTIONAL.get(kind, ())}
+        synonyms = [
+            name
+            for layout in LAYOUTS
+            if layout.kind == kind
+            for names in layout.usual.values()
+            for name in names
+        ]
+        unknown = set(self.columns) - {*usual, *synonyms, *OPTIONAL.get(kind, ())}
         if unknown:
             takes = ", ".join(dict.fromkeys(usual))
             raise ValueError(f"columns has {', '.join(sorted(unknown))}; {kind} takes {takes}")
@@ -136,7 +139,11 @@ class HuggingFace(TextRows):
         kinds, columns = self._kinds, list(row)
         nested = [name for name, value in row.items() if is_conversation(value)]
         util = replace(self.util, column_argument=COLUMN)
-        hint = remedy(columns, kinds, util.column_setting)
+        hint = (
+            completion(columns, kinds, self.columns, util.column_setting)
+            if self.columns
+            else remedy(columns, kinds, util.column_setting)
+        )
         if hint is None and nested and len(columns) == len(nested):
             hint = f"if {nested[0]!r} is a list of rows, write that list to the file"
         hint = hint or (

@@ -176,3 +176,40 @@ def test_rows_without_columns_and_an_empty_list_of_kinds_are_refused(tmp_path):
         build(tmp_path, "hf", [{}])
     with pytest.raises(UsageError, match="kind is an empty list"):
         build(tmp_path, "hf", [{"prompt": "Q"}], kind=[])
+
+
+RENAMED = {"task_text": "1+1?", "gold": "2"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        (PROMPTS, "prompt answer"),
+        (PROMPTS, "question answer"),
+        (DEMONSTRATIONS, "prompt completion"),
+        (DEMONSTRATIONS, "question answer"),
+    ],
+)
+def test_columns_are_named_by_any_usual_name_of_their_fields(tmp_path, kinds, names):
+    columns = dict(zip(names.split(), RENAMED, strict=True))
+    preview = build(tmp_path, "hf", [RENAMED], kind=list(kinds), columns=columns).preview(0)
+    assert preview.prompt == "1+1?"
+    assert [*preview.answers, preview.metadata.get("answer")][0] == "2"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "columns", "hint"),
+    [
+        (PROMPTS, {"question": "task_text"}, "rows of math_prompts also have answer: set "),
+        (DEMONSTRATIONS, {"prompt": "task_text"}, "rows of prompt_answer also have answer: set "),
+        (PROMPTS, {"prompt": "task_text", "chosen": "gold"}, "question and answer; prompt"),
+        (PROMPTS, {"prompt": "task_text", "question": "gold"}, "question and answer; prompt"),
+    ],
+)
+def test_names_that_do_not_suffice_are_reported_with_what_is_missing(
+    tmp_path, kinds, columns, hint
+):
+    with pytest.raises(DataError, match=r"the columns of .* are task_text, gold") as caught:
+        build(tmp_path, "hf", [RENAMED], kind=list(kinds), columns=columns)
+    assert caught.value.where.endswith("rows.jsonl:1")
+    assert hint in caught.value.hint

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def prepare(settings: dict[str, Any]) -> Work:
         function = loaded(settings["path"], settings["function"], settings["folders"])
         arguments = Arguments(function)
     except BaseException as problem:
-        raise Broken(f"{type(problem).__name__}: {problem}", **cause_of(problem)) from problem
+        raise Broken(f"{type(problem).__name__}: {problem}", **cause_in(problem)) from problem
+    cause_of = partial(cause_in, otherwise=definition_of(function))
 
     def work(task: dict[str, Any]) -> dict[str, Any]:
         row = task["row"]
@@ -41,9 +43,7 @@ def prepare(settings: dict[str, Any]) -> Work:
         except MemoryError:
             return {"limit": "memory"}
         except BaseException as problem:  # SystemExit too: a function must not end its process
-            cause = cause_of(problem)
-            cause["where"] = cause["where"] or definition_of(function)  # what it returned is wrong
-            return {"error": f"{type(problem).__name__}: {problem}", **cause}
+            return {"error": f"{type(problem).__name__}: {problem}", **cause_of(problem)}
 
     return work
 
@@ -110,8 +110,9 @@ def number(value: Any) -> float:
     return score
 
 
-def cause_of(problem: BaseException) -> dict[str, Any]:
-    """The traceback starting at the user's code, and its innermost location there."""
+def cause_in(problem: BaseException, otherwise: str | None = None) -> dict[str, Any]:
+    """The traceback starting at the user's code, and its innermost location there; `otherwise`:
+    the location if it was not raised there, as what a function returned is wrong."""
     frames = traceback.extract_tb(problem.__traceback__)
     users = [
         frame
@@ -119,7 +120,7 @@ def cause_of(problem: BaseException) -> dict[str, Any]:
         if frame.filename != __file__ and "importlib" not in frame.filename
     ]
     lines = [*traceback.format_list(users), *traceback.format_exception_only(problem)]
-    where = f"{users[-1].filename}:{users[-1].lineno}" if users else None
+    where = f"{users[-1].filename}:{users[-1].lineno}" if users else otherwise
     if isinstance(problem, SyntaxError) and problem.filename:
         where = f"{problem.filename}:{problem.lineno}"
     return {"traceback": "".join(lines)[-LONGEST:].rstrip(), "where": where}

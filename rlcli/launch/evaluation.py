@@ -123,7 +123,7 @@ def check_exam(resolved: Resolved) -> None:
 
     # an evaluation keeps nothing: its folder is a temporary one, not log.dir of the layer
     with temporary_folder("eval-") as folder:
-        check_before_start(resolved, folder, [])
+        check_before_start(resolved, folder / "run", [])
     call = resolved.recipe.graph.get("reward_inf")
     if call is None or not scores_texts(call):
         return

@@ -303,7 +303,8 @@ def _step_if_over(run: RunDirectory, changes: Sequence[Change], start: Start | N
     steps, step = status.get("steps"), start.state.step if start is not None else 0
     if status.get("state") != "done" or steps is None:
         return None
-    if not run.record.is_done and step < steps:
+    is_saved = run.record.is_done and step >= (run.record.step or 0)
+    if step < steps and not is_saved:  # its last checkpoint is lost
         return None
     if not any(change.key in ("train.steps", "train.epochs") for change in changes):
         return int(steps)

@@ -168,6 +168,14 @@ def test_a_completed_run_without_checkpoints_is_not_trained_again(train, resume,
     assert files(project / "run") == before
 
 
+def test_a_completed_run_is_over_whatever_step_its_last_checkpoint_is_of(train, resume, project):
+    train("train.steps=3", "checkpoint.every_steps=2", "checkpoint.at_end=false")
+    before = files(project / "run")
+    assert resume().step == 3
+    assert files(project / "run") == before
+    assert resume("train.steps=4").finished.began_after == 2
+
+
 def test_resuming_a_completed_run_changes_nothing(train, resume, project):
     train("train.steps=2")
     before = (project / "run/metrics.jsonl").read_bytes()

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlcli.api.config import ModelVersion
 from rlcli.errors import WorkerError
-from rlcli.messaging.messages import Request
+from rlcli.messaging.messages import WRITTEN, Request
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime import weight_flow, weight_wire
@@ -370,7 +370,8 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
     ask("build", steps=1, rows=4)
     ask("run_call", call="actor_gen", ids=["a"])
     ask("checkpoint", folder=str(tmp_path), step=0, samples={})
-    written.get()
+    while written.get()[0] != WRITTEN:  # counts of a slow step come before it
+        pass
     follower, source = worker.models["ref"], worker.models["actor"]
     source.version.global_step = 3
 

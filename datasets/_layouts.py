@@ -26,6 +26,12 @@ class RowColumns:
     absent: tuple[str, ...] = ()
     """Fields that the dataset otherwise needs, and that such rows do not have."""
 
+    @property
+    def names(self) -> set[str]:
+        """By which a user may name its columns."""
+        synonyms = (name for names in self.usual.values() for name in names)
+        return {*self.usual, *synonyms, *OPTIONAL.get(self.kind, ())}
+
     def fields_of(self, named: Mapping[str, str]) -> dict[str, str] | None:
         """Field → its column, for columns that the user names by the field or by another usual
         name of it; None if a name is that of no field, or of several, or two are of the same."""

@@ -13,7 +13,7 @@ from rlcli.errors import DataError
 from rlcli.registry import load, make_dataset
 
 from ._jsonl import BadRow
-from ._layouts import LAYOUTS, OPTIONAL, RowColumns, completion, layout_of, remedy
+from ._layouts import LAYOUTS, RowColumns, completion, layout_of, remedy
 from ._messages import is_conversation
 from ._text_rows import TextRows
 
@@ -80,17 +80,10 @@ class HuggingFace(TextRows):
         return [self.kind] if isinstance(self.kind, str) else list(self.kind)
 
     def _refuse_unknown_fields(self, kind: str) -> None:
-        usual = [name for layout in LAYOUTS if layout.kind == kind for name in layout.usual]
-        synonyms = [
-            name
-            for layout in LAYOUTS
-            if layout.kind == kind
-            for names in layout.usual.values()
-            for name in names
-        ]
-        unknown = set(self.columns) - {*usual, *synonyms, *OPTIONAL.get(kind, ())}
+        layouts = [layout for layout in LAYOUTS if layout.kind == kind]
+        unknown = set(self.columns).difference(*(layout.names for layout in layouts))
         if unknown:
-            takes = ", ".join(dict.fromkeys(usual))
+            takes = ", ".join(dict.fromkeys(name for layout in layouts for name in layout.usual))
             raise ValueError(f"columns has {', '.join(sorted(unknown))}; {kind} takes {takes}")
 
     @property

@@ -29,8 +29,7 @@ def read_component(text: str, option: str) -> Component:
 
 
 def read_reward(text: str) -> Component:
-    """What `--reward` names: an interface or, as in the verbs that take a recipe, a Python file
-    whose function `score` rewards a response. Raises UsageError."""
-    if text.endswith(".py"):
-        return {"type": "function_reward", "args": {"path": text}}
-    return read_component(text, "--reward")
+    """What `--reward` names, as in the verbs that take a recipe. Raises UsageError."""
+    from rlcli.recipe.shorthand import reward_interface
+
+    return read_component(reward_interface(text), "--reward")

@@ -35,11 +35,11 @@ def as_overrides(
     if data is not None:
         overrides.append(f"{_data_path(tree, recipe, data)}={_as_value(data)}")
     if reward is not None and keys_at(tree, GRAPH):
-        overrides.append(f"graph.{_reward_call(tree, recipe)}.interface={_reward(reward)}")
+        overrides.append(f"graph.{_reward_call(tree, recipe)}.interface={reward_interface(reward)}")
     return overrides
 
 
-def _reward(reward: str) -> str:
+def reward_interface(reward: str) -> str:
     """The interface of that name, or for a Python file the one that calls its function."""
     if not reward.endswith(".py"):
         return reward

@@ -180,6 +180,8 @@ class EnvironmentTrial:
     def conduct_of_all(self) -> Conduct:
         """What all that was tried did to the process."""
         assert self.plays is not None
+        assert self.wanderings is not None
+        assert self.scores_of_texts is not None
         assert self.probes is not None
         return self.conduct
 

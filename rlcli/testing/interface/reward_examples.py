@@ -54,7 +54,7 @@ class RewardExampleChecks(CallSubject):
 
     def test_examples_earn_what_they_state(self, inferring: CallTrial) -> None:
         """responses of EXAMPLES earn what is stated there"""
-        examples = [one for one in inferring.interface.EXAMPLES if one.get("rewards")]
+        examples = [shown for shown in inferring.interface.EXAMPLES if shown.get("rewards")]
         if not examples:
             pytest.skip('EXAMPLES state no rewards: {…, "rewards": {"a response": 0.5}}')
         texts = [list(example["rewards"]) for example in examples]
@@ -81,7 +81,7 @@ def _with_defaults(interface: ModelInterface) -> ModelInterface:
 
 def _with_right_and_wrong(interface: ModelInterface) -> list[Example]:
     """Those of its EXAMPLES that tell them apart."""
-    return [one for one in interface.EXAMPLES if one.keys() >= {*RIGHT_AND_WRONG}]
+    return [shown for shown in interface.EXAMPLES if shown.keys() >= {*RIGHT_AND_WRONG}]
 
 
 def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, float]]:

@@ -34,7 +34,8 @@ PYTEST_OF_ALL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-load
 test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one; ARGS=… goes to pytest)
 	$(PYTEST_OF_ALL) -m "not exhaustive and not long" $(ARGS)
 
-# Not part of `make test`, so that one waits for that: runs of several processes, most of which wait for each other.
+# Not part of `make test`, so that nobody waits for it there: runs of several processes, most of which wait for each other,
+# and the contract of `megatron`, `deepspeed` and `vllm`, whose own code other tests run.
 test-long: $(TEST_STAMP) ## run the tests that are marked long
 	$(PYTEST_OF_ALL) -m "long and not exhaustive" $(ARGS)
 

@@ -23,6 +23,8 @@ gc.set_threshold(50_000, 10, 20)
 OF_EVERY_VALUE = ("test_every_argument_", "test_every_variant", "test_any_configuration_")
 """How the names of those checks of contracts begin that repeat others for each value of each
 argument. `rlcli test` makes them, and for what is built in `make test-exhaustive` does."""
+LONG = ("test_elsewhere", "test_long_streams")
+"""Checks of contracts that take longest: of rows far into a stream, and in another process."""
 MANY = 50
 """Modules that are imported between two tests when much has been made that stays."""
 _known = 0
@@ -69,8 +71,11 @@ def _freeze_what_stays():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark checks of contracts that are exhaustive, before marks select."""
+    """Mark checks of contracts that are exhaustive or long, before marks select."""
     for item in items:
-        is_check = issubclass(getattr(item, "cls", None) or object, Contract)
-        if is_check and item.originalname.startswith(OF_EVERY_VALUE):
+        if not issubclass(getattr(item, "cls", None) or object, Contract):
+            continue
+        if item.originalname.startswith(OF_EVERY_VALUE):
             item.add_marker(pytest.mark.exhaustive)
+        if item.originalname in LONG:
+            item.add_marker(pytest.mark.long)

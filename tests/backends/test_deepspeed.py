@@ -36,6 +36,7 @@ def library():
     gc.unfreeze()
 
 
+@pytest.mark.long
 class TestStage1(BackendContract):
     name = "deepspeed"
     args = {"zero_stage": 1}

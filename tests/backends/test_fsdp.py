@@ -189,6 +189,7 @@ def assert_like_plain_loop(ranks):
         assert deviations["answers"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -360,6 +361,7 @@ def test_layouts_train_like_a_plain_loop(layout, settings):
     assert_like_plain_loop(deviations_from_plain_loop("llama", layout, settings, steps=3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("experts", "settings"),
     [
@@ -406,6 +408,7 @@ def test_experts_that_cannot_be_divided_are_refused(family, changes, finding):
     run_on_ranks(2, work)
 
 
+@pytest.mark.long
 def test_gradients_are_reduced_once_per_step_or_per_micro_batch(monkeypatch):
     """Replicas reduce once per step; ranks that share a copy reduce per micro-batch,
     or once if deferred."""

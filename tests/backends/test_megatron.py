@@ -93,10 +93,12 @@ class OnEmulatedGPU:
         return pretend_cuda()
 
 
+@pytest.mark.long
 class TestContract(OnEmulatedGPU, BackendContract):
     families = ("llama", "mixtral")
 
 
+@pytest.mark.long
 class TestRouters(OnEmulatedGPU, RouterChecks):
     """Losses of routers, likewise."""
 
@@ -250,6 +252,7 @@ def train_step(engine, number, mesh=None):
     return engine.train_batch(share, answer_loss, answer_weight, version_steps=number)["loss"]
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_bfloat16_parameters_has_float32_copies(tmp_path):
     def work(rank):
         with pretend_cuda() as device:

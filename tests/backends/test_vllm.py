@@ -7,6 +7,7 @@ from server_kinds import VLLM
 from rlcli.testing.backend.base import FAMILIES
 
 
+@pytest.mark.long
 class TestContract(Attached):
     server_kind, name = VLLM, VLLM.name
     families = ("llama",)

@@ -320,6 +320,7 @@ def with_faults(folder: Path, step: int, faults: str):
     return done, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("existing", "step"), [((), 1), ((1, 2), 3), ((1, 2), 2)])
 def test_a_save_killed_at_any_failpoint_leaves_a_valid_checkpoint(tmp_path, existing, step):
     original = prepare(tmp_path / "c", existing)

@@ -214,6 +214,7 @@ def cpu_s(*arguments):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@pytest.mark.long
 def test_checking_costs_at_most_three_times_the_processor_time_of_validating(text_recipe):
     """A ratio, so that it holds on a busy machine; importing torch alone costs more."""
     checking, validating = (

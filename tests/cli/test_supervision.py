@@ -98,6 +98,7 @@ def test_an_interrupt_of_the_supervisor_reaches_the_command(project_with):
     assert process.returncode == 130, err
 
 
+@pytest.mark.long
 def test_a_run_writes_private_files_under_any_umask(tmp_path):
     arguments = ("train", "sft_math", "train.steps=1", "--run-dir", "run", "--no-check")
     before = os.umask(0)

@@ -61,6 +61,7 @@ def start(tmp_path):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PRINTING)
 def test_a_broken_pipe_ends_quietly(name):
     command = [sys.executable, "-m", "rlcli", *PRINTING[name].split()]
@@ -152,6 +153,7 @@ def test_arguments_that_are_not_text_are_refused(start, arguments):
         assert json.loads(done.stdout)["exit_code"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PRINTING if name not in ("json", "schema")])
 def test_output_is_ascii_on_a_terminal_without_unicode(start, name):
     ascii_only = {

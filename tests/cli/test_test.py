@@ -159,6 +159,7 @@ def test_a_failed_check_exits_1_and_an_unknown_recipe_2(rlcli):
     assert "error[R51]" in err
 
 
+@pytest.mark.long
 def test_several_components_are_summarised(rlcli):
     code, out, err = rlcli("test", "recipe", "-k", "validates")
     assert code == 0

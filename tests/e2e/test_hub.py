@@ -102,6 +102,7 @@ def test_without_a_hub_the_error_says_how_to_use_a_copy(train, tmp_path):
     assert "--data FILE.jsonl" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("setting", "hint"),
     [

@@ -54,6 +54,7 @@ def imported_by(*arguments):
     return {line.rpartition("|")[2].strip() for line in lines}
 
 
+@pytest.mark.long
 def test_a_plain_run_imports_nothing_of_other_layouts_mixtures_and_environments(tmp_path):
     run = ("--run-dir", str(tmp_path / "run"))
     modules = imported_by("train", "ppo_math", *TINY_PPO, *run)

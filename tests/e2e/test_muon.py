@@ -3,7 +3,7 @@
 import pytest
 from run_files import numbers
 
-pytestmark = pytest.mark.timeout(420)  # some are several runs
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]  # some are several runs
 
 MUON = (
     "models.actor.backend.args.optimizer=muon",
@@ -26,7 +26,6 @@ def last_two(run, name):
     return [record[name] for record in numbers(run.folder)[-2:]]
 
 
-@pytest.mark.long
 def test_a_resumed_run_equals_the_uninterrupted_run(train, warm_command, tiny_ppo):
     uninterrupted = train("ppo_math", *small(tiny_ppo, 3), name="uninterrupted")
     run = train("ppo_math", *small(tiny_ppo, 1))

@@ -63,6 +63,7 @@ def test_a_model_is_trained_and_used_without_linux(rlcli):
     assert rlcli("generate", "./run", "--prompt", "1+1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

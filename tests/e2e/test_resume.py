@@ -51,6 +51,7 @@ def test_a_killed_run_on_two_ranks_resumes_exactly(tmp_path, warm_command):
     assert result(run) == result(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_a_stopped_run_commits_a_checkpoint_and_resumes_exactly(tmp_path, warm_command):
     settings = (*ALGORITHMS["sft"], *QUICK)
     undisturbed = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)

@@ -35,6 +35,7 @@ PAGES = 15_000, 54_000
 LARGE_BLOCKS_ARE_KEPT_SINCE = (2, 35)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="asks for glibc")
 def test_a_step_takes_no_new_pages():
     # How much glibc returns by itself depends on the layout of the heap; so told,

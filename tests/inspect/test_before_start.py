@@ -395,6 +395,7 @@ def test_a_hub_model_that_is_not_cached_is_refused_offline(project, monkeypatch)
     assert (fault.exit_code, fault.where) == (5, "command line")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["train", "check", "validate", "plan"])
 def test_verbs_do_not_open_pipes_or_devices(project, verb):
     (project / "rows.jsonl").unlink()
@@ -408,6 +409,7 @@ def test_verbs_do_not_open_pipes_or_devices(project, verb):
     assert not (project / "runs").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"]
 )

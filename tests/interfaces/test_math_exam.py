@@ -40,6 +40,7 @@ def test_no_form_has_two_labels():
         assert labels.setdefault((form.gold, form.response), form.right) == form.right
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("half", ["development", "held_back"])
 def test_precision_and_recall_on_the_exam_are_high(results, half):
     assert results[half].precision >= 0.99

@@ -170,6 +170,7 @@ def test_a_program_cannot_hold_more_memory_than_its_limit(program, confined):
     assert segments() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("confined", [True, False])
 def test_a_program_starts_whatever_numbers_our_files_have(confined):
     """They may be those that the program's files get: the last is the report's."""

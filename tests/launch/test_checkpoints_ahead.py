@@ -64,6 +64,7 @@ def forget_after(folder, step):
     (folder / "status.json").write_text(json.dumps({"state": "running", "step": step, "steps": 6}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drops", [(), DROPPING], ids=["plain", "dropping"])
 def test_a_resumed_run_trains_on_the_samples_that_were_ready(train, resume, drops):
     _, folder = train(*PLAIN, *drops)
@@ -87,6 +88,7 @@ def test_a_resumed_run_trains_on_the_samples_that_were_ready(train, resume, drop
     assert sum(record.get("samples/retried", 0) for record in numbers(folder)) == len(retried)
 
 
+@pytest.mark.long
 def test_one_rank_resumes_with_the_samples_that_two_ranks_made(train, resume):
     _, folder = train(*PLAIN, *TWO_RANKS)
     forget_after(folder, 3)

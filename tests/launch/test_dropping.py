@@ -105,6 +105,7 @@ def test_a_reward_that_drops_nothing_leaves_the_run_unchanged(train):
     assert (able / "ledger.jsonl").read_text() == (plain / "ledger.jsonl").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("per_draw", ["null", "5"])
 def test_a_resumed_run_draws_the_same_samples_as_an_uninterrupted_run(train, resume, per_draw):
     settings = (*DROPPING, f"train.prompts_per_draw={per_draw}")
@@ -120,6 +121,7 @@ def test_a_resumed_run_draws_the_same_samples_as_an_uninterrupted_run(train, res
     assert bool(returned) == (per_draw == "5")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize("critic", [(), ("models.critic.devices='1'", "models.reward.devices='0'")])
 def test_two_ranks_drop_and_draw_the_same_samples_as_one(train, critic):

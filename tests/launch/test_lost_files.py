@@ -141,6 +141,7 @@ def test_a_missing_last_checkpoint_is_reported_and_the_one_before_is_used(
     assert numbers(project / "run") == numbers(uninterrupted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "status", [None, "", '{"state": "running", "st', "[]", '{"run_id": 3, "state": "done"}']
 )

@@ -82,6 +82,7 @@ def test_a_mirror_follows_a_run_and_has_its_last_lines_at_the_end(tmp_path):
     assert record_of(run.path)["closed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("action", "reason"),
     [("kill", "SIGKILL"), ("ENOSPC", "No space left on device"), ("stop", "SIGKILL")],

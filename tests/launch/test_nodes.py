@@ -129,6 +129,7 @@ def test_two_nodes_give_bit_equal_results_to_one(start, project, quick_ranks):
     assert not (run.folder / "meeting").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "says"),
     [

@@ -129,6 +129,7 @@ def test_processor_time_is_limited(train):
         train(trouble("spin", at=1), "models.reward.backend={type: cpu_pool, args: {cpu_s: 2}}")
 
 
+@pytest.mark.long
 def test_memory_is_limited(train):
     with pytest.raises(ResourceError, match="call score needs more than 8 GiB of memory") as caught:
         train(
@@ -156,6 +157,7 @@ def test_a_process_that_cannot_start_ends_the_run(train, monkeypatch):
         train(POOL)
 
 
+@pytest.mark.long
 def test_a_memory_limit_too_low_to_start_is_the_error_of_the_run(train):
     with pytest.raises(
         ResourceError, match=r"takes [\d.]+ GiB of address space before it has done anything"
@@ -163,6 +165,7 @@ def test_a_memory_limit_too_low_to_start_is_the_error_of_the_run(train):
         train("models.reward.backend={type: cpu_pool, args: {memory_gib: 0.1}}")
 
 
+@pytest.mark.long
 def test_no_pool_process_remains_after_the_run(train, project):
     train(POOL)
     time.sleep(0.2)

@@ -178,6 +178,7 @@ def own_run(trained, components, monkeypatch):
     return trained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "ledger.jsonl", "resumes.jsonl", "recipe.digest", "README.md"]
 )

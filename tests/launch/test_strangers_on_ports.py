@@ -129,6 +129,7 @@ def test_exhausted_descriptors_are_reported_with_their_likely_cause(endless, con
     assert "another program may have connected to its ports on lo" in errors
 
 
+@pytest.mark.long
 def test_a_group_of_one_process_listens_on_the_loopback(tmp_path):
     """Libraries that require a group get one; its port is on the address of the host's name unless
     told otherwise."""

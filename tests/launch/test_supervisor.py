@@ -109,6 +109,7 @@ PERHAPS = " (out of memory?)" if count_memory_kills() is None else ""
 # -- ends ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "code", "says"),
     [
@@ -210,6 +211,7 @@ def test_a_component_that_closes_files_does_not_end_the_run(end):
     assert (code, status["state"]) == (0, "done"), err
 
 
+@pytest.mark.long
 def test_a_component_writing_junk_to_open_files_does_not_fail_a_completed_run(end):
     code, err, status = end(
         trouble("write everywhere"), "checkpoint.every_steps=null", is_fork=False
@@ -334,6 +336,7 @@ def test_no_process_started_by_a_component_outlives_a_completed_run(train):
     assert not psutil.pid_exists(int(out.split("daemon ")[1].split()[0]))
 
 
+@pytest.mark.long
 def test_processes_started_by_the_shell_before_exec_are_left_alone(project):
     script = (
         'sleep 300 > /dev/null 2>&1 & echo $!; exec "$0" -m rlcli train '

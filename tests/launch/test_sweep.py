@@ -34,6 +34,7 @@ def command(*arguments):
     )
 
 
+@pytest.mark.long
 def test_two_seeds_at_once_are_one_group(project):
     process = command(
         "train",
@@ -66,6 +67,7 @@ def test_two_seeds_at_once_are_one_group(project):
     assert all(one["spread"] is not None for one in group["results"].values())
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_the_current_run_and_starts_no_further_run(project):
     process = command(
         "train",

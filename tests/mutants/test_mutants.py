@@ -70,6 +70,7 @@ def test_one_mutant_of_each_kind_is_killed():
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_harmless_mutants_survive_and_unusable_mutants_are_invalid(tmp_path):
     """The verdict on a mutant that no check finds,
     and on mutants that cannot be planted or imported."""

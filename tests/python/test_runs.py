@@ -161,6 +161,7 @@ def test_a_run_stops_with_a_checkpoint_when_its_program_is_killed(training):
     assert list(run.path.glob("checkpoints/*"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_run_that_is_stopped_from_elsewhere_raises_stopped(training):
     program, run = training
@@ -176,6 +177,7 @@ def test_a_run_that_is_stopped_from_elsewhere_raises_stopped(training):
     assert run.state == "stopped"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_second_interrupt_ends_the_run_at_once(training):
     program, run = training

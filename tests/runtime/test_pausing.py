@@ -218,6 +218,7 @@ def test_responses_without_new_weights_are_those_of_the_engine():
     assert {version for spans in spans_of(batch) for version, _ in spans} == {0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [1, 2])
 def test_new_weights_wait_for_responses_that_have_as_many_segments_as_they_may(most):
     role = Role(max_segments=most)
@@ -227,6 +228,7 @@ def test_new_weights_wait_for_responses_that_have_as_many_segments_as_they_may(m
     assert {version for spans in spans_of(role.respond()) for version, _ in spans} == {3}
 
 
+@pytest.mark.long
 def test_calls_run_side_by_side_and_answer_when_their_own_responses_are_finished():
     role = Role(max_segments=9)
     short = replace(LONG, min_new_tokens=0, stop_token_ids=tuple(range(200)))
@@ -271,6 +273,7 @@ def in_thread(work):
     return thread
 
 
+@pytest.mark.long
 def test_calls_with_other_settings_do_not_wait_for_each_other_for_ever():
     role, greedy, texts = Role(max_segments=9), replace(LONG, greedy=True), []
     expected = [sampled_by(role, LONG, 1), sampled_by(role, LONG, 2), sampled_by(role, greedy, 3)]

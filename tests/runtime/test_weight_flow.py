@@ -105,6 +105,7 @@ def some_numbers(engine):
     return {name: tensor.flatten()[::7].tolist() for name, tensor in engine.whole_parameters()}
 
 
+@pytest.mark.long
 @needs_pretend_device
 def test_weights_are_copied_between_any_two_layouts():
     """Sharded by rows, by tensor parallelism, by stages on a device, into ranges, and whole; ranks
@@ -284,6 +285,7 @@ def assert_followed(reports, role):
     assert first != second
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["sharded", "rollout"])
 def test_a_delta_gives_the_same_weights_in_few_bytes(role):
     reports = run_on_ranks(4, lambda rank: two_copies_of_a_delta(rank, role))

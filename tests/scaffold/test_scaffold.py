@@ -104,6 +104,7 @@ def test_a_copied_interface_passes_its_tests(project, tested):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_copy_that_trains_otherwise_fails_its_test(project, tested):
     write(plan("interface", "my-sft", project, like="sft"))
     file = project / "interfaces" / "my_sft.py"
@@ -115,6 +116,7 @@ def test_a_copy_that_trains_otherwise_fails_its_test(project, tested):
     assert re.search(r"loss is [\d.]+ with sft, [\d.]+ with my-sft", failed)
 
 
+@pytest.mark.long
 def test_a_reward_without_answers_passes_its_tests(project, tested):
     write(plan("reward", "brevity", project, without_answer=True))
     done = tested("brevity")
@@ -135,6 +137,7 @@ def test_only_interfaces_can_be_copied(project):
         plan("interface", "qa", project, like="sftt")
 
 
+@pytest.mark.long
 def test_a_broken_interface_fails_its_test(project):
     """The rendered tests can fail: a mean in place of a sum is found out."""
     write(plan("interface", "qa", project))
@@ -151,6 +154,7 @@ def test_a_broken_interface_fails_its_test(project):
     assert "test_the_loss_is_a_sum" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bug", "check"),
     [

@@ -304,6 +304,7 @@ def test_averaged_gradients_of_ranks_are_reported(tmp_path):
         subject.test_ranks_train_like_a_plain_loop(lives, lives.reports)
 
 
+@pytest.mark.long
 def test_an_engine_without_state_and_eps_passes(tmp_path):
     """Of key biases, as gpt2 has them, rounding noise is all the gradient there is:
     no difference is an alarm."""

@@ -191,6 +191,7 @@ def test_what_a_component_prints_does_not_break_json(examine):
     assert "hello" in outcome.err
 
 
+@pytest.mark.long
 def test_nothing_is_left_running(examine):
     before = set(psutil.Process().children(recursive=True))
     examine(in_a_step=FORKS)

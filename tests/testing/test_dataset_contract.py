@@ -516,6 +516,7 @@ STREAM = (
 )
 
 
+@pytest.mark.long
 def test_a_stream_is_tested_on_its_first_rows(make_trial):
     trial = make_trial(*STREAM)
     checks = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks

@@ -84,6 +84,7 @@ def _is_broken(law, fixtures):
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.bug.replace(" ", "-"))
 def test_a_planted_bug_breaks_one_law(broken_laws, bug):
     name = f"planted_{PLANTED.index(bug)}"
@@ -202,6 +203,7 @@ def test_a_violation_says_what_and_where_and_how_to_mend_it(project):
     assert caught.value.where == f"{file}:{step}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", UNUSUAL, ids=lambda file: file.stem)
 def test_an_unusual_environment_breaks_no_law(broken_laws, file):
     assert broken_laws(file.stem, file.read_text()) == []

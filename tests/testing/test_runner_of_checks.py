@@ -259,6 +259,7 @@ def test_checks_are_selected_by_keyword_or_until_the_first_failure(project):
             run(keyword=keyword)
 
 
+@pytest.mark.long
 def test_each_of_several_components_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     diary = Diary()

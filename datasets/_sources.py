@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import socket
@@ -22,6 +23,8 @@ from ._jsonl import HUB, BadRow, Parsed, checked_row, json_rows
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = (".parquet", ".arrow")
+JSON = "extension<arrow.json>"
+"""How the type of Arrow's that holds JSON is written."""
 OFFLINE = (
     "the Hub must be reachable or the dataset in its cache; a copy works too: --data FILE.jsonl"
 )
@@ -67,7 +70,7 @@ class RowSource:
 
             with quiet("huggingface_hub"), _offline_without_network():
                 rows = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
-            yield from rows
+            yield from _of_library(rows)
         except (
             Exception
         ) as error:  # the network, the Hub and its files make the library raise all kinds
@@ -82,14 +85,15 @@ class RowSource:
 
             disable_progress_bars()
             if (folder / "dataset_dict.json").is_file():
-                splits = load_from_disk(str(folder))
+                saved = load_from_disk(str(folder))
+                splits = {name: _of_library(rows) for name, rows in saved.items()}
                 if self.split not in splits:
                     raise ValueError(f"it has no split {self.split}, but {', '.join(splits)}")
                 yield from splits[self.split]
             elif (folder / "state.json").is_file():
-                yield from load_from_disk(str(folder))
+                yield from _of_library(load_from_disk(str(folder)))
             else:
-                yield from load_dataset(str(folder), self.config, split=self.split)
+                yield from _of_library(load_dataset(str(folder), self.config, split=self.split))
         except Exception as error:  # broken files make the library raise all kinds
             raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
 
@@ -125,8 +129,8 @@ def _table_rows(file: Path) -> Iterator[Any]:
             else:
                 batches = _arrow_batches(ipc, opened)
             for batch in batches:
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+                yield from _as_written(batch.to_pylist(), batch.schema, are_encoded=True)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"cannot read {file}: {first_line(error)}", code="F82") from error
 
 
@@ -140,6 +144,40 @@ def _arrow_batches(ipc: Any, opened: Any) -> Iterator[Any]:
     reader = ipc.open_file(opened)
     for number in range(reader.num_record_batches):
         yield reader.get_batch(number)
+
+
+def _of_library(rows: Iterable[Any]) -> Iterator[Any]:
+    """Rows of a dataset of the library, which decodes JSON itself."""
+    features = getattr(rows, "features", None)  # a stream may not know them
+    return _as_written(rows, features.arrow_schema if features else (), are_encoded=False)
+
+
+def _as_written(rows: Iterable[Any], schema: Any, *, are_encoded: bool) -> Iterator[Any]:
+    """Rows as their author wrote them: in Arrow all objects of a column have the same fields, and
+    null in those that they did not have. `are_encoded`: whether JSON, a type of Arrow's, is
+    still text."""
+    kinds = {column.name: column.type for column in schema}
+    for row in rows:
+        yield {name: _value(value, kinds.get(name), are_encoded) for name, value in row.items()}
+
+
+def _value(value: Any, kind: Any, is_encoded: bool) -> Any:
+    """A value of an Arrow type, None if that is not known, without the nulls in its objects. Those
+    in JSON are its author's."""
+    if hasattr(kind, "storage_type"):  # an extension
+        is_text = is_encoded and isinstance(value, str) and str(kind) == JSON
+        return json.loads(value) if is_text else value
+    if isinstance(value, list):
+        kind = getattr(kind, "value_type", None)
+        return [_value(entry, kind, is_encoded) for entry in value]
+    if isinstance(value, dict):
+        kinds = {} if kind is None else {field.name: field.type for field in kind}
+        return {
+            name: _value(entry, kinds.get(name), is_encoded)
+            for name, entry in value.items()
+            if entry is not None
+        }
+    return value
 
 
 @contextmanager

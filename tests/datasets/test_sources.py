@@ -14,6 +14,7 @@ from pyarrow import ipc, parquet
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
+from rlcli.datasets._sources import RowSource
 from rlcli.errors import DataError, UsageError
 from rlcli.registry import make_dataset
 from rlcli.testing.tokenizer import byte_tokenizer
@@ -21,12 +22,12 @@ from rlcli.testing.tokenizer import byte_tokenizer
 ROWS = [{"prompt": f"p{number}", "answer": "ä, or\nnothing" * number or "0"} for number in range(5)]
 
 
-def as_parquet(path):
-    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+def as_parquet(path, rows=ROWS):
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def as_arrow(path):
-    table = pyarrow.Table.from_pylist(ROWS)
+def as_arrow(path, rows=ROWS):
+    table = pyarrow.Table.from_pylist(rows)
     with ipc.new_stream(path, table.schema) as stream:
         stream.write_table(table)
 
@@ -85,6 +86,40 @@ def test_every_format_gives_the_same_rows_in_order(name, tmp_path):
     assert [(one.prompt, *one.answers) for one in previews] == [tuple(row.values()) for row in ROWS]
     assert [one.id for one in previews] == [f"{path.stem}:{number}" for number in range(1, 6)]
     assert len(build(path, max_rows=2)) == 2
+
+
+CALLS = [
+    {"calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]},
+    {"calls": [{"name": "look", "arguments": {"cities": [{"name": "Rome"}, {"code": 7}]}}]},
+]
+"""Rows whose objects have different fields; in Arrow they share all of them."""
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "saved", "folder", "splits"])
+def test_objects_in_tables_have_the_fields_that_their_author_gave_them(name, tmp_path):
+    path, rows = tmp_path / name, library.Dataset.from_list(CALLS)
+    if name == "saved":
+        rows.save_to_disk(path)
+    elif name == "splits":
+        library.DatasetDict(train=rows).save_to_disk(path)
+    elif name == "folder":
+        path.mkdir()
+        rows.to_parquet(path / "part.parquet")
+    else:
+        write = {"rows.parquet": as_parquet, "rows.arrow": as_arrow}[name]
+        write(path, CALLS)
+    assert [row for *_, row in RowSource(str(path)).rows()] == CALLS
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "folder"])
+def test_json_in_tables_is_read_as_it_was_written(name, tmp_path):
+    rows = [{"calls": [{"a": None}, {"b": [1, "x"]}], "text": "{}"}, {"calls": None, "text": "1"}]
+    columns = {"calls": library.List(library.Json()), "text": library.Value("string")}
+    path = tmp_path / name
+    file = path / "part.parquet" if name == "folder" else path
+    file.parent.mkdir(exist_ok=True)
+    library.Dataset.from_list(rows, features=library.Features(columns)).to_parquet(file)
+    assert [row for *_, row in RowSource(str(path)).rows()] == rows
 
 
 def test_rows_of_csv_are_text_and_located_by_their_first_line(tmp_path):

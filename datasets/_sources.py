@@ -19,7 +19,7 @@ from rlcli.api.quiet_logs import quiet
 from rlcli.errors import DataError, first_line
 from rlcli.files import open_regular
 
-from ._jsonl import HUB, BadRow, Parsed, checked_row, json_rows
+from ._jsonl import HUB, MAX_ROW, BadRow, Parsed, checked_row, json_rows
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = (".parquet", ".arrow")
@@ -210,6 +210,7 @@ def _numbered(rows: Iterable[Any]) -> Iterator[Parsed]:
 def _csv_rows(file: Path, delimiter: str) -> Iterator[Parsed]:
     """Every cell is text. A row's line is its first."""
     number, line = 0, 1
+    csv.field_size_limit(MAX_ROW)  # of the process; the library's own would refuse long documents
     try:
         with os.fdopen(open_regular(file), "r", encoding="utf-8-sig", newline="") as opened:
             reader = csv.reader(opened, delimiter=delimiter, strict=True)

@@ -146,6 +146,12 @@ def test_rows_of_csv_are_text_and_located_by_their_first_line(tmp_path):
             build(path)
 
 
+def test_a_cell_of_csv_may_be_as_long_as_a_line_of_json(tmp_path):
+    path, text = tmp_path / "rows.csv", "word " * 40_000
+    path.write_text(f"text\n{text}\n")
+    assert [row for *_, row in RowSource(str(path)).rows()] == [{"text": text}]
+
+
 @pytest.mark.parametrize(
     "name", ["rows.parquet", "rows.arrow", "saved/state.json", "nowhere.parquet", "nowhere.csv"]
 )

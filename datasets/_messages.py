@@ -184,6 +184,12 @@ def _tool_calls(calls: Any, subject: str) -> list[Any]:
     return read
 
 
+def called_tools(message: Message) -> list[str]:
+    """The names of the tools that a message of the assistant calls."""
+    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+    return [call["name"] for call in calls if isinstance(call, dict) and call.get("name")]
+
+
 def _tools(written: Any, key: str) -> list[Any] | None:
     tools = _parsed(written, f"field {key!r}") if isinstance(written, str) else written
     if tools is not None and not (

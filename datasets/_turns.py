@@ -26,7 +26,7 @@ from rlcli.api.special_tokens import as_content, tokens_with_offsets, unmarked
 from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
-from ._messages import Message, StoredConversation
+from ._messages import Message, StoredConversation, called_tools
 from ._rendering import Overlong, OverlongRow, Tokens
 
 if TYPE_CHECKING:
@@ -110,14 +110,20 @@ class Speaker:
         return Spoken(conversation, text, spans)
 
     def _demand_answers(self, conversation: StoredConversation, trained: str) -> None:
-        """A template may trim an answer or move its reasoning,
-        but its last word has to be there."""
+        """A template may trim an answer or move its reasoning, but its last word and the names of
+        the tools that it calls have to be there."""
         for turn in self._trained_turns(conversation):
-            words = conversation.messages[turn]["content"].split()
+            message = conversation.messages[turn]
+            words = message["content"].split()
             if words and words[-1] not in trained:
                 hint = "it may be one for other messages, such as images with text"
                 raise BadRow(
                     f"{self._of_template} leaves out the answer in message {turn + 1}", "F32", hint
+                )
+            if not all(name in trained for name in called_tools(message)):
+                hint = "use a template that writes tool calls, or write the call into the content"
+                raise BadRow(
+                    f"{self._of_template} leaves out a tool call in message {turn + 1}", "F32", hint
                 )
 
     def _trained_turns(self, conversation: StoredConversation) -> list[int]:

@@ -256,6 +256,25 @@ def test_a_template_that_leaves_answers_out_is_refused(build):
     ) == ["yo<eos>"]
 
 
+@pytest.mark.parametrize("call", [{"function": {"name": "add", "arguments": {}}}, {"name": "add"}])
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_a_template_that_leaves_tool_calls_out_is_refused(build, template, call):
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with pytest.raises(
+        DataError, match=r"jsonl:1: .* leaves out a tool call in message 2"
+    ) as caught:
+        build([DIALOGUE[0], called, *DIALOGUE[2:]], template=template)
+    assert caught.value.code == "F32"
+    answer_alone = build([DIALOGUE[0], called, *DIALOGUE[2:]], template=template, train_on="last")
+    assert trained(answer_alone) == ["ünd<eos>"]
+    build(
+        [DIALOGUE[0], {**called, "content": "I add."}],
+        template=template.replace(
+            "{{ m.content }}{{ eos", "{{ m.content }}{{ m.tool_calls | tojson }}{{ eos"
+        ),
+    )
+
+
 def test_a_turn_must_end_with_a_stop_token(build):
     with pytest.raises(
         ModelError, match=r"rows\.jsonl:1: .*ends a turn of the assistant with 'yo;'"

@@ -114,7 +114,7 @@ class FixedKLController:
 class AdaptiveKLController:
     """Raises the coefficient while the KL is above `target`, and lowers it while below.
 
-    error = clip(kl / target - 1, -0.2, 0.2);  coef *= 1 + error * n_steps / horizon
+    error = clip(kl / target - 1, -0.2, 0.2);  coef *= 1 + error * min(n_steps / horizon, 1)
     """
 
     def __init__(self, coef: float, target: float, horizon: float):
@@ -124,7 +124,7 @@ class AdaptiveKLController:
         self.target = target
         self.horizon = horizon
 
-    def update(self, kl: float, n_steps: int) -> None:
+    def update(self, kl: float, n_steps: float) -> None:
         """`kl`: the true KL of this batch, summed over a response and averaged over responses, in
         nats (never multiplied by the coefficient); `n_steps`: the responses in the batch, over all
         ranks. Call once per step. A `kl` that is not finite changes nothing.
@@ -132,6 +132,7 @@ class AdaptiveKLController:
         if not math.isfinite(kl):
             return
         error = min(max(kl / self.target - 1, -0.2), 0.2)
+        n_steps = min(n_steps, self.horizon)  # with more, a penalty could become a reward
         self.coef *= 1 + error * n_steps / self.horizon
 
     def state_dict(self) -> dict[str, Any]:

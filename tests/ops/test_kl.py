@@ -117,6 +117,14 @@ def test_the_adaptive_coefficient_moves_towards_its_target():
         assert (controller.coef > 0.1) - (controller.coef < 0.1) == direction
 
 
+def test_the_adaptive_coefficient_stays_a_penalty_in_steps_longer_than_its_horizon():
+    controller = AdaptiveKLController(0.1, target=6, horizon=100)
+    controller.update(0.0, 800)
+    assert controller.coef == pytest.approx(0.08)
+    controller.update(12.0, 800)
+    assert controller.coef == pytest.approx(0.096)
+
+
 def test_the_fixed_coefficient_does_not_change():
     controller = FixedKLController(0.1)
     controller.update(100, 1000)

@@ -13,6 +13,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import (
+    DENSE_REWARDS,
     FORKS,
     NOT_ENDED,
     PROMPT_MASK,
@@ -179,16 +180,31 @@ def rewards_of_actions(
 ) -> torch.Tensor:
     """[A] float32: the score at the end of each response, the KL penalty if it is part of the
     reward, and dense rewards."""
-    data, lengths, dense = responses.data, responses.lengths, None
-    if settings.use_dense_reward:
-        scaling, clip = settings.reward_output_scaling, settings.max_reward_clip
-        states = data.data["dense_rewards"]
-        dense = dense_rewards(states, lengths, settings.reward_delta, scaling, clip)
+    data, lengths, dense = responses.data, responses.lengths, _dense(settings, responses)
     kl = torch.zeros_like(policy.sampler)
     if settings.kl_ctl and settings.kl_in == "reward":
         kl = kl_estimate(policy.sampler, data.data[REFERENCE], settings.kl_estimator)
     coef = settings.controller.coef
     return token_rewards(scores, kl, responses.actions, lengths, coef, dense)
+
+
+def earned(
+    settings: AdvantageInterface, responses: Responses, scores: torch.Tensor
+) -> torch.Tensor:
+    """[N] float32: the score of each response, and its dense rewards; without a KL penalty."""
+    dense, actions = _dense(settings, responses), responses.actions
+    if dense is None:
+        return scores
+    return scores + summed(dense[actions], responses.owner[actions], len(scores)).to(scores)
+
+
+def _dense(settings: AdvantageInterface, responses: Responses) -> torch.Tensor | None:
+    """[A] the dense reward of each action, if they are used."""
+    if not settings.use_dense_reward:
+        return None
+    scaling, clip = settings.reward_output_scaling, settings.max_reward_clip
+    states = responses.data.data[DENSE_REWARDS]
+    return dense_rewards(states, responses.lengths, settings.reward_delta, scaling, clip)
 
 
 def kl_per_response(

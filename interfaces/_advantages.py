@@ -30,6 +30,7 @@ from rlcli.ops.reduce import AllReduce
 from ._advantage_steps import (
     OldPolicy,
     Responses,
+    earned,
     kl_per_response,
     old_policy,
     responses_of,
@@ -302,7 +303,8 @@ class AdvantageInterface(ModelInterface):
         trajectories = self._trajectories(responses, policy, scores)
         advantages, returns = self.estimate(trajectories, reduce)
         advantages = self.normalize(advantages, trajectories, policy.trained, reduce)
-        numbers = self.numbers(responses, scores, advantages, policy.trained)
+        rewards = earned(self, responses, scores)
+        numbers = self.numbers(responses, rewards, advantages, policy.trained)
         output = self._output(responses, policy, advantages, returns, numbers)
         if self.adaptive_kl_ctl:
             self.controller.update(*kl_per_response(self, responses, reduce))
@@ -317,27 +319,27 @@ class AdvantageInterface(ModelInterface):
     def numbers(
         self,
         responses: Responses,
-        scores: torch.Tensor,
+        rewards: torch.Tensor,
         advantages: torch.Tensor,
         trained: torch.Tensor,
     ) -> SumsBySample:
         """The numbers in `METRICS`, for each sample as a sum over its responses and their count.
-        `scores`: the shaped reward of each, [N]; `advantages` and `trained`, bool, are [A]."""
+        `rewards`: what each has earned, [N]; `advantages` and `trained`, bool, are [A]."""
         counted = responses.chosen
         rows = {
             "kl_coef": (
-                torch.full_like(scores, self.controller.coef, dtype=torch.float64),
+                torch.full_like(rewards, self.controller.coef, dtype=torch.float64),
                 counted,
             ),
-            "shaped_reward": (scores, counted),
+            "shaped_reward": (rewards, counted),
             "response_length": (responses.sizes, counted),
             "no_eos_fraction": (responses.were_cut_off, counted),
             "advantage": responses.means(advantages, trained),
             "advantage_abs": responses.means(advantages.abs(), trained),
         }
         if not self.use_dense_reward:
-            rewards = responses.data.data[REWARDS].double()
-            scaled = (rewards - self.reward_output_bias) * self.reward_output_scaling
+            scores = responses.data.data[REWARDS].double()
+            scaled = (scores - self.reward_output_bias) * self.reward_output_scaling
             rows["reward_clip_fraction"] = (scaled.abs() > self.max_reward_clip, counted)
         return {name: responses.sums_by_sample(*columns) for name, columns in rows.items()}
 

@@ -122,17 +122,17 @@ class GroupRelativeInterface(AdvantageInterface):
     def numbers(
         self,
         responses: Responses,
-        scores: torch.Tensor,
+        rewards: torch.Tensor,
         advantages: torch.Tensor,
         trained: torch.Tensor,
     ) -> SumsBySample:
         groups = zip(
-            *(column.split(group_sizes(responses.data)) for column in (scores, responses.chosen)),
+            *(column.split(group_sizes(responses.data)) for column in (rewards, responses.chosen)),
             strict=True,
         )
-        rewards = [group[chosen] for group, chosen in groups]
-        equal = [(float(bool((group == group[:1]).all())), 1) for group in rewards]
-        return super().numbers(responses, scores, advantages, trained) | {
+        compared = [group[chosen] for group, chosen in groups]
+        equal = [(float(bool((group == group[:1]).all())), 1) for group in compared]
+        return super().numbers(responses, rewards, advantages, trained) | {
             "equal_rewards_fraction": equal
         }
 

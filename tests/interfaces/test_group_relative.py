@@ -161,6 +161,19 @@ def test_equal_rewards_are_counted_among_the_best_responses_only(rollout):
         assert numbers["equal_rewards_fraction"] == share
 
 
+def test_dense_rewards_are_those_of_their_responses(rollout, caplog):
+    """Of two responses to each prompt, the second one has earned something, before its end."""
+    settings = {"use_dense_reward": True, "reward_delta": False, "kl_ctl": 0.0}
+    dense = rollout.data["dense_rewards"].zero_()
+    rate(GroupRelativeInterface(**settings), tiny_model(), rollout)
+    assert len(caplog.records) == 1
+    ends = torch.tensor(rollout.flat_seqlens("packed_input_ids")).cumsum(0)
+    dense[ends[1::2] - 1] = 0.5
+    _, numbers = rate(GroupRelativeInterface(**settings), tiny_model(), rollout)
+    assert (numbers["shaped_reward"], numbers["equal_rewards_fraction"]) == (0.25, 0)
+    assert len(caplog.records) == 1
+
+
 def test_warning_in_steps_where_the_rewards_of_each_group_are_equal(rollout, caplog):
     """In the first of such steps, and again in the eleventh."""
     interface, model = GroupRelativeInterface(kl_ctl=0.0), tiny_model()

@@ -90,6 +90,8 @@ OF_BOTH_ESTIMATORS = [
     ({"overlong_buffer": 0}, "overlong_buffer"),
     ({"overlong_buffer": 300, "overlong_limit": 256}, "at most 256, overlong_limit"),
     ({"overlong_buffer": 30}, "overlong_buffer needs overlong_limit"),
+    ({"use_dense_reward": True, "mask_no_eos_with_zero": True}, "needs use_dense_reward=False"),
+    ({"use_dense_reward": True, "reward_output_bias": 0.5}, "needs use_dense_reward=False"),
     ({"overlong_penalty": 0.0}, "overlong_penalty"),
     ({"max_reward_clip": 0.0}, "max_reward_clip"),
     ({"train_on_best": 0}, "train_on_best"),

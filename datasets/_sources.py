@@ -21,6 +21,8 @@ from rlcli.files import open_regular
 
 from ._jsonl import HUB, MAX_ROW, BadRow, Parsed, checked_row, json_rows
 
+SPLIT = "train"
+"""The split that is read if no other is named; rows that are not split are this one."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = (".parquet", ".arrow")
 JSON = "extension<arrow.json>"
@@ -43,7 +45,7 @@ class RowSource:
 
     path: str
     """A file, a folder, or `hf:NAME`."""
-    split: str = "train"
+    split: str = SPLIT
     config: str | None = None
     streaming: bool = False
     setting: Setting = "{}={}".format
@@ -55,12 +57,15 @@ class RowSource:
         file = Path(self.path).expanduser()
         if self.path.startswith(HUB):
             return _numbered(self._of_hub())
+        if file.is_dir():
+            return _numbered(self._of_folder(file))
+        if self.split != SPLIT and file.exists():
+            hint = "leave split out, and name the file with these rows in path"
+            raise DataError(f"{file} is one file: it has no split {self.split}", hint=hint)
         if file.suffix in DELIMITERS:
             return _csv_rows(file, DELIMITERS[file.suffix])
         if file.suffix in TABLES:
             return _numbered(_table_rows(file))
-        if file.is_dir():
-            return _numbered(self._of_folder(file))
         return json_rows(file)
 
     def _of_hub(self) -> Iterator[Any]:
@@ -91,7 +96,10 @@ class RowSource:
                     raise ValueError(f"it has no split {self.split}, but {', '.join(splits)}")
                 yield from splits[self.split]
             elif (folder / "state.json").is_file():
-                yield from _of_library(load_from_disk(str(folder)))
+                saved = load_from_disk(str(folder))
+                if self.split not in (SPLIT, str(saved.split)):
+                    raise ValueError(f"it has no split {self.split}, but one without a name")
+                yield from _of_library(saved)
             else:
                 yield from _of_library(load_dataset(str(folder), self.config, split=self.split))
         except Exception as error:  # broken files make the library raise all kinds

@@ -55,7 +55,7 @@ class FileRows:
     it identifies the row."""
 
     split: str = "train"
-    """Which split of a folder or of a Hub dataset."""
+    """Which split of a folder or of a Hub dataset; a single file has only this one."""
 
     config: str | None = None
     """Which configuration of a Hub dataset, if it has several."""

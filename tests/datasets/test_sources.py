@@ -171,6 +171,33 @@ def test_a_missing_split_is_reported_with_the_available_ones(tmp_path):
         build(tmp_path / "splits", split="dev")
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_a_split_of_a_file_is_refused(name, tmp_path):
+    """It was ignored, so that an evaluation had the rows of training."""
+    path = tmp_path / name
+    FORMATS[name](path)
+    assert len(build(path, split="train")) == len(ROWS)
+    with pytest.raises(DataError, match=f"{name} is one file: it has no split test") as caught:
+        build(path, split="test")
+    assert "leave split out" in caught.value.hint
+    with pytest.raises(DataError, match="cannot read"):
+        build(tmp_path / "nowhere", split="test")
+
+
+def test_a_saved_dataset_is_its_own_split(tmp_path):
+    library.Dataset.from_list(ROWS, split="test").save_to_disk(tmp_path / "saved")
+    assert len(build(tmp_path / "saved")) == len(build(tmp_path / "saved", split="test")) == 5
+    with pytest.raises(DataError, match="it has no split dev"):
+        build(tmp_path / "saved", split="dev")
+
+
+def test_a_folder_may_be_called_like_a_file(tmp_path):
+    path = tmp_path / "rows.parquet"
+    path.mkdir()
+    as_parquet(path / "part-0.parquet")
+    assert len(build(path)) == len(ROWS)
+
+
 def test_tables_are_read_without_torch(tmp_path):
     as_parquet(tmp_path / "rows.parquet")
     script = (

@@ -18,6 +18,16 @@ def response_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
     return _decode(tokenizer, [ids[~mask].tolist() for ids, mask in _masked(data)])
 
 
+def last_turn_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
+    """The last turn of each response, without special tokens; empty if it has only one."""
+    turns = []
+    for ids, mask in _masked(data):
+        observed, first = mask.nonzero()[:, 0].tolist(), int(mask.int().argmin())
+        begin = max(observed, default=-1) + 1
+        turns.append(ids[begin:].tolist() if first < begin else [])
+    return _decode(tokenizer, turns)
+
+
 def prompt_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
     """The prompt of each sequence (its tokens in `prompt_mask`), without special tokens; of its
     last row, if a template has rewritten it."""

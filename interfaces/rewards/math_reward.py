@@ -20,7 +20,7 @@ from rlcli.errors import DataError, escape_control
 from .._answers.verdict import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
 from ._math_pool import MathPool
 from ._scores import RightOrWrong, by_sample, one_each, places_of, shares
-from ._text import response_texts
+from ._text import last_turn_texts, response_texts
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -51,7 +51,7 @@ LONGEST_ANSWER = 60
 class MathRewardInterface(RightOrWrong):
     """Compares the final answer of each response with the row's `answer`: numbers exactly, words as
     text, choices such as `(B) 12` by letter or content, and other expressions with math-verify, in
-    separate processes.
+    separate processes. The answer of an episode may be all that its last turn says.
 
     A response is always either right or wrong: an answer that is not one value, or that cannot be
     compared within bounds, is wrong and counted.
@@ -139,6 +139,11 @@ class MathRewardInterface(RightOrWrong):
         answers = [
             final_answer(text, self.last_number)
             for text in response_texts(model.data_tokenizer, data)
+        ]
+        turns = last_turn_texts(model.data_tokenizer, data)
+        answers = [
+            answer or final_answer(turn, self.last_number)
+            for answer, turn in zip(answers, turns, strict=True)
         ]
         expected = [golds[sample] for sample in owners]
         verdicts = self._judge(answers, expected)

@@ -98,6 +98,30 @@ def test_rewards_are_ordered_by_sample_and_response():
     assert not interface.pool._workers, "numbers need no processes"
 
 
+@pytest.mark.parametrize(
+    ("turns", "reward"),
+    [
+        (("call add(12, 7)", "19"), 1.0),
+        (("call add(12, 7)", "call it", "$19$"), 1.0),
+        (("call add(12, 7)", "20"), 0.0),
+        (("#### 19.\n", "Done."), 1.0),
+        (("19", "Is that so?"), 0.0),
+        (("19",), 1.0),
+    ],
+)
+def test_the_last_turn_of_an_episode_may_be_the_answer_alone(turns, reward):
+    """As a response without tools may be."""
+    pieces = [
+        (True, "12+7?"),
+        *((flag, text) for text in turns for flag, text in ((False, text), (True, "\nseen: 5\n"))),
+    ][:-1]
+    text = "".join(piece for _, piece in pieces)
+    data = batch([[text]], ["19"], prompt="")
+    flags = [flag for flag, piece in pieces for _ in piece]
+    data.data["prompt_mask"] = torch.tensor([*flags, False])
+    assert MathRewardInterface().inference(role(), data, SPEC).data["rewards"].tolist() == [reward]
+
+
 RESPONSES = yaml.safe_load(
     (Path(__file__).parent / "math_answers" / "responses.yaml").read_text(encoding="utf-8")
 )

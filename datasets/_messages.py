@@ -15,7 +15,10 @@ Message = dict[str, Any]
 Prompt = str | list[Message]
 """The text of a user's message, or the messages up to the one to answer."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
+RESULTS = ("tool", "function", "ipython", "environment")
+"""Roles of what tools returned, which may be nothing."""
+
+ROLES = ("system", "developer", "user", "assistant", *RESULTS)
 """Roles that chat templates know."""
 
 SHAREGPT = {
@@ -144,7 +147,7 @@ def _message(written: Any, subject: str) -> Message:
     fields["content"] = _text_of(fields.get("content"), subject)
     if fields.get("tool_calls"):
         fields["tool_calls"] = _tool_calls(fields["tool_calls"], subject)
-    elif not fields["content"].strip():
+    elif not fields["content"].strip() and fields["role"] not in RESULTS:
         raise BadRow(f"{subject}, of the {fields['role']}, is empty")
     return fields
 

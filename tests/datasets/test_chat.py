@@ -377,6 +377,15 @@ def test_sharegpt_messages_and_content_parts_are_read(build):
     assert segments(dataset) == segments(build(DIALOGUE))
 
 
+def test_a_tool_may_return_nothing(build):
+    call = {"function": {"name": "remove", "arguments": {}}}
+    calls = {"role": "assistant", "tool_calls": [call]}
+    dataset = build(
+        [DIALOGUE[0], calls, {"role": "tool", "content": ""}, DIALOGUE[3]], template=TOOLS
+    )
+    assert trained(dataset) == ['{"name": "remove", "arguments": {}}<eos>', "ünd<eos>"]
+
+
 @pytest.mark.parametrize(
     ("message", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.data import SequenceSample
@@ -14,18 +15,24 @@ if TYPE_CHECKING:
 
 
 def response_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
-    """The response of each sequence (its tokens outside `prompt_mask`), without special tokens."""
-    return _decode(tokenizer, [ids[~mask].tolist() for ids, mask in _masked(data)])
+    """The response of each sequence (its tokens outside `prompt_mask`), without special tokens.
+    Each turn of an episode begins on a line of its own, as it did when it was sampled."""
+    return ["\n".join(turns) for turns in turn_texts(tokenizer, data)]
 
 
-def last_turn_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
-    """The last turn of each response, without special tokens; empty if it has only one."""
-    turns = []
-    for ids, mask in _masked(data):
-        observed, first = mask.nonzero()[:, 0].tolist(), int(mask.int().argmin())
-        begin = max(observed, default=-1) + 1
-        turns.append(ids[begin:].tolist() if first < begin else [])
-    return _decode(tokenizer, turns)
+def turn_texts(tokenizer: Any, data: SequenceSample) -> list[list[str]]:
+    """The turns of each response, without special tokens."""
+    turns = [_turns(ids, mask) for ids, mask in _masked(data)]
+    texts = iter(_decode(tokenizer, list(chain.from_iterable(turns))))
+    return [[next(texts) for _ in of_response] for of_response in turns]
+
+
+def _turns(ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
+    """The tokens between those in the mask; no turn is empty."""
+    places = (~mask).nonzero()[:, 0]
+    sizes = ((places.diff() > 1).nonzero()[:, 0] + 1).tolist()
+    turns = ids[places].tensor_split(sizes)
+    return [turn.tolist() for turn in turns if len(turn)]
 
 
 def prompt_texts(tokenizer: Any, data: SequenceSample) -> list[str]:

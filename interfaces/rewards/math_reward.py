@@ -20,7 +20,7 @@ from rlcli.errors import DataError, escape_control
 from .._answers.verdict import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
 from ._math_pool import MathPool
 from ._scores import RightOrWrong, by_sample, one_each, places_of, shares
-from ._text import last_turn_texts, response_texts
+from ._text import response_texts, turn_texts
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -136,15 +136,7 @@ class MathRewardInterface(RightOrWrong):
             for _ in lengths
         ]
         golds = _golds(data)
-        answers = [
-            final_answer(text, self.last_number)
-            for text in response_texts(model.data_tokenizer, data)
-        ]
-        turns = last_turn_texts(model.data_tokenizer, data)
-        answers = [
-            answer or final_answer(turn, self.last_number)
-            for answer, turn in zip(answers, turns, strict=True)
-        ]
+        answers = self._answers(model, data)
         expected = [golds[sample] for sample in owners]
         verdicts = self._judge(answers, expected)
         _report(places_of(data), answers, verdicts)
@@ -202,6 +194,18 @@ class MathRewardInterface(RightOrWrong):
             {"rewards": rewards, "solved": solved, "answer_classes": classes},
             counted | {REASONS: by_sample(data, reasons)},
         )
+
+    def _answers(self, model: Model, data: SequenceSample) -> list[str | None]:
+        """The final answer of each response, which may be all that the last turn of an episode
+        says."""
+        answers = [
+            final_answer(text, self.last_number)
+            for text in response_texts(model.data_tokenizer, data)
+        ]
+        for number, turns in enumerate(turn_texts(model.data_tokenizer, data)):
+            if answers[number] is None and turns[1:]:
+                answers[number] = final_answer(turns[-1], self.last_number)
+        return answers
 
     def _judge(self, answers: list[str | None], golds: list[Gold]) -> list[Verdict]:
         verdicts: list[Verdict] = []

@@ -8,15 +8,19 @@ import sys
 import textwrap
 import threading
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 
+from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.api.special_tokens import tokens_of
 from rlcli.errors import DataError, ResourceError, WorkerError
 from rlcli.interfaces.rewards import _confinement, _sandbox
-from rlcli.interfaces.rewards._code_tasks import tasks_of
+from rlcli.interfaces.rewards._code_tasks import program_of, tasks_of
+from rlcli.interfaces.rewards._text import response_texts
 from rlcli.interfaces.rewards.code_reward import CodeRewardInterface
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.interface import InterfaceContract
@@ -71,6 +75,25 @@ class TestContract(InterfaceContract):
 
 def fenced(program):
     return f"Here it is:\n```python\n{program}\n```\nDone."
+
+
+def test_a_program_may_begin_a_turn_of_an_episode():
+    """What was observed before it is not part of the response."""
+    tokenizer = byte_tokenizer()
+    pieces = [(True, "Add!"), (False, "call"), (True, "seen"), (False, f"```\n{ADD}```")]
+    tokens = tokens_of(tokenizer, [text for _, text in pieces])
+    flags = [flag for (flag, _), ids in zip(pieces, tokens, strict=True) for _ in ids]
+    batch = SequenceSample.from_default(
+        ids=["q"],
+        seqlens=[len(flags)],
+        data={
+            "packed_input_ids": torch.tensor([*chain.from_iterable(tokens)]),
+            "prompt_mask": torch.tensor(flags),
+        },
+        metadata={},
+    )
+    (response,) = response_texts(tokenizer, batch)
+    assert program_of(response, "last_block") == ADD
 
 
 def batch(groups, tests, **metadata):

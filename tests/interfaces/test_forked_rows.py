@@ -122,7 +122,7 @@ def test_texts_are_those_of_the_last_row_and_of_all_turns():
     batch, tokenizer = forked(), DigitTokenizer()
     first = [read(tokenizer, batch)[0] for read in (prompt_texts, response_texts, full_texts)]
     prompt, turn = (tokenizer.decode(ids) for ids in (SECOND[: -len(TURN)], TURN))
-    assert first == [prompt, turn + turn, prompt + turn]
+    assert first == [prompt, f"{turn}\n{turn}", prompt + turn]
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

@@ -4,6 +4,7 @@ and the tools the assistant may call."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -191,6 +192,24 @@ def called_tools(message: Message) -> list[str]:
     """The names of the tools that a message of the assistant calls."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or []]
     return [call["name"] for call in calls if isinstance(call, dict) and call.get("name")]
+
+
+def with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the arguments of tool calls as JSON text."""
+    return [message | _calls_as_text(message) for message in messages]
+
+
+def _calls_as_text(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    return {"tool_calls": [*map(_with_text, calls)]} if calls else {}
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    called = call.get("function")
+    if not isinstance(called, dict) or not isinstance(called.get("arguments"), dict):
+        return call
+    arguments = json.dumps(called["arguments"], ensure_ascii=False)
+    return call | {"function": called | {"arguments": arguments}}
 
 
 def _tools(written: Any, key: str) -> list[Any] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,12 @@ from rlcli.api.special_tokens import as_content, tokens_with_offsets, unmarked
 from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
-from ._messages import Message, StoredConversation, called_tools
+from ._messages import (
+    Message,
+    StoredConversation,
+    called_tools,
+    with_arguments_as_text,
+)
 from ._rendering import Overlong, OverlongRow, Tokens
 
 if TYPE_CHECKING:
@@ -185,11 +191,21 @@ class Speaker:
         some: list[Message] = as_content(self._tokenizer, conversation.messages[:messages])
         tools = as_content(self._tokenizer, conversation.tools)
         try:
-            return render_marked(self._template, some, tools=tools, day=DAY, **how, **special)
+            return self._rendered(some, tools=tools, day=DAY, **how, **special)
         except TooMuch as error:
             raise ModelError(f"{self._of_template} fails: {error}", code="F32") from error
         except TemplateError as error:
             raise BadRow(f"{self._of_template} refuses the conversation: {error}", "F32") from error
+
+    def _rendered(self, messages: Sequence[Message], **how: Any) -> Any:
+        """Render messages, the arguments of whose tool calls some templates expect as JSON text.
+        Raises TemplateError."""
+        try:
+            return render_marked(self._template, messages, **how)
+        except TemplateError:
+            with suppress(TemplateError):
+                return render_marked(self._template, with_arguments_as_text(messages), **how)
+            raise
 
     @property
     def _of_template(self) -> str:

@@ -377,6 +377,18 @@ def test_sharegpt_messages_and_content_parts_are_read(build):
     assert segments(dataset) == segments(build(DIALOGUE))
 
 
+@pytest.mark.parametrize("arguments", [{"a": "ä"}, '{"a": "ä"}'])
+def test_a_template_may_expect_the_arguments_of_tool_calls_as_text(build, arguments):
+    """As DeepSeek's; whether the row holds them as text makes no difference."""
+    template = TOOLS.replace("c.function | tojson", "c.function.name + c.function.arguments")
+    calls = {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+    }
+    dataset = build([DIALOGUE[0], calls, DIALOGUE[2], DIALOGUE[3]], template=template)
+    assert trained(dataset) == ['f{"a": "ä"}<eos>', "ünd<eos>"]
+
+
 def test_a_tool_may_return_nothing(build):
     call = {"function": {"name": "remove", "arguments": {}}}
     calls = {"role": "assistant", "tool_calls": [call]}

@@ -27,8 +27,8 @@ LOOKED_AT = 2048
 @register_dataset("mixture")
 @dataclass(kw_only=True)
 class Mixture:
-    """Mixes rows of other datasets of the recipe in given proportions; no row is repeated before
-    all rows of its dataset have been used.
+    """Mixes rows of other datasets of the recipe in given proportions; within an epoch no row is
+    repeated before all rows of its dataset have been used.
 
     A run reports how many samples of each it has trained on so far, as `used/<dataset>`.
     """
@@ -49,7 +49,8 @@ class Mixture:
     """Dataset in the recipe → its share of the rows, relative to the others."""
 
     rows: int | None = None
-    """Rows per epoch; by default as many as are needed to use every row of every dataset."""
+    """Rows per epoch, the same in each; by default as many as are needed to use every row of every
+    dataset."""
 
     _sources: dict[str, Any] = field(init=False, repr=False)
     _plan: list[tuple[str, int, int]] = field(init=False, repr=False)

@@ -38,7 +38,7 @@ class PromptAnswer(TextRows):
 
     context_key: str | None = None
     """Field with a text that the prompt is about, as in Alpaca's `input`: it follows the prompt
-    after a blank line, unless it is empty."""
+    after a blank line, unless it is empty or null."""
 
     answer_key: str = "answer"
     """Field that holds the answer: a text, or a list with a message of the assistant."""
@@ -68,7 +68,9 @@ class PromptAnswer(TextRows):
 
     def _read(self, fields: dict[str, Any]) -> Texts:
         prompt = prompt_field(fields, self.prompt_key)
-        context = fields.get(self.context_key, "") if self.context_key is not None else ""
+        context = None if self.context_key is None else fields.get(self.context_key)
+        if context is None:  # as tables write for no text
+            context = ""
         if not isinstance(context, str) or (context and not isinstance(prompt, str)):
             raise BadRow(f"field {self.context_key!r} is not a text that could follow the prompt")
         if context.strip():

@@ -277,6 +277,13 @@ def test_the_kind_of_rows_follows_from_their_columns(row, args, keys, prompt, tm
     )
 
 
+def test_an_instruction_without_an_input_has_null_in_a_table(tmp_path):
+    rows = [{"instruction": "q", "input": text, "output": "a"} for text in ("c", None, "")]
+    as_parquet(tmp_path / "rows.parquet", rows)
+    dataset = build(tmp_path / "rows.parquet", "hf")
+    assert [dataset.preview(row).prompt for row in range(3)] == ["q\n\nc", "q", "q"]
+
+
 def test_conversations_are_read_as_by_the_chat_dataset(tmp_path):
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([{"talk": TALK}]), path)

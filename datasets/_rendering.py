@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rlcli.api.chat_template import DAY, conversation_text
 from rlcli.api.special_tokens import as_content, tokens_of
+from rlcli.api.tool_formats import opens_reasoning
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
@@ -77,6 +78,28 @@ def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
         return []
     contents = [as_content(tokenizer, text) for text in texts]
     return [[*ids, tokenizer.eos_token_id] for ids in tokens_of(tokenizer, contents)]
+
+
+def warn_of_open_reasoning(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    answers: Sequence[str],
+    *,
+    chat: Chat,
+    system: str | None,
+) -> None:
+    """Warn of answers that do not end the reasoning which the chat template begins for them.
+    `prompt`: that of one of them."""
+    without_end = sum("</think>" not in answer for answer in answers)
+    if not without_end or not uses_chat(tokenizer, chat):
+        return
+    if opens_reasoning(_render(tokenizer, prompt, system)):
+        logger.warning(
+            "the chat template begins each answer with <think>, and %d of %d answers have no "
+            "</think>: the model learns to answer within its reasoning",
+            without_end,
+            len(answers),
+        )
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system: str | None) -> str:

@@ -25,6 +25,7 @@ from ._rendering import (
     encode_prompts,
     fit_answers,
     uses_chat,
+    warn_of_open_reasoning,
     within_limit,
 )
 from ._scores import Scores
@@ -265,13 +266,22 @@ class TextRows(FileRows):
     def _encode_prompts(self, prompts: list[Prompt]) -> list[Tokens]:
         return encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
 
+    def _encode_answers(self, rows: list[Row[Any]], answers: Sequence[str]) -> list[Tokens]:
+        """The tokens of answers to these rows, whose content begins with a prompt."""
+        tokenizer = self.util.tokenizer
+        if rows:
+            warn_of_open_reasoning(
+                tokenizer, rows[0].content[0], answers, chat=self.chat, system=self.system
+            )
+        return encode_answers(tokenizer, answers)
+
     def _answered(
         self, rows: list[Row[Any]], answers: Sequence[Sequence[str]]
     ) -> list[tuple[Row[Any], Answered]]:
         """Rows whose content begins with a prompt, with the tokens of the prompt and of each of
         these answers to it, within the limit."""
         texts = list(chain.from_iterable(answers))
-        tokens = iter(encode_answers(self.util.tokenizer, texts))
+        tokens = iter(self._encode_answers(rows, texts))
         tokens_of_answers = [[next(tokens) for _ in group] for group in answers]
         prompts = self._encode_prompts([row.content[0] for row in rows])
         return self._within_limit(

@@ -9,7 +9,7 @@ from rlcli.api.data import Preview, SequenceSample, register_dataset
 
 from ._jsonl import BadRow, Row
 from ._messages import Prompt, answered_field, prompt_field
-from ._rendering import Overlong, Tokens, encode_answers, fit_answers
+from ._rendering import Overlong, Tokens, fit_answers
 from ._samples import answered_sample
 from ._text_rows import TextRows
 
@@ -47,7 +47,7 @@ class PromptAnswer(TextRows):
 
     def _encoded(self, rows: list[Row[Texts]]) -> list[tuple[Row[Texts], tuple[Tokens, Tokens]]]:
         prompts = self._encode_prompts([row.content[0] for row in rows])
-        answers = encode_answers(self.util.tokenizer, [row.content[1] for row in rows])
+        answers = self._encode_answers(rows, [row.content[1] for row in rows])
         return self._within_limit(
             rows,
             list(zip(prompts, answers, strict=True)),

@@ -54,6 +54,29 @@ def test_special_tokens_in_answers_are_encoded_as_plain_text(build, name):
         assert PLAIN.decode(tokens.tolist(), skip_special_tokens=True) == f"hi{forged}"
 
 
+@pytest.mark.parametrize(("name", "number"), [("prompt_answer", 1), ("paired", 4)])
+def test_answers_within_reasoning_that_the_template_begins_are_warned_about(
+    build, caplog, name, number
+):
+    """They are trained on as they are: the model then learns to answer in its thoughts."""
+    thinking = byte_tokenizer(chat=True)
+    thinking.chat_template = thinking.chat_template.replace(
+        "<assistant>{%", "<assistant><think>\n{%"
+    )
+    build(name, [ROWS[name]], CHAT)
+    build(name, [ROWS[name]], thinking, chat=False)
+    complete = {
+        "answer": "hm</think>you",
+        "pos_answers": ["</think>"],
+        "neg_answers": ["x</think>"],
+    }
+    build(name, [{key: complete.get(key, text) for key, text in ROWS[name].items()}], thinking)
+    assert not caplog.records
+    build(name, [ROWS[name]], thinking)
+    (record,) = caplog.records
+    assert f"{number} of {number} answers have no </think>" in record.getMessage()
+
+
 # -- all of them -----------------------------------------------------------------------------------
 
 

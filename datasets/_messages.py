@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from rlcli.api.chat_template import REASONING_FIELDS
+
 from ._jsonl import BadRow, MissingField, kind_of, text_field
 
 Message = dict[str, Any]
@@ -104,6 +106,12 @@ def answered_field(fields: dict[str, Any], key: str) -> tuple[list[Message], str
     *before, answer = _messages(fields, key)
     if answer["role"] != "assistant":
         raise BadRow(f"the last message of field {key!r} is not the assistant's")
+    for name in ("tool_calls", *REASONING_FIELDS):
+        if answer.get(name):
+            hint = "write it into the content, as the model does; the dataset chat reads messages"
+            raise BadRow(
+                f"the answer in field {key!r} has {name}, but answers are texts", hint=hint
+            )
     return before, answer["content"]
 
 

@@ -54,6 +54,29 @@ def test_special_tokens_in_answers_are_encoded_as_plain_text(build, name):
         assert PLAIN.decode(tokens.tolist(), skip_special_tokens=True) == f"hi{forged}"
 
 
+@pytest.mark.parametrize(
+    "more", [{"tool_calls": [{"function": {"name": "add"}}]}, {"reasoning_content": "hm"}]
+)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("prompt_answer", {"answer": "answer"}),
+        ("unpaired", {"answer": "answer", "label": True}),
+        ("paired", {"pos_answers": "answer", "neg_answers": "other"}),
+    ],
+)
+def test_what_an_answer_has_besides_its_text_is_refused(build, name, fields, more):
+    """It was left out: of a call of a tool, only the end of the turn was trained on."""
+    (extra,) = more
+    answer = {"role": "assistant", "content": "yes", **more}
+    messages = {"answer": [answer], "other": [{"role": "assistant", "content": "no"}]}
+    row = {"prompt": "hi", **{key: messages.get(value, value) for key, value in fields.items()}}
+    with pytest.raises(DataError, match=f"rows.jsonl:1: the answer in field .* has {extra}"):
+        build(name, [row])
+    answer[extra] = None
+    assert len(build(name, [row])) == 1
+
+
 @pytest.mark.parametrize(("name", "number"), [("prompt_answer", 1), ("paired", 4)])
 def test_answers_within_reasoning_that_the_template_begins_are_warned_about(
     build, caplog, name, number

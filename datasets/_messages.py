@@ -202,6 +202,12 @@ def called_tools(message: Message) -> list[str]:
     return [call["name"] for call in calls if isinstance(call, dict) and call.get("name")]
 
 
+def reasoning_of(message: Message) -> str:
+    """The reasoning of a message that has it in a field of its own, else nothing."""
+    fields = (message.get(name) for name in REASONING_FIELDS)
+    return next((text for text in fields if isinstance(text, str)), "")
+
+
 def with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
     """The messages with the arguments of tool calls as JSON text."""
     return [message | _calls_as_text(message) for message in messages]

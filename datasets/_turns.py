@@ -31,6 +31,7 @@ from ._messages import (
     Message,
     StoredConversation,
     called_tools,
+    reasoning_of,
     with_arguments_as_text,
 )
 from ._rendering import Overlong, OverlongRow, Tokens
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 Turns = Literal["all", "last"]
 Span = tuple[int, int]
 """[start, end) in characters of a text."""
+
+FOR_OTHERS = "it may be one for other messages, such as images with text"
+WITHOUT_TOOLS = "use a template that writes tool calls, or write the call into the content"
+WITHOUT_REASONING = (
+    "use a template that writes reasoning, write it into the content, or leave it out of the rows"
+)
 
 
 @dataclass(frozen=True)
@@ -116,21 +123,19 @@ class Speaker:
         return Spoken(conversation, text, spans)
 
     def _demand_answers(self, conversation: StoredConversation, trained: str) -> None:
-        """A template may trim an answer or move its reasoning, but its last word and the names of
-        the tools that it calls have to be there."""
+        """A template may trim an answer, move its reasoning, or drop that of earlier turns, but the
+        last words and the names of the tools that it calls have to be there."""
         for turn in self._trained_turns(conversation):
             message = conversation.messages[turn]
-            words = message["content"].split()
-            if words and words[-1] not in trained:
-                hint = "it may be one for other messages, such as images with text"
-                raise BadRow(
-                    f"{self._of_template} leaves out the answer in message {turn + 1}", "F32", hint
-                )
-            if not all(name in trained for name in called_tools(message)):
-                hint = "use a template that writes tool calls, or write the call into the content"
-                raise BadRow(
-                    f"{self._of_template} leaves out a tool call in message {turn + 1}", "F32", hint
-                )
+            reasoning = "" if turn < conversation.turns[-1] else reasoning_of(message)
+            for part, words, hint in (
+                ("the answer", message["content"].split()[-1:], FOR_OTHERS),
+                ("a tool call", called_tools(message), WITHOUT_TOOLS),
+                ("the reasoning", reasoning.split()[-1:], WITHOUT_REASONING),
+            ):
+                if not all(word in trained for word in words):
+                    problem = f"{self._of_template} leaves out {part} in message {turn + 1}"
+                    raise BadRow(problem, "F32", hint)
 
     def _trained_turns(self, conversation: StoredConversation) -> list[int]:
         return conversation.turns if self._turns == "all" else conversation.turns[-1:]

@@ -275,6 +275,20 @@ def test_a_template_that_leaves_tool_calls_out_is_refused(build, template, call)
     )
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_a_template_that_leaves_the_reasoning_of_the_last_turn_out_is_refused(build, name):
+    thoughts = [message | {name: "hm"} for message in DIALOGUE]
+    with pytest.raises(DataError, match=r"jsonl:1: .* leaves out the reasoning in message 4"):
+        build(thoughts)
+    written = PLAIN.replace(
+        "<assistant>{{", "<assistant>{% if loop.last %}{{ m.reasoning_content }}{% endif %}{{"
+    )
+    assert trained(build(thoughts, template=written, train_on="last")) == ["hmünd<eos>"]
+    assert trained(build([message | {name: None} for message in DIALOGUE])) == trained(
+        build(DIALOGUE)
+    )
+
+
 def test_a_turn_must_end_with_a_stop_token(build):
     with pytest.raises(
         ModelError, match=r"rows\.jsonl:1: .*ends a turn of the assistant with 'yo;'"

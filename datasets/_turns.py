@@ -106,6 +106,7 @@ class Speaker:
     def speak(self, conversation: StoredConversation) -> Spoken:
         """The text of a conversation, and the spans to train on. Raises BadRow; ModelError for a
         template that exceeds a limit."""
+        self._refuse_weights(conversation)
         text, spans = (self._marked if self._by_markers else self._between_prefixes)(conversation)
         spans = _trimmed(text, spans)
         if not spans:
@@ -121,6 +122,13 @@ class Speaker:
             conversation, unmarked("".join(text[start:end] for start, end in spans))
         )
         return Spoken(conversation, text, spans)
+
+    def _refuse_weights(self, conversation: StoredConversation) -> None:
+        """In OpenAI's format, turns of weight 0 are not to be trained on."""
+        for turn in self._trained_turns(conversation):
+            if conversation.messages[turn].get("weight") == 0:
+                hint = "set train_on: last, or divide the conversation so that others come last"
+                raise BadRow(f"message {turn + 1} has weight 0, but is trained on", hint=hint)
 
     def _demand_answers(self, conversation: StoredConversation, trained: str) -> None:
         """A template may trim an answer, move its reasoning, or drop that of earlier turns, but the

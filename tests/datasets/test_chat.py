@@ -403,6 +403,16 @@ def test_a_template_may_expect_the_arguments_of_tool_calls_as_text(build, argume
     assert trained(dataset) == ['f{"a": "ä"}<eos>', "ünd<eos>"]
 
 
+def test_a_turn_that_is_not_to_be_trained_on_is_refused(build):
+    """In OpenAI's format, weight 0 says so; it was trained on."""
+    weighted = [message | {"weight": 1} for message in DIALOGUE]
+    assert trained(build(weighted)) == trained(build(DIALOGUE))
+    weighted[1]["weight"] = 0
+    with pytest.raises(DataError, match=r"jsonl:1: message 2 has weight 0"):
+        build(weighted)
+    assert trained(build(weighted, train_on="last")) == ["ünd<eos>"]
+
+
 def test_a_tool_may_return_nothing(build):
     call = {"function": {"name": "remove", "arguments": {}}}
     calls = {"role": "assistant", "tool_calls": [call]}

@@ -74,6 +74,7 @@ def read_rows(
     *,
     bad_rows: BadRows = "error",
     max_bad_rows: int = 10,
+    skipped: int = 0,
     max_rows: int | None = None,
     note: Callable[[str], None] | None = None,
     parsed_rows: Iterable[Parsed] | None = None,
@@ -82,10 +83,10 @@ def read_rows(
     """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use.
     `parsed_rows`: the content of `path`, unless it is a JSON file.
 
-    `bad_rows="skip"` skips up to `max_bad_rows` of them, and reports each to `note`; the other rows
-    keep their ids. At most `max_rows` good rows are read. Raises DataError, also for duplicate ids
-    and, unless it `may_be_empty`, for a file without rows;
-    the error for a bad row lists the lines of the others.
+    `bad_rows="skip"` skips up to `max_bad_rows` of them, including those `skipped` in earlier parts
+    of the file, and reports each to `note`; the other rows keep their ids. At most `max_rows` good
+    rows are read. Raises DataError, also for duplicate ids and, unless it `may_be_empty`, for a
+    file without rows; the error for a bad row lists the lines of the others.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
@@ -93,7 +94,8 @@ def read_rows(
     every = parsed_rows if parsed_rows is not None else json_rows(file)
     good, bad = _good_and_bad(every, read, max_rows)
     if bad:
-        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, bool(good) or may_be_empty)
+        enough = bool(good) or may_be_empty
+        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, skipped, enough)
     if not good and not may_be_empty:
         raise DataError(f"{path} holds no rows: it is empty", code="F80")
     if note is not None:
@@ -134,9 +136,15 @@ def _with_ids(good: Sequence[tuple[int, int, Any, T]], path: str, stem: str) -> 
 
 
 def _judge_bad_rows(
-    path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows, most: int, enough: bool
+    path: str,
+    bad: list[tuple[int, BadRow]],
+    bad_rows: BadRows,
+    most: int,
+    skipped: int,
+    enough: bool,
 ) -> None:
-    """Decide whether the run may continue without these rows, given as (line, fault)."""
+    """Decide whether the run may continue without these rows, given as (line, fault), and those
+    skipped before."""
     line, first = bad[0]
     if bad_rows == "error":
         others = ""
@@ -148,9 +156,10 @@ def _judge_bad_rows(
         raise DataError(
             f"{first}{others}", where=f"{path}:{line}", hint=first.hint, code=first.code
         )
-    if len(bad) > most:
-        line, last = bad[most]
-        message = f"{len(bad)} bad rows, more than max_bad_rows = {most}; one of them: {last}"
+    count = len(bad) + skipped
+    if count > most:
+        line, last = bad[most - skipped]
+        message = f"{count} bad rows, more than max_bad_rows = {most}; one of them: {last}"
         raise DataError(message, where=f"{path}:{line}", hint=last.hint, code=last.code)
     logger.warning(
         "%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first

@@ -110,7 +110,7 @@ def test_bad_rows_are_counted_over_the_entire_stream(tmp_path):
         as_jsonl(tmp_path / "rows", rows), streaming=True, bad_rows="skip", max_bad_rows=3
     ).rows_from(0, 0)
     assert len([next(read) for _ in range(6)]) == 6
-    with pytest.raises(DataError, match="more than max_bad_rows"):
+    with pytest.raises(DataError, match="4 bad rows, more than max_bad_rows = 3"):
         list(read)
 
 

@@ -97,8 +97,8 @@ class Python(Environment):
                 f"programs cannot be isolated here: {problem}", hint=hint, code="F53"
             ) from problem
         printed = ended.output.decode(errors="replace").removesuffix("\n")
-        if ended.why:
-            return f"{printed}\nerror: the program {ended.why}".lstrip("\n")
+        if ended.why:  # first: the end of what it printed may be cut off
+            return f"error: the program {ended.why}\n{printed}".rstrip("\n")
         return printed or f"(it printed nothing, and ended with status {ended.status})"
 
     def _limits(self) -> ProgramLimits:

@@ -88,6 +88,13 @@ def test_a_hostile_program_harms_nobody(program, answer):
     assert answer in answer_of(program)
 
 
+def test_the_limit_of_a_program_comes_before_all_that_it_printed():
+    """An episode reads the beginning alone."""
+    answer = answer_of("while True: print('x' * 4096)")
+    assert answer.startswith("error: the program ")
+    assert answer.splitlines()[1] == "x" * 4096
+
+
 def test_programs_leave_nothing_to_each_other():
     python = make("python", **LIMITED)
     call_tool(python, "run", {"program": "open('left', 'w').write('x')"})

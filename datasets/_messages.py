@@ -4,6 +4,7 @@ and the tools the assistant may call."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,6 +24,9 @@ RESULTS = ("tool", "function", "ipython", "environment")
 
 ROLES = ("system", "developer", "user", "assistant", *RESULTS)
 """Roles that chat templates know."""
+
+OTHER_ROLES = "give it a role that the template writes, such as system instead of developer"
+"""The hint for a message that a template leaves out."""
 
 SHAREGPT = {
     "human": "user",
@@ -194,6 +198,16 @@ def _tool_calls(calls: Any, subject: str) -> list[Any]:
             call = {**call, "function": {**called, "arguments": arguments}}
         read.append(call)
     return read
+
+
+def left_out(messages: Sequence[Message], text: str) -> str | None:
+    """The first message, not the assistant's, whose last word is not in a text that a template has
+    written of all; None if there is none."""
+    for number, message in enumerate(messages, start=1):
+        words = re.findall(r"\w+", message["content"])
+        if message["role"] != "assistant" and words and words[-1] not in text:
+            return f"message {number}, of the {message['role']}"
+    return None
 
 
 def called_tools(message: Message) -> list[str]:

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from rlcli.api.chat_template import DAY, conversation_text
-from rlcli.api.special_tokens import as_content, tokens_of
+from rlcli.api.chat_template import DAY, conversation_text, name_of
+from rlcli.api.special_tokens import as_content, tokens_of, unmarked
 from rlcli.api.tool_formats import opens_reasoning
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
-from ._messages import Prompt, messages_of
+from ._messages import OTHER_ROLES, Prompt, left_out, messages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,7 +104,11 @@ def warn_of_open_reasoning(
 
 def _render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system: str | None) -> str:
     messages = messages_of(prompt, system)
-    return conversation_text(tokenizer, messages, add_generation_prompt=True, day=DAY)
+    text = conversation_text(tokenizer, messages, add_generation_prompt=True, day=DAY)
+    if (message := left_out(messages, unmarked(text))) is not None:
+        problem = f"the chat template of {name_of(tokenizer)} leaves out {message}, of a prompt"
+        raise ModelError(problem, hint=OTHER_ROLES, code="F32")
+    return text
 
 
 def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:

@@ -28,9 +28,11 @@ from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
 from ._messages import (
+    OTHER_ROLES,
     Message,
     StoredConversation,
     called_tools,
+    left_out,
     reasoning_of,
     with_arguments_as_text,
 )
@@ -121,6 +123,8 @@ class Speaker:
         self._demand_answers(
             conversation, unmarked("".join(text[start:end] for start, end in spans))
         )
+        if (message := left_out(conversation.messages, unmarked(text))) is not None:
+            raise BadRow(f"{self._of_template} leaves out {message}", "F32", OTHER_ROLES)
         return Spoken(conversation, text, spans)
 
     def _refuse_weights(self, conversation: StoredConversation) -> None:

@@ -275,6 +275,21 @@ def test_a_template_that_leaves_tool_calls_out_is_refused(build, template, call)
     )
 
 
+@pytest.mark.parametrize("train_on", ["all", "last"])
+def test_a_template_that_leaves_messages_of_a_role_out_is_refused(build, train_on):
+    """As many leave out those of the developer."""
+    few_roles = PLAIN.replace(
+        "{{ m.content }}{% else",
+        "{% if m.role in ('system', 'user') %}{{ m.content }}{% endif %}{% else",
+    )
+    said = {"role": "developer", "content": "Be brief!"}
+    build([said, *DIALOGUE], train_on=train_on)
+    with pytest.raises(DataError, match="leaves out message 1, of the developer") as caught:
+        build([said, *DIALOGUE], template=few_roles, train_on=train_on)
+    assert "system instead of developer" in caught.value.hint
+    build([said | {"role": "system"}, *DIALOGUE], template=few_roles, train_on=train_on)
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
 def test_a_template_that_leaves_the_reasoning_of_the_last_turn_out_is_refused(build, name):
     thoughts = [message | {name: "hm"} for message in DIALOGUE]

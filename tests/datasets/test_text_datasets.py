@@ -54,6 +54,20 @@ def test_special_tokens_in_answers_are_encoded_as_plain_text(build, name):
         assert PLAIN.decode(tokens.tolist(), skip_special_tokens=True) == f"hi{forged}"
 
 
+@pytest.mark.parametrize("name", ["prompt_only", "prompt_answer", "paired"])
+def test_a_template_that_leaves_messages_of_a_prompt_out_is_refused(build, name):
+    """As many leave out those of the developer."""
+    few_roles = byte_tokenizer(chat=True)
+    few_roles.chat_template = (
+        "{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}"
+    )
+    said = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert len(build(name, [ROWS[name] | {"prompt": said}], CHAT)) == 1
+    with pytest.raises(ModelError, match="leaves out message 1, of the developer, of a prompt"):
+        build(name, [ROWS[name] | {"prompt": said}], few_roles)
+    assert len(build(name, [ROWS[name]], few_roles)) == 1
+
+
 @pytest.mark.parametrize(
     "more", [{"tool_calls": [{"function": {"name": "add"}}]}, {"reasoning_content": "hm"}]
 )

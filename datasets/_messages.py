@@ -212,8 +212,14 @@ def left_out(messages: Sequence[Message], text: str) -> str | None:
 
 def called_tools(message: Message) -> list[str]:
     """The names of the tools that a message of the assistant calls."""
-    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
-    return [call["name"] for call in calls if isinstance(call, dict) and call.get("name")]
+    return tool_names(message.get("tool_calls") or [])
+
+
+def tool_names(entries: Sequence[Any]) -> list[str]:
+    """The names in calls of tools, or in their schemas."""
+    functions = [entry.get("function", entry) for entry in entries]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    return [name for name in names if isinstance(name, str)]
 
 
 def reasoning_of(message: Message) -> str:

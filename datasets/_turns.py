@@ -34,6 +34,7 @@ from ._messages import (
     called_tools,
     left_out,
     reasoning_of,
+    tool_names,
     with_arguments_as_text,
 )
 from ._rendering import Overlong, OverlongRow, Tokens
@@ -47,6 +48,7 @@ Span = tuple[int, int]
 
 FOR_OTHERS = "it may be one for other messages, such as images with text"
 WITHOUT_TOOLS = "use a template that writes tool calls, or write the call into the content"
+NO_TOOLS = "use a template that writes tools, or set tools_key to a field that no row has"
 WITHOUT_REASONING = (
     "use a template that writes reasoning, write it into the content, or leave it out of the rows"
 )
@@ -123,8 +125,7 @@ class Speaker:
         self._demand_answers(
             conversation, unmarked("".join(text[start:end] for start, end in spans))
         )
-        if (message := left_out(conversation.messages, unmarked(text))) is not None:
-            raise BadRow(f"{self._of_template} leaves out {message}", "F32", OTHER_ROLES)
+        self._demand_context(conversation, unmarked(text))
         return Spoken(conversation, text, spans)
 
     def _refuse_weights(self, conversation: StoredConversation) -> None:
@@ -140,14 +141,21 @@ class Speaker:
         for turn in self._trained_turns(conversation):
             message = conversation.messages[turn]
             reasoning = "" if turn < conversation.turns[-1] else reasoning_of(message)
-            for part, words, hint in (
+            for subject, words, hint in (
                 ("the answer", message["content"].split()[-1:], FOR_OTHERS),
                 ("a tool call", called_tools(message), WITHOUT_TOOLS),
                 ("the reasoning", reasoning.split()[-1:], WITHOUT_REASONING),
             ):
                 if not all(word in trained for word in words):
-                    problem = f"{self._of_template} leaves out {part} in message {turn + 1}"
+                    problem = f"{self._of_template} leaves out {subject} in message {turn + 1}"
                     raise BadRow(problem, "F32", hint)
+
+    def _demand_context(self, conversation: StoredConversation, text: str) -> None:
+        """What the answers follow from has to be there, too: other messages, and the tools."""
+        if (message := left_out(conversation.messages, text)) is not None:
+            raise BadRow(f"{self._of_template} leaves out {message}", "F32", OTHER_ROLES)
+        if not all(name in text for name in tool_names(conversation.tools or [])):
+            raise BadRow(f"{self._of_template} leaves out the tools", "F32", NO_TOOLS)
 
     def _trained_turns(self, conversation: StoredConversation) -> list[int]:
         return conversation.turns if self._turns == "all" else conversation.turns[-1:]

@@ -275,6 +275,16 @@ def test_a_template_that_leaves_tool_calls_out_is_refused(build, template, call)
     )
 
 
+@pytest.mark.parametrize("tool", [{"name": "add"}, {"function": {"name": "add"}}])
+def test_a_template_that_leaves_tools_out_is_refused(build, tool):
+    row = {"messages": DIALOGUE, "tools": [tool]}
+    build(row, template=TOOLS)
+    with pytest.raises(DataError, match="leaves out the tools") as caught:
+        build(row)
+    assert "tools_key" in caught.value.hint
+    build(row, tools_key="others")
+
+
 @pytest.mark.parametrize("train_on", ["all", "last"])
 def test_a_template_that_leaves_messages_of_a_role_out_is_refused(build, train_on):
     """As many leave out those of the developer."""
@@ -282,12 +292,12 @@ def test_a_template_that_leaves_messages_of_a_role_out_is_refused(build, train_o
         "{{ m.content }}{% else",
         "{% if m.role in ('system', 'user') %}{{ m.content }}{% endif %}{% else",
     )
-    said = {"role": "developer", "content": "Be brief!"}
-    build([said, *DIALOGUE], train_on=train_on)
+    order = {"role": "developer", "content": "Be brief!"}
+    build([order, *DIALOGUE], train_on=train_on)
     with pytest.raises(DataError, match="leaves out message 1, of the developer") as caught:
-        build([said, *DIALOGUE], template=few_roles, train_on=train_on)
+        build([order, *DIALOGUE], template=few_roles, train_on=train_on)
     assert "system instead of developer" in caught.value.hint
-    build([said | {"role": "system"}, *DIALOGUE], template=few_roles, train_on=train_on)
+    build([order | {"role": "system"}, *DIALOGUE], template=few_roles, train_on=train_on)
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])

@@ -61,15 +61,15 @@ def test_a_template_that_leaves_messages_of_a_prompt_out_is_refused(build, name)
     few_roles.chat_template = (
         "{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}"
     )
-    said = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    assert len(build(name, [ROWS[name] | {"prompt": said}], CHAT)) == 1
+    prompt = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert len(build(name, [ROWS[name] | {"prompt": prompt}], CHAT)) == 1
     with pytest.raises(ModelError, match="leaves out message 1, of the developer, of a prompt"):
-        build(name, [ROWS[name] | {"prompt": said}], few_roles)
+        build(name, [ROWS[name] | {"prompt": prompt}], few_roles)
     assert len(build(name, [ROWS[name]], few_roles)) == 1
 
 
 @pytest.mark.parametrize(
-    "more", [{"tool_calls": [{"function": {"name": "add"}}]}, {"reasoning_content": "hm"}]
+    "further", [{"tool_calls": [{"function": {"name": "add"}}]}, {"reasoning_content": "hm"}]
 )
 @pytest.mark.parametrize(
     ("name", "fields"),
@@ -79,10 +79,10 @@ def test_a_template_that_leaves_messages_of_a_prompt_out_is_refused(build, name)
         ("paired", {"pos_answers": "answer", "neg_answers": "other"}),
     ],
 )
-def test_what_an_answer_has_besides_its_text_is_refused(build, name, fields, more):
+def test_what_an_answer_has_besides_its_text_is_refused(build, name, fields, further):
     """It was left out: of a call of a tool, only the end of the turn was trained on."""
-    (extra,) = more
-    answer = {"role": "assistant", "content": "yes", **more}
+    (extra,) = further
+    answer = {"role": "assistant", "content": "yes", **further}
     messages = {"answer": [answer], "other": [{"role": "assistant", "content": "no"}]}
     row = {"prompt": "hi", **{key: messages.get(value, value) for key, value in fields.items()}}
     with pytest.raises(DataError, match=f"rows.jsonl:1: the answer in field .* has {extra}"):

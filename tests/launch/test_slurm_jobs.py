@@ -142,15 +142,21 @@ def test_nodes_are_named_by_slurm(answers, monkeypatch):
     assert names_of_nodes() == {}
 
 
+def asked_of(monkeypatch):
+    """The commands that a job gives, each of which is answered with RUNNING."""
+    asked = []
+    monkeypatch.setattr(
+        allocations, "ask_slurm", lambda command: asked.append(command) or "RUNNING"
+    )
+    return asked
+
+
 @pytest.mark.parametrize(("is_asked", "code", "requeued"), [(True, 0, False), (False, 75, True)])
 def test_a_job_is_requeued_unless_the_user_stopped_its_run(
     tmp_path, monkeypatch, is_asked, code, requeued
 ):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    asked = []
-    monkeypatch.setattr(
-        allocations, "ask_slurm", lambda command: asked.append(command) or "RUNNING"
-    )
+    asked = asked_of(monkeypatch)
     with RunDirectory.create(tmp_path / "run", "toy"):
         holder = read_holder(tmp_path / "run/lock")
 
@@ -161,3 +167,15 @@ def test_a_job_is_requeued_unless_the_user_stopped_its_run(
 
     assert allocations.run_in_allocation(tmp_path / "run", work, requeues=3) == code
     assert (["scontrol", "requeue", "7"] in asked) == requeued
+
+
+def test_a_job_of_an_array_puts_only_itself_back(tmp_path, monkeypatch):
+    """Slurm gives one job of an array the number of the array."""
+    for name, value in (("JOB_ID", "7"), ("ARRAY_JOB_ID", "7"), ("ARRAY_TASK_ID", "2")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    asked = asked_of(monkeypatch)
+    with RunDirectory.create(tmp_path / "run", "toy"):
+        assert allocations.run_in_allocation(tmp_path / "run", lambda: 75, requeues=3) == 75
+    assert asked[-1] == ["scontrol", "requeue", "7_2"]
+    assert all("--jobs=7_2" in command for command in asked[:-1])
+    assert allocations.read_allocations(tmp_path / "run")[0].job == "7_2"

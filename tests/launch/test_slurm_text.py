@@ -295,7 +295,8 @@ def stand_in_rlcli(tmp_path):
         "blocked = signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
         "told = {'words': sys.argv[1:], 'cwd': os.getcwd(), 'project': "
         "os.environ.get('RLCLI_PROJECT')}\n"
-        "print(json.dumps(told | {'kept': blocked}))\n"
+        "array = os.environ.get('SLURM_ARRAY_TASK_ID')\n"
+        "print(json.dumps(told | {'kept': blocked, 'array': array}))\n"
     )
     return str(tmp_path / "stand-in")
 
@@ -325,7 +326,12 @@ def test_no_value_breaks_out_of_the_script(tmp_path, monkeypatch, stand_in_rlcli
     assert done.returncode == 0, done.stderr
     (report,) = map(json.loads, (run / "logs/job.log").read_text().splitlines())
     assert report.pop("words") == ["resume", "--in-job", "--", str(run), override]
-    assert report == {"cwd": str(folder), "project": str(folder), "kept": True}
+    assert report == {
+        "cwd": str(folder),
+        "project": str(folder),
+        "kept": True,
+        "array": None,
+    }
     assert not list(tmp_path.rglob("BROKEN"))
 
 
@@ -349,6 +355,13 @@ def test_each_job_of_an_array_executes_its_own_run(tmp_path, stand_in_rlcli):
     )
     assert json.loads((runs[1] / "logs/job.log").read_text())["words"][-1] == str(runs[1])
     assert not (runs[0] / "logs/job.log").exists()
+
+
+def test_a_job_submitted_by_one_of_an_array_is_not_taken_for_one(tmp_path, stand_in_rlcli):
+    run = tmp_path / "run"
+    write_values(run, [run], (), stand_in_rlcli)
+    assert start(tmp_path, script(folder=run), SLURM_ARRAY_TASK_ID="7").returncode == 0
+    assert json.loads((run / "logs/job.log").read_text())["array"] is None
 
 
 def test_setup_lines_and_modules_run_first_and_stop_the_job_if_they_fail(tmp_path, stand_in_rlcli):

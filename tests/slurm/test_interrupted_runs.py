@@ -3,6 +3,7 @@ and leave no process behind."""
 
 import json
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ from run_files import ledger, numbers
 from rlcli.launch.slurm.allocations import read_allocations
 
 from .cluster import NODES, wait_for
-from .runs import Project
+from .runs import BY_SLURM, Project
 
 ENDLESS = ("cluster.nodes=2", "train.steps=10000", "checkpoint.every_steps=4")
 TWO_NODES = ("cluster.nodes=2", "train.steps=24", "checkpoint.every_steps=4")
@@ -203,6 +204,21 @@ def test_a_run_without_progress_is_requeued_up_to_the_limit(project):
     assert run.status["exit_code"] == 7
     assert "rank 1 was killed by SIGKILL" in run.status["message"]
     assert "the job is not requeued again (launch.slurm.requeues is 1)" in run.log
+
+
+def test_a_run_of_a_sweep_puts_only_itself_back(cluster, project):
+    """The last one that begins has the number of the whole array."""
+    told = project.rlcli(
+        *("train", "toy.yaml", "--seeds", "2", "--run-dir", "sweep", "--json"),
+        *(*BY_SLURM, SLOW, "train.steps=10000"),
+    ).stdout
+    first, last = (project.run(Path(folder)) for folder in json.loads(told)["runs"])
+    for run in (first, last):
+        run.wait_for_steps(2)
+    cluster.run("scancel", "--batch", "--signal=USR1", last.job)
+    last.wait_until("PENDING")
+    assert first.state() == "RUNNING"
+    assert cluster.field(first.job, "Restarts") == "0"
 
 
 def test_a_stopped_run_is_not_requeued(cluster, project):

@@ -113,7 +113,7 @@ def allocations_without_progress(run_dir: Path) -> int:
 def _note(run_dir: Path) -> None:
     environment: Mapping[str, str] = os.environ
     allocation = Allocation(
-        job=_job_id(),
+        job=job_id(),
         restart=int(environment.get("SLURM_RESTART_COUNT") or 0),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=node_list(environment),
@@ -145,7 +145,7 @@ def _put_back(run_dir: Path, code: int, requeues: int) -> None:
     try:
         if _of_this_job("State") != "RUNNING":
             return  # Slurm has ended it, and perhaps requeued it; a second requeue would confuse it
-        ask_slurm(["scontrol", "requeue", _job_id()])
+        ask_slurm(["scontrol", "requeue", job_id()])
     except SlurmError as error:
         log.warning("the job is not requeued: %s", error.what)
 
@@ -213,7 +213,7 @@ def _of_this_job(column: str) -> str:
     """A column of squeue for this job; of a heterogeneous one, for its first part.
     Raises SlurmError."""
     lines = ask_slurm(
-        ["squeue", "--noheader", f"--jobs={_job_id()}", f"--Format={column}:20"]
+        ["squeue", "--noheader", f"--jobs={job_id()}", f"--Format={column}:20"]
     ).splitlines()
     return lines[0].strip() if lines else ""
 
@@ -228,5 +228,9 @@ def node_list(environment: Mapping[str, str]) -> str:
     )
 
 
-def _job_id() -> str:
+def job_id() -> str:
+    """The id by which Slurm's commands know this job alone. The number of one job of an array is
+    that of the whole array, and a command that is given it acts on all of them."""
+    if (number := os.environ.get("SLURM_ARRAY_TASK_ID")) is not None:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{number}"
     return os.environ["SLURM_JOB_ID"]

@@ -31,15 +31,17 @@ def main(file: Path) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     values = read_object(file)
-    run: dict[str, Any] = values["runs"][
-        int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(values["runs"]) > 1 else 0
-    ]
+    is_array = len(values["runs"]) > 1
+    index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if is_array else 0
+    run: dict[str, Any] = values["runs"][index]
     log = Path(run["folder"]) / LOG
     make_folder(log.parent)
     descriptor = open_private(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
     os.chdir(values["folder"])
+    if not is_array:  # a job that was submitted by one of an array has inherited its variables
+        os.environ.pop("SLURM_ARRAY_TASK_ID", None)
     os.execve(
         sys.executable,
         [sys.executable, "-P", "-m", "rlcli", *run["arguments"]],

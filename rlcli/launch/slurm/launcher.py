@@ -21,7 +21,7 @@ from rlcli.launch.children import end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
 from rlcli.launch.node import SHARED_MEETING
 from rlcli.launch.slurm.agent import SEEN_WITHIN, UNSHARED, agent_command, answer_file, offer
-from rlcli.launch.slurm.allocations import node_list
+from rlcli.launch.slurm.allocations import job_id, node_list
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.script import parts_of
 from rlcli.launch.stacks import ask_for_stacks
@@ -195,7 +195,7 @@ class SlurmStep:
         on any node."""
         if not self.wait(LEAVE_WITHIN):
             with contextlib.suppress(SlurmError):  # the job may be over
-                ask_slurm(["scancel", "--signal=KILL", os.environ["SLURM_JOB_ID"]])
+                ask_slurm(["scancel", "--signal=KILL", job_id()])
             self.wait(LEAVE_WITHIN)
         end_session(self._process)
 

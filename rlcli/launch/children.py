@@ -20,7 +20,7 @@ from rlcli.files import make_folder, private_file, replace_file
 from rlcli.inspect.cores import available_cores
 from rlcli.launch.launcher import Death, Restart
 from rlcli.launch.server import agent_command
-from rlcli.processes import STOP_SIGNALS, die_with_parent, ended_how
+from rlcli.processes import STOP_SIGNALS, die_with_parent, ended_how, start_time
 from rlcli.project import VARIABLE, current_project
 from rlcli.server_slot import ServerSlot
 from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, Group, process_folder
@@ -71,19 +71,42 @@ def run_environment(ranks: int) -> dict[str, str]:
     return environment
 
 
+def exit_code(process: Process) -> int | None:
+    """The exit code of a child; None while it runs. What it has started is ended with it: once its
+    exit code is read, its number may become another process's."""
+    if process.returncode is None and start_time(process.pid) is None:
+        end_session(process)
+    return process.returncode
+
+
 def end_session(process: Process) -> None:
-    """End a child and everything it has started."""
-    _signal_session(process, signal.SIGKILL)
-    _await(lambda: session_is_empty(process), GONE_WITHIN)
+    """End a child and everything it has started, unless that was done before."""
+    if process.returncode is None:
+        _kill_session(process)
+        wait_until(lambda: _session_is_empty(process), GONE_WITHIN)
 
 
-def session_is_empty(process: Process) -> bool:
+def _session_is_empty(process: Process) -> bool:
     process.poll()
     try:
         os.killpg(process.pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # its number is another user's now
         return True
     return False
+
+
+def _kill_session(process: Process) -> None:
+    # macOS refuses a signal to a group of which only an exit code is left
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition comes true within some seconds."""
+    end = time.monotonic() + seconds
+    while not (is_so := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_so
 
 
 class Members:
@@ -147,8 +170,7 @@ class Members:
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             for who, process in list(self._processes.items()):
-                if process.poll() is not None and who not in self._given_up:
-                    end_session(process)
+                if who not in self._given_up and exit_code(process) is not None:
                     self._replace(who)
             for who, slot in self._slots.items():
                 # the others are restarted with it
@@ -198,21 +220,11 @@ class Members:
         if self._thread.is_alive():
             self._thread.join()
         for process in self._processes.values():
-            _signal_session(process, signal.SIGKILL)
+            if process.returncode is None:
+                _kill_session(process)
         for process in self._processes.values():
             end_session(process)
         self._processes.clear()
-
-
-def _signal_session(process: Process, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def _await(condition: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
 
 
 def _become_child(parent: int) -> None:

@@ -9,17 +9,28 @@ and reach each other by TCP.
 from __future__ import annotations
 
 import contextlib
+import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.api.run_folder import PROCESSES
-from rlcli.launch.children import GONE_WITHIN, Process, end_session, run_environment, start_child
+from rlcli.launch.children import (
+    GONE_WITHIN,
+    Process,
+    end_session,
+    exit_code,
+    run_environment,
+    start_child,
+    wait_until,
+)
 from rlcli.launch.launcher import Death
 from rlcli.launch.meeting import meeting_folder
 from rlcli.launch.node import agent_command
 from rlcli.launch.world import World, write_for_workers, write_records
+from rlcli.processes import ProcessRecord
 from rlcli.runtime.worker_main import MEETING
 from rlcli.topology.groups import RANKS, Group
 
@@ -46,8 +57,8 @@ class LocalRunning:
     def __init__(self, recipe: Recipe, groups: Sequence[Group], run_dir: Path):
         self._recipe, self._run_dir = recipe, run_dir
         self._agents: dict[int, Process] = {}
-        self._started: dict[int, float] = {}
-        """Pid → start time of the processes on this machine."""
+        self._here: list[ProcessRecord] = []
+        """The processes on this machine."""
         ranks = next(group for group in groups if group.name == RANKS)
         with contextlib.ExitStack() as undo:
             self._own = meeting_folder()
@@ -93,7 +104,7 @@ class LocalRunning:
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         """End everything: ranks die with their agents by their parent-death signal."""
         if show_stacks:
-            self._world.ask_for_stacks(self._started)
+            self._world.ask_for_stacks(self._here)
         end = time.monotonic() + grace
         while time.monotonic() < end and not self._have_ended():
             time.sleep(0.02)
@@ -106,31 +117,26 @@ class LocalRunning:
 
     def _have_ended(self) -> bool:
         return not any(
-            agent.poll() is None for agent in self._agents.values()
+            exit_code(agent) is None for agent in self._agents.values()
         ) and not self._world.others(self._agents)
 
     def _agent_exit(self, node: int) -> int | None:
-        return self._agents[node].poll() if node in self._agents else None
+        return exit_code(self._agents[node]) if node in self._agents else None
 
     def _note_processes(self) -> None:
         """Record the processes."""
         records = self._world.records()
-        ours = [record for record in records if record.node in self._nodes]
-        self._started = {
-            record.pid: record.started for record in ours if record.started is not None
-        }
+        self._here = [
+            ProcessRecord(socket.gethostname(), record.pid, record.started)
+            for record in records
+            if record.node in self._nodes and record.started is not None
+        ]
         write_records(self._run_dir / PROCESSES, records)
 
     def _end_stragglers(self) -> None:
         """End processes that somehow did not end with their parent."""
-        import psutil
-
-        for pid, started in self._started.items():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                if process.create_time() == started:
-                    process.kill()
-                    process.wait(GONE_WITHIN)
+        left = [process for process in self._here if process.send(signal.SIGKILL)]
+        wait_until(lambda: not any(process.is_alive() for process in left), GONE_WITHIN)
 
 
 def start_agent(

@@ -10,8 +10,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +25,7 @@ from rlcli.launch.stacks import ask_for_stacks
 from rlcli.messaging.messages import RESTARTED, Report
 from rlcli.messaging.pulse import LOST_AFTER, Peer
 from rlcli.open_files import TOO_MANY, needed_by_rank, too_few
-from rlcli.processes import ended_how
+from rlcli.processes import ProcessRecord, ended_how
 from rlcli.runtime.worker_main import WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
 
@@ -311,15 +310,14 @@ class World:
     def _are_dismissed(self, nodes: set[int]) -> bool:
         return {("node", node) for node in nodes} <= self.transport.pulses.dismissed
 
-    def ask_for_stacks(self, here: Mapping[int, float]) -> None:
-        """Have the ranks among this machine's processes (pid → start time)
-        write their stacks to their logs."""
-        asked = {rank: pid for rank, pid in self.transport.pids.items() if pid in here}
+    def ask_for_stacks(self, here: Sequence[ProcessRecord]) -> None:
+        """Have the ranks among this machine's processes write their stacks to their logs."""
+        by_pid = {process.pid: process for process in here}
+        asked = {rank: by_pid[pid] for rank, pid in self.transport.pids.items() if pid in by_pid}
 
         def ask() -> None:
-            for pid in asked.values():
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(pid, signal.SIGUSR1)
+            for process in asked.values():
+                process.send(signal.SIGUSR1)
 
         ask_for_stacks(self._logs, list(asked), ask)
 

@@ -21,6 +21,7 @@ from rlcli.topology.groups import GIVEN_UP, RANKS, Group, process_folder
 
 SERVER = Group("files", "server", (0, 1, 0), environment={"RLCLI_TEST": "here"})
 POOL = Group("pool", "pool", (0,), (sys.executable, "-c", "import time; time.sleep(1000)"))
+BRIEF = Group("brief", "pool", (0,), (sys.executable, "-c", ""))
 STUBBORN = Group(
     "stubborn",
     "pool",
@@ -123,6 +124,24 @@ def test_a_dead_pool_process_is_replaced_until_it_has_died_too_often(members, mo
         check_members(members)
     assert (caught.value.code, caught.value.where) == ("F01", "pool0")
     assert str(death) == "was killed by SIGKILL (out of memory?)"
+
+
+def test_no_signal_goes_to_a_number_that_may_be_another_processs(members, monkeypatch):
+    """Such is that of a process whose exit code was read."""
+    monkeypatch.setattr(children, "REPLACEMENTS", 1)
+    signal_group, reached = os.killpg, []
+
+    def note(group, number):
+        if number == signal.SIGKILL:
+            reached.append(psutil.pid_exists(group))
+        signal_group(group, number)
+
+    monkeypatch.setattr(os, "killpg", note)
+    members.start([POOL, BRIEF], node=0)
+    wait_for(members.deaths)
+    members.stop()
+    assert reached
+    assert all(reached)
 
 
 @pytest.fixture

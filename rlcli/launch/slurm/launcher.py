@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,13 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.run_folder import PROCESSES
 from rlcli.errors import ResourceError
-from rlcli.launch.children import end_session, run_environment, start_child
+from rlcli.launch.children import (
+    end_session,
+    exit_code,
+    run_environment,
+    start_child,
+    wait_until,
+)
 from rlcli.launch.launcher import Death
 from rlcli.launch.node import SHARED_MEETING
 from rlcli.launch.slurm.agent import SEEN_WITHIN, UNSHARED, agent_command, answer_file, offer
@@ -171,7 +176,7 @@ class SlurmStep:
             self.has_failed()
         if self._first is not None:
             return self._first[1] if self._first[0] == task else None
-        return self._process.poll()
+        return exit_code(self._process)
 
     def has_failed(self) -> bool:
         """Whether a task has failed, according to srun's output so far."""
@@ -186,9 +191,7 @@ class SlurmStep:
         self._process.send_signal(signal.SIGUSR1)
 
     def wait(self, seconds: float) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        return self._process.poll() is not None
+        return wait_until(lambda: exit_code(self._process) is not None, seconds)
 
     def end(self) -> None:
         """End the step: dismissed tasks exit by themselves; Slurm kills those that do not,

@@ -38,9 +38,11 @@ KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 """Environment variables that an isolated process sees: no tokens, no keys."""
 
 
-START_TOLERANCE = 1.0
-"""Seconds by which start times of one process may differ: they are relative to a boot time that the
-kernel corrects together with the clock."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""A file with an id of this start of the machine."""
+START_FIELD = 19
+"""Position of a process's start, in ticks since the machine's, among the fields of its `stat` that
+follow its name."""
 
 PAUSE = 5.0
 """Seconds between two clock checks that mean this process was paused, or busy with a slow disk."""
@@ -55,12 +57,13 @@ class ProcessRecord:
 
     host: str
     pid: int
-    started: float
+    started: str
+    """As `start_time` gives it."""
 
     @classmethod
     def of_this_process(cls) -> ProcessRecord:
         """The record of this process."""
-        return cls(socket.gethostname(), os.getpid(), start_time(os.getpid()) or 0.0)
+        return cls(socket.gethostname(), os.getpid(), start_time(os.getpid()) or "")
 
     @property
     def is_here(self) -> bool:
@@ -70,8 +73,7 @@ class ProcessRecord:
     def is_alive(self) -> bool:
         """Whether it still runs; a process of another machine counts as not running, because
         nothing is known of it."""
-        began = start_time(self.pid) if self.is_here else None
-        return began is not None and abs(began - self.started) <= START_TOLERANCE
+        return self.is_here and start_time(self.pid) == self.started
 
     def send(self, number: int) -> bool:
         """Send it a signal, and never to another process. Returns whether it was alive. Raises
@@ -113,15 +115,24 @@ def keep_private() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def start_time(pid: int) -> float | None:
-    """When a process began, in seconds since the epoch; None if there is none,
-    or only its exit code is left."""
+def start_time(pid: int) -> str | None:
+    """When a process began, in a form that is only to be compared; None if there is none, or only
+    its exit code is left."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE:
-            return float(process.create_time())
+            return _ticks_since_boot(pid) or str(process.create_time())
+    return None
+
+
+def _ticks_since_boot(pid: int) -> str | None:
+    """When a process began, by Linux's own count: seconds since the epoch would change whenever
+    somebody sets the clock. None on other systems."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return f"{BOOT_ID.read_text().strip()} {int(fields[START_FIELD])}"
     return None
 
 

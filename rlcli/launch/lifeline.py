@@ -64,7 +64,7 @@ def attach() -> bool:
         os._exit(1)  # it had already exited
     line, stacks = (moved_out_of_the_way(descriptor) for descriptor in (line, stacks))
     _line, _process = line, os.getpid()
-    supervisor = ProcessRecord(socket.gethostname(), parent, start_time(parent) or 0.0)
+    supervisor = ProcessRecord(socket.gethostname(), parent, start_time(parent) or "")
     faulthandler.enable(stacks)
     faulthandler.register(SHOW_STACKS, stacks, all_threads=True)
     for number in heeded():

@@ -264,7 +264,7 @@ def _living_children() -> set[int]:
     return alive
 
 
-def _records(members: Members) -> dict[str, tuple[int, float | None]]:
+def _records(members: Members) -> dict[str, tuple[int, str | None]]:
     """Name → pid and start time."""
     return {
         f"{name}{index}": (pid, start_time(pid)) for (name, index), pid in members.pids().items()

@@ -48,7 +48,7 @@ class ProcessEntry(NamedTuple):
     node: int
     host: str | None
     pid: int
-    started: float | None
+    started: str | None
 
 
 class World:

@@ -104,6 +104,6 @@ def process_record(recorded: Any) -> ProcessRecord | None:
     if not isinstance(recorded, dict):
         return None
     host, pid, started = recorded.get("host"), recorded.get("pid"), recorded.get("started")
-    if not (isinstance(host, str) and isinstance(pid, int) and isinstance(started, int | float)):
+    if not (isinstance(host, str) and isinstance(pid, int) and isinstance(started, str | float)):
         return None
-    return ProcessRecord(host, pid, float(started)) if 1 < pid < 1 << 31 else None
+    return ProcessRecord(host, pid, str(started)) if 1 < pid < 1 << 31 else None

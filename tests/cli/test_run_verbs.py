@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlcli.cli.output import print_described
@@ -46,12 +47,12 @@ def ended_process() -> ProcessRecord:
     """An ended process of this machine."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    return ProcessRecord(socket.gethostname(), process.pid, 1.0)
+    return ProcessRecord(socket.gethostname(), process.pid, "earlier")
 
 
 def test_status_lists_runs_with_state_step_reward_and_host(rlcli):
     record("runs/ppo_math/one")
-    write_owner(record("runs/ppo_math/two", "running"), ProcessRecord("elsewhere", 4242, 1.0))
+    write_owner(record("runs/ppo_math/two", "running"), ProcessRecord("elsewhere", 4242, "earlier"))
     record("runs/sweep/x/three", "running")  # held by this process
     write_owner(record("runs/ppo_math/four", "running"), ended_process())
     code, out, err = rlcli("status")
@@ -151,9 +152,18 @@ def test_a_reused_process_id_is_not_taken_for_the_run(rlcli):
     write_owner(folder, this_process)
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "running"
     write_owner(
-        folder, ProcessRecord(this_process.host, this_process.pid, this_process.started - 100)
+        folder, ProcessRecord(this_process.host, this_process.pid, f"{this_process.started}0")
     )
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "died"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system records the start time")
+def test_a_run_is_found_alive_after_the_clock_was_set(rlcli, monkeypatch):
+    """Linux derives the time of day at which a process began from the clock as it is now."""
+    write_owner(record("runs/ppo_math/one", "running"), ProcessRecord.of_this_process())
+    earlier = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: earlier + 3600)
+    assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "running"
 
 
 def test_status_of_a_failed_run_shows_the_error_and_the_next_command(rlcli):

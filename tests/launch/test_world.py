@@ -47,7 +47,7 @@ def set_facts(world, node, **facts):
 def let_ranks_come(world):
     world.transport._identities.update(dict.fromkeys(world.transport._expected, b""))
     for rank in range(4):
-        world.transport.pulses.facts["rank", rank] = {"pid": 100 + rank, "started": 1.0}
+        world.transport.pulses.facts["rank", rank] = {"pid": 100 + rank, "started": "earlier"}
 
 
 def test_the_rank_that_an_agent_reports_as_dead_is_named(world, exits):

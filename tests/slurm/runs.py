@@ -66,8 +66,8 @@ class Project:
         submit = ["sbatch", "--parsable", "--output=/dev/null", "--requeue", *options, str(script)]
         job = self.cluster.run(*submit).strip() + array_suffix
         Submission(job, "emulated", "2026-11-22T23:41:52+00:00").write(folder)
-        holder = {"owner": {"host": "elsewhere", "pid": 99, "started": 1.0}, "supervisor": None}
-        (folder / "lock").write_text(json.dumps(holder))
+        owner = {"host": "elsewhere", "pid": 99, "started": "earlier"}
+        (folder / "lock").write_text(json.dumps({"owner": owner, "supervisor": None}))
         return self.run(folder)
 
     def here(self, *overrides, run_dir="here", recipe="toy.yaml"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import socket
 import time
@@ -20,6 +21,8 @@ from rlcli.observe.run_record import read_status
 from rlcli.observe.series import find_key, number
 from rlcli.observe.tail import Tail
 from rlcli.processes import ProcessRecord
+
+log = logging.getLogger(__name__)
 
 UNDER_WAY = ("starting", "running", "stopping")
 """Transient states, as the run writes them."""
@@ -129,9 +132,16 @@ def is_asked_to_stop(folder: Path, holder: Holder) -> bool:
 
 
 def note_stop(folder: Path, holder: Holder) -> None:
-    """Record that this start of the run was asked to stop:
-    asking again would end it at once. Raises OSError."""
-    replace_file(folder / STOP, (json.dumps(asdict(holder.owner)) + "\n").encode())
+    """Record that this start of the run was asked to stop: asking again would end it at once. A
+    disk that is full does not keep a run from being stopped."""
+    try:
+        replace_file(folder / STOP, (json.dumps(asdict(holder.owner)) + "\n").encode())
+    except OSError as error:
+        log.warning(
+            "%s cannot be written (%s): asking again ends the run at once",
+            folder / STOP,
+            error.strerror or error,
+        )
 
 
 def read_processes(folder: Path) -> list[tuple[str, ProcessRecord]]:

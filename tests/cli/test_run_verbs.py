@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from rlcli.cli.output import print_described
 from rlcli.launch.slurm.jobs import QUEUE
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_search import find_run, find_runs
-from rlcli.processes import ProcessRecord
+from rlcli.processes import ProcessRecord, start_time
 
 
 def record(
@@ -531,6 +532,18 @@ def test_only_a_run_in_progress_on_this_machine_is_stopped(rlcli):
     (folder / "lock").write_text("{}")
     assert rlcli("stop", "one")[0] == 6
     assert not (folder / "stop.json").exists()
+
+
+def test_a_run_whose_folder_takes_no_files_is_stopped(rlcli, caplog):
+    """Such as one on a full disk, which may be why it is stopped."""
+    folder = record("runs/ppo_math/one", "running")
+    with subprocess.Popen(["sleep", "100"]) as process:
+        started = start_time(process.pid)
+        write_owner(folder, ProcessRecord(socket.gethostname(), process.pid, str(started)))
+        (folder / "stop.json").mkdir()
+        assert rlcli("stop", "one", "--no-wait")[0] == 0
+        assert process.wait(20) == -signal.SIGTERM
+    assert "stop.json cannot be written (Is a directory): asking again ends the run" in caplog.text
 
 
 @pytest.mark.parametrize("columns", ["60", "80"])

@@ -47,7 +47,13 @@ def resume(
 
     folder = find_run(run)
     if in_job and is_parent:
-        return _in_allocation(folder, lambda: supervise(context, quiet, as_json, in_job))
+        return _in_allocation(
+            folder,
+            overrides or [],
+            recipe,
+            accept_changes,
+            lambda: supervise(context, quiet, as_json, in_job),
+        )
     if not in_job and _may_be_job(folder, overrides or [], recipe):
         job_id = _submit(folder, overrides or [], recipe, accept_changes)
         if job_id is not None:
@@ -73,12 +79,19 @@ def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
     return is_told or Submission.read(folder) is not None
 
 
-def _in_allocation(folder: Path, work: Callable[[], int]) -> int:
+def _in_allocation(
+    folder: Path,
+    overrides: list[str],
+    recipe: str | None,
+    accept_changes: bool,
+    work: Callable[[], int],
+) -> int:
     """Execute the part of a run that belongs to the current allocation."""
     from rlcli.launch.resume import resumed_recipe
     from rlcli.launch.slurm.allocations import run_in_allocation
 
-    return run_in_allocation(folder, work, resumed_recipe(folder, ()).launch.slurm.requeues)
+    now = resumed_recipe(folder, overrides, recipe_file=recipe, accept_changes=accept_changes)
+    return run_in_allocation(folder, work, now.launch.slurm.requeues)
 
 
 def _submit(

@@ -6,13 +6,16 @@ import subprocess
 
 import pytest
 
+from rlcli.cli import resume
 from rlcli.errors import ResourceError
+from rlcli.launch.run import prepare_run
 from rlcli.launch.slurm import allocations, commands, jobs
 from rlcli.launch.slurm.jobs import Submission, look_up
 from rlcli.launch.slurm.launcher import names_of_nodes
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_lock import read_holder
 from rlcli.observe.run_overview import note_stop
+from rlcli.recipe.resolve import load_recipe
 
 
 @pytest.fixture
@@ -179,3 +182,13 @@ def test_a_job_of_an_array_puts_only_itself_back(tmp_path, monkeypatch):
     assert asked[-1] == ["scontrol", "requeue", "7_2"]
     assert all("--jobs=7_2" in command for command in asked[:-1])
     assert allocations.read_allocations(tmp_path / "run")[0].job == "7_2"
+
+
+def test_a_job_that_continues_a_run_heeds_a_new_limit_of_requeues(project, monkeypatch):
+    run, limits = project / "run", []
+    prepare_run(load_recipe("toy.yaml", ["launch=slurm"]), run)
+    monkeypatch.setattr(
+        allocations, "run_in_allocation", lambda folder, work, requeues: limits.append(requeues)
+    )
+    resume._in_allocation(run, ["launch.slurm.requeues=0"], None, False, lambda: 0)
+    assert limits == [0]

@@ -393,6 +393,8 @@ def test_srun_starts_one_task_per_node_and_ends_all_with_the_first_failure():
     words = srun()
     assert words[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"} < {*words}
+    # else SLURM_EXPORT_ENV decides, which `sbatch --export` sets
+    assert "--export=ALL" in words
     assert words[-6:] == [sys.executable, "-P", "-m", "rlcli.launch.slurm.agent", "/a run", "mark"]
 
 

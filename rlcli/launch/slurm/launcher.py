@@ -258,6 +258,8 @@ def srun_command(recipe: Recipe, run_dir: Path, mark: str) -> list[str]:
             "--kill-on-bad-exit=1",
             "--mpi=none",
             "--input=none",
+            # the job's variables, even if it has none of those of whoever submitted it
+            "--export=ALL",
             *([f"--cpus-per-task={cores}"] if cores else []),
             *options,
             *inside,

@@ -133,6 +133,7 @@ def _print_commands(
     as_json: bool,
 ) -> None:
     """The command for each node, with the plan in JSON."""
+    from rlcli.api.network import LOOPBACK
     from rlcli.launch.commands import command_lines, node_commands
     from rlcli.launch.interfaces import interface_of
     from rlcli.topology.report import plan_json
@@ -144,5 +145,7 @@ def _print_commands(
         plain = [asdict(command) for command in commands]
         print_json(plan_json(topology_plan) | {"commands": plain})
         return
-    for line in command_lines(commands, interface_of(topology_plan.recipe)):
+    # that of a job is known on its nodes
+    interface = interface_of(topology_plan.recipe) if len(commands) > 1 else LOOPBACK
+    for line in command_lines(commands, interface):
         print_text(line)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.api.network import LOOPBACK
+from rlcli.errors import ResourceError
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -15,7 +16,8 @@ ROUTES = Path("/proc/net/route")
 
 
 def interface_of(recipe: Recipe) -> str:
-    """The network interface of this machine through which the nodes of a run reach each other."""
+    """The network interface of this machine through which the nodes of a run reach each other.
+    Raises ResourceError F58 if there is none."""
     if recipe.launch.interface is not None:
         return recipe.launch.interface
     is_spread = recipe.launch.type == "slurm" and recipe.cluster.nodes > 1
@@ -24,7 +26,7 @@ def interface_of(recipe: Recipe) -> str:
 
 def _default_interface() -> str:
     """The interface of the default route; without one, the first that has an address and is not the
-    loopback."""
+    loopback, through which no other machine is reached. Raises ResourceError F58."""
     import psutil
 
     try:
@@ -37,4 +39,8 @@ def _default_interface() -> str:
         for name, addresses in psutil.net_if_addrs().items()
         if name != LOOPBACK and any(address.family == socket.AF_INET for address in addresses)
     ]
-    return next(iter([*ways, *others]), LOOPBACK)
+    if not (ways or others):
+        message = f"no network interface here but {LOOPBACK} has an IPv4 address"
+        hint = "the nodes of a run reach each other by IPv4; cluster.nodes=1 needs no network"
+        raise ResourceError(message, where="launch.interface", hint=hint, code="F58")
+    return [*ways, *others][0]

@@ -68,11 +68,11 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     context = zmq.Context()
     try:
         control = _find_master(context, run_dir, meeting)
+        recipe = read_recipe(run_dir)
+        _prepare_environment(recipe)
     except RlcliError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    recipe = read_recipe(run_dir)
-    _prepare_environment(recipe)
     members = Members(run_dir, dict(os.environ))
     members.start(process_groups(recipe, plan_topology(recipe)), node)
     facts = {"host": socket.gethostname(), "started": start_time(os.getpid()), "open_files": limit}
@@ -134,8 +134,8 @@ def _find_master(context: zmq.Context[Any], run_dir: Path, meeting: Path) -> Con
 
 def _prepare_environment(recipe: Recipe) -> None:
     """Set the variables that ranks inherit. Cores are divided among them; variables already set are
-    kept, except that gloo listens on no other interface than the run's:
-    it does not ask who connects."""
+    kept, except that gloo listens on no other interface than the run's: it does not ask who
+    connects. Raises ResourceError F58."""
     interface = interface_of(recipe)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     ours = {

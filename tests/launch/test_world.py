@@ -1,12 +1,15 @@
 """How the master interprets the reports of agents, and their silence."""
 
 import json
+import socket
 import threading
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rlcli.errors import HangError, ResourceError, WorkerError
+from rlcli.launch import interfaces
 from rlcli.launch.launcher import Death
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.world import World
@@ -273,6 +276,19 @@ def test_a_node_that_does_not_come_is_named_with_its_command(world):
     with pytest.raises(HangError, match="node 1: the node has not joined within 0 s") as raised:
         world.wait()
     assert "rlcli.launch.node" in raised.value.hint
+
+
+def test_a_job_on_several_nodes_without_an_ipv4_address_is_refused(tmp_path, monkeypatch):
+    """Through the loopback, which was taken then, no node reaches another one."""
+    only = [SimpleNamespace(family=socket.AF_INET6, address="fd00::1")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "eth0": only})
+    monkeypatch.setattr(interfaces, "ROUTES", tmp_path / "none")
+    job = recipe(None)
+    job.launch.type = "slurm"
+    with pytest.raises(ResourceError, match="no network interface here but lo has") as raised:
+        World(job, RANKS, tmp_path, None, lambda node: None)
+    assert raised.value.code == "F58"
+    assert not (tmp_path / "meeting").exists()
 
 
 def test_a_missing_network_interface_is_refused(tmp_path):

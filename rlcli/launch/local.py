@@ -99,7 +99,7 @@ class LocalRunning:
         return self._world.deaths()
 
     def stop_signal(self) -> int | None:
-        return None  # agents on this machine leave them to this process
+        return self._world.stop_signal()  # of a node that was started by hand
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         """End everything: ranks die with their agents by their parent-death signal."""

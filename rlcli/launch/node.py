@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -59,9 +60,9 @@ FAILED, LOST = 7, 8
 """Exit codes: a process of the run has failed; the master is lost."""
 
 
-def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
-    """Run the ranks of a node. Returns the exit code. `reports_signals`: stop signals are reported
-    to the master, which handles them."""
+def main(run_dir: Path, node: int, heeded: Sequence[signal.Signals] = ()) -> int:
+    """Run the ranks of a node. Returns the exit code. `heeded`: stop signals that are reported to
+    the master, which handles them."""
     collect_rarely()
     limit = raise_limit()
     meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
@@ -77,8 +78,7 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     members.start(process_groups(recipe, plan_topology(recipe)), node)
     facts = {"host": socket.gethostname(), "started": start_time(os.getpid()), "open_files": limit}
     pulse = Pulse(context, control, ("node", node), _end_here, **facts, members=_records(members))
-    for number in STOP_SIGNALS if reports_signals else ():
-        signal.signal(number, lambda came, frame: pulse.tell(asked_to_stop=came))
+    _report_signals(heeded, pulse)
     used: dict[int, int] = {}
     threading.Thread(target=_watch, args=(pulse, members, used), daemon=True).start()
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -94,6 +94,18 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     pulse.close()
     context.term()
     return FAILED if failed else 0
+
+
+def _report_signals(heeded: Sequence[signal.Signals], pulse: Pulse) -> None:
+    """From now on report each of these signals to the master instead of ending."""
+
+    def report(number: int, frame: FrameType | None) -> None:
+        pulse.tell(asked_to_stop=number)
+        name = signal.Signals(number).name
+        print(f"rlcli: {name}: the run ends after its step", file=sys.stderr, flush=True)
+
+    for number in heeded:
+        signal.signal(number, report)
 
 
 def agent_command(run_dir: Path, node: int) -> list[str]:
@@ -279,6 +291,10 @@ def _end_here(why: str) -> None:
 
 if __name__ == "__main__":
     arguments: Sequence[str] = sys.argv[1:]
-    code = main(Path(arguments[0]).absolute(), int(arguments[1]))
+    # a launcher, `nohup` and others leave it none of those that it is not to heed
+    heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, signal.SIG_DFL)  # no traceback after Ctrl-C while it waits for a run
+    code = main(Path(arguments[0]).absolute(), int(arguments[1]), heeded)
     leave_garbage()
     sys.exit(code)

@@ -158,3 +158,14 @@ def test_out_of_memory_kills_are_read_from_the_control_group(tmp_path):
     assert count_memory_kills(tmp_path / "membership", tmp_path) == 2
     (tmp_path / "membership").write_text("4:memory:/job\n")
     assert count_memory_kills(tmp_path / "membership", tmp_path) is None
+
+
+def test_an_agent_reports_the_signals_that_it_heeds_and_continues(capsys):
+    pulse, before = mock.Mock(), signal.getsignal(signal.SIGTERM)
+    try:
+        node._report_signals([signal.SIGTERM], pulse)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    pulse.tell.assert_called_once_with(asked_to_stop=signal.SIGTERM)
+    assert capsys.readouterr().err == "rlcli: SIGTERM: the run ends after its step\n"

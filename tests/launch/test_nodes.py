@@ -312,6 +312,18 @@ def test_a_node_that_never_comes_is_named_with_its_command(by_hand, elsewhere):
 
 
 @pytest.mark.exhaustive
+def test_an_interrupt_of_any_node_ends_the_run_after_its_step(by_hand, elsewhere):
+    run = by_hand("train.steps=100000")
+    first, second = run.type(0, elsewhere), run.type(1, elsewhere)
+    wait_for(run.is_training)
+    os.kill(second.pid, signal.SIGINT)
+    assert (first.wait(120), second.wait(60)) == (130, 0), first.communicate()
+    status = json.loads((run.folder / "status.json").read_text())
+    committed = json.loads((run.folder / "committed.json").read_text())
+    assert (status["state"], status["step"]) == ("stopped", committed["step"])
+
+
+@pytest.mark.exhaustive
 def test_a_node_that_has_lost_its_master_ends_by_itself(by_hand, elsewhere):
     """The master's machine is gone with all that was on it."""
     run = by_hand("train.steps=100000")

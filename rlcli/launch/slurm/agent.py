@@ -67,7 +67,7 @@ def _run(run_dir: Path, mark: str) -> int:
         return UNSHARED
     for stream in (sys.stdout, sys.stderr):
         os.dup2(descriptor, stream.fileno())
-    return main(run_dir, node, reports_signals=True)
+    return main(run_dir, node, STOP_SIGNALS)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import typer
 
 from rlcli.cli.arguments import Overrides, Quiet, RunName
 from rlcli.cli.jobs import tell_submitted
-from rlcli.cli.output import print_text
+from rlcli.cli.output import print_talk, print_text
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, keep_run_private, supervise
 from rlcli.cli.train import tell
 from rlcli.observe.run_search import find_run
@@ -99,12 +99,15 @@ def _submit(
 ) -> str | None:
     """Submit the job that continues a run, and return its id;
     None if the run is not to be a job."""
-    from rlcli.launch.resume import found_from_here, resumed_recipe
+    from rlcli.launch.resume import found_from_here, in_its_folder, resumed_recipe
     from rlcli.launch.slurm.submit import submit_again
+    from rlcli.observe.run_directory import RunDirectory
 
     now = resumed_recipe(folder, overrides, recipe_file=recipe, accept_changes=accept_changes)
     if now.launch.type != "slurm":
         return None
     named = ["--recipe", str(found_from_here(recipe))] if recipe else []
     options = [*named, *(["--accept-changes"] if accept_changes else [])]
-    return submit_again(folder, overrides, options, now)
+    run = RunDirectory.open(folder)
+    with in_its_folder(run, print_talk):  # where the job is to work, with which project
+        return submit_again(run.path, overrides, options, now)

@@ -73,7 +73,7 @@ def resume_run(
         heard_by(display),
         RunDirectory.reopen(run_dir, lifeline.supervisor) as run,
         StopSignals(display.warning) as stop,
-        _in_its_folder(run, display.note),
+        in_its_folder(run, display.note),
     ):
         before = _resolved_recipe(run)
         now = _with_choices_of(before, _load(named or str(run.resolved_recipe), overrides))
@@ -141,7 +141,7 @@ def resumed_recipe(
     named = found_from_here(recipe_file)
     check_run_not_planted(run_dir, "resume")
     run = RunDirectory.open(run_dir)
-    with _in_its_folder(run, log.debug):
+    with in_its_folder(run, log.debug):
         before = _resolved_recipe(run)
         now = before
         if named or overrides:
@@ -158,7 +158,7 @@ def found_from_here(recipe_file: str | None) -> str | None:
 
 
 @contextmanager
-def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
+def in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
     """Work in the folder that the run was started in, where its relative paths and its project are;
     then return. A run that another user may have planted works in the user's current folder, in the
     project that was named.

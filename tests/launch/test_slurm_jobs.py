@@ -1,8 +1,10 @@
 """Slurm's answers, which the emulated cluster cannot give: every state in the accounts, and
 commands that fail."""
 
+import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from rlcli.launch.run import prepare_run
 from rlcli.launch.slurm import allocations, commands, jobs
 from rlcli.launch.slurm.jobs import Submission, look_up
 from rlcli.launch.slurm.launcher import names_of_nodes
+from rlcli.launch.slurm.script import TEMPLATE
+from rlcli.launch.slurm.submit import VALUES
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_lock import read_holder
 from rlcli.observe.run_overview import note_stop
@@ -192,3 +196,23 @@ def test_a_job_that_continues_a_run_heeds_a_new_limit_of_requeues(project, monke
     )
     resume._in_allocation(run, ["launch.slurm.requeues=0"], None, False, lambda: 0)
     assert limits == [0]
+
+
+def test_a_run_is_continued_by_a_job_in_its_own_folder_and_project(
+    project, components, answers, tmp_path, monkeypatch
+):
+    (project / "own.j2").write_text(TEMPLATE.read_text())
+    run, elsewhere = project / "run", tmp_path / "other"
+    settings = ["launch=slurm", "launch.slurm.template=own.j2"]
+    prepare_run(load_recipe("toy.yaml", settings), run)
+    elsewhere.mkdir()
+    (elsewhere / "pyproject.toml").write_text("[tool.rlcli]\n")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.delenv("RLCLI_PROJECT")
+    answers("sinfo")
+    answers("sbatch", "123\n")
+    assert resume._submit(run, [], None, False) == "123"
+    values = json.loads((run / VALUES).read_text())
+    assert values["folder"] == str(project)
+    assert values["environment"] == {"RLCLI_PROJECT": str(components)}
+    assert Path.cwd() == elsewhere

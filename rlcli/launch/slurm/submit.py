@@ -69,10 +69,11 @@ class JobArray:
     def submit(self) -> str:
         """Write the script and its values, and submit it. Returns the id of the job, which is also
         written into the runs' folders. Raises UsageError, SlurmError."""
+        script = self.script()
         for folder in (self.folder / LOG.parent, *(run / LOG.parent for run in self.runs)):
             make_folder(folder)
         replace_file(self.folder / VALUES, (json.dumps(self._values(), indent=2) + "\n").encode())
-        replace_file(self.folder / SCRIPT, self.script().encode())
+        replace_file(self.folder / SCRIPT, script.encode())
         # what the script has to say is in its own log,
         # unless somebody submits it without its folder
         answer = ask_slurm(

@@ -196,7 +196,7 @@ class ServerBackend(ModelBackend):
         rank, ranks = (
             (0, 1)
             if model.device_mesh is None
-            else (model.device_mesh.get_rank(), model.device_mesh.size())
+            else (model.device_mesh["dp"].get_local_rank(), model.device_mesh.size())
         )
         mine = self.urls[rank::ranks]
         if not mine:

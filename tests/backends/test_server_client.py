@@ -11,12 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from attached_engines import follow
 from fake_server import HashModel, log_softmax
 from safetensors import safe_open
 from server_kinds import KINDS, SGLANG, VLLM
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlcli.api.config import GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.model import make_backend
@@ -28,6 +31,7 @@ from rlcli.backends._server_process import Server
 from rlcli.backends.sglang import SGLang
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import HangError, ModelError, UsageError, WorkerError
+from rlcli.runtime.roles import MESH_ORDER
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
@@ -745,3 +749,17 @@ def test_existing_servers_are_sent_weights_in_the_dtype_that_they_report(
     (file,) = tmp_path.glob("*/weights-*/*.safetensors")
     with safe_open(file, framework="pt") as stored:
         assert {stored.get_tensor(name).dtype for name in stored.keys()} == {dtype}  # noqa: SIM118
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"), [(2, ["http://a:1", "http://a:3"]), (3, ["http://a:2"])]
+)
+def test_the_ranks_of_a_role_divide_its_servers_wherever_they_are(rank, expected):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        mesh = DeviceMesh("cpu", torch.tensor([2, 3]).view(2, 1, 1, 1), mesh_dim_names=MESH_ORDER)
+        backend = SGLang(urls=("http://a:1", "http://a:2", "http://a:3"))
+        model = SimpleNamespace(name="rollout", device_mesh=mesh)
+        assert [server.endpoint.url for server in backend._at_urls(model)] == expected
+    finally:
+        dist.destroy_process_group()

@@ -327,19 +327,30 @@ class Servers:
                 self._paused = None
                 self._tell(self.dialect.resume())
 
-    def _tell(self, call: Call) -> None:
-        """Send the same request to all servers. Raises WorkerError."""
-        path, body = call
+    def _tell(self, call: Call, revives: bool = True) -> None:
+        """Send the same request to all servers. One that has died is started again, if `revives`,
+        and asked again. Raises WorkerError."""
 
         def ask(server: Server) -> None:
-            try:
-                server.endpoint.post(path, body, self._deadlines.update)
-            except BEHIND as problem:
-                raise WorkerError(
-                    f"{server.name} failed at {path}: {problem}", code="F91"
-                ) from problem
+            with server.lock:  # it may just be starting again
+                problem = self._refusal(server, call)
+                if problem is not None and revives and self._present is not None:
+                    self._revive(server, server.lives, problem, self._present)
+                    problem = self._refusal(server, call)
+            if problem is not None:
+                message = f"{server.name} failed at {call[0]}: {problem}"
+                raise WorkerError(message, code="F91") from problem
 
         self.each(ask)
+
+    def _refusal(self, server: Server, call: Call) -> Exception | None:
+        """Send a request to a server. Returns why it has not done it; None if it has."""
+        path, body = call
+        try:
+            server.endpoint.post(path, body, self._deadlines.update)
+        except BEHIND as problem:
+            return problem
+        return None
 
     def release(self) -> None:
         """Release the device's memory until the next update. Its content is lost."""
@@ -357,7 +368,8 @@ class Servers:
 
     def _regain(self, content: str) -> None:
         if self._admission.memory_released:
-            self._tell(self.dialect.regain(content))
+            # one that is started again has all of its memory
+            self._tell(self.dialect.regain(content), revives=False)
 
     def abort(self) -> None:
         """Abort all requests in flight, at most for a few seconds."""

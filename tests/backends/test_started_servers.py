@@ -11,10 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from attached_engines import follow
 from fake_server_path import fake_python_path
 from heard_work import heard_work
 from server_kinds import KINDS, SGLANG
 
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.headway import Count
 from rlcli.backends._server_http import Endpoint, ServerRefused
 from rlcli.backends._server_process import Launch
@@ -25,6 +27,7 @@ from rlcli.launch.launcher import Restart
 from rlcli.owned_folder import OwnedFolder
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
+from rlcli.testing.tiny_models import TinyTokenizer
 from rlcli.topology.groups import Group, process_folder
 
 QUICK = {"start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s": 10.0}
@@ -136,6 +139,22 @@ def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start
     actual = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
     killer.join()
     assert actual == expected
+    assert [server.lives for server in servers_of(engine)] == [2, 1]
+
+
+def test_a_server_that_has_died_before_a_pause_is_restarted(start_engine):
+    engine = start_engine(2)
+    before = generate(engine, greedy=True).tokens
+    settings = GenerationHyperparameters(max_new_tokens=8)
+    with engine.open(TinyTokenizer(), settings, 8) as stream:
+        (victim,), _ = processes(engine)
+        victim.kill()
+        psutil.wait_procs([victim], 20)
+        stream.pause()
+        follow(engine, seed=7)
+        stream.resume()
+    after = generate(engine, greedy=True).tokens
+    assert [one.tolist() for one in after] != [one.tolist() for one in before]
     assert [server.lives for server in servers_of(engine)] == [2, 1]
 
 

@@ -16,6 +16,8 @@ from rlcli.launch.slurm.jobs import Submission, look_up
 from rlcli.launch.slurm.launcher import names_of_nodes
 from rlcli.launch.slurm.script import TEMPLATE
 from rlcli.launch.slurm.submit import VALUES
+from rlcli.launch.supervisor import PARENT
+from rlcli.observe.display import EVENTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_lock import read_holder
 from rlcli.observe.run_overview import note_stop
@@ -216,3 +218,13 @@ def test_a_run_is_continued_by_a_job_in_its_own_folder_and_project(
     assert values["folder"] == str(project)
     assert values["environment"] == {"RLCLI_PROJECT": str(components)}
     assert Path.cwd() == elsewhere
+
+
+def test_a_job_inherits_nothing_that_was_meant_for_the_process_that_submits_it(monkeypatch):
+    """A run that is submitted from Python would stop at once, because its parent is gone."""
+    monkeypatch.setenv("RLCLI_TEST", "inherited")
+    for name in (PARENT, EVENTS):
+        monkeypatch.setenv(name, "4")
+    variables = commands.ask_slurm(["env"]).splitlines()
+    assert "RLCLI_TEST=inherited" in variables
+    assert not {f"{PARENT}=4", f"{EVENTS}=4"} & {*variables}

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcli.errors import ResourceError
+from rlcli.launch.supervisor import PARENT
+from rlcli.observe.display import EVENTS
 from rlcli.processes import ended_how
 
 ANSWERS_WITHIN = 60.0
@@ -20,6 +22,8 @@ HARMLESS = ("squeue", "sinfo", "sacct")
 """Commands that change nothing and may be repeated."""
 BUSY = b"Socket timed out on send/recv operation"
 """What such a command says that has waited in vain for a busy controller."""
+PRIVATE = (PARENT, EVENTS)
+"""Variables that say who started this process: a job would inherit them."""
 MOST_OUTPUT = 64 << 20
 """Maximum number of bytes of an answer that are read."""
 
@@ -57,7 +61,7 @@ def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedPro
         return subprocess.run(
             command,
             cwd=folder,
-            env=os.environ | fixed,
+            env={name: value for name, value in os.environ.items() if name not in PRIVATE} | fixed,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=ANSWERS_WITHIN,

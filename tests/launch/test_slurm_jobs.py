@@ -23,6 +23,8 @@ from rlcli.observe.run_lock import read_holder
 from rlcli.observe.run_overview import note_stop
 from rlcli.recipe.resolve import load_recipe
 
+OWN = ("RLCLI_", "SLURM_", "SRUN_")
+
 
 @pytest.fixture
 def answers(monkeypatch, tmp_path):
@@ -220,11 +222,38 @@ def test_a_run_is_continued_by_a_job_in_its_own_folder_and_project(
     assert Path.cwd() == elsewhere
 
 
-def test_a_job_inherits_nothing_that_was_meant_for_the_process_that_submits_it(monkeypatch):
+@pytest.fixture
+def variables_for(monkeypatch, tmp_path):
+    """The variables of Slurm's and of ours that a command gets."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name in [name for name in os.environ if name.startswith(OWN)]:
+        monkeypatch.delenv(name)
+
+    def look(command):
+        (tmp_path / command).write_text("#!/bin/sh\nexec env\n")
+        (tmp_path / command).chmod(0o755)
+        lines = (line.partition("=") for line in commands.ask_slurm([command]).splitlines())
+        variables = {name: value for name, _, value in lines if name.startswith(OWN)}
+        del variables["SLURM_TIME_FORMAT"]
+        return variables
+
+    return look
+
+
+def test_a_job_inherits_nothing_that_was_meant_for_the_process_that_submits_it(
+    monkeypatch, variables_for
+):
     """A run that is submitted from Python would stop at once, because its parent is gone."""
     monkeypatch.setenv("RLCLI_TEST", "inherited")
     for name in (PARENT, EVENTS):
         monkeypatch.setenv(name, "4")
-    variables = commands.ask_slurm(["env"]).splitlines()
-    assert "RLCLI_TEST=inherited" in variables
-    assert not {f"{PARENT}=4", f"{EVENTS}=4"} & {*variables}
+    assert variables_for("sbatch") == {"RLCLI_TEST": "inherited"}
+
+
+def test_a_job_inherits_nothing_of_the_job_in_which_it_is_submitted(monkeypatch, variables_for):
+    """Such as one of JupyterHub; srun would take it for options."""
+    of_job = {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "4000", "SRUN_CPUS_PER_TASK": "2"}
+    for name, value in {**of_job, "SLURM_CONF": "/etc/slurm.conf"}.items():
+        monkeypatch.setenv(name, value)
+    assert variables_for("sbatch") == {"SLURM_CONF": "/etc/slurm.conf"}
+    assert variables_for("squeue") == {**of_job, "SLURM_CONF": "/etc/slurm.conf"}

@@ -24,6 +24,9 @@ BUSY = b"Socket timed out on send/recv operation"
 """What such a command says that has waited in vain for a busy controller."""
 PRIVATE = (PARENT, EVENTS)
 """Variables that say who started this process: a job would inherit them."""
+OF_JOBS = ("SLURM_", "SRUN_")
+OF_CLUSTERS = ("SLURM_CONF", "SLURM_CLUSTERS")
+"""Beginnings of the names of variables that Slurm sets in a job, and those that others set."""
 MOST_OUTPUT = 64 << 20
 """Maximum number of bytes of an answer that are read."""
 
@@ -54,14 +57,26 @@ def _is_of_a_busy_controller(answer: subprocess.CompletedProcess[bytes]) -> bool
     return answer.returncode < 0 or (answer.returncode > 0 and BUSY in answer.stderr)
 
 
+def _environment(for_a_job: bool) -> dict[str, str]:
+    """The variables for a command; `for_a_job`: it hands them on to a job. If this process is part
+    of a job itself, the other one does not get its variables, which srun takes for options."""
+    is_in_job = for_a_job and "SLURM_JOB_ID" in os.environ
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in PRIVATE
+        and not (is_in_job and name.startswith(OF_JOBS) and name not in OF_CLUSTERS)
+    }
+    return inherited | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
+
+
 def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedProcess[bytes]:
     name = command[0]
-    fixed = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
     try:
         return subprocess.run(
             command,
             cwd=folder,
-            env={name: value for name, value in os.environ.items() if name not in PRIVATE} | fixed,
+            env=_environment(for_a_job=name == "sbatch"),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=ANSWERS_WITHIN,

@@ -129,6 +129,8 @@ class Servers:
                 raise
             self._present = update
             self._admission.memory_released = False
+            for server in self.servers:
+                server.has_released = False
             self._admission.weights_changed()
 
     def _bring(self, server: Server, update: WeightUpdate) -> None:
@@ -153,7 +155,7 @@ class Servers:
         with server.lock:
             if server.lives != life and server.is_ready:
                 return
-            server.is_ready = False
+            server.is_ready = server.has_released = False
             try:
                 server.start()
                 server.take(update, self._way, self._deadlines.update)
@@ -327,30 +329,32 @@ class Servers:
                 self._paused = None
                 self._tell(self.dialect.resume())
 
-    def _tell(self, call: Call, revives: bool = True) -> None:
-        """Send the same request to all servers. One that has died is started again, if `revives`,
-        and asked again. Raises WorkerError."""
+    def _tell(self, *calls: Call) -> None:
+        """Send the same requests to all servers. One that has died is started again, and asked
+        again. Raises WorkerError."""
 
         def ask(server: Server) -> None:
             with server.lock:  # it may just be starting again
-                problem = self._refusal(server, call)
-                if problem is not None and revives and self._present is not None:
+                problem = self._refusal(server, *calls)
+                if problem is not None and self._present is not None:
                     self._revive(server, server.lives, problem, self._present)
-                    problem = self._refusal(server, call)
+                    problem = self._refusal(server, *calls)
             if problem is not None:
-                message = f"{server.name} failed at {call[0]}: {problem}"
-                raise WorkerError(message, code="F91") from problem
+                raise self._failed(server, calls[-1], problem) from problem
 
         self.each(ask)
 
-    def _refusal(self, server: Server, call: Call) -> Exception | None:
-        """Send a request to a server. Returns why it has not done it; None if it has."""
-        path, body = call
+    def _refusal(self, server: Server, *calls: Call) -> Exception | None:
+        """Send requests to a server. Returns why it has not done one; None if it has."""
         try:
-            server.endpoint.post(path, body, self._deadlines.update)
+            for path, body in calls:
+                server.endpoint.post(path, body, self._deadlines.update)
         except BEHIND as problem:
             return problem
         return None
+
+    def _failed(self, server: Server, call: Call, problem: Exception) -> WorkerError:
+        return WorkerError(f"{server.name} failed at {call[0]}: {problem}", code="F91")
 
     def release(self) -> None:
         """Release the device's memory until the next update. Its content is lost."""
@@ -358,8 +362,9 @@ class Servers:
             return
         with self._admission.hold():
             self._admission.memory_released = True
-            for call in self.dialect.release():
-                self._tell(call)
+            self._tell(*self.dialect.release())
+            for server in self.servers:
+                server.has_released = True
 
     def restore(self) -> None:
         """Reload the current weights into servers that have released their memory."""
@@ -367,9 +372,17 @@ class Servers:
             self.update(self._present.folder, self.number(self._present.label) or 0)
 
     def _regain(self, content: str) -> None:
-        if self._admission.memory_released:
-            # one that is started again has all of its memory
-            self._tell(self.dialect.regain(content), revives=False)
+        """Have servers regain a part of their memory. One that has died is started again when it is
+        to take weights, and has all of its memory then. Raises WorkerError."""
+        call = self.dialect.regain(content)
+
+        def ask(server: Server) -> None:
+            with server.lock:
+                problem = self._refusal(server, call) if server.has_released else None
+            if problem is not None and content != "weights":
+                raise self._failed(server, call, problem) from problem
+
+        self.each(ask)
 
     def abort(self) -> None:
         """Abort all requests in flight, at most for a few seconds."""

@@ -142,6 +142,8 @@ class Server:
     """Seconds for a request that takes a server no time."""
     is_ready: bool = False
     """Whether it has the current weights and takes requests."""
+    has_released: bool = False
+    """Whether it has given back the memory of its devices."""
     lives: int = 0
     """How many times it was made ready: failures in an earlier life say nothing about this one."""
     digest: Any = None

@@ -158,6 +158,17 @@ def test_a_server_that_has_died_before_a_pause_is_restarted(start_engine):
     assert [server.lives for server in servers_of(engine)] == [2, 1]
 
 
+def test_a_server_that_has_died_while_its_memory_is_released_is_restarted(start_engine):
+    engine = start_engine(2)
+    expected = [one.tolist() for one in generate(engine).tokens]
+    engine.offload()
+    (victim,), _ = processes(engine)
+    victim.kill()
+    psutil.wait_procs([victim], 20)
+    assert [one.tolist() for one in generate(engine).tokens] == expected
+    assert [server.lives for server in servers_of(engine)] == [2, 1]
+
+
 @pytest.mark.long
 @only_sglang
 @pytest.mark.parametrize("node", [0, 1])

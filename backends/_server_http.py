@@ -43,8 +43,9 @@ class Endpoint:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # an invalid port or address
+            host = (parts.hostname or "").encode("idna")  # as a connection needs it
+            is_one = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+        except ValueError:  # an invalid port, address or name
             is_one = False
         if not is_one or parts.path.strip("/") or parts.username:
             raise ValueError(

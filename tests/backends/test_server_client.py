@@ -430,6 +430,7 @@ def test_a_server_left_asleep_by_an_earlier_run_is_woken(attached):
         "http://h:99999",
         "http://h:x",
         "http://[::1",
+        "http://gpu..node:1",
         "ftp://h:1",
         "http://u:p@h:1",
         "http://h/v1",

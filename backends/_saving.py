@@ -113,7 +113,10 @@ def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
     config.dtype = dtype
     config.save_pretrained(folder)
     if lm.can_generate():
-        _generation_config(lm, tokenizer).save_pretrained(folder)
+        # its save_pretrained refuses settings that many published models have, such as a
+        # temperature without do_sample
+        file = Path(folder) / "generation_config.json"
+        _generation_config(lm, tokenizer).to_json_file(file)
 
 
 @contextmanager

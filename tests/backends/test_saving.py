@@ -1,14 +1,18 @@
 """A model is saved by one of several ranks; an error there is raised on all of them at once."""
 
 import errno
+import json
 import time
 
 import torch
+from transformers import GenerationConfig
 
-from rlcli.backends._saving import _written_aside
+from rlcli.backends._saving import _written_aside, describe
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+from rlcli.testing.tiny_models import tiny_model
+from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
 
 class Checks(BackendContract):
@@ -73,3 +77,19 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
         "actor",
         "actor/config.json",
     ]
+
+
+def described(settings, folder):
+    """The generation settings that are saved of a model whose folder has these."""
+    folder.mkdir()
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    lm, tokenizer = tiny_model(), as_transformers(byte_tokenizer(chat=True))
+    lm.generation_config = GenerationConfig.from_pretrained(folder)
+    describe(lm, torch.float32, tokenizer, str(folder))
+    return json.loads((folder / "generation_config.json").read_text())
+
+
+def test_generation_settings_that_transformers_finds_inconsistent_are_saved(tmp_path):
+    settings = {"temperature": 0.9, "top_p": 0.6, "max_length": 4096}  # no do_sample
+    saved = described(settings, tmp_path / "model")
+    assert saved.items() >= settings.items()

@@ -136,9 +136,16 @@ def _written_aside(folder: Path) -> Iterator[Path]:
 
 
 def _generation_config(lm: Any, tokenizer: Any) -> Any:
-    """The model's generation settings, with the tokenizer's end and padding tokens."""
+    """The model's generation settings, with the tokenizer's end and padding tokens. Of a model that
+    ends its responses with any of several tokens, such as the end of a turn, all are kept."""
     config: Any = lm.generation_config
     if tokenizer is not None:
-        config.eos_token_id = tokenizer.eos_token_id
+        config.eos_token_id = _ends(tokenizer.eos_token_id, config.eos_token_id)
         config.pad_token_id = tokenizer.pad_token_id
     return config
+
+
+def _ends(end: int, ends: int | list[int] | None) -> int | list[int]:
+    """The tokenizer's end token before the further ones among several of the model."""
+    further = [id_ for id_ in ends if id_ != end] if isinstance(ends, list) else []
+    return [end, *further] if further else end

@@ -4,6 +4,7 @@ import errno
 import json
 import time
 
+import pytest
 import torch
 from transformers import GenerationConfig
 
@@ -86,10 +87,21 @@ def described(settings, folder):
     lm, tokenizer = tiny_model(), as_transformers(byte_tokenizer(chat=True))
     lm.generation_config = GenerationConfig.from_pretrained(folder)
     describe(lm, torch.float32, tokenizer, str(folder))
-    return json.loads((folder / "generation_config.json").read_text())
+    return json.loads((folder / "generation_config.json").read_text()), tokenizer.eos_token_id
 
 
 def test_generation_settings_that_transformers_finds_inconsistent_are_saved(tmp_path):
     settings = {"temperature": 0.9, "top_p": 0.6, "max_length": 4096}  # no do_sample
-    saved = described(settings, tmp_path / "model")
+    saved, _ = described(settings, tmp_path / "model")
     assert saved.items() >= settings.items()
+
+
+@pytest.mark.parametrize(
+    ("ends", "further"), [([201, 202], [201, 202]), ([202], [202]), (202, None), (None, None)]
+)
+def test_a_model_keeps_its_further_end_tokens(ends, further, tmp_path):
+    saved, end = described({"eos_token_id": ends}, tmp_path / "several")
+    assert saved["eos_token_id"] == ([end, *further] if further else end)
+    if further:
+        saved, _ = described({"eos_token_id": [*further, end]}, tmp_path / "among them")
+        assert saved["eos_token_id"] == [end, *further]

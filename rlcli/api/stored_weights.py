@@ -82,6 +82,8 @@ class StoredSource(ModelSource):
         try:
             self.config = _configuration(self._folder)
             lm = on_meta(self.config, head, torch.float32)
+            if head == "value":
+                stored = _under_own_head(lm, stored)
             sources, self._conversions = _assigned(lm, stored)
         except ModelError:
             raise
@@ -261,6 +263,16 @@ def _commonest_dtype(heads: Sequence[FileHead]) -> torch.dtype:
                 begin, end = entry["data_offsets"]
                 totals[dtype] = totals.get(dtype, 0) + end - begin
     return max(totals, key=lambda dtype: totals[dtype], default=torch.float32)
+
+
+def _under_own_head(lm: Any, stored: Mapping[str, _Stored]) -> dict[str, _Stored]:
+    """The tensors of a critic. transformers calls the head of a reward model
+    (`ForSequenceClassification`) `score`; the critics of some families have another name for it."""
+    own = value_parameters(lm)
+    if own & stored.keys():
+        return dict(stored)
+    own_names = {f"score.{name.rpartition('.')[2]}": name for name in own}
+    return {own_names.get(name, name): tensor for name, tensor in stored.items()}
 
 
 def _assigned(

@@ -103,10 +103,11 @@ def test_a_trained_value_head_is_kept(family, tmp_path):
     assert value_head(model).weight.any()
 
 
-def test_a_reward_model_keeps_its_head_weight_and_gets_a_zero_bias(tmp_path):
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
+def test_a_reward_model_keeps_its_head_weight_and_gets_a_zero_bias(family, tmp_path):
     from transformers import AutoModelForSequenceClassification
 
-    reward = AutoModelForSequenceClassification.from_config(tiny_config(num_labels=1))
+    reward = AutoModelForSequenceClassification.from_config(tiny_config(family, num_labels=1))
     reward.save_pretrained(tmp_path / "reward")
     model = load_model(str(tmp_path / "reward"), head="value", tokenizer=None, seed=1)
     assert torch.equal(value_head(model).weight, reward.score.weight)

@@ -22,8 +22,8 @@ from rlcli.api.model_folder import model_folder
 from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
 from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
 from rlcli.api.value_model import value_parameters
+from rlcli.api.weight_files import PARTS, read_head, weight_files
 from rlcli.api.weight_files import Head as FileHead
-from rlcli.api.weight_files import read_head, weight_files
 from rlcli.errors import ModelError, first_line
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class StoredSource(ModelSource):
         self._found = sources
         self._zeros = value_parameters(lm) - sources.keys() if head == "value" else set[str]()
         self._join_tied(lm)
+        self._refuse_other_shapes()
         self._refuse_missing(lm)
 
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -217,14 +218,20 @@ class StoredSource(ModelSource):
             torch.equal(a, b) for (_, a), (_, b) in pairs
         )
 
-    def _refuse_missing(self, lm: Any) -> None:
+    def _refuse_other_shapes(self) -> None:
         for name, source in self._found.items():
             if isinstance(source, _Stored) and source.shape != self._shapes[name]:
+                if source.file.match(PARTS):
+                    message = f"{self._origin} holds a model in parts, one for each rank of a run"
+                    hint = f"join them: rlcli convert {self._origin} --to-hf DIR"
+                    raise ModelError(message, hint=hint)
                 shapes = (
                     f"{list(source.shape)} in the files, "
                     f"but {list(self._shapes[name])} according to config.json"
                 )
                 raise self._unreadable(f"{name} has shape {shapes}")
+
+    def _refuse_missing(self, lm: Any) -> None:
         ignored = [re.compile(pattern) for pattern in lm._keys_to_ignore_on_load_missing or ()]
         missing = {name for name, _ in lm.named_parameters()} - self._found.keys() - self._zeros
         missing = {name for name in missing if not any(pattern.search(name) for pattern in ignored)}
@@ -268,11 +275,11 @@ def _commonest_dtype(heads: Sequence[FileHead]) -> torch.dtype:
 def _under_own_head(lm: Any, stored: Mapping[str, _Stored]) -> dict[str, _Stored]:
     """The tensors of a critic. transformers calls the head of a reward model
     (`ForSequenceClassification`) `score`; the critics of some families have another name for it."""
-    own = value_parameters(lm)
-    if own & stored.keys():
+    head_names = value_parameters(lm)
+    if head_names & stored.keys():
         return dict(stored)
-    own_names = {f"score.{name.rpartition('.')[2]}": name for name in own}
-    return {own_names.get(name, name): tensor for name, tensor in stored.items()}
+    renamed = {f"score.{name.rpartition('.')[2]}": name for name in head_names}
+    return {renamed.get(name, name): tensor for name, tensor in stored.items()}
 
 
 def _assigned(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlcli.api.model_source import open_source
 from rlcli.api.weight_files import INDEX
 from rlcli.checkpoint import tensor_writing
 from rlcli.checkpoint.conversion_check import check_conversion
@@ -130,6 +131,12 @@ def test_progress_counts_every_byte(copy, tmp_path):
     plan = plan_to_hf(copy, tmp_path / "out", dtype="bfloat16")
     convert(plan, counts.append)
     assert sum(counts) == plan.bytes
+
+
+def test_parts_of_a_model_are_no_source_of_weights(sharded):
+    with pytest.raises(ModelError, match="in parts, one for each rank") as caught:
+        open_source(str(sharded), head="lm", tokenizer=None, seed=0)
+    assert caught.value.hint == f"join them: rlcli convert {sharded} --to-hf DIR"
 
 
 def test_a_missing_rank_is_reported(sharded, tmp_path):

@@ -121,8 +121,9 @@ def write_samples(samples: Sequence[SequenceSample], folder: Path, rank: int) ->
     descriptions.write_text(
         json.dumps([sample.meta().as_json() for sample in samples]), encoding="utf-8"
     )
+    # copies, because safetensors refuses keys that share one tensor
     stored = {
-        f"{sample.ids[0]}/{key}": tensor.detach().cpu().contiguous()
+        f"{sample.ids[0]}/{key}": tensor.detach().to("cpu", copy=True).contiguous()
         for sample in samples
         for key, tensor in sample.data.items()
     }

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
+from rlcli.api.data import SequenceSample
 from rlcli.api.engine import EngineState
 from rlcli.api.model import Model
-from rlcli.checkpoint.rank_files import write_roles
+from rlcli.checkpoint.rank_files import read_samples, write_roles, write_samples
 from rlcli.checkpoint.state import copy_to_host
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM
 
@@ -59,3 +60,12 @@ def test_unfinished_files_of_another_rank_are_not_part_of_the_description(tmp_pa
         "models/actor/config.json",
         "models/actor/model.safetensors",
     }
+
+
+def test_keys_of_samples_may_share_a_tensor(tmp_path):
+    scores = torch.tensor([0.0, 1.0])
+    data = {"rewards": scores, "solved": scores, "values": torch.ones(()).expand(5)}
+    batch = SequenceSample.from_default(ids=["a", "b"], seqlens=[3, 2], data=data)
+    write_samples(batch.unpack(), tmp_path, rank=0)
+    again = SequenceSample.gather(read_samples(tmp_path, ["a", "b"]))
+    assert again.as_json() == batch.as_json()

@@ -32,6 +32,7 @@ from rlcli.api.model import (
 from rlcli.api.model_export import own_weights
 from rlcli.api.model_source import ModelSource, fill, materialize
 from rlcli.api.operations import OperationCount, Products
+from rlcli.api.token_texts import id_count
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 from rlcli.ops.attention import packed_attention
@@ -411,8 +412,8 @@ def dimension(mesh: Any, name: str) -> Any:
 
 
 def _vocabulary(model: Model, lm: Any) -> int:
-    """The number of tokens that a model may sample."""
-    return len(model.tokenizer) if model.tokenizer is not None else int(lm.config.vocab_size)
+    """The ids that a model may sample are below this."""
+    return id_count(model.tokenizer) if model.tokenizer is not None else int(lm.config.vocab_size)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from rlcli.api.model import (
     Model,
     ResponseStream,
 )
+from rlcli.api.token_texts import id_count
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError, WorkerError
 from rlcli.owned_folder import OwnedFolder
@@ -63,8 +64,8 @@ class ServerEngine(HoldsWeights, GenerationEngine):
         self._most_at_once = most_at_once
         self._on_pause = on_pause
         ids = weights.model.config.vocab_size
-        self._ids = ids, min(ids, len(model.tokenizer) if model.tokenizer is not None else ids)
-        """Rows of the embedding matrix, and how many of them have a token."""
+        self._ids = ids, min(ids, id_count(model.tokenizer) if model.tokenizer is not None else ids)
+        """Rows of the embedding matrix, and which of them is the first that only pads it."""
         self._mesh = model.device_mesh
         self._save_dtype = model.save_dtype or model.required_source.dtype
         self._push()

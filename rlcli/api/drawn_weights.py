@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlcli.api.config import stable_seed
 from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
 from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
+from rlcli.api.token_texts import id_count
 from rlcli.api.value_model import value_parameters
 from rlcli.errors import ModelError, first_line
 
@@ -261,7 +262,7 @@ def _configuration(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     settings = {key: value for key, value in fields.items() if key != "model_type"}
     if tokenizer is not None:
         settings = {
-            "vocab_size": len(tokenizer),
+            "vocab_size": id_count(tokenizer),
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,

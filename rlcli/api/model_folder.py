@@ -166,7 +166,7 @@ def check_sizes(model: Path, tokenizer: Path) -> None:
     if not words.is_file() or not isinstance(config, dict):
         return
     rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    ids = list(_token_ids(_read_json(words)))
+    ids = list(token_ids(_read_json(words)))
     if isinstance(rows, int) and ids and max(ids) >= rows:
         raise ModelError(
             (
@@ -178,7 +178,7 @@ def check_sizes(model: Path, tokenizer: Path) -> None:
         )
 
 
-def _token_ids(tokenizer: Any) -> Iterator[int]:
+def token_ids(tokenizer: Any) -> Iterator[int]:
     """The ids in a tokenizer.json: of its vocabulary, a mapping or (Unigram) a list,
     and of the added tokens."""
     if not isinstance(tokenizer, dict):

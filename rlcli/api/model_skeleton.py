@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rlcli.api.token_texts import id_count
 from rlcli.api.value_model import value_model_class
 from rlcli.errors import ModelError
 
@@ -71,9 +72,9 @@ def check_vocabulary(lm: Any, tokenizer: PreTrainedTokenizerBase | None) -> None
     """Check that the embedding has a row for every id that the tokenizer can produce.
     Raises ModelError F32."""
     rows = lm.get_input_embeddings().weight.shape[0]
-    if tokenizer is not None and len(tokenizer) > rows:
+    if tokenizer is not None and (ids := id_count(tokenizer)) > rows:
         raise ModelError(
-            f"the tokenizer has {len(tokenizer)} tokens, but the embedding has {rows} rows",
+            f"the tokenizer has {ids} tokens, but the embedding has {rows} rows",
             hint="use the tokenizer that the model was made with",
             code="F32",
         )

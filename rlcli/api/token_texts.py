@@ -1,4 +1,4 @@
-"""The text that each token of a sequence adds to it."""
+"""The tokens of a tokenizer: their ids, and the text that each of a sequence adds to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import Any
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 LONGEST = 4
 """Tokens of one character."""
+
+
+def id_count(tokenizer: Any) -> int:
+    """One more than the largest id: the rows that an embedding needs. That may be more than the
+    tokens, as some vocabularies skip ids before their special tokens."""
+    added = getattr(tokenizer, "added_tokens_decoder", ())
+    return max([len(tokenizer), *(id_ + 1 for id_ in added)])
 
 
 def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:

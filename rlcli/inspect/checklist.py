@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.data import Preview
+from rlcli.api.token_texts import id_count
 from rlcli.errors import ModelError, RlcliError
 from rlcli.files import known_object
 from rlcli.inspect.constructors import component_faults
@@ -218,8 +219,9 @@ def _check_tokenizer(subject: _Subject, opened: OpenTokenizer) -> Iterator[Findi
 
 def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Finding:
     tokenizer, rows = opened.tokenizer, _embedding_rows(subject, role)
-    tokens = grouped(len(tokenizer))
-    if rows is not None and len(tokenizer) > rows:
+    ids = id_count(tokenizer)
+    tokens = grouped(ids)
+    if rows is not None and ids > rows:
         message = f"it has {tokens} tokens, but the embedding of {role} has {grouped(rows)} rows"
         hint = "use the tokenizer that the model was made with"
         return failure(about, ModelError(message, hint=hint, code="F32"))

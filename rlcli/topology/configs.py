@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.architecture import Architecture
+from rlcli.api.model_folder import token_ids
 from rlcli.api.weight_files import MAX_JSON
 from rlcli.files import read_object, read_regular
 from rlcli.recipe.components import declared
@@ -114,8 +115,8 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def vocabulary_of(tokenizer: str | None) -> int:
-    """Number of tokens of a tokenizer: the vocabulary size of a model from scratch. Raises
-    UnknownArchitecture."""
+    """One more than the largest id of a tokenizer: the vocabulary size of a model from scratch.
+    Raises UnknownArchitecture."""
     if tokenizer is not None and tokenizer.startswith("builtin:"):
         size = declared("datasets", tokenizer.removeprefix("builtin:"), "VOCABULARY")
         if isinstance(size, int):
@@ -128,12 +129,8 @@ def vocabulary_of(tokenizer: str | None) -> int:
         folder = cached_folder(tokenizer or "") or folder
     try:
         words = json.loads(read_regular(folder / "tokenizer.json", MAX_JSON))
-        vocabulary, added = words["model"]["vocab"], words.get("added_tokens") or []
-        names = (
-            set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
-        )
-        return len(names | {entry["content"] for entry in added})
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        return max(token_ids(words)) + 1
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UnknownArchitecture(
             f"the tokens of {tokenizer} cannot be counted here; set vocab_size"
         ) from error

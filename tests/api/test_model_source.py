@@ -18,6 +18,7 @@ from rlcli.api.config import FinetuneSpec
 from rlcli.api.headway import BYTES, Count, doing
 from rlcli.api.model_folder import check_folder, check_sizes, download_counter
 from rlcli.api.model_source import open_source
+from rlcli.api.token_texts import id_count
 from rlcli.api.value_model import value_head
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
@@ -26,6 +27,7 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.roles import build_roles
 from rlcli.testing.tiny_models import VOCABULARY, tiny_config, tiny_model
 from rlcli.topology import plan_topology
+from rlcli.topology.configs import vocabulary_of
 
 WEIGHTS = "model.safetensors"
 SCRATCH = {
@@ -171,6 +173,18 @@ def test_epochs_are_converted_to_steps():
         "sft_math", ["train.steps=null", "train.epochs=3", "train.prompts_per_step=10"]
     ).recipe
     assert training_steps(recipe, {"train": 25}) == 8
+
+
+def test_ids_that_a_tokenizer_skips_have_rows(tmp_path):
+    vocabulary = {"<pad>": 0, **{f"w{i}": i for i in range(1, 10)}, "<eos>": 20}
+    words = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+    tokenizer.save_pretrained(tmp_path)
+    assert (len(tokenizer), id_count(tokenizer), vocabulary_of(str(tmp_path))) == (11, 21, 21)
+    model = load_model(SCRATCH, head="lm", tokenizer=tokenizer, seed=1)
+    assert len(model.lm_head.weight) == 21
+    with pytest.raises(ModelError, match=r"21 tokens.*20 rows"):
+        load_model({**SCRATCH, "vocab_size": 20}, head="lm", tokenizer=tokenizer, seed=1)
 
 
 # -- refused ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from rlcli.testing.backend.base import batch
 from rlcli.testing.backend.forward import ForwardChecks
 from rlcli.testing.backend.generation import BackendGenerationChecks, generate
 from rlcli.testing.backend.state import StateChecks
-from rlcli.testing.tiny_models import tiny_model
+from rlcli.testing.tiny_models import VOCABULARY, TinyTokenizer, tiny_model
 from rlcli.topology.architecture import read_architecture
 
 
@@ -64,6 +64,24 @@ def test_a_model_is_saved_in_its_original_dtype(tmp_path):
         tensor.dtype for tensor in load_file(tmp_path / "actor" / "model.safetensors").values()
     } == {torch.bfloat16}
     assert json.loads((tmp_path / "actor" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+class WithGap(TinyTokenizer):
+    """Most ids have no token; those of the special tokens come last."""
+
+    eos_token_id = VOCABULARY - 1
+    added_tokens_decoder = {eos_token_id: None}
+
+    def __len__(self):
+        return 10
+
+
+def test_an_end_token_after_ids_without_tokens_is_sampled():
+    lm = tiny_model(tie_word_embeddings=False)
+    torch.nn.init.zeros_(lm.lm_head.weight)  # all tokens are equally likely
+    engine = TestContract().engine(lm=lm, tokenizer=WithGap())
+    drawn = torch.cat(generate(engine, responses_per_prompt=256).tokens)
+    assert WithGap.eos_token_id in drawn
 
 
 def test_log_probs_of_a_value_head_are_refused():

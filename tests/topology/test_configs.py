@@ -70,7 +70,7 @@ def test_a_model_from_scratch_has_the_vocabulary_of_its_tokenizer(tmp_path):
     assert sizes("actor", "models.actor.scratch.vocab_size=500").vocabulary == 500
     words = {
         "model": {"vocab": {"a": 0, "b": 1, "</s>": 2}},
-        "added_tokens": [{"content": "</s>"}, {"content": "<x>"}],
+        "added_tokens": [{"id": 2, "content": "</s>"}, {"id": 3, "content": "<x>"}],
     }
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(words))

@@ -170,11 +170,18 @@ class Answerer:
     def _fitting(
         self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters
     ) -> GenerationHyperparameters:
-        """Limit responses to the model's positions. The engine refuses a prompt that leaves no
+        """End responses with any of the model's several end tokens, if it has them, such as the end
+        of a turn, and limit them to its positions. The engine refuses a prompt that leaves no
         room."""
         longest = max(map(len, prompts))
         room = self.positions - longest if self.positions else settings.max_new_tokens
-        return replace(settings, max_new_tokens=max(1, min(room, settings.max_new_tokens)))
+        ends = self._engine.lm.generation_config.eos_token_id
+        several = ends if isinstance(ends, list) else []
+        return replace(
+            settings,
+            max_new_tokens=max(1, min(room, settings.max_new_tokens)),
+            stop_token_ids=(*settings.stop_token_ids, *several),
+        )
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

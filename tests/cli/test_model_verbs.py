@@ -373,6 +373,15 @@ def test_generate_answers_each_line_of_a_file(rlcli, tmp_path):
     assert out.count("[2 of 2]") == 2
 
 
+def test_responses_end_with_any_end_token_of_the_model(rlcli, models, tmp_path):
+    shutil.copytree(models / "wild", tmp_path / "ends")
+    ends = {"eos_token_id": [*range(256)]}  # most of all tokens
+    (tmp_path / "ends" / "generation_config.json").write_text(json.dumps(ends))
+    arguments = ("--prompt", "x", "--max-new-tokens", "9", "--temperature", "1", "--json")
+    [response] = parsed(rlcli("generate", "ends", *arguments))["responses"]
+    assert (response["finish"], response["tokens"] < 9) == ("stop", True)
+
+
 def test_generate_reads_standard_input(rlcli, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("Grüße,\nalle".encode())))
     [response] = parsed(rlcli("generate", "plain", "--json", "--max-new-tokens", "2"))["responses"]

@@ -92,7 +92,6 @@ class Speaker:
             message = f"the chat template of {name_of(tokenizer)} has no {{% generation %}} markers"
             raise ModelError(message, hint="set mask: prefix", code="F32")
         self._tokenizer = tokenizer
-        self._template = template
         self._turns = turns
         self._by_markers = has_markers and mask != "prefix"
 
@@ -225,11 +224,12 @@ class Speaker:
     def _rendered(self, messages: Sequence[Message], **how: Any) -> Any:
         """Render messages, the arguments of whose tool calls some templates expect as JSON text.
         Raises TemplateError."""
+        template = template_of(self._tokenizer, how["tools"]) or ""
         try:
-            return render_marked(self._template, messages, **how)
+            return render_marked(template, messages, **how)
         except TemplateError:
             with suppress(TemplateError):
-                return render_marked(self._template, with_arguments_as_text(messages), **how)
+                return render_marked(template, with_arguments_as_text(messages), **how)
             raise
 
     @property

@@ -40,6 +40,8 @@ PATIENCE_S = 120.0
 MAX_TEMPLATE = 1 << 20
 """Longest template, in characters."""
 
+TOOL_USE = "tool_use"
+"""Name of the template, among several of a tokenizer, that writes tools."""
 
 DAY = date(2024, 7, 26)
 """The date that templates write into prompts instead of today's, so that the same rows give the
@@ -100,10 +102,19 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **how: Any
     return render_marked(template, messages, **how).text
 
 
-def template_of(tokenizer: Any) -> str | None:
-    """The chat template of a tokenizer (transformers' or ours); of several, the default one."""
-    named = tokenizer.chat_template
-    return named["default"] if isinstance(named, dict) else named
+def template_of(tokenizer: Any, tools: Sequence[Any] | None = None) -> str | None:
+    """The chat template of a tokenizer (transformers' or ours); of several, the one that
+    transformers chooses: that for tools if there are any, else the default one. Raises ModelError
+    F32 if none of them is the default."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        name = TOOL_USE if tools and TOOL_USE in template else "default"
+        if name not in template:
+            message = f"{name_of(tokenizer)} has chat templates, but none is the default one"
+            hint = f"name one of them default: {', '.join(sorted(template))}"
+            raise ModelError(message, hint=hint, code="F32")
+        template = template[name]
+    return template
 
 
 def name_of(tokenizer: Any) -> str:
@@ -118,7 +129,10 @@ def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: A
     content = as_content(tokenizer, messages)
     try:
         return render_marked(
-            template_of(tokenizer) or "", content, **how, **tokenizer.special_tokens_map
+            template_of(tokenizer, how.get("tools")) or "",
+            content,
+            **how,
+            **tokenizer.special_tokens_map,
         )
     except TemplateError as error:
         raise ModelError(

@@ -265,15 +265,15 @@ def _declare(
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    if (folder / "additional_chat_templates").is_dir():
+        raise NotLight("it has several chat templates")
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_regular(file, MAX_TEMPLATE).decode("utf-8")
-    if (folder / "additional_chat_templates").is_dir():
-        raise NotLight("it has several chat templates")
     template = config.get("chat_template")
     if isinstance(template, list):
         templates = {entry["name"]: entry["template"] for entry in template}
-        if "default" not in templates:
+        if templates.keys() != {"default"}:
             raise NotLight("it has several chat templates")
         return str(templates["default"])
     return template

@@ -171,12 +171,22 @@ def test_classes_that_use_tokenizer_json_unchanged_are_supported(tmp_path, kind)
         ({"tokenizer_class": "gone"}, "does not say its class"),
         ({"split_special_tokens": True}, "splits"),
         ({"chat_template": [{"name": "tools", "template": "x"}]}, "several chat templates"),
+        (
+            {"chat_template": [{"name": n, "template": "x"} for n in ("default", "tool_use")]},
+            "several chat templates",
+        ),
     ],
 )
 def test_unsupported_tokenizers_are_refused_with_the_reason(tmp_path, entries, why):
     save_tokenizer(tmp_path, byte_level(), template=None)
     edit_config(tmp_path, **entries)
     with pytest.raises(NotLight, match=why):
+        read_light_tokenizer(tmp_path)
+
+
+def test_several_templates_in_files_are_refused(tmp_path):
+    save_tokenizer(tmp_path, byte_level(), template={"default": CHAT, "tool_use": CHAT})
+    with pytest.raises(NotLight, match="several chat templates"):
         read_light_tokenizer(tmp_path)
 
 

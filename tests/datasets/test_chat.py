@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
+from rlcli.api.tool_formats import writes_tools
 from rlcli.errors import DataError, ModelError
 from rlcli.registry import make_dataset
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
@@ -370,6 +371,19 @@ TOOLS = (
     "endfor %}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}{% if "
     "add_generation_prompt %}<assistant>{% endif %}"
 )
+
+
+def test_of_several_templates_the_one_for_tools_writes_them(build):
+    full = as_transformers(with_template({"default": PLAIN, "tool_use": TOOLS}))
+    for tools in ([{"type": "function", "function": {"name": "add", "parameters": {}}}], None):
+        ids = build({"messages": DIALOGUE, "tools": tools}, tokenizer=full)[0].data
+        text = full.apply_chat_template(DIALOGUE, tools=tools, tokenize=False)
+        assert full.decode(ids["packed_input_ids"]) == text
+        assert ("<system>" in text) == (tools is not None)
+    assert writes_tools(full)
+    full.chat_template = {"tool_use": TOOLS}
+    with pytest.raises(ModelError, match="none is the default one"):
+        build(DIALOGUE, tokenizer=full)
 
 
 def test_tools_and_tool_calls_are_passed_to_the_template(build):

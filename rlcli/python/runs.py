@@ -134,12 +134,11 @@ class Run:
 
     def tokenizer(self, role: str = "actor", step: int | None = None) -> Any:
         """The tokenizer of a trained model. Raises ModelError, UsageError."""
+        from rlcli.checkpoint.huggingface import load_tokenizer
         from rlcli.launch.trained_model import trained_model
 
         with _quiet_loading(), trained_model(str(self.path), role, step) as trained:
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(trained.source)
+            return load_tokenizer(trained.source)
 
     def resume(
         self, overrides: Overrides = None, *, accept_changes: bool = False, quiet: bool = False

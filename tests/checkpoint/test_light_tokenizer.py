@@ -7,7 +7,13 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rlcli.api.chat_template import TemplateError, TooMuch, conversation_tokens, render_chat
+from rlcli.api.chat_template import (
+    TemplateError,
+    TooMuch,
+    conversation_tokens,
+    render_chat,
+    template_of,
+)
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.checkpoint.light_tokenizer import NotLight, read_light_tokenizer
 from rlcli.errors import ModelError
@@ -182,6 +188,16 @@ def test_unsupported_tokenizers_are_refused_with_the_reason(tmp_path, entries, w
     edit_config(tmp_path, **entries)
     with pytest.raises(NotLight, match=why):
         read_light_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama", "gpt2"])
+def test_a_tokenizer_saved_as_its_file_is_read_so_next_to_any_model(tmp_path, model_type):
+    save_tokenizer(tmp_path, byte_level("<|start|> $A"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    heavy, light = load_tokenizer(str(tmp_path)), read_light_tokenizer(tmp_path)
+    assert len(heavy) == len(light) == byte_level().get_vocab_size()
+    assert heavy(TEXTS).input_ids == light(TEXTS).input_ids
+    assert template_of(heavy) == light.chat_template == CHAT
 
 
 def test_several_templates_in_files_are_refused(tmp_path):

@@ -9,6 +9,7 @@ one parameter at a time.
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from rlcli.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 DTYPES = {
     "F64": torch.float64,
@@ -101,6 +104,7 @@ class StoredSource(ModelSource):
         self._join_tied(lm)
         self._refuse_other_shapes()
         self._refuse_missing(lm)
+        self._warn_of_unused(lm, stored)
 
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         from transformers import GenerationConfig
@@ -244,6 +248,21 @@ class StoredSource(ModelSource):
                 hint="the folder may be incomplete, or its config.json may belong to another model",
             )
 
+    def _warn_of_unused(self, lm: Any, stored: Mapping[str, _Stored]) -> None:
+        """Other parts, such as a vision tower, may be left out; a tensor of a module that the model
+        has, such as a bias, means that config.json does not describe what was trained."""
+        used = {tensor.name for source in self._found.values() for tensor in _tensors_of(source)}
+        modules = dict(lm.named_modules())
+        unused = [name for name in stored if name not in used and _is_lacking(name, lm, modules)]
+        if unused:
+            log.warning(
+                "%s holds %d tensors for which its config.json leaves no place, first %s: "
+                "they are not used, and the model may not be the one that was trained",
+                self._origin,
+                len(unused),
+                min(unused),
+            )
+
     def _unreadable(self, why: str) -> ModelError:
         return ModelError(f"the model in {self._origin} cannot be loaded: {why}")
 
@@ -340,6 +359,20 @@ def _with_prefix(name: str, prefix: str, expected: set[str]) -> str:
         ),
         name,
     )
+
+
+def _tensors_of(source: _Stored | _Made) -> list[_Stored]:
+    if isinstance(source, _Stored):
+        return [source]
+    return [tensor for _, tensor in source.parts]
+
+
+def _is_lacking(name: str, lm: Any, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module of the model has the name of a tensor's, but has no such tensor."""
+    path, _, tensor = name.rpartition(".")
+    paths = (path, path.removeprefix(f"{lm.base_model_prefix}."), f"{lm.base_model_prefix}.{path}")
+    module = next((modules[each] for each in paths if each in modules), None)
+    return module is not None and getattr(module, tensor, None) is None
 
 
 def _is_stack(rule: _Made) -> bool:

@@ -303,6 +303,20 @@ def test_the_error_for_a_broken_folder_names_cause_and_folder(folder, damage, me
     assert str(folder) in str(raised.value)
 
 
+def test_weights_that_config_json_does_not_describe_are_warned_about(tmp_path, caplog):
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config("llama", attention_bias=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    load_model(str(tmp_path), head="lm", tokenizer=None, seed=1)
+    assert not caplog.text
+    edit_json(tmp_path / "config.json", attention_bias=False)
+    load_model(str(tmp_path), head="lm", tokenizer=None, seed=1)
+    layers = config.num_hidden_layers
+    assert f"holds {4 * layers} tensors for which its config.json leaves no place" in caplog.text
+    assert "model.layers.0.self_attn.k_proj.bias" in caplog.text
+
+
 def test_a_folder_without_a_tokenizer_is_refused(folder):
     for file in folder.glob("tokenizer*"):
         file.unlink()

@@ -108,13 +108,15 @@ def critical_path(step: StepTrace) -> list[Stretch]:
     """
     path: list[Stretch] = []
     at, rank, first = step.window.ended, None, step.window.began
+    left = list(step.calls)
     while at - first > TOLERANCE:
-        call = _call_before(step, at, rank)
+        call = _call_before(step, left, at, rank)
         ended = max(first, call.span.ended) if call is not None else first
         if at - ended > TOLERANCE:
             path.append(Stretch(BETWEEN, BETWEEN, None, ended, at))
         if call is None:
             break
+        left.remove(call)  # a copy that has only waited ends where the path continues
         wait = _last_wait_inside(step, call)
         began = max(first, wait.span.ended if wait is not None else call.span.began)
         if (end := min(ended, at)) > began:
@@ -127,17 +129,19 @@ def _stretch_of(call: Traced, began: float, ended: float) -> Stretch:
     return Stretch(call.span.name, call.span.kind, call.process, began, ended)
 
 
-def _call_before(step: StepTrace, at: float, rank: int | None) -> Traced | None:
-    """The call that something at a time had to wait for; on any rank, or on `rank`."""
+def _call_before(
+    step: StepTrace, calls: Sequence[Traced], at: float, rank: int | None
+) -> Traced | None:
+    """The one of some calls that something at a time had to wait for; on any rank, or on `rank`."""
     wait = _latest((each for each in step.waits if each.process == rank), at)
-    call = _latest((each for each in step.calls if each.process == rank), at)
+    call = _latest((each for each in calls if each.process == rank), at)
     if call is not None and (wait is None or call.span.ended >= wait.span.ended - TOLERANCE):
         return call
     awaited = {wait.cause, wait.cause + COPY} if wait is not None else set[str]()
-    named = _latest((each for each in step.calls if each.span.name in awaited), at)
+    named = _latest((each for each in calls if each.span.name in awaited), at)
     if named is not None and wait is not None and named.span.ended > wait.span.began:
         return named
-    return _latest(step.calls, at)
+    return _latest(calls, at)
 
 
 def _latest(traced: Iterable[Traced], at: float) -> Traced | None:

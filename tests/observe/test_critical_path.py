@@ -1,5 +1,7 @@
 """What determined how long a step took."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlcli.api.timing import TimeSpan
@@ -77,6 +79,13 @@ def test_a_copy_waits_for_the_rank_that_comes_last():
         call("train", 0, 0, 6), call("train.copy_to", 1, 2, 9), late, call("gen", 1, 9, 10)
     )
     assert [name for name, *_ in path(copied)] == ["train", "train.copy_to", "gen"]
+
+
+@pytest.mark.parametrize("after", [0.0, 0.0003, 0.1])
+def test_a_copy_that_only_waited_leads_to_what_it_waited_for(after):
+    copy = call("train.copy_to", 1, 1, 9 + after)
+    late = replace(wait("the other ranks of the copy", 1, 1, 9), of="step 1")
+    assert path(step(call("train", 0, 0, 9), copy, late))[0] == ("train", 0, 0, 9)
 
 
 def test_a_call_that_began_in_the_step_before_counts_from_the_beginning():

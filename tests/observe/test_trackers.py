@@ -28,8 +28,9 @@ from rlcli.cli import track
 from rlcli.errors import ResourceError
 from rlcli.files import replace_file
 from rlcli.observe.metrics import read_metrics
-from rlcli.observe.trackers import mirror
-from rlcli.observe.trackers.contract import CLASSES, Update
+from rlcli.observe.samples import SampleRecord
+from rlcli.observe.trackers import mirror, run_files
+from rlcli.observe.trackers.contract import CLASSES, Update, make_tracker
 from rlcli.observe.trackers.description import describe_run
 from rlcli.observe.trackers.mirror import Mirror
 from rlcli.observe.trackers.redaction import Redactor
@@ -101,6 +102,49 @@ def test_half_a_line_waits_for_its_other_half(tmp_path):
         (2, {"actor/loss": 0.5}),
         (3, {}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [("metrics.jsonl", '"text"'), ("samples.jsonl", '"1+1?"')]
+)
+def test_of_files_that_are_read_in_parts_none_is_ahead(tmp_path, monkeypatch, file, text):
+    monkeypatch.setattr(run_files, "AT_ONCE", 2000)
+    run = make_run(tmp_path / "run", range(8))
+    longer = (run.path / file).read_text().replace(text, f'"{"x" * 1000}"')
+    (run.path / file).write_text(longer)
+    updates = mirrored(run.path, MemoryTracker()).updates
+    assert [update.step for update in updates] == list(range(8))
+    assert all(update.numbers and update.samples for update in updates)
+
+
+def test_wandb_gets_one_row_for_a_step_whenever_its_samples_come(tmp_path, monkeypatch):
+    logged, one = {}, SampleRecord(step=1, id=1, prompt="1+1?", response="2")
+    run = SimpleNamespace(
+        dir=str(tmp_path / "files"),
+        step=0,
+        log=lambda values, step, commit: logged.setdefault(step, []).append(values),
+        finish=lambda exit_code: None,
+        summary={},
+    )
+    wandb = SimpleNamespace(
+        init=lambda **_: run, Settings=dict, Table=lambda columns, data: len(data), Image=str
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    tracker = make_tracker("wandb")
+    tracker.open(describe_run(make_run(tmp_path / "run").path, Redactor({})), None)
+    tracker.write([Update(1, {}, [one])])  # the step is being evaluated
+    tracker.write([Update(1, {"loss": 1.0}), Update(2, {"loss": 2.0})])
+    tracker.write([Update(2, {}, [one])])  # late
+    tracker.write([Update(3, {"loss": 3.0}, [one]), Update(3, {}, [one])])
+    tracker.close("done", Path("curve.png"))
+    assert logged == {
+        1: [{"loss": 1.0, "samples/train": 1}],
+        2: [{"loss": 2.0}],
+        3: [{"loss": 3.0, "samples/train": 2}],
+    }
+    assert run.summary == {"samples/train": 1, "curve": "curve.png"}
 
 
 OPERATIONS = ("step", "look", "end", "kill", "rewind", "rewrite")

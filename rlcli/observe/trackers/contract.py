@@ -79,7 +79,8 @@ class Tracker(Protocol):
 
     def write(self, updates: Sequence[Update]) -> None:
         """Add what the run has written; steps do not decrease, from call to call, except for
-        samples that come late."""
+        samples that come late. The numbers of a step come together, its samples also in calls
+        before and after that."""
 
     def close(self, state: str, curve: Path | None) -> None:
         """Finish what was begun: everything is stored when this returns. `state`: of status.json;

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from dataclasses import dataclass, field
+from itertools import compress, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,15 +18,26 @@ from rlcli.observe.trackers.contract import Update
 from rlcli.observe.trackers.redaction import Redactor
 
 AT_ONCE = 4 << 20
-"""Bytes of a file that are read at a time, unless a single line is longer."""
+"""Bytes of a file that are read at a time, unless a single step has more."""
 BLOCK = 1 << 20
 
 Position = tuple[int, str]
 """Bytes of a file that were read, and their SHA-256."""
+Record = dict[str, Any]
 
 
 class Rewound(Exception):
     """A file no longer begins with what was read: the run was resumed from an earlier step."""
+
+
+@dataclass
+class NewLines:
+    """Whole lines that a file has and that were not read yet, in order."""
+
+    lines: list[tuple[bytes, Record | None]] = field(default_factory=list)
+    """Each with its record; None if it has none with a step."""
+    last_step: float = math.inf
+    """All lines up to this step are here; later ones are read another time."""
 
 
 class GrowingFile:
@@ -47,8 +61,8 @@ class GrowingFile:
         if size:
             self._reopen(size, digest)
 
-    def new_lines(self) -> list[bytes]:
-        """Lines added since the last call, as many as are read at a time. Raises Rewound."""
+    def new_lines(self) -> NewLines:
+        """The lines that follow, as many as are read at a time. Raises Rewound."""
         try:
             is_other = self._file is None or not os.path.samestat(
                 os.stat(self.path), os.fstat(self._file.fileno())
@@ -58,17 +72,29 @@ class GrowingFile:
         except FileNotFoundError:
             if self._read:
                 raise Rewound from None
-            return []
+            return NewLines()
         assert self._file is not None
         self._file.seek(self._read)
-        lines: list[bytes] = []
-        read = 0
-        while read < AT_ONCE and (line := self._file.readline()).endswith(b"\n"):
-            lines.append(line)
+        new, read, step = NewLines(), 0, 0
+        while (line := self._file.readline()).endswith(b"\n"):
+            record = _record(line)
+            if record is not None and record["step"] > step:
+                if read >= AT_ONCE:
+                    new.last_step = step
+                    break
+                step = record["step"]
+            new.lines.append((line, record))
             read += len(line)
+        return new
+
+    def take(self, new: NewLines, last_step: float) -> list[Record]:
+        """Read the first new lines, up to a step. Returns their records."""
+        is_after = (record is not None and record["step"] > last_step for _, record in new.lines)
+        taken = new.lines[: next(compress(count(), is_after), None)]
+        for line, _ in taken:
+            self._read += len(line)
             self._digest.update(line)
-        self._read += read
-        return lines
+        return [record for _, record in taken if record is not None]
 
     def close(self) -> None:
         if self._file is not None:
@@ -113,33 +139,33 @@ class RunFiles:
 
     def new_updates(self) -> list[Update]:
         """What was added since the last call, in the order of steps; empty if there is nothing.
-        Raises Rewound."""
+        Where a file has more than is read at a time, the other one waits for it. Raises Rewound."""
         updates: dict[int, Update] = {}
 
-        def update_of(record: dict[str, Any]) -> Update:
+        def update_of(record: Record) -> Update:
             return updates.setdefault(record["step"], Update(record["step"]))
 
-        for line in self._samples.new_lines():
-            record = _record(line)
-            if record is not None and (sample := self._sample(record)) is not None:
+        samples, metrics = (file.new_lines() for file in (self._samples, self._metrics))
+        last = min(samples.last_step, metrics.last_step)
+        for record in self._samples.take(samples, last):
+            if (sample := self._sample(record)) is not None:
                 update_of(record).samples.append(sample)
-        for line in self._metrics.new_lines():
-            if (record := _record(line)) is not None:
-                update_of(record).numbers.update(_numbers(with_nonfinite(record)))
+        for record in self._metrics.take(metrics, last):
+            update_of(record).numbers.update(_numbers(with_nonfinite(record)))
         return [updates[step] for step in sorted(updates)]
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
 
-    def _sample(self, record: dict[str, Any]) -> SampleRecord | None:
+    def _sample(self, record: Record) -> SampleRecord | None:
         try:
             return SampleRecord(**self._redactor.value(record))
         except TypeError:  # not a sample
             return None
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> Record | None:
     """The object in a line; None for anything that has no step."""
     try:
         record = json.loads(line)
@@ -148,7 +174,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and type(record.get("step")) is int else None
 
 
-def _numbers(record: dict[str, Any]) -> dict[str, float]:
+def _numbers(record: Record) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in record.items()

@@ -23,9 +23,10 @@ class WandbTracker:
 
     def __init__(self) -> None:
         self._run: Any = None
-        self._next_step = 0
         self._is_replaced = False
         """Whether the server has a run of this id, whose steps have been repeated."""
+        self._rows: dict[str, list[list[Any]]] = {}
+        """Phase → rows of samples that were not logged yet."""
 
     def continues(self, run: TrackedRun, entry: str) -> bool:
         return not _is_offline() and entry.startswith(_server(run))
@@ -49,7 +50,6 @@ class WandbTracker:
             dir=str(folder),
             settings=_only_what_the_run_writes(),
         )
-        self._next_step = self._run.step
         if _is_offline():
             return str(Path(self._run.dir).parent)
         return f"{_server(run)}{run_id}"
@@ -61,24 +61,30 @@ class WandbTracker:
                 shutil.rmtree(folder)
 
     def write(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            for phase, samples in update.samples_by_phase().items():
+                self._rows.setdefault(phase, []).extend(list(sample_row(each)) for each in samples)
+            # a step is logged once: samples that come before its numbers wait for them, and those
+            # that come after them are logged with the next step
+            if update.numbers:
+                self._run.log(update.numbers | self._tables(), step=update.step, commit=True)
+
+    def _tables(self) -> dict[str, Any]:
+        """The samples that were not logged yet."""
         import wandb
 
-        for update in updates:
-            values: dict[str, Any] = dict(update.numbers)
-            for phase, samples in update.samples_by_phase().items():
-                rows = [list(sample_row(sample)) for sample in samples]
-                values[f"samples/{phase}"] = wandb.Table(columns=list(SAMPLE_COLUMNS), data=rows)
-            is_late = update.step < self._next_step
-            # samples that come after the numbers of their step are sent with the next step
-            step = self._next_step if is_late else update.step
-            self._run.log(values, step=step, commit=not is_late)
-            self._next_step = step if is_late else step + 1
+        rows, self._rows = self._rows, {}
+        return {
+            f"samples/{phase}": wandb.Table(columns=list(SAMPLE_COLUMNS), data=of_phase)
+            for phase, of_phase in rows.items()
+        }
 
     def close(self, state: str, curve: Path | None) -> None:
         import wandb
 
-        if curve is not None:
-            self._run.log({"curve": wandb.Image(str(curve))}, step=self._next_step)
+        # in the summary they take no step, with which a run that is resumed continues
+        picture = {"curve": wandb.Image(str(curve))} if curve is not None else {}
+        self._run.summary.update(self._tables() | picture)
         self._run.finish(exit_code=1 if state in ("failed", DIED) else 0)
 
 

@@ -336,7 +336,7 @@ def _write_down(
     run: RunDirectory, resolved: Resolved, changes: Sequence[Change], step: int, recipe_digest: str
 ) -> None:
     """Record what the run continues with, and from which step."""
-    run.note_resume(step, [{"key": c.key, "before": c.before, "now": c.now} for c in changes])
+    run.note_resume(step, [{**vars(change), "kind": change.kind.value} for change in changes])
     if changes:
         run.write_text(DIGEST_FILE, recipe_digest + "\n")
         run.write_text(run.resolved_recipe.name, resolved.to_yaml())

@@ -24,6 +24,8 @@ class ChartLine:
     values: list[float]
     spread: list[float] | None = None
     """Standard deviation at each step, over the runs of a group."""
+    number: int = 0
+    """Which run or group it is of: it has the same letter and colour in all charts."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,20 @@ def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
     """One line for each run that has the metric, as `metric_key` finds it.
     Raises UsageError if none has it."""
     lines, drawn = [], metric
-    for label, records in runs.items():
-        key = metric_key(metric, _keys(records))
-        steps, values = series(records, key) if key is not None else ([], [])
+    for index, (label, records) in enumerate(runs.items()):
+        key, steps, values = recorded(metric, records)
         if values:
-            lines.append(ChartLine(label, steps, values))
+            lines.append(ChartLine(label, steps, values, number=index))
             drawn = EVALUATED_ACCURACY if key == EVALUATED_ACCURACY else metric
     if not lines:
         raise _unknown(metric, runs)
     return Chart(drawn, lines)
+
+
+def recorded(metric: str, records: Records) -> tuple[str | None, list[float], list[float]]:
+    """The key that a metric refers to in a run, None if there is none; steps and finite values."""
+    key = metric_key(metric, _keys(records))
+    return key, *(series(records, key) if key is not None else ([], []))
 
 
 def metric_key(metric: str, keys: Sequence[str]) -> str | None:
@@ -66,18 +73,21 @@ def mean_of(label: str, lines: Sequence[ChartLine]) -> ChartLine:
     by_step = [dict(zip(line.steps, line.values, strict=True)) for line in lines]
     steps = sorted(set(by_step[0]).intersection(*by_step[1:]))
     columns = [[values[step] for values in by_step] for step in steps]
-    means = [sum(column) / len(column) for column in columns]
-    return ChartLine(
-        label, steps, means, [deviation(column) for column in columns] if len(lines) > 1 else None
-    )
+    spread = [deviation(column) for column in columns] if len(lines) > 1 else None
+    return ChartLine(label, steps, [mean(column) for column in columns], spread)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Exact for equal values, and finite for those of a diverged run, whose squares are not."""
+    return values[0] + sum((value - values[0]) / len(values) for value in values)
 
 
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation of a sample, 0 for a single value."""
     if len(values) < 2:
         return 0.0
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    middle = mean(values)
+    return math.hypot(*(value - middle for value in values)) / math.sqrt(len(values) - 1)
 
 
 def _keys(records: Records) -> list[str]:
@@ -85,6 +95,9 @@ def _keys(records: Records) -> list[str]:
 
 
 def _unknown(metric: str, runs: Mapping[str, Records]) -> UsageError:
+    if any(recorded(metric, records)[0] is not None for records in runs.values()):
+        hint = "rlcli status RUN says how a run ended"
+        return UsageError(f"{metric} is never a finite number in these runs", hint=hint)
     records = [record for some in runs.values() for record in some]
     keys = {key for record in records for key in record if number(record[key]) is not None}
     curves = {name for name in NAMES if find_key(keys, name)}

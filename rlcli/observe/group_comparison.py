@@ -3,17 +3,19 @@ a spread. Runs that did not finish are a group of their own, and a seed counts o
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ResourceError
 from rlcli.files import read_text
-from rlcli.observe.charts import Chart, ChartLine, chart, deviation, mean_of
+from rlcli.observe.charts import Chart, ChartLine, chart, deviation, mean, mean_of
 from rlcli.observe.metrics import read_metrics
-from rlcli.observe.report import before_and_after
+from rlcli.observe.report import MetricRow, before_and_after
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
 from rlcli.observe.series import series
@@ -22,6 +24,11 @@ WITHOUT_EFFECT = ("seed", "launch", "checkpoint", "log", "cluster")
 """Sections of a recipe in which runs of one group may differ."""
 PACE = "seconds per step"
 UNFINISHED = "(unfinished)"
+SAFE = "safe"
+"""The kind of a change on resume (`rlcli.recipe.changes`) that leaves the steps as they were."""
+
+Sections = list[tuple[str, str]]
+"""Key and text of each top-level key of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,8 @@ class Result:
     mean: float
     spread: float | None
     """Standard deviation; None for a single run."""
+    before: float | None
+    """The mean before training; None if it was measured only once."""
 
 
 @dataclass(frozen=True)
@@ -44,60 +53,86 @@ class RunGroup:
 
     def results(self) -> dict[str, Result]:
         """Results by name, the most important first: evaluations, then training, then speed."""
-        values: dict[str, list[float]] = {}
+        rows: dict[str, list[MetricRow]] = {}
         for records in self.records:
-            for row in before_and_after(records):
-                values.setdefault(row.label, []).append(row.after)
-            if paces := sorted(series(records, "time/step")[1]):
-                values.setdefault(PACE, []).append(paces[len(paces) // 2])
-        return {name: _result(measured) for name, measured in values.items()}
+            for row in [*before_and_after(records), *_pace(records)]:
+                rows.setdefault(row.label, []).append(row)
+        return {label: _result(of_runs) for label, of_runs in rows.items()}
 
 
-def _result(measured: Sequence[float]) -> Result:
-    spread = deviation(measured) if len(measured) > 1 else None
-    return Result(sum(measured) / len(measured), spread)
+def _pace(records: Sequence[Mapping[str, Any]]) -> Iterator[MetricRow]:
+    if paces := sorted(series(records, "time/step")[1]):
+        yield MetricRow(PACE, None, paces[len(paces) // 2])
+
+
+def _result(rows: Sequence[MetricRow]) -> Result:
+    after = [row.after for row in rows]
+    before = [row.before for row in rows if row.before is not None]
+    spread = deviation(after) if len(after) > 1 else None
+    return Result(mean(after), spread, mean(before) if before else None)
+
+
+@dataclass(frozen=True)
+class _GroupedRun:
+    """What decides which group a run belongs to, and what the group is called."""
+
+    folder: Path
+    identity: str
+    seed: str
+    """As the recipe says it."""
+    is_finished: bool
+    """Whether it has done all its steps, as far as is known."""
+    settings: tuple[str, ...]
+    """The name of its recipe, its overrides without the seed, and whether it is unfinished."""
 
 
 def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
     """The groups among these runs, in the order of the runs; of several with the same seed, the
     last one. Raises ResourceError F72, DataError F31."""
-    alike: dict[tuple[str, bool], dict[str, Path]] = {}
-    for run in runs:
-        by_seed = alike.setdefault((identity_of(run), _is_finished(run)), {})
-        by_seed[_seed_of(run)] = run
+    alike: dict[tuple[str, bool], dict[str, _GroupedRun]] = {}
+    for run in map(_read, runs):
+        alike.setdefault((run.identity, run.is_finished), {})[run.seed] = run
     members = [tuple(by_seed.values()) for by_seed in alike.values()]
     labels = _labels([first for first, *_ in members])
     return [
-        RunGroup(label, group, tuple(map(_records, group)))
+        RunGroup(label, folders, tuple(map(_records, folders)))
         for label, group in zip(labels, members, strict=True)
+        for folders in [tuple(run.folder for run in group)]
     ]
 
 
-def _is_finished(run: Path) -> bool:
-    """Whether it has done all its steps, as far as is known."""
-    status = read_status(run)
-    return status is None or status.get("state") in ("done", "unknown")
-
-
-def _seed_of(run: Path) -> str:
-    """The seed, as the recipe says it."""
-    sections = dict(_sections(read_text(RunDirectory.open(run).resolved_recipe)))
-    return sections.get("seed", "")
+def _read(folder: Path) -> _GroupedRun:
+    """Raises ResourceError F72."""
+    status = read_status(folder) or {}
+    run = RunDirectory(folder, str(status["run_id"])) if status else RunDirectory.open(folder)
+    sections = _recipe_of(run)
+    is_finished = status.get("state") in ("done", "unknown")
+    return _GroupedRun(
+        folder=folder,
+        identity=_identity(sections, run),
+        seed=dict(sections).get("seed", ""),
+        is_finished=is_finished,
+        settings=tuple(_settings(run, sections, is_finished)),
+    )
 
 
 def group_chart(metric: str, groups: Sequence[RunGroup]) -> Chart:
-    """A line for each group that has the metric, with its spread.
-    Raises UsageError if none has it."""
+    """A line for each group that has the metric, at the steps that all of its runs have, with its
+    spread. Raises UsageError if none has it."""
     every = {
-        f"{group.label}\0{n}": records
-        for group in groups
+        f"{number}/{n}": records
+        for number, group in enumerate(groups)
         for n, records in enumerate(group.records)
     }
-    lines_of: dict[str, list[ChartLine]] = {}
-    for line in chart(metric, every).lines:
-        lines_of.setdefault(line.label.rpartition("\0")[0], []).append(line)
-    means = [mean_of(label, lines) for label, lines in lines_of.items()]
-    return Chart(metric, [line for line in means if line.values])
+    drawn = chart(metric, every)
+    lines_of: dict[int, list[ChartLine]] = {}
+    for line in drawn.lines:
+        lines_of.setdefault(int(line.label.partition("/")[0]), []).append(line)
+    means = [
+        replace(mean_of(groups[number].label, lines), number=number)
+        for number, lines in lines_of.items()
+    ]
+    return Chart(drawn.title, [line for line in means if line.values])
 
 
 def _records(run: Path) -> list[dict[str, Any]]:
@@ -105,24 +140,49 @@ def _records(run: Path) -> list[dict[str, Any]]:
     return read_metrics(file) if file.is_file() else []
 
 
-def identity_of(run: Path) -> str:
+def identity_of(run: RunDirectory) -> str:
     """The recipe as it ran, without what may differ within a group; comparable,
-    as rlcli writes only one form."""
-    directory = RunDirectory.open(run)
+    as rlcli writes only one form. Raises ResourceError F72."""
+    return _identity(_recipe_of(run), run)
+
+
+def _identity(sections: Sections, run: RunDirectory) -> str:
+    """With a setting that it was resumed with, a run is not one that had it from the start."""
+    return "".join([*(text for key, text in sections if _has_effect(key)), *_altered(run)])
+
+
+def _altered(run: RunDirectory) -> Iterator[str]:
+    """After which step a run was resumed with something that changed how it learns, and with
+    what."""
+    for entry in run.read_resumes():
+        with suppress(KeyError, TypeError, AttributeError):
+            changed = {
+                change["key"]: change["now"]
+                for change in entry["changes"]
+                if change.get("kind") != SAFE and _has_effect(change["key"])
+            }
+            if changed:
+                yield json.dumps([entry["step"], changed], sort_keys=True)
+
+
+def _has_effect(key: str) -> bool:
+    return key.split(".")[0] not in WITHOUT_EFFECT
+
+
+def _recipe_of(run: RunDirectory) -> Sections:
+    """Raises ResourceError F72."""
     try:
-        text = read_text(directory.resolved_recipe)
+        return _sections(read_text(run.resolved_recipe))
     except OSError as error:
-        message = f"{run} has no recipe to compare: {error.strerror or error}"
+        message = f"{run.path} has no recipe to compare: {error.strerror or error}"
         hint = "the run ended before it wrote its recipe"
         raise ResourceError(
-            message, where=str(directory.resolved_recipe), hint=hint, code="F72"
+            message, where=str(run.resolved_recipe), hint=hint, code="F72"
         ) from None
-    return "".join(text_of for key, text_of in _sections(text) if key not in WITHOUT_EFFECT)
 
 
-def _sections(text: str) -> list[tuple[str, str]]:
-    """Key and text of each top-level key."""
-    sections: list[tuple[str, str]] = []
+def _sections(text: str) -> Sections:
+    sections: Sections = []
     for line in text.splitlines(keepends=True):
         if line[:1].isspace() or not sections:
             key, rest = sections.pop() if sections else (line.partition(":")[0], "")
@@ -132,45 +192,36 @@ def _sections(text: str) -> list[tuple[str, str]]:
     return sections
 
 
-def _labels(runs: Sequence[Path]) -> list[str]:
+def _labels(runs: Sequence[_GroupedRun]) -> list[str]:
     """Labels: what was set for each run but not for all of them; names where that does not
     distinguish them."""
-    settings = [_settings(run) for run in runs]
-    common = set(settings[0]).intersection(*settings[1:]) - {UNFINISHED} if settings else set()
-    labels = [" ".join(setting for setting in some if setting not in common) for some in settings]
+    common = set.intersection(*(set(run.settings) for run in runs)) - {UNFINISHED} if runs else ()
+    labels = [" ".join(each for each in run.settings if each not in common) for run in runs]
     if len(set(labels)) == len(labels) and (all(labels) or len(labels) == 1):
-        return [label or runs[0].parent.name for label in labels]
-    named = [
-        f"{label} {'/'.join(run.parts[-2:])}".strip()
-        for label, run in zip(labels, runs, strict=True)
-    ]
+        return [label or _name_of(run) for label, run in zip(labels, runs, strict=True)]
+    named = [f"{label} {_name_of(run)}".strip() for label, run in zip(labels, runs, strict=True)]
     return [
-        name if named.count(name) == 1 else str(run) for name, run in zip(named, runs, strict=True)
+        name if named.count(name) == 1 else str(run.folder)
+        for name, run in zip(named, runs, strict=True)
     ]
 
 
-def _settings(run: Path) -> list[str]:
-    """The overrides of a run, without the seed, and whether it is unfinished; a name for its recipe
-    comes first."""
+def _name_of(run: _GroupedRun) -> str:
+    return "/".join(run.folder.absolute().parts[-2:])
+
+
+def _settings(run: RunDirectory, sections: Sections, is_finished: bool) -> Iterator[str]:
     try:
-        lines = read_text(run / "recipe" / "overrides.txt").splitlines()
+        lines = read_text(run.recipe / "overrides.txt").splitlines()
     except OSError:
         lines = []
-    changes = [change for _, change in RunDirectory.open(run).changes_on_resume()]
     settings = {line.partition("=")[0]: line for line in lines}
-    for change in changes:
-        settings |= {key: f"{key}={value}" for key, value in change.items()}
-    named = next((text for key, text in _sections(_head(run)) if key == "name"), "")
-    overrides = [line for key, line in settings.items() if key.split(".")[0] not in WITHOUT_EFFECT]
-    unfinished = [] if _is_finished(run) else [UNFINISHED]
-    return [named.partition(":")[2].strip(), *overrides, *unfinished]
-
-
-def _head(run: Path) -> str:
-    try:
-        return read_text(run / "recipe.resolved.yaml")[:4096]
-    except OSError:
-        return ""
+    for step, change in run.changes_on_resume():
+        settings |= {key: f"{key}={value} after step {step}" for key, value in change.items()}
+    yield dict(sections).get("name", "").partition(":")[2].strip()
+    yield from (line for key, line in settings.items() if _has_effect(key))
+    if not is_finished:
+        yield UNFINISHED
 
 
 def as_document(group: RunGroup) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 from recorded_runs import answered, record_run, record_timeline
 
 from rlcli.api.timing import TimeSpan
+from rlcli.observe.charts import deviation, mean
 from rlcli.observe.page.contents import contents
 from rlcli.observe.page.curves import MOST_POINTS, thinned
 from rlcli.observe.page.rendering import DEMO, LARGEST, render_page
@@ -75,6 +76,25 @@ def test_runs_that_differ_in_their_seed_share_a_curve_with_its_spread(tmp_path):
     assert (steps, means) == ([1, 2, 3, 4], [2, 4, 6, 8])
     assert spread == pytest.approx([2**0.5, 2 * 2**0.5, 3 * 2**0.5, 4 * 2**0.5], rel=1e-5)
     assert {"key": "ppo.kl_ctl", "set_to": ["0.1", "0.2"]} in document["differences"]
+    (result,) = document["groups"][0]["results"]
+    assert (result["label"], result["after"]) == ("reward in training", (2.5 + 7.5) / 2)
+    assert result["spread"] == pytest.approx(2.5 * 2**0.5)
+    assert document["means"] == {"time/step": [2.0, 2.0]}
+
+
+def test_the_mean_of_a_long_run_is_that_of_all_its_steps(tmp_path):
+    """The first step of a curve that is thinned stands for itself alone."""
+    run = record_run(
+        tmp_path / "run",
+        steps=2 * MOST_POINTS,
+        metrics=lambda step: {"time/gen": 1.0 + 2000.0 * (step == 1)},
+    )
+    assert contents([run])["means"]["time/gen"] == [2.0]
+
+
+def test_equal_values_have_no_spread_and_diverged_ones_a_finite_one():
+    assert (mean([0.1] * 3), deviation([0.1] * 3)) == (0.1, 0.0)
+    assert deviation([-1e200, 1e200]) == pytest.approx(2**0.5 * 1e200)
 
 
 def test_a_long_curve_is_thinned_to_means_between_its_ends():

@@ -11,10 +11,9 @@ from typing import Any
 from rlcli import __version__
 from rlcli.api.metrics import metric_for
 from rlcli.files import known_object
-from rlcli.observe.group_comparison import RunGroup, groups_of
-from rlcli.observe.page.curves import curves_of, usual_curves
+from rlcli.observe.group_comparison import PACE, RunGroup, groups_of
+from rlcli.observe.page.curves import curves_of, means_of, usual_curves
 from rlcli.observe.page.timeline import timeline_of
-from rlcli.observe.report import before_and_after
 from rlcli.observe.run_comparison import Recorded, read_run
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_overview import read_overview
@@ -41,6 +40,7 @@ def contents(runs: Sequence[Path]) -> Document:
         "groups": list(map(_group, groups, first_runs)),
         "curves": curves,
         "usual": usual_curves(list(curves)),
+        "means": means_of(groups, list(curves)),
         "meanings": _meanings(list(curves)),
         "differences": _differences(first_runs),
         "samples": list(_samples(groups)),
@@ -51,17 +51,28 @@ def _group(group: RunGroup, run: Recorded) -> Document:
     """What is said about a group; the recipe, the environment and the timeline are those of its
     first run."""
     peak = known_object(run.path / "memory.json").get("bytes")
-    results = map(asdict, before_and_after(group.records[0]))
     return {
         "label": group.label,
         "runs": list(map(_run, group.runs, group.records)),
-        "results": list(results),
+        "results": list(_results(group)),
         "recipe": list(_settings(run)),
         "command": run.command,
         "environment": run.facts,
         "planned_memory": peak if isinstance(peak, int) else None,
         "timeline": timeline_of(run.path),
     }
+
+
+def _results(group: RunGroup) -> Iterator[Document]:
+    """The means over its runs before and after training, with the spread of the latter."""
+    for label, result in group.results().items():
+        if label != PACE:
+            yield {
+                "label": label,
+                "before": result.before,
+                "after": result.mean,
+                "spread": result.spread,
+            }
 
 
 def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from rlcli.observe.charts import ChartLine, mean_of
+from rlcli.observe.charts import ChartLine, mean, mean_of
 from rlcli.observe.group_comparison import RunGroup
 from rlcli.observe.plot import HEADINGS
 from rlcli.observe.series import find_key, series
@@ -22,6 +22,9 @@ EVALUATED = {
     "eval/loss": "Loss on held-out data",
 }
 
+TIMED = ("time/", "perf/", "tokens_per_second")
+"""How the names of times and rates begin."""
+
 Columns = list[list[Any]]
 """Steps, values and, for a group of several runs, standard deviations."""
 
@@ -34,6 +37,17 @@ def curves_of(groups: Sequence[RunGroup]) -> dict[str, list[Columns | None]]:
     return {name: of_groups for name, of_groups in curves.items() if any(of_groups)}
 
 
+def means_of(groups: Sequence[RunGroup], names: Sequence[str]) -> dict[str, list[float | None]]:
+    """Times and rates → their mean over all steps of each group; None for a group without any."""
+    timed = [name for name in names if name.startswith(TIMED)]
+    return {name: [_mean(group, name) for group in groups] for name in timed}
+
+
+def _mean(group: RunGroup, metric: str) -> float | None:
+    values = [value for records in group.records for value in series(records, metric)[1]]
+    return mean(values) if values else None
+
+
 def usual_curves(names: Sequence[str]) -> dict[str, str]:
     """Those that are shown first: metric → heading."""
     evaluated = next((name for name in EVALUATED if name in names), None)
@@ -43,12 +57,11 @@ def usual_curves(names: Sequence[str]) -> dict[str, str]:
 
 
 def _columns(group: RunGroup, metric: str) -> Columns | None:
-    """The mean of the runs of a group that have the metric."""
+    """The mean of the runs of a group that have the metric, at the steps that they all have."""
     lines = [ChartLine("", *series(records, metric)) for records in group.records]
     lines = [line for line in lines if line.values]
-    if not lines:
+    if not lines or not (line := mean_of(group.label, lines)).values:
         return None
-    line = mean_of(group.label, lines)
     columns = [line.steps, line.values, *([line.spread] if line.spread is not None else [])]
     return [[_rounded(number) for number in thinned(column)] for column in columns]
 

@@ -35,7 +35,7 @@ def describe_run(folder: Path, redactor: Redactor) -> TrackedRun:
         id=run.run_id,
         name="/".join([recipe["name"], *sweep, run.path.name]),
         project=recipe["log"].get("project") or recipe["name"],
-        group=f"{recipe['name']}-{_group_of(run.path)}",
+        group=f"{recipe['name']}-{_group_of(run)}",
         tags=tuple(f"sweep:{name}" for name in sweep),
         settings=redactor.value(dict(_leaves(recipe))),
         origins=redactor.value(known_object(run.origins)),
@@ -47,7 +47,7 @@ def _sweep_of(run: Path) -> list[str]:
     return [run.parent.name] if (run.parent / SWEEP).is_file() else []
 
 
-def _group_of(run: Path) -> str:
+def _group_of(run: RunDirectory) -> str:
     """The same for runs that differ only in their seed."""
     return hashlib.sha256(identity_of(run).encode()).hexdigest()[:8]
 

@@ -20,9 +20,9 @@ function isTelling({ label }) {
   return TELLING.includes(label) || !label.startsWith("held-out ");
 }
 
-function figure({ label, before, after }) {
+function figure({ label, before, after, spread }) {
   return element("div", { class: "figure" }, element("small", {}, label),
-    element("b", {}, short(after)), element("small", {}, before == null ? "" : `from ${short(before)}`));
+    element("b", {}, measured({ after, spread })), element("small", {}, before == null ? "" : `from ${short(before)}`));
 }
 
 function runRow(group, run) {
@@ -33,11 +33,16 @@ function runRow(group, run) {
     `${resumed}${run.message ?? ""}`];
 }
 
+/** A result, with its spread over the runs of a group. */
+function measured({ after, spread }) {
+  return spread == null ? short(after) : `${short(after)} ± ${short(spread)}`;
+}
+
 /** The last results of each group. */
 function comparison(groups) {
   const labels = [...new Set(groups.flatMap((group) => group.results.map((row) => row.label)))];
-  const last = (group, label) => group.results.find((row) => row.label === label)?.after;
+  const last = (group, label) => group.results.find((row) => row.label === label) ?? {};
   return table(["", ...groups.map((group) => group.label)],
-    labels.map((label) => [label, ...groups.map((group) => short(last(group, label)))]),
+    labels.map((label) => [label, ...groups.map((group) => measured(last(group, label)))]),
     ["name", ...groups.map(() => "number")]);
 }

@@ -2,12 +2,12 @@
 
 // Where the time of a step goes.
 
-function time({ groups, curves }) {
-  const rate = (name) => name === "tokens_per_second" || name.startsWith("perf/");
+function time(page) {
+  const { groups } = page;
   return groups.flatMap((group, number) => {
-    const means = Object.entries(curves)
-      .filter(([name, columns]) => (name.startsWith("time/") || rate(name)) && columns[number])
-      .map(([name, columns]) => [name, mean(columns[number][1])]);
+    const means = Object.entries(page.means)
+      .map(([name, of_groups]) => [name, of_groups[number]])
+      .filter(([, mean]) => mean != null);
     const step = means.find(([name]) => name === "time/step")?.[1];
     return [groups.length > 1 ? element("h3", {}, group.label) : null,
       table(["mean of all steps", "", "of a step", ""], means.map((entry) => timeRow(entry, step)),
@@ -22,8 +22,4 @@ function timeRow([name, value], step) {
   const bar = element("span", { class: "bar" });
   bar.style.width = `${Math.min((share ?? 0) * 160, 160)}px`;
   return [name, isTime ? `${short(value)} s` : short(value), share == null ? "" : `${Math.round(share * 100)} %`, share ? bar : ""];
-}
-
-function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
 }

@@ -12,8 +12,10 @@ from rlcli.api.headway import doing
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics, runs_named
 from rlcli.cli.output import print_json, print_table, print_text, wrapped
 from rlcli.cli.plot import print_charts, usual_metrics, write_picture
-from rlcli.observe.run_search import RUNS
+from rlcli.errors import UsageError
+from rlcli.observe.run_search import RUNS, short_name
 from rlcli.observe.series import short
+from rlcli.observe.terminal_chart import letter
 
 if TYPE_CHECKING:
     from rlcli.observe.group_comparison import Result, RunGroup
@@ -26,7 +28,7 @@ COLUMNS = (
 )
 """The first available result of each list is shown; --json has all."""
 LONGEST_LABEL = 30
-"""Maximum characters of a label that is a column of the table."""
+"""Maximum characters of a label that is in the table; others are below it."""
 
 
 def compare(
@@ -47,7 +49,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare the results of runs. Those that differ only in their seed share a row and a curve:
-    mean ± standard deviation. Unfinished runs have rows of their own, and a seed counts once.
+    mean ± standard deviation. Unfinished runs have rows of their own, and a seed counts once. Below
+    the table are the folders of each row; its letter is that of its curve.
 
     rlcli diff shows what was set differently.
 
@@ -59,7 +62,12 @@ def compare(
     with doing("reading runs"):
         groups = groups_of(folders)
     chosen = metrics or usual_metrics([records for group in groups for records in group.records])
-    charts = [group_chart(metric, groups) for metric in chosen]
+    charts = [chart for chart in (group_chart(name, groups) for name in chosen) if chart.lines]
+    if not charts and (metrics or output is not None):
+        raise UsageError(
+            f"there is nothing to draw{f' of {metrics[0]}' if metrics else ''}",
+            hint="a step is drawn if all runs of a row have it: name other runs or metrics",
+        )
     if output is not None:
         write_picture(charts, output)
     if as_json:
@@ -70,41 +78,38 @@ def compare(
             }
         )
         return
-    print_groups(groups)
+    print_groups(groups, runs)
     if repeated := len(folders) - sum(len(group.runs) for group in groups):
         times = "1 run is" if repeated == 1 else f"{repeated} runs are"
         print_text(f"{times} left out: a later one has the same recipe and seed")
-    if output is None:
+    if output is None and charts:
         print_text()
         print_charts(charts)
 
 
-def print_groups(groups: Sequence[RunGroup]) -> None:
-    """Print the table: a row for each group."""
+def print_groups(groups: Sequence[RunGroup], runs: Path = RUNS) -> None:
+    """Print the table, a row for each group, and below it the runs of each."""
     results_by_group = [group.results() for group in groups]
     measured = {name for results in results_by_group for name in results}
     available = [[name for name in column if name in measured] for column in COLUMNS]
     names = [column[0] for column in available if column]
     measures = [[_text(results.get(name)) for name in names] for results in results_by_group]
+    are_long = any(len(group.label) > LONGEST_LABEL for group in groups)
     rows = [
-        (str(len(group.runs)), _steps(group), *measured)
-        for group, measured in zip(groups, measures, strict=True)
+        (
+            letter(number) if are_long else f"{letter(number)}  {group.label}",
+            str(len(group.runs)),
+            _steps(group),
+            *results,
+        )
+        for number, (group, results) in enumerate(zip(groups, measures, strict=True))
     ]
-    _print_labelled(["runs", "steps", *names], [group.label for group in groups], rows)
-
-
-def _print_labelled(
-    columns: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    """Print a row for each label; numbers instead of labels that are long, which follow below."""
-    numbers = [str(number) for number in range(1, len(labels) + 1)]
-    is_numbered = any(len(label) > LONGEST_LABEL for label in labels)
-    heads = numbers if is_numbered else labels
-    table = [(head, *row) for head, row in zip(heads, rows, strict=True)]
-    print_table(["", *columns], table, numbers=True)
-    if is_numbered:
-        for number, label in zip(numbers, labels, strict=True):
-            print_text(wrapped(f"{number}  {label}", rest="   "))
+    print_table(["", "runs", "steps", *names], rows, numbers=True)
+    print_text()
+    for number, group in enumerate(groups):
+        folders = ", ".join(short_name(run, runs) for run in group.runs)
+        label = f"{group.label}: " if are_long else ""
+        print_text(wrapped(f"{label}{folders}", f"{letter(number)}  ", rest="   "))
 
 
 def _steps(group: RunGroup) -> str:

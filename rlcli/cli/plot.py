@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +57,8 @@ def plot(
 
     folders, metrics = runs_and_metrics(words, lambda word: [find_run(word, runs)])
     records = {short_name(folder, runs): _records(folder) for folder in folders}
-    charts = [chart(metric, records) for metric in metrics or usual_metrics(list(records.values()))]
+    chosen = metrics or usual_metrics(list(records.values()))
+    charts = [chart(metric, records) for metric in chosen or [_missing(records.values())]]
     if output is not None:
         write_picture(charts, output)
     if as_json:
@@ -92,16 +93,21 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """The metrics to draw by default for runs with these records."""
-    from rlcli.observe.charts import metric_key
+    """The metrics to draw by default for runs with these records: those that have values."""
+    from rlcli.observe.charts import recorded
 
-    keys = [list(dict.fromkeys(key for record in records for key in record)) for records in runs]
+    def has_values(name: str) -> bool:
+        return any(recorded(name, records)[2] for records in runs)
 
-    def is_recorded(name: str) -> bool:
-        return any(metric_key(name, names) is not None for names in keys)
+    return [name for name in USUAL if has_values(name)][:MOST_USUAL]
 
-    recorded = [name for name in USUAL if is_recorded(name)]
-    return recorded[:MOST_USUAL] or [USUAL[0]]
+
+def _missing(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
+    """The metric to name in the error for runs that have no values of any usual one."""
+    from rlcli.observe.charts import recorded
+
+    keys = {name: [recorded(name, records)[0] for records in runs] for name in USUAL}
+    return next((name for name, of_runs in keys.items() if any(of_runs)), USUAL[0])
 
 
 def write_picture(charts: Sequence[Chart], file: Path) -> None:

@@ -1,7 +1,9 @@
-"""A chart as lines of text: each curve has one colour, or one letter where there are no colours."""
+"""A chart as lines of text: each curve has one colour, or one letter where there are no colours, or
+not enough of them."""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -13,7 +15,7 @@ Styled = tuple[tuple[str, str], ...]
 """(text, Rich style) of one line of text."""
 
 STYLES = ("cyan", "magenta", "yellow", "green", "red", "blue")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTERS = string.ascii_letters
 HEIGHT = 10
 AXIS_WIDTH = 10
 """Columns for the numbers on the left."""
@@ -29,18 +31,28 @@ class Character:
 
     dots: int = 0
     owner: int = 0
-    """Index of the line that was drawn there last."""
+    """Number of the line that was drawn there last."""
 
 
 def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> Iterator[Styled]:
     """Title, canvas with axes, and a legend with the last value of each line."""
     room = max(LEAST_WIDTH, width - AXIS_WIDTH - 2)
-    fine = unicode and (colours or len(chart.lines) == 1)
+    fine = unicode and (len(chart.lines) == 1 or (colours and _have_colours(chart.lines)))
     yield ((chart.title, "bold"),)
     yield from _plot(chart, room, fine, "│" if unicode else "|")
-    for number, line in enumerate(chart.lines):
-        mark = "━━" if fine else LETTERS[number % len(LETTERS)]
-        yield from _entry_of_legend(line, mark, STYLES[number % len(STYLES)], room)
+    for line in chart.lines:
+        mark = "━━" if fine else letter(line.number)
+        yield from _entry_of_legend(line, mark, STYLES[line.number % len(STYLES)], room)
+
+
+def letter(number: int) -> str:
+    """That of a run or group in all charts."""
+    return LETTERS[number % len(LETTERS)]
+
+
+def _have_colours(lines: Sequence[ChartLine]) -> bool:
+    """Whether each line has a colour of its own."""
+    return max(line.number for line in lines) < len(STYLES)
 
 
 def _plot(chart: Chart, room: int, fine: bool, edge: str) -> Iterator[Styled]:
@@ -73,11 +85,11 @@ def _canvas(
 ) -> list[list[Character]]:
     """Rows of cells, the highest values first, with the dots of all lines."""
     cells = [[Character() for _ in range(width)] for _ in range(HEIGHT)]
-    for number, line in enumerate(chart.lines):
+    for line in chart.lines:
         for x, y in _points(line, steps, bounds, width * 2, HEIGHT * 4):
             cell = cells[y // 4][x // 2]
             cell.dots |= DOTS[y % 4][x % 2]
-            cell.owner = number
+            cell.owner = line.number
     return cells
 
 
@@ -90,7 +102,7 @@ def _legend(line: ChartLine) -> str:
 def _sign(cell: Character, fine: bool) -> str:
     if not cell.dots:
         return " "
-    return chr(BRAILLE + cell.dots) if fine else LETTERS[cell.owner % len(LETTERS)]
+    return chr(BRAILLE + cell.dots) if fine else letter(cell.owner)
 
 
 def _bounds(lines: Sequence[ChartLine]) -> tuple[float, float]:

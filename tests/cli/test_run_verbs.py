@@ -353,7 +353,7 @@ def test_metrics_are_plotted_in_the_terminal(rlcli):
     assert max(map(len, out.splitlines())) <= 80
     document = json.loads(rlcli("plot", "one", "two", "reward", "--json")[1])
     line = {"label": "ppo_math/two", "steps": [1.0, 2.0], "values": [0.1, 0.2], "spread": None}
-    assert document["charts"][0]["lines"][1] == line
+    assert document["charts"][0]["lines"][1] == line | {"number": 1}
     usual = json.loads(rlcli("plot", "one", "--json")[1])["charts"]
     assert [chart["metric"] for chart in usual] == ["reward", "eval/accuracy"]
     code, out, err = rlcli("plot", "one", "reword")
@@ -392,13 +392,14 @@ def swept(rlcli):
 def test_runs_that_differ_only_in_the_seed_are_grouped(swept):
     code, out, _ = swept("compare", "ppo_math/sweep", "reward")
     assert code == 0
-    rows = [line for line in out.splitlines() if line.startswith("ppo.kl_ctl=")]
-    assert [row.split()[:3] for row in rows] == [
-        ["ppo.kl_ctl=0.1", "2", "1"],
-        ["ppo.kl_ctl=0.2", "2", "1"],
+    rows = [line for line in out.splitlines() if "  ppo.kl_ctl=" in line]
+    assert [row.split()[:4] for row in rows] == [
+        ["a", "ppo.kl_ctl=0.1", "2", "1"],
+        ["b", "ppo.kl_ctl=0.2", "2", "1"],
     ]
     assert "0.0500 ±0.071" in rows[0]
     assert "b ppo.kl_ctl=0.2  0.250 ± 0.0707" in out
+    assert "b  ppo_math/sweep/2, ppo_math/sweep/3\n" in out
     groups = json.loads(swept("compare", "ppo_math/sweep", "--json")[1])["groups"]
     assert [(group["label"], len(group["runs"])) for group in groups] == [
         ("ppo.kl_ctl=0.1", 2),
@@ -415,13 +416,55 @@ def test_an_unfinished_run_has_a_row_of_its_own_and_a_seed_counts_once(swept):
     status = Path("runs/ppo_math/sweep/3/status.json")
     status.write_text(status.read_text().replace('"done"', '"stopped"'))
     _, out, _ = swept("compare", "ppo_math/sweep", "reward")
-    rows = [line.split()[:4] for line in out.splitlines() if line.startswith("ppo.kl_ctl=")]
+    rows = [line.split()[1:5] for line in out.splitlines() if "  ppo.kl_ctl=" in line]
     assert rows == [
         ["ppo.kl_ctl=0.1", "2", "1", "0.500"],
         ["ppo.kl_ctl=0.2", "1", "1", "0.500"],
         ["ppo.kl_ctl=0.2", "(unfinished)", "1", "1"],
     ]
     assert "1 run is left out: a later one has the same recipe and seed" in out
+
+
+def test_a_run_that_was_resumed_with_another_setting_is_not_one_that_had_it_from_the_start(swept):
+    change = {"key": "ppo.kl_ctl", "before": 0.1, "now": 0.2, "kind": "alters"}
+    longer = {"key": "train.steps", "before": 2, "now": 4, "kind": "safe"}
+    for number, changes in ((2, [longer]), (3, [change, longer])):
+        resumed = {"time": "now", "step": 2, "changes": changes}
+        Path(f"runs/ppo_math/sweep/{number}/resumes.jsonl").write_text(json.dumps(resumed) + "\n")
+    groups = json.loads(swept("compare", "ppo_math/sweep", "--json")[1])["groups"]
+    assert [len(group["runs"]) for group in groups] == [2, 1, 1]
+    assert "ppo.kl_ctl=0.2 after step 2" in groups[2]["label"]
+
+
+def test_a_run_keeps_its_letter_in_charts_that_others_are_not_in(swept):
+    line = {"step": 1, "actor/reward": 0.5, "critic/loss": 0.5, "time/step": 2.0}
+    for number in (2, 3):
+        Path(f"runs/ppo_math/sweep/{number}/metrics.jsonl").write_text(json.dumps(line) + "\n")
+    _, out, _ = swept("plot", "sweep/0", "sweep/2", "sweep/3", "loss", "reward")
+    assert [out.count(f"{letter} ppo_math/sweep/3  0.500") for letter in "bc"] == [0, 2]
+
+
+def test_a_diverged_run_is_compared_and_what_it_lacks_is_named(swept):
+    nonfinite = {"step": 1, "actor/loss": None, "nonfinite": {"actor/loss": "nan"}, "time/step": 2}
+    for number in range(4):
+        file = Path(f"runs/ppo_math/sweep/{number}/metrics.jsonl")
+        file.write_text(json.dumps(nonfinite) + "\n")
+    code, out, _ = swept("compare", "ppo_math/sweep")
+    assert (code, "seconds per step" in out) == (0, True)
+    for words in (("plot", "sweep/0"), ("compare", "sweep/0", "loss")):
+        code, _, err = swept(*words)
+        assert (code, "loss is never a finite number in these runs" in err) == (2, True)
+
+
+def test_seeds_without_a_step_in_common_have_no_curve(swept):
+    for number, step in ((0, 1), (1, 2)):
+        line = {"step": step, "actor/reward": 0.5, "eval/loss": 1e200 * (-1) ** step}
+        file = Path(f"runs/ppo_math/sweep/{number}/metrics.jsonl")
+        file.write_text(json.dumps(line) + "\n")
+    code, out, _ = swept("compare", "sweep/0", "sweep/1")
+    assert (code, "0.500 ±0" in out) == (0, True)
+    code, _, err = swept("compare", "sweep/0", "sweep/1", "reward")
+    assert (code, "nothing to draw of reward" in err) == (2, True)
 
 
 def test_single_runs_are_labelled_by_recipe_and_overrides(swept):

@@ -93,6 +93,16 @@ def eval(  # the verb's name
     from rlcli.launch.trained_model import trained_model
 
     if tasks is not None:
+        of_rows = {
+            "KEY=VALUE": overrides,
+            "--dataset": dataset,
+            "--reward": reward,
+            "--samples": samples > 1,
+            "--temperature": temperature is not None,
+            "--max-new-tokens": max_new_tokens,
+            "--save": save,
+        }
+        _refuse_with_tasks([option for option, value in of_rows.items() if value])
         with trained_model(model, role, step) as trained:
             _print_tasks(trained, run_tasks(trained.source, tasks.split(","), rows), as_json)
         return
@@ -118,6 +128,15 @@ def eval(  # the verb's name
         _print_json(trained, resolved.recipe, evaluated, shown)
     else:
         _print(trained, resolved.recipe, evaluated, shown)
+
+
+def _refuse_with_tasks(options: Sequence[str]) -> None:
+    """Raises UsageError for options that are about rows, and about answers that lm-eval keeps."""
+    if options:
+        raise UsageError(
+            f"{options[0]} has no effect on --tasks",
+            hint="lm-eval's tasks say how they are asked and scored; leave one of them out",
+        )
 
 
 def _print_tasks(

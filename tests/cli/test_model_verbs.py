@@ -81,6 +81,21 @@ def test_saved_responses_replace_an_older_file(rlcli, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("--save", "x.jsonl"),
+        ("--dataset", "rows.jsonl"),
+        ("--samples", "8"),
+        ("--temperature", "0"),
+    ],
+)
+def test_tasks_of_lm_eval_refuse_what_they_would_ignore(rlcli, words):
+    code, _, err = rlcli("eval", "missing", "--tasks", "hellaswag", *words)
+    assert (code, f"{words[0]} has no effect on --tasks" in err) == (2, True)
+    assert "no effect" not in rlcli("eval", "missing", "--tasks", "hellaswag", "--rows", "4")[2]
+
+
+@pytest.mark.parametrize(
     ("file", "code", "words"),
     [
         ("missing/out.jsonl", 6, "error[F75] missing/out.jsonl: not writable: No such file"),

@@ -90,7 +90,7 @@ def changes(before: Recipe, now: Recipe) -> list[Change]:
     old, new = _values(before), _values(now)
     follows = follows_length(before)
     return [
-        Change(dotted(path), old.get(path), new.get(path), _kind(path, now, follows))
+        Change(dotted(path), old.get(path), new.get(path), kind_of_change(path, now, follows))
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
@@ -111,10 +111,6 @@ def longer(run: str, recipe: Recipe) -> str:
     return f"rlcli resume {run} {key}=N{' --accept-changes' if follows_length(recipe) else ''}"
 
 
-def _kind(path: KeyPath, now: Recipe, follows: bool) -> Kind:
-    return Kind.ALTERS if follows and dotted(path) in LENGTH else kind_of_change(path, now)
-
-
 def _follows_length(backend: Component) -> bool:
     steady = declared("backends", backend.type, "FOLLOWS_LENGTH") or {}
     return any(
@@ -123,9 +119,11 @@ def _follows_length(backend: Component) -> bool:
     )
 
 
-def kind_of_change(path: KeyPath, recipe: Recipe) -> Kind:
+def kind_of_change(path: KeyPath, recipe: Recipe, follows: bool) -> Kind:
     """Decided by the backend for its own arguments, otherwise by the longest rule that is a prefix
-    of the path."""
+    of the path. `follows`: `follows_length` of the recipe before the change."""
+    if follows and dotted(path) in LENGTH:
+        return Kind.ALTERS
     match path:
         case ("models", str(role), "backend", "args", argument, *_) if role in recipe.models:
             backend = recipe.models[role].backend

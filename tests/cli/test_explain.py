@@ -76,6 +76,13 @@ def test_the_calls_that_use_a_block_are_shown(rlcli):
     assert (document["changes"], document["on_resume"]) == ("none", "alters")
 
 
+@pytest.mark.parametrize(("schedules", "effect"), [((), "alters"), (("actor", "critic"), "safe")])
+def test_a_longer_run_needs_the_same_consent_as_it_does_on_resume(rlcli, schedules, effect):
+    constant = [f"models.{role}.backend.args.schedule=constant" for role in schedules]
+    document = json.loads(rlcli("explain", "ppo_math", "train.steps", *constant, "--json")[1])
+    assert document["on_resume"] == effect
+
+
 def test_chains_of_references_are_followed(rlcli):
     document = json.loads(rlcli("explain", "ppo_math", "generation.max_new_tokens", "--json")[1])
     through = {use["key"]: use["through"] for use in document["used_by"]}

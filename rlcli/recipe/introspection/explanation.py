@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.errors import UsageError
-from rlcli.recipe.changes import Kind, kind_of_change
+from rlcli.recipe.changes import Kind, follows_length, kind_of_change
 from rlcli.recipe.introspection.fields import Field, completed, field_of, yaml_word
 from rlcli.recipe.parsing.interpolation import Reference, interpolate, references_in
 from rlcli.recipe.parsing.places import covers
@@ -300,7 +300,7 @@ def _effect(paths: list[KeyPath]) -> str:
 
 def _effect_on_resume(recipe: Recipe, paths: list[KeyPath]) -> Kind:
     """What the most serious of the changes of some keys does to a half-finished run."""
-    kinds = [kind_of_change(path, recipe) for path in paths]
+    kinds = [kind_of_change(path, recipe, follows_length(recipe)) for path in paths]
     return max(kinds, key=list(Kind).index, default=Kind.SAFE)
 
 

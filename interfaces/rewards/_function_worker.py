@@ -6,11 +6,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import io
 import math
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ LARGEST = 3.4028234e38
 ERROR = {"error", "traceback", "where"}
 """What describes an exception."""
 LONGEST = 3000
-"""Characters kept of a traceback; its end says most."""
+"""Characters kept of a traceback, and of what a call prints; their ends say most."""
 
 
 def prepare(settings: dict[str, Any]) -> Work:
@@ -35,7 +37,13 @@ def prepare(settings: dict[str, Any]) -> Work:
     cause_of = partial(cause_in, otherwise=definition_of(function))
 
     def work(task: dict[str, Any]) -> dict[str, Any]:
-        row = task["row"]
+        printed = io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(printed):
+            reply = answer(task["row"])
+        text = printed.getvalue()
+        return reply | {"printed": text[-LONGEST:]} if text else reply
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
         if lacking := [name for name in arguments.needed if name not in row]:
             return {"lacks": lacking, "row": list(row)}
         try:
@@ -51,6 +59,9 @@ def prepare(settings: dict[str, Any]) -> Work:
 def is_reply(message: dict[str, Any]) -> bool:
     """Whether `work` could have produced this reply; a function may write to descriptors that are
     not its own."""
+    message = dict(message)
+    if not isinstance(message.pop("printed", ""), str):
+        return False
     if "value" in message:
         value = message["value"]
         return isinstance(value, float) and math.isfinite(value) and abs(value) <= LARGEST

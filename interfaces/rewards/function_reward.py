@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
 from rlcli.api.limits import Limits, Needs
-from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
+from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError, escape_control
 from rlcli.processes import file_write_gap
 
 from ._scores import Score, ScoreErrors, described_responses
@@ -47,6 +48,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     The file is loaded once per process, and each call runs in a fork of that process: nothing that
     a call changes or starts affects the next one. So slow imports, reading and computation belong
     at the top of the file. The processes see only a few environment variables, and write no files.
+    What a call prints, its last 3000 characters, is in the log of its rank (`rlcli logs`).
     A function that executes what a model wrote can be made to return anything: use `code_reward`.
     """
 
@@ -124,6 +126,9 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
             )
         except BrokenWorker as problem:
             raise self._not_loaded(problem) from problem
+        for outcome in outcomes:
+            if outcome is not None and (printed := outcome.reply.get("printed")):
+                print(escape_control(printed.rstrip("\n")), file=sys.stderr)
         return [self._score(outcome) if outcome is not None else None for outcome in outcomes]
 
     def check_ready(self) -> None:

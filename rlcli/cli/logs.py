@@ -95,7 +95,7 @@ def _why_there_are_none(overview: Overview) -> str:
         return f"job {overview.job} has not begun; {look} shows why it waits"
     if overview.job is not None:
         return f"job {overview.job} has not written any: {look} says how it ended"
-    return f"a run of one process (launch=inline) writes to its terminal; {look} says how it ended"
+    return f"its process (launch=inline) has printed nothing in a call; {look} says how it ended"
 
 
 def _as_text(files: Mapping[str, Path]) -> Callable[[str, str], None]:

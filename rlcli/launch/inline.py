@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.api.run_folder import LOGS
 from rlcli.errors import WorkerError
 from rlcli.inspect.cores import available_cores
 from rlcli.launch import lifeline
 from rlcli.launch.children import REPLACEMENTS, Members, run_environment
 from rlcli.launch.launcher import Death
 from rlcli.launch.world import write_for_workers
-from rlcli.messaging.messages import RESTARTED
+from rlcli.messaging.messages import RESTARTED, Fields, Request
+from rlcli.observe.run_logs import PrintedLog
 
 if TYPE_CHECKING:
     from rlcli.messaging.inline_transport import InlineTransport
@@ -41,8 +43,14 @@ class InlineLauncher:
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(available_cores())
         members = Members(run_dir, run_environment(1))
+        printed = PrintedLog(run_dir / LOGS / "rank0.log")
+
+        def handle(request: Request) -> Fields:
+            with printed.copying():
+                return worker.handle(request)
+
         transport = InlineTransport(
-            lambda request: worker.handle(request),
+            handle,
             lifeline.waiting,
             lambda: look_after(members, transport),
         )

@@ -429,6 +429,18 @@ def test_the_function_sees_no_secrets_and_its_prints_are_harmless(reward, monkey
     assert run(reward(body)).data["rewards"].tolist() == [0.0] * 5
 
 
+def test_what_a_call_prints_is_shown_safe_for_a_terminal(reward, capsys):
+    body = r"""
+        print("scored \x1b[2J", response)
+        print("as 1", file=sys.stderr)
+        return 1
+    """
+    head = "import sys\ndef score(response, **row):"
+    assert run(reward(body, head)).data["rewards"].tolist() == [1.0] * 5
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[:2] for line in lines] == [["scored", "\\x1b[2J"], ["as", "1"]] * 5
+
+
 @pytest.mark.parametrize(
     ("head", "message"),
     [

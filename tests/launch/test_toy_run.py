@@ -32,6 +32,7 @@ from rlcli.observe.results import digest, find_result
 from rlcli.observe.samples import read_samples
 from rlcli.processes import STOP_SIGNALS, die_with_parent
 from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime.worker import ModelWorker
 from rlcli.runtime.worker_main import MEETING
 
 pytestmark = pytest.mark.timeout(420)  # a start on two ranks takes a while on a slow machine
@@ -82,6 +83,20 @@ def status(folder):
 
 
 # -- one process -----------------------------------------------------------------------------------
+
+
+def test_what_calls_print_in_the_process_of_a_run_is_in_its_log(train, monkeypatch, capsys):
+    handle = ModelWorker.handle
+
+    def handle_and_say(worker, request):
+        print(f"asked to {request.op}")
+        return handle(worker, request)
+
+    monkeypatch.setattr(ModelWorker, "handle", handle_and_say)
+    _, folder = train("train.steps=1", "log.trackers=[]")
+    lines = (folder / "logs/rank0.log").read_text().splitlines()
+    assert "asked to run_call" in lines
+    assert [line for line in capsys.readouterr().out.splitlines() if "asked" in line] == lines
 
 
 def test_a_run_in_one_process_writes_metrics_status_and_models(train):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rlcli.cli import output
 from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.status import as_document
@@ -29,7 +31,8 @@ def attach(run: RunName, runs: RunsFolder = RUNS, as_json: AsJson = False) -> in
             ended = follow(FollowedRun(folder, Look()), display, name)
             display.finish()
     except KeyboardInterrupt:
-        output.print_talk(f"detached; the run continues. Stop it: rlcli stop {name}")
+        stop = f"rlcli stop {shlex.quote(short_name(folder))}"
+        output.print_talk(f"detached; the run continues. Stop it: {stop}")
         return 130
     if as_json:
         output.print_json(as_document(ended))

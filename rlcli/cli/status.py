@@ -132,7 +132,7 @@ def _print_one(overview: Overview, progress: Progress, runs: Path) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         print_described(f"  {name:<{width}}  ", value)
-    for command in _commands(overview, short_name(overview.folder, runs)):
+    for command in _commands(overview):
         print_text(command)
 
 
@@ -229,16 +229,16 @@ def _committed(overview: Overview) -> int | None:
     return committed.step if committed is not None else None
 
 
-def _commands(overview: Overview, name: str) -> list[str]:
-    """The commands to type next."""
+def _commands(overview: Overview) -> list[str]:
+    """The commands to type next, which look for runs in RUNS."""
     from rlcli.observe.run_logs import run_logs
 
-    name = shlex.quote(name)
+    name = shlex.quote(short_name(overview.folder))
     if overview.is_under_way:
         return [f"follow it: rlcli attach {name}", f"stop it: rlcli stop {name}"]
     if overview.state == "done":
         return []
-    # a run of one process (launch=inline) has written to its terminal alone
+    # that of a run of one process (launch=inline) begins with what its calls print
     look = [f"look: rlcli logs {name}"] if run_logs(overview.folder) else []
     return [*look, f"continue: rlcli resume {shlex.quote(str(overview.folder))}"]
 

@@ -147,6 +147,14 @@ def test_status_names_the_logs_of_a_run_only_if_it_has_some(rlcli):
     assert rlcli("logs", "ppo_math/ended") == (0, "its last words\n", "")
 
 
+def test_status_names_runs_of_another_folder_so_that_other_verbs_find_them(rlcli):
+    record("others/ppo_math/ended", "failed")
+    Path("others/ppo_math/ended/logs").mkdir(exist_ok=True)
+    Path("others/ppo_math/ended/logs/rank0.log").write_text("its last words\n")
+    out = rlcli("status", "ended", "--runs", "others")[1]
+    assert "look: rlcli logs others/ppo_math/ended\n" in out
+
+
 def test_a_reused_process_id_is_not_taken_for_the_run(rlcli):
     folder = record("runs/ppo_math/one", "running")
     this_process = ProcessRecord.of_this_process()

@@ -11,7 +11,13 @@ import typer
 from rlcli.cli.arguments import Overrides, Quiet, RunName
 from rlcli.cli.jobs import tell_submitted
 from rlcli.cli.output import print_talk, print_text
-from rlcli.cli.supervision import NoSupervisor, is_to_supervise, keep_run_private, supervise
+from rlcli.cli.supervision import (
+    NoSupervisor,
+    is_to_supervise,
+    keep_json_apart,
+    keep_run_private,
+    supervise,
+)
 from rlcli.cli.train import tell
 from rlcli.observe.run_search import find_run
 
@@ -60,6 +66,8 @@ def resume(
             return tell_submitted(job_id, folder, [folder], as_json)
     if is_parent:
         return supervise(context, quiet, as_json)
+    if as_json:
+        keep_json_apart(context)
     with open_display(quiet=quiet) as display:
         resumed = resume_run(
             folder, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes

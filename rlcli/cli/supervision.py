@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.output import keep_stdout_for_results
 from rlcli.launch import lifeline
 from rlcli.processes import keep_private
 
@@ -37,6 +38,13 @@ def keep_run_private(context: typer.Context) -> None:
     for this command."""
     if _is_whole_process(context):
         keep_private()
+
+
+def keep_json_apart(context: typer.Context) -> None:
+    """In the process that trains, if it is only for this command: what components print does not
+    mix with the JSON document."""
+    if _is_whole_process(context):
+        keep_stdout_for_results()
 
 
 def _is_whole_process(context: typer.Context) -> bool:

@@ -15,7 +15,13 @@ from rlcli.cli.jobs import tell_script, tell_submitted
 from rlcli.cli.output import print_json, print_talk
 from rlcli.cli.short_options import tell_recipe
 from rlcli.cli.status import as_document
-from rlcli.cli.supervision import NoSupervisor, is_to_supervise, keep_run_private, supervise
+from rlcli.cli.supervision import (
+    NoSupervisor,
+    is_to_supervise,
+    keep_json_apart,
+    keep_run_private,
+    supervise,
+)
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -111,6 +117,8 @@ def train(
     from rlcli.launch.run import run_recipe
     from rlcli.observe.display import open_display
 
+    if as_json:
+        keep_json_apart(context)
     with open_display(quiet=quiet) as display:
         finished = run_recipe(resolved, run_dir, display, check_rows=not no_check)
     return tell(finished, as_json)

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from toy_project import make_project
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -44,10 +45,15 @@ def test_a_second_signal_stops_at_once_and_is_reported(endless, project):
     assert json.loads((project / "run/status.json").read_text())["state"] == "failed"
 
 
-def test_stdout_of_an_interrupted_run_with_json_is_one_document(endless):
+def test_stdout_of_an_interrupted_run_with_json_is_one_document(endless, project, monkeypatch):
+    (project / "loud").mkdir()
+    monkeypatch.setenv("RLCLI_PROJECT", str(make_project(project / "loud")))
+    with (project / "loud/interfaces/toy_reward.py").open("a") as file:
+        file.write('print("a component says something")\n')
     process = endless("--json")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=200)
+    assert "a component says something" in err
     document = json.loads(out)
     assert (document["ok"], document["exit_code"]) == (False, 130)
     assert document["steps"] >= 3

@@ -37,13 +37,7 @@ def prepare(settings: dict[str, Any]) -> Work:
     cause_of = partial(cause_in, otherwise=definition_of(function))
 
     def work(task: dict[str, Any]) -> dict[str, Any]:
-        printed = io.StringIO()
-        with redirect_stdout(printed), redirect_stderr(printed):
-            reply = answer(task["row"])
-        text = printed.getvalue()
-        return reply | {"printed": text[-LONGEST:]} if text else reply
-
-    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        row = task["row"]
         if lacking := [name for name in arguments.needed if name not in row]:
             return {"lacks": lacking, "row": list(row)}
         try:
@@ -53,7 +47,17 @@ def prepare(settings: dict[str, Any]) -> Work:
         except BaseException as problem:  # SystemExit too: a function must not end its process
             return {"error": f"{type(problem).__name__}: {problem}", **cause_of(problem)}
 
-    return work
+    return partial(with_prints, work)
+
+
+def with_prints(work: Work, task: dict[str, Any]) -> dict[str, Any]:
+    """The reply to a task, with what was printed meanwhile."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        reply = dict(work(task))
+    if text := printed.getvalue():
+        reply["printed"] = text[-LONGEST:]
+    return reply
 
 
 def is_reply(message: dict[str, Any]) -> bool:

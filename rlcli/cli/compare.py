@@ -18,6 +18,7 @@ from rlcli.observe.series import short
 from rlcli.observe.terminal_chart import letter
 
 if TYPE_CHECKING:
+    from rlcli.observe.charts import Chart
     from rlcli.observe.group_comparison import Result, RunGroup
 
 COLUMNS = (
@@ -56,18 +57,14 @@ def compare(
 
     Example: rlcli compare runs/ppo_math/20260412-093011 reward
     """
-    from rlcli.observe.group_comparison import as_document, group_chart, groups_of
+    from rlcli.observe.group_comparison import as_document, groups_of
 
     folders, metrics = runs_and_metrics(words, lambda word: runs_named(word, runs))
     with doing("reading runs"):
         groups = groups_of(folders)
-    chosen = metrics or usual_metrics([records for group in groups for records in group.records])
-    charts = [chart for chart in (group_chart(name, groups) for name in chosen) if chart.lines]
+    charts = _charts(groups, metrics)
     if not charts and (metrics or output is not None):
-        raise UsageError(
-            f"there is nothing to draw{f' of {metrics[0]}' if metrics else ''}",
-            hint="a step is drawn if all runs of a row have it: name other runs or metrics",
-        )
+        raise _nothing_to_draw(metrics)
     if output is not None:
         write_picture(charts, output)
     if as_json:
@@ -87,29 +84,49 @@ def compare(
         print_charts(charts)
 
 
+def _charts(groups: Sequence[RunGroup], metrics: Sequence[str]) -> list[Chart]:
+    """Those of some metrics, by default the usual ones, that have a curve. Raises UsageError."""
+    from rlcli.observe.group_comparison import group_chart
+
+    chosen = metrics or usual_metrics([records for group in groups for records in group.records])
+    charts = [group_chart(name, groups) for name in chosen]
+    return [chart for chart in charts if chart.lines]
+
+
+def _nothing_to_draw(metrics: Sequence[str]) -> UsageError:
+    of = f" of {', '.join(metrics)}" if metrics else ""
+    hint = "a step is drawn if all runs of a row have it: name other runs or metrics"
+    return UsageError(f"there is nothing to draw{of}", hint=hint)
+
+
 def print_groups(groups: Sequence[RunGroup], runs: Path = RUNS) -> None:
     """Print the table, a row for each group, and below it the runs of each."""
+    names, measures = _measures(groups)
+    are_long = any(len(group.label) > LONGEST_LABEL for group in groups)
+    labels = ["" if are_long else group.label for group in groups]
+    heads = [f"{letter(number)}  {label}" for number, label in enumerate(labels)]
+    counts = [(str(len(group.runs)), _steps(group)) for group in groups]
+    rows = [(head, *count, *row) for head, count, row in zip(heads, counts, measures, strict=True)]
+    print_table(["", "runs", "steps", *names], rows, numbers=True)
+    print_text()
+    for number, group in enumerate(groups):
+        print_text(_below(letter(number), group, runs, is_label_long=are_long))
+
+
+def _measures(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]]:
+    """The names of the results to show, and those of each group."""
     results_by_group = [group.results() for group in groups]
     measured = {name for results in results_by_group for name in results}
     available = [[name for name in column if name in measured] for column in COLUMNS]
     names = [column[0] for column in available if column]
-    measures = [[_text(results.get(name)) for name in names] for results in results_by_group]
-    are_long = any(len(group.label) > LONGEST_LABEL for group in groups)
-    rows = [
-        (
-            letter(number) if are_long else f"{letter(number)}  {group.label}",
-            str(len(group.runs)),
-            _steps(group),
-            *results,
-        )
-        for number, (group, results) in enumerate(zip(groups, measures, strict=True))
-    ]
-    print_table(["", "runs", "steps", *names], rows, numbers=True)
-    print_text()
-    for number, group in enumerate(groups):
-        folders = ", ".join(short_name(run, runs) for run in group.runs)
-        label = f"{group.label}: " if are_long else ""
-        print_text(wrapped(f"{label}{folders}", f"{letter(number)}  ", rest="   "))
+    return names, [[_text(results.get(name)) for name in names] for results in results_by_group]
+
+
+def _below(head: str, group: RunGroup, runs: Path, *, is_label_long: bool) -> str:
+    """What is below the table: the label of a group, if that is not in it, and its folders."""
+    label = f"{group.label}: " if is_label_long else ""
+    folders = ", ".join(short_name(run, runs) for run in group.runs)
+    return wrapped(f"{label}{folders}", f"{head}  ", rest="   ")
 
 
 def _steps(group: RunGroup) -> str:

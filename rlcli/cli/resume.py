@@ -66,8 +66,7 @@ def resume(
             return tell_submitted(job_id, folder, [folder], as_json)
     if is_parent:
         return supervise(context, quiet, as_json)
-    if as_json:
-        keep_json_apart(context)
+    keep_json_apart(context, as_json)
     with open_display(quiet=quiet) as display:
         resumed = resume_run(
             folder, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes

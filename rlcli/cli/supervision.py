@@ -40,10 +40,10 @@ def keep_run_private(context: typer.Context) -> None:
         keep_private()
 
 
-def keep_json_apart(context: typer.Context) -> None:
+def keep_json_apart(context: typer.Context, as_json: bool) -> None:
     """In the process that trains, if it is only for this command: what components print does not
-    mix with the JSON document."""
-    if _is_whole_process(context):
+    mix with the JSON document, if there is one."""
+    if as_json and _is_whole_process(context):
         keep_stdout_for_results()
 
 

@@ -96,8 +96,7 @@ def train(
         tell_recipe(base, context)
         planned = _planned_sweep(base, recipe, sweep, seeds)
         return _sweep(planned, base, at_once, run_dir, dry_run, no_check, as_json)
-    if at_once is not None:
-        raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
+    _refuse_at_once(at_once)
     keep_run_private(context)
     is_parent = is_to_supervise(context, no_supervisor)
 
@@ -117,8 +116,7 @@ def train(
     from rlcli.launch.run import run_recipe
     from rlcli.observe.display import open_display
 
-    if as_json:
-        keep_json_apart(context)
+    keep_json_apart(context, as_json)
     with open_display(quiet=quiet) as display:
         finished = run_recipe(resolved, run_dir, display, check_rows=not no_check)
     return tell(finished, as_json)
@@ -143,6 +141,11 @@ def _submit(
         return tell_script(planned(resolved, run_dir), as_json)
     job_id, folder = submit_run(resolved, run_dir, warn=None if no_check else print_talk)
     return tell_submitted(job_id, folder, [folder], as_json)
+
+
+def _refuse_at_once(at_once: int | None) -> None:
+    if at_once is not None:
+        raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
 
 
 def _refuse_dry_run(dry_run: bool) -> None:

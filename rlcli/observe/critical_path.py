@@ -119,14 +119,15 @@ def critical_path(step: StepTrace) -> list[Stretch]:
         left.remove(call)  # a copy that has only waited ends where the path continues
         wait = _last_wait_inside(step, call)
         began = max(first, wait.span.ended if wait is not None else call.span.began)
-        if (end := min(ended, at)) > began:
-            path.append(_stretch_of(call, began, end))
+        path += _stretch_of(call, began, min(ended, at))
         at, rank = min(began, at), call.process if wait is None else None
     return path[::-1]
 
 
-def _stretch_of(call: Traced, began: float, ended: float) -> Stretch:
-    return Stretch(call.span.name, call.span.kind, call.process, began, ended)
+def _stretch_of(call: Traced, began: float, ended: float) -> list[Stretch]:
+    """The stretch of a call; none of one that has only waited."""
+    stretch = Stretch(call.span.name, call.span.kind, call.process, began, ended)
+    return [stretch] if ended > began else []
 
 
 def _call_before(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,11 +94,12 @@ def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
         alike.setdefault((run.identity, run.is_finished), {})[run.seed] = run
     members = [tuple(by_seed.values()) for by_seed in alike.values()]
     labels = _labels([first for first, *_ in members])
-    return [
-        RunGroup(label, folders, tuple(map(_records, folders)))
-        for label, group in zip(labels, members, strict=True)
-        for folders in [tuple(run.folder for run in group)]
-    ]
+    return [_group(label, of_group) for label, of_group in zip(labels, members, strict=True)]
+
+
+def _group(label: str, runs: Sequence[_GroupedRun]) -> RunGroup:
+    folders = tuple(run.folder for run in runs)
+    return RunGroup(label, folders, tuple(map(_records, folders)))
 
 
 def _read(folder: Path) -> _GroupedRun:
@@ -195,15 +196,21 @@ def _sections(text: str) -> Sections:
 def _labels(runs: Sequence[_GroupedRun]) -> list[str]:
     """Labels: what was set for each run but not for all of them; names where that does not
     distinguish them."""
-    common = set.intersection(*(set(run.settings) for run in runs)) - {UNFINISHED} if runs else ()
-    labels = [" ".join(each for each in run.settings if each not in common) for run in runs]
+    settings = [set(run.settings) for run in runs]
+    common = set[str]().union(*settings[:1]).intersection(*settings[1:]) - {UNFINISHED}
+    labels = [_words(run.settings, common) for run in runs]
     if len(set(labels)) == len(labels) and (all(labels) or len(labels) == 1):
         return [label or _name_of(run) for label, run in zip(labels, runs, strict=True)]
     named = [f"{label} {_name_of(run)}".strip() for label, run in zip(labels, runs, strict=True)]
+    folders = [str(run.folder) for run in runs]
     return [
-        name if named.count(name) == 1 else str(run.folder)
-        for name, run in zip(named, runs, strict=True)
+        name if named.count(name) == 1 else folder
+        for name, folder in zip(named, folders, strict=True)
     ]
+
+
+def _words(settings: Sequence[str], common: Set[str]) -> str:
+    return " ".join(setting for setting in settings if setting not in common)
 
 
 def _name_of(run: _GroupedRun) -> str:

@@ -47,7 +47,7 @@ class PrintedLog:
         self._lock = threading.Lock()
         self._inside = 0
         """How many threads are in `copying`."""
-        self._installed: tuple[_Copied, _Copied] | None = None
+        self._installed: tuple[_CopiedStream, _CopiedStream] | None = None
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -55,7 +55,10 @@ class PrintedLog:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._installed = _Copied(sys.stdout, self._add), _Copied(sys.stderr, self._add)
+                self._installed = (
+                    _CopiedStream(sys.stdout, self._add),
+                    _CopiedStream(sys.stderr, self._add),
+                )
                 sys.stdout, sys.stderr = (cast(TextIO, copied) for copied in self._installed)
         try:
             yield
@@ -80,7 +83,7 @@ class PrintedLog:
                 file.write(text)
 
 
-class _Copied:
+class _CopiedStream:
     """A stream, of which a copy is kept."""
 
     def __init__(self, stream: TextIO, keep: Callable[[str], None]):

@@ -76,10 +76,22 @@ def test_runs_that_differ_in_their_seed_share_a_curve_with_its_spread(tmp_path):
     assert (steps, means) == ([1, 2, 3, 4], [2, 4, 6, 8])
     assert spread == pytest.approx([2**0.5, 2 * 2**0.5, 3 * 2**0.5, 4 * 2**0.5], rel=1e-5)
     assert {"key": "ppo.kl_ctl", "set_to": ["0.1", "0.2"]} in document["differences"]
+
+
+def test_the_results_of_a_group_are_those_of_all_its_runs(tmp_path):
+    runs = [
+        record_run(
+            tmp_path / str(seed),
+            seed=seed,
+            metrics=lambda step, seed=seed: {"actor/reward": float(step * seed)},
+        )
+        for seed in (1, 3)
+    ]
+    document = contents(runs)
     (result,) = document["groups"][0]["results"]
     assert (result["label"], result["after"]) == ("reward in training", (2.5 + 7.5) / 2)
     assert result["spread"] == pytest.approx(2.5 * 2**0.5)
-    assert document["means"] == {"time/step": [2.0, 2.0]}
+    assert document["means"] == {"time/step": [2.0]}
 
 
 def test_the_mean_of_a_long_run_is_that_of_all_its_steps(tmp_path):

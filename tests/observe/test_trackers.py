@@ -117,13 +117,16 @@ def test_of_files_that_are_read_in_parts_none_is_ahead(tmp_path, monkeypatch, fi
     assert all(update.numbers and update.samples for update in updates)
 
 
-def test_wandb_gets_one_row_for_a_step_whenever_its_samples_come(tmp_path, monkeypatch):
-    logged, one = {}, SampleRecord(step=1, id=1, prompt="1+1?", response="2")
+@pytest.fixture
+def wandb_run(tmp_path, monkeypatch):
+    """What W&B gets of a run: its rows by step, and the summary. A table is its number of rows."""
+    logged = {}
     run = SimpleNamespace(
         dir=str(tmp_path / "files"),
         step=0,
         log=lambda values, step, commit: logged.setdefault(step, []).append(values),
         finish=lambda exit_code: None,
+        logged=logged,
         summary={},
     )
     wandb = SimpleNamespace(
@@ -132,19 +135,26 @@ def test_wandb_gets_one_row_for_a_step_whenever_its_samples_come(tmp_path, monke
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    tracker = make_tracker("wandb")
+    return run
+
+
+def test_wandb_gets_one_row_for_a_step_whenever_its_samples_come(tmp_path, wandb_run):
+    tracker, samples = (
+        make_tracker("wandb"),
+        [SampleRecord(step=1, id=1, prompt="1+1?", response="2")],
+    )
     tracker.open(describe_run(make_run(tmp_path / "run").path, Redactor({})), None)
-    tracker.write([Update(1, {}, [one])])  # the step is being evaluated
+    tracker.write([Update(1, {}, samples)])  # the step is being evaluated
     tracker.write([Update(1, {"loss": 1.0}), Update(2, {"loss": 2.0})])
-    tracker.write([Update(2, {}, [one])])  # late
-    tracker.write([Update(3, {"loss": 3.0}, [one]), Update(3, {}, [one])])
+    tracker.write([Update(2, {}, samples)])  # late
+    tracker.write([Update(3, {"loss": 3.0}, samples), Update(3, {}, samples)])
     tracker.close("done", Path("curve.png"))
-    assert logged == {
+    assert wandb_run.logged == {
         1: [{"loss": 1.0, "samples/train": 1}],
         2: [{"loss": 2.0}],
         3: [{"loss": 3.0, "samples/train": 2}],
     }
-    assert run.summary == {"samples/train": 1, "curve": "curve.png"}
+    assert wandb_run.summary == {"samples/train": 1, "curve": "curve.png"}
 
 
 OPERATIONS = ("step", "look", "end", "kill", "rewind", "rewrite")

@@ -70,7 +70,8 @@ def _prompts(typed: Sequence[str] | None, file: Path | None) -> list[str]:
     Raises UsageError, DataError."""
     prompts = list(typed or ())
     if file is not None:
-        prompts += [line for line in _read(file).splitlines() if line.strip()]
+        # str.splitlines would also divide a prompt at U+2028, a form feed and others
+        prompts += [line.removesuffix("\r") for line in _read(file).split("\n") if line.strip()]
     elif not prompts:
         piped = "" if sys.stdin.isatty() else _read(Path("-"))
         if not piped.strip():

@@ -365,7 +365,7 @@ def test_prompts_for_a_run_have_the_format_of_its_training_rows(
 
 
 def test_generate_answers_each_line_of_a_file(rlcli, tmp_path):
-    (tmp_path / "ask.txt").write_text("One?\n\nTwo?\n")
+    (tmp_path / "ask.txt").write_text("One?\r\n\nTwo\u2028?\n")
     answer = rlcli(
         "generate", "plain", "--file", "ask.txt", "-n", "2", "--temperature", "1", "--json"
     )
@@ -373,8 +373,8 @@ def test_generate_answers_each_line_of_a_file(rlcli, tmp_path):
     assert [(r["prompt"], r["number"]) for r in responses] == [
         ("One?", 0),
         ("One?", 1),
-        ("Two?", 0),
-        ("Two?", 1),
+        ("Two\u2028?", 0),
+        ("Two\u2028?", 1),
     ]
     assert responses[0]["text"] != responses[1]["text"]
     code, out, _ = rlcli(
@@ -383,7 +383,7 @@ def test_generate_answers_each_line_of_a_file(rlcli, tmp_path):
     assert code == 0
     assert [line for line in out.splitlines() if line.startswith("--- ")] == [
         "--- One?",
-        "--- Two?",
+        "--- Two\\u2028?",
     ]
     assert out.count("[2 of 2]") == 2
 

@@ -266,11 +266,9 @@ def changed_between(
 def changed_responses(path: Path) -> list[tuple[SampleRecord, SampleRecord]]:
     """The same held-out prompts at the first evaluation and at the last,
     where the responses differ."""
-    evaluations: dict[int, list[SampleRecord]] = {}
-    for record in read_samples(path) if path.exists() else ():
+    ends: dict[tuple[str, int], tuple[SampleRecord, SampleRecord]] = {}
+    for record in iterate_samples(path) if path.exists() else ():
         if record.phase == "eval":
-            evaluations.setdefault(record.step, []).append(record)
-    if len(evaluations) < 2:
-        return []
-    first, last = evaluations[min(evaluations)], evaluations[max(evaluations)]
-    return [(a, b) for a, b in zip(first, last, strict=False) if a.response != b.response]
+            name = str(record.id), record.number
+            ends[name] = ends.get(name, (record, record))[0], record
+    return [(first, last) for first, last in ends.values() if first.response != last.response]

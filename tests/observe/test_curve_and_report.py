@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rlcli.observe.plot import choose_panels, plot_curves, smooth, step_ticks
+from rlcli.observe.plot import choose_panels, plot_curves, smooth, smooth_line, step_ticks
 from rlcli.observe.report import RunOutcome, before_and_after, print_report
-from rlcli.observe.samples import SampleRecord
+from rlcli.observe.samples import SampleRecord, changed_responses, write_samples
 from rlcli.observe.series import clock_time, curve, find_key, short, sparkline
 from rlcli.observe.terminal import open_console
 
@@ -146,6 +146,24 @@ def test_smoothed_values_stay_between_minimum_and_maximum(values):
     assert len(smoothed) == len(values)
     assert min(values) - 1e-6 <= min(smoothed) <= max(smoothed) <= max(values) + 1e-6
     assert (smoothed[0], smoothed[-1]) == (values[0], values[-1])
+
+
+def test_a_smooth_line_of_a_long_run_has_few_points_and_its_ends():
+    steps, values = smooth_line(range(1, 100_001), [0.0, *[1.0] * 99_998, 2.0])
+    assert len(steps) == len(values) <= 2_000
+    assert [steps[0], steps[-1], values[0], values[-1]] == [1, 100_000, 0.0, 2.0]
+
+
+def test_answers_are_compared_with_those_to_the_same_prompt(tmp_path):
+    """One prompt could not be played at first."""
+    samples = [
+        SampleRecord(step=step, id=prompt, prompt=prompt, response=str(step), phase="eval")
+        for step, prompts in ((0, "BC"), (4, "ABC"))
+        for prompt in prompts
+    ]
+    write_samples(tmp_path / "samples.jsonl", samples)
+    pairs = changed_responses(tmp_path / "samples.jsonl")
+    assert [(before.prompt, after.prompt) for before, after in pairs] == [("B", "B"), ("C", "C")]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.observe.charts import Chart, ChartLine
-from rlcli.observe.plot import draw_panels, smooth
+from rlcli.observe.plot import draw_panels, smooth_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,13 +53,8 @@ def _draw_line(axis: Axes, line: ChartLine, colour: str) -> None:
     if is_noisy:
         axis.plot(line.steps, line.values, color=colour, alpha=0.25, linewidth=0.9)
     marker = "." if len(line.values) < 12 else None
-    axis.plot(
-        line.steps,
-        smooth(line.values) if is_noisy else line.values,
-        color=colour,
-        marker=marker,
-        linewidth=1.7,
-    )
+    points = smooth_line(line.steps, line.values) if is_noisy else (line.steps, line.values)
+    axis.plot(*points, color=colour, marker=marker, linewidth=1.7)
 
 
 def _legend(figure: Figure, colours: dict[str, str]) -> None:

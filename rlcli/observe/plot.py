@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.files import replace_file
 from rlcli.observe.json_lines import Warn
-from rlcli.observe.series import curve, series
+from rlcli.observe.series import curve, series, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,8 @@ WIDTH = 10.0
 ROW_HEIGHT = 3.3
 """Inches; 2x2 panels give 1200 x 792 pixels."""
 
+MOST_POINTS = 2_000
+"""Points of a smooth line."""
 INK, FAINT, ACCENT = "#1f4e79", "#9dbad5", "#c8553d"
 
 
@@ -112,6 +114,13 @@ def smooth(values: Sequence[float]) -> list[float]:
         window = values[index - near : index + near + 1]
         result.append(sum(window) / len(window))
     return result
+
+
+def smooth_line(
+    steps: Sequence[float], values: Sequence[float]
+) -> tuple[Sequence[float], Sequence[float]]:
+    """The points of a smooth line: no more than a picture can show, as each is a mean of many."""
+    return thinned(steps, MOST_POINTS), smooth(thinned(values, MOST_POINTS))
 
 
 def draw_panels(
@@ -208,7 +217,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.plot(panel.steps, panel.values, color=INK, marker=marker, linewidth=1.5)
     else:
         axis.plot(panel.steps, panel.values, color=FAINT, linewidth=0.9)
-        axis.plot(panel.steps, smooth(panel.values), color=INK, linewidth=1.8)
+        axis.plot(*smooth_line(panel.steps, panel.values), color=INK, linewidth=1.8)
     if panel.fraction:
         axis.set_ylim(0, 1.02)
 

@@ -91,6 +91,16 @@ def _shrink(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
 
 
+def thinned(values: Sequence[float], most: int) -> Sequence[float]:
+    """At most so many numbers, means of neighbours. The first and the last stay."""
+    if len(values) <= most:
+        return values
+    inner = values[1:-1]
+    edges = [index * len(inner) // (most - 2) for index in range(most - 1)]
+    means = [sum(inner[start:end]) / (end - start) for start, end in pairwise(edges)]
+    return [values[0], *means, values[-1]]
+
+
 def short(value: float) -> str:
     """About three digits: 0.612, 34.2, 842, 25.3k, 1.0e-06."""
     if not math.isfinite(value):

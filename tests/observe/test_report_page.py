@@ -17,9 +17,10 @@ from recorded_runs import answered, record_run, record_timeline
 from rlcli.api.timing import TimeSpan
 from rlcli.observe.charts import deviation, mean
 from rlcli.observe.page.contents import contents
-from rlcli.observe.page.curves import MOST_POINTS, thinned
+from rlcli.observe.page.curves import MOST_POINTS
 from rlcli.observe.page.rendering import DEMO, LARGEST, render_page
 from rlcli.observe.page.timeline import MOST_TRACKS
+from rlcli.observe.series import thinned
 from rlcli.observe.trace import MASTER, STEP, STEPS, Traced, TraceFile
 
 
@@ -111,11 +112,11 @@ def test_equal_values_have_no_spread_and_diverged_ones_a_finite_one():
 
 def test_a_long_curve_is_thinned_to_means_between_its_ends():
     column = [float(number) for number in range(10_000)]
-    short = thinned(column)
+    short = thinned(column, MOST_POINTS)
     assert (len(short), short[0], short[-1]) == (MOST_POINTS, 0.0, 9999.0)
     assert short == sorted(short)
     assert sum(short[1:-1]) / len(short[1:-1]) == pytest.approx(sum(column) / len(column), rel=1e-3)
-    assert thinned(column[:MOST_POINTS]) == column[:MOST_POINTS]
+    assert thinned(column[:MOST_POINTS], MOST_POINTS) == column[:MOST_POINTS]
 
 
 def test_settings_say_where_they_were_set_without_folders_of_a_person(tmp_path):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from rlcli.observe.charts import ChartLine, mean, mean_of
 from rlcli.observe.group_comparison import RunGroup
 from rlcli.observe.plot import HEADINGS
-from rlcli.observe.series import find_key, series
+from rlcli.observe.series import find_key, series, thinned
 
 MOST_POINTS = 1_000
 """Points of a line; those of longer ones are means of neighbouring steps."""
@@ -63,17 +62,7 @@ def _columns(group: RunGroup, metric: str) -> Columns | None:
     if not lines or not (line := mean_of(group.label, lines)).values:
         return None
     columns = [line.steps, line.values, *([line.spread] if line.spread is not None else [])]
-    return [[_rounded(number) for number in thinned(column)] for column in columns]
-
-
-def thinned(column: Sequence[float], most: int = MOST_POINTS) -> Sequence[float]:
-    """A column of at most so many numbers, means of neighbours. The first and the last stay."""
-    if len(column) <= most:
-        return column
-    inner = column[1:-1]
-    edges = [index * len(inner) // (most - 2) for index in range(most - 1)]
-    means = [sum(inner[start:end]) / (end - start) for start, end in pairwise(edges)]
-    return [column[0], *means, column[-1]]
+    return [[_rounded(number) for number in thinned(column, MOST_POINTS)] for column in columns]
 
 
 def _rounded(number: float) -> float:

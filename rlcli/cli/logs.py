@@ -49,7 +49,9 @@ def logs(
 
     overview = overview_of(run, runs)
     files = _files(overview, rank, follow)
-    say = _as_json_line if as_json else _as_text(files)
+    # of a run that is followed, more logs may come
+    several = len(files) > 1 or (follow and rank is None)
+    say = _as_json_line if as_json else _as_text(files, several)
     if follow:
         _follow(overview, rank, lines, say)
         return
@@ -98,12 +100,12 @@ def _why_there_are_none(overview: Overview) -> str:
     return f"its process (launch=inline) has printed nothing in a call; {look} says how it ended"
 
 
-def _as_text(files: Mapping[str, Path]) -> Callable[[str, str], None]:
-    """A function that prints lines, with their origin if there are several files."""
+def _as_text(files: Mapping[str, Path], several: bool) -> Callable[[str, str], None]:
+    """A function that prints lines, with their origin if they are those of several files."""
     width = max(map(len, files), default=0)
 
     def say(name: str, line: str) -> None:
-        print_text(line if len(files) == 1 else f"{name:<{width}}  {line}")
+        print_text(f"{name:<{width}}  {line}" if several else line)
         flush()
 
     return say
@@ -136,6 +138,9 @@ def _follow(
                 for line in tail.last(count) if is_first else tail.lines()[0]:
                     say(name, as_text(line))
         if now is None or not now.is_under_way:
-            return
+            break
         is_first = False
         time.sleep(LOOK_SECONDS)
+    for name, tail in tails.items():
+        if line := tail.unfinished_line():
+            say(name, as_text(line))

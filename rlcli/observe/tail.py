@@ -48,6 +48,15 @@ class Tail:
         except OSError:
             return [], False
 
+    def unfinished_line(self) -> bytes:
+        """What follows the last whole line, if nobody will finish it."""
+        try:
+            with open(open_regular(self.path), "rb") as file:
+                file.seek(self._read)
+                return file.read(LARGEST_LINE)
+        except OSError:
+            return b""
+
     def _look(self, file: BinaryIO) -> int:
         """Remember which file it is. Returns its size."""
         stat = os.fstat(file.fileno())

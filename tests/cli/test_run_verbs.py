@@ -568,6 +568,27 @@ def test_logs_show_the_last_lines_of_each_process(rlcli):
     assert rlcli("logs", "one", "-f", "-n", "1")[1].splitlines()[0] == "rank0   line 29 of 0"
 
 
+def test_followed_logs_name_processes_that_come_later_and_end_with_their_last_words(
+    rlcli, monkeypatch
+):
+    folder = record("runs/ppo_math/one", "running")  # held by this process
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/node0.log").write_text("starts\n")
+
+    def end(_):
+        (folder / "logs/rank0.log").write_text("works\nkilled while")
+        with RunDirectory.open(folder) as run:
+            run.write_status("failed", 2, 4, 7)
+
+    monkeypatch.setattr("rlcli.cli.logs.time.sleep", end)
+    lines = rlcli("logs", "one", "--follow")[1].splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [
+        ["node0", "starts"],
+        ["rank0", "works"],
+        ["rank0", "killed while"],
+    ]
+
+
 def test_only_a_run_in_progress_on_this_machine_is_stopped(rlcli):
     folder = record("runs/ppo_math/one")
     code, out, _ = rlcli("stop", "one")

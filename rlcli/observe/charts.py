@@ -96,8 +96,8 @@ def _keys(records: Records) -> list[str]:
 
 def _unknown(metric: str, runs: Mapping[str, Records]) -> UsageError:
     if any(recorded(metric, records)[0] is not None for records in runs.values()):
-        hint = "rlcli status RUN says how a run ended"
-        return UsageError(f"{metric} is never a finite number in these runs", hint=hint)
+        message = f"{metric} is never a finite number in these runs"
+        return UsageError(message, hint="rlcli status RUN says how a run ended")
     records = [record for some in runs.values() for record in some]
     keys = {key for record in records for key in record if number(record[key]) is not None}
     curves = {name for name in NAMES if find_key(keys, name)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import ResourceError
 from rlcli.launch.trained_model import TrainedModel
 from rlcli.observe.model_card import model_card
+from rlcli.observe.run_comparison import recorded_recipe
+from rlcli.observe.trackers.redaction import Redactor
+from rlcli.recipe.parsing.write import to_yaml
 
 CARD = "README.md"
 OF_THE_RUN = (RESOLVED_RECIPE, "curve.png")
@@ -27,7 +31,14 @@ def files_to_push(trained: TrainedModel, repository: str) -> Files:
     of_run = {name: trained.run / name for name in OF_THE_RUN}
     card = model_card(trained.run, trained.role or "", repository)
     files: Files = {name: file for name, file in (of_model | of_run).items() if file.is_file()}
-    return files | {CARD: card.encode()}
+    return files | {CARD: card.encode()} | _without_secrets(trained.run)
+
+
+def _without_secrets(run: Path) -> Files:
+    """The recipe of a run, if it has secrets, without them."""
+    recipe = recorded_recipe(run)
+    shown = Redactor(os.environ).value(recipe)
+    return {} if shown == recipe else {RESOLVED_RECIPE: to_yaml(shown).encode()}
 
 
 def upload(files: Mapping[str, Path | bytes], repository: str, model: str, private: bool) -> str:

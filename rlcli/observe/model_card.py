@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rlcli.observe.report import MetricRow, before_and_after
 from rlcli.observe.run_comparison import Recorded, read_run, recorded_recipe
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.series import short
+from rlcli.observe.trackers.redaction import Redactor
 from rlcli.recipe.files import HUB_ID
 from rlcli.recipe.introspection.fields import yaml_word
 from rlcli.recipe.parsing.tree import dotted, is_default
@@ -58,7 +60,8 @@ def _result(row: MetricRow) -> tuple[str, str, str]:
 def _continuation(resumed: tuple[int, dict[str, Any]]) -> str:
     """When a run was continued with other settings, and which."""
     step, changes = resumed
-    settings = ", ".join(_code(f"{key}={now}") for key, now in changes.items())
+    redactor = Redactor(os.environ)
+    settings = ", ".join(_code(redactor.word(f"{key}={now}")) for key, now in changes.items())
     return f"after step {step} with {settings}"
 
 
@@ -90,7 +93,7 @@ def _algorithms(recipe: dict[str, Any]) -> list[str]:
 
 def _settings(run: Recorded) -> Iterator[tuple[str, str]]:
     """Key and value of what a layer or the command line has set, safe in a table."""
-    for path, value in run.values.of.items():
+    for path, value in run.settings.items():
         if path[0] in TOLD and not is_default(run.values.origin(path) or ""):
             yield dotted(path), _code(yaml_word(value))
 

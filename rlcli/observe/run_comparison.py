@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
 from rlcli.observe.series import series
+from rlcli.observe.trackers.redaction import Redactor
 from rlcli.recipe.introspection.difference import Values, values_of
 from rlcli.recipe.parsing.interpolation import interpolate
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
-from rlcli.recipe.parsing.tree import MappingNode, plain
+from rlcli.recipe.parsing.tree import KeyPath, MappingNode, plain
 
 CODE = ("git", "rlcli_git", "rlcli")
 """Parts of environment.json that identify the code; the rest describes what it ran on."""
@@ -45,12 +47,22 @@ class Recorded:
 
     @property
     def command(self) -> str:
-        """The command that started it, without the folder of its program."""
+        """The command that started it, for others to read: without the folder of its program and
+        without secrets."""
         words = self.environment.get("command")
         if not isinstance(words, list) or not words:
             return ""
         program, *arguments = map(str, words)
-        return shlex.join([Path(program).name, *arguments])
+        redactor = Redactor(os.environ)
+        return shlex.join([Path(program).name, *map(redactor.word, arguments)])
+
+    @property
+    def settings(self) -> dict[KeyPath, Any]:
+        """The values of its recipe, for others to read: without secrets."""
+        redactor = Redactor(os.environ)
+        return {
+            path: redactor.value(value, str(path[-1])) for path, value in self.values.of.items()
+        }
 
     @property
     def facts(self) -> dict[str, str]:

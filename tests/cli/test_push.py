@@ -13,6 +13,10 @@ import yaml
 from hub_uploads import TOKEN, uploading_hub
 from recorded_runs import record_run
 
+from rlcli.launch.hub_upload import files_to_push
+from rlcli.launch.trained_model import TrainedModel
+from rlcli.observe.page.contents import contents
+
 MODEL = {
     "config.json": b"{}",
     "model.safetensors": bytes(range(256)),
@@ -123,6 +127,27 @@ def test_a_card_says_with_what_a_run_was_continued(rlcli, tmp_path):
     _, out, _ = rlcli("push", "run", "--to", "me/sums", "--dry-run")
     continued = [line for line in out.splitlines() if line.startswith("It was continued")]
     assert continued == ["It was continued after step 2 with `train.steps=4`."]
+
+
+def test_no_secret_of_a_run_is_published(rlcli, tmp_path):
+    run = trained_run(tmp_path / "run")
+    judge = {"url": "http://me:hunter22@judge/", "api_key": "hunter22", "max_new_tokens": 64}
+    call = {"model": "reward", "call": "inference", "interface": {"type": "mine", "args": judge}}
+    recipe = {"name": "ppo_math", "graph": {"judge": call}}
+    (run / "recipe.resolved.yaml").write_text(yaml.safe_dump(recipe))
+    keys = [f"graph.judge.interface.args.{name}" for name in judge]
+    (run / "origins.json").write_text(json.dumps(dict.fromkeys(keys, "mine.yaml:1:1")))
+    words = [f"{key}={value}" for key, value in zip(keys, judge.values(), strict=True)]
+    command = {"command": ["rlcli", "train", "mine.yaml", *words]}
+    (run / "environment.json").write_text(json.dumps(command))
+    trained = TrainedModel(str(run / "models/actor"), "a model", run, "actor")
+    files = files_to_push(trained, "me/sums")
+    published = files["README.md"] + files["recipe.resolved.yaml"]
+    assert b"hunter22" not in published
+    assert published.count(b"max_new_tokens") == 3
+    assert b"args.max_new_tokens=64" in published
+    document = json.dumps(contents([run]))
+    assert ("hunter22" in document, "<redacted>" in document) == (False, True)
 
 
 def test_only_runs_are_pushed_and_only_to_valid_names(rlcli, tmp_path):

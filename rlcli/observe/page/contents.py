@@ -95,7 +95,7 @@ def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:
 
 def _settings(run: Recorded) -> Iterator[list[str]]:
     """Key, value and origin of each setting."""
-    for path, value in run.values.of.items():
+    for path, value in run.settings.items():
         origin = run.values.origin(path) or ""
         yield [dotted(path), yaml_word(value), origin if is_default(origin) else _short(origin)]
 
@@ -108,13 +108,14 @@ def _short(origin: str) -> str:
 def _differences(runs: Sequence[Recorded]) -> list[Document]:
     """The settings in which the recipes differ, with their value in each; None where it has
     none."""
-    keys = dict.fromkeys(key for run in runs for key in run.values.of)
-    settings = {dotted(key): [_word(run, key) for run in runs] for key in keys}
-    return [{"key": key, "set_to": words} for key, words in settings.items() if len(set(words)) > 1]
+    of_runs = [run.settings for run in runs]
+    keys = dict.fromkeys(key for settings in of_runs for key in settings)
+    words = {dotted(key): [_word(settings, key) for settings in of_runs] for key in keys}
+    return [{"key": key, "set_to": set_to} for key, set_to in words.items() if len(set(set_to)) > 1]
 
 
-def _word(run: Recorded, key: Any) -> str | None:
-    return yaml_word(run.values.of[key]) if key in run.values.of else None
+def _word(settings: Mapping[Any, Any], key: Any) -> str | None:
+    return yaml_word(settings[key]) if key in settings else None
 
 
 def _meanings(names: Sequence[str]) -> dict[str, str]:

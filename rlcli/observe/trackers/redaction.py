@@ -11,6 +11,8 @@ from rlcli.recipe.parsing.interpolation import is_secret_name
 REDACTED = "<redacted>"
 SHORTEST = 8
 """Characters: shorter values of variables appear in ordinary texts."""
+NOT_SECRET = re.compile(r"[-+\d.,\s\[\]]*|true|false|null")
+"""Values of settings such as `max_new_tokens`, whose names are like those of secrets."""
 IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 """User and password of a URL."""
 
@@ -50,3 +52,11 @@ class Redactor:
         if isinstance(value, str):
             return REDACTED if value and is_secret_name(key) else self.text(value)
         return value
+
+    def word(self, word: str) -> str:
+        """A word of a command line: `KEY=VALUE` without a secret value."""
+        key, equals, value = word.partition("=")
+        is_secret = equals and is_secret_name(key.rpartition(".")[2])
+        if is_secret and not NOT_SECRET.fullmatch(value):
+            return f"{key}={REDACTED}"
+        return self.text(word)

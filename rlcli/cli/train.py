@@ -244,7 +244,7 @@ def tell(finished: Finished, as_json: bool) -> int:
                 "run_dir": str(outcome.run_dir),
                 "steps": finished.steps_done,
                 "models": {role: str(folder) for role, folder in outcome.models.items()},
-                "results": [vars(row) for row in before_and_after(outcome.records)],
+                "results": [row.as_document() for row in before_and_after(outcome.records)],
                 "profile": [str(file) for file in traces(outcome.run_dir)],
             }
         )

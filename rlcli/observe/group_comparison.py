@@ -4,7 +4,6 @@ a spread. Runs that did not finish are a group of their own, and a seed counts o
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 from rlcli.errors import ResourceError
 from rlcli.files import read_text
 from rlcli.observe.charts import Chart, ChartLine, chart, deviation, mean, mean_of
+from rlcli.observe.json_lines import finite
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import MetricRow, before_and_after
 from rlcli.observe.run_directory import RunDirectory
@@ -233,13 +233,8 @@ def _settings(run: RunDirectory, sections: Sections, is_finished: bool) -> Itera
 
 def as_document(group: RunGroup) -> dict[str, Any]:
     """The JSON document for `--json`."""
-
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
-    results_by_name = group.results().items()
     results = {
         name: {"mean": finite(result.mean), "spread": finite(result.spread)}
-        for name, result in results_by_name
+        for name, result in group.results().items()
     }
     return {"label": group.label, "runs": [str(run) for run in group.runs], "results": results}

@@ -51,6 +51,11 @@ def is_nonfinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+def finite(value: float | None) -> float | None:
+    """A number as JSON has it: None for one that is not finite."""
+    return None if is_nonfinite(value) else value
+
+
 class JsonLines:
     """Appends objects to a file, as whole lines only.
 

@@ -3,6 +3,7 @@ the commands to type next."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import sys
@@ -19,9 +20,10 @@ from rich.text import Text
 
 from rlcli.api.run_folder import is_run
 from rlcli.errors import escape_control
+from rlcli.observe.json_lines import finite
 from rlcli.observe.profile import profile_table, read_calls, traces
 from rlcli.observe.samples import SampleRecord
-from rlcli.observe.series import clock_time, curve, find_key, series, short
+from rlcli.observe.series import clock_time, curve, find_key, number, short
 from rlcli.observe.terminal import one_line, open_console, short_path, speaks_unicode
 
 WIDTH = 80
@@ -66,6 +68,10 @@ class MetricRow:
     before: float | None
     after: float
 
+    def as_document(self) -> dict[str, Any]:
+        """The JSON document."""
+        return {"label": self.label, "before": finite(self.before), "after": finite(self.after)}
+
 
 def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[MetricRow]:
     """First and last value of each evaluation result, then the first and last EDGE steps of the
@@ -73,13 +79,14 @@ def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[MetricRow]:
     keys = list(dict.fromkeys(key for record in records for key in record))
     evaluated = sorted((key for key in keys if key.startswith("eval/")), key=_telling)
     first = "reward" if find_key(keys, "reward") else "loss"
-    rows = [_evaluation_row(key, series(records, key)[1]) for key in evaluated]
+    rows = [_evaluation_row(key, records) for key in evaluated]
     rows += [_curve_row(name, curve(records, name)[1]) for name in (first, "kl", "length")]
     return [row for row in rows if row is not None]
 
 
-def _evaluation_row(key: str, values: Sequence[float]) -> MetricRow | None:
-    """The first and the last value; None if there are no values."""
+def _evaluation_row(key: str, records: Sequence[Mapping[str, Any]]) -> MetricRow | None:
+    """The first and the last value, finite or not; None if there are no values."""
+    values = [value for record in records if (value := number(record.get(key))) is not None]
     if not values:
         return None
     before = values[0] if len(values) > 1 else None
@@ -185,7 +192,7 @@ def _table(rows: Sequence[MetricRow], console: Console) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         before = short(row.before) if row.before is not None else "-"
-        change = _signed(row.after - row.before) if row.before is not None else ""
+        change = "" if row.before is None else _signed(row.after - row.before)
         cells: list[str | Text] = [
             Text(one_line(row.label)),
             before,
@@ -197,6 +204,9 @@ def _table(rows: Sequence[MetricRow], console: Console) -> Table:
 
 
 def _signed(change: float) -> str:
+    """A difference; nothing if there is none that is a number."""
+    if not math.isfinite(change):
+        return ""
     return f"{'-' if change < 0 else '+'}{short(abs(change))}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import ResourceError
 from rlcli.files import MAX_OBJECT, known_object, read_regular
+from rlcli.observe.json_lines import is_nonfinite
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
@@ -159,7 +160,8 @@ def _results(run: RunDirectory) -> dict[str, float | int | str]:
     values_by_name: dict[str, float | int | str] = {}
     values_by_name["state"] = str(status.get("state"))
     values_by_name["steps"] = int(status.get("step") or 0)
-    values_by_name |= {row.label: row.after for row in before_and_after(records)}
+    for row in before_and_after(records):
+        values_by_name[row.label] = str(row.after) if is_nonfinite(row.after) else row.after
     for label, key in (
         ("seconds per step", "time/step"),
         ("tokens per second", "tokens_per_second"),

@@ -16,6 +16,7 @@ from rlcli.observe.samples import SampleRecord, changed_responses, write_samples
 from rlcli.observe.series import clock_time, curve, find_key, short, sparkline
 from rlcli.observe.terminal import open_console
 
+NAN = float("nan")
 RL = [
     {
         "step": step,
@@ -188,6 +189,13 @@ def test_before_and_after_compare_the_first_and_last_steps():
     assert rows["response length"] == pytest.approx((32, 68))
     (only,) = before_and_after([{"step": 0, "eval/accuracy": 0.5}])
     assert (only.before, only.after) == (None, 0.5)
+
+
+def test_the_last_evaluation_counts_even_if_it_is_not_finite():
+    records = [{"step": step, "eval/ppl": value} for step, value in ((0, 9.0), (1, 8.0), (2, NAN))]
+    (row,) = before_and_after(records)
+    assert (row.before, str(row.after)) == (9.0, "nan")
+    assert row.as_document() == {"label": "held-out ppl", "before": 9.0, "after": None}
 
 
 @pytest.fixture

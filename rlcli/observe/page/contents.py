@@ -12,6 +12,7 @@ from rlcli import __version__
 from rlcli.api.metrics import metric_for
 from rlcli.files import known_object
 from rlcli.observe.group_comparison import PACE, RunGroup, groups_of
+from rlcli.observe.json_lines import finite
 from rlcli.observe.page.curves import curves_of, means_of, usual_curves
 from rlcli.observe.page.timeline import timeline_of
 from rlcli.observe.run_comparison import Recorded, read_run
@@ -69,9 +70,9 @@ def _results(group: RunGroup) -> Iterator[Document]:
         if label != PACE:
             yield {
                 "label": label,
-                "before": result.before,
-                "after": result.mean,
-                "spread": result.spread,
+                "before": finite(result.before),
+                "after": finite(result.mean),
+                "spread": finite(result.spread),
             }
 
 

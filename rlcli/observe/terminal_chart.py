@@ -41,7 +41,9 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
     yield ((chart.title, "bold"),)
     yield from _plot(chart, room, fine, "│" if unicode else "|")
     for line in chart.lines:
-        mark = "━━" if fine else letter(line.number)
+        mark = letter(line.number)
+        if fine:  # the letter is that of its row in a table
+            mark = f"{mark} ━━" if len(chart.lines) > 1 or line.number else "━━"
         yield from _entry_of_legend(line, mark, STYLES[line.number % len(STYLES)], room)
 
 

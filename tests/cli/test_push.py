@@ -129,24 +129,33 @@ def test_a_card_says_with_what_a_run_was_continued(rlcli, tmp_path):
     assert continued == ["It was continued after step 2 with `train.steps=4`."]
 
 
-def test_no_secret_of_a_run_is_published(rlcli, tmp_path):
-    run = trained_run(tmp_path / "run")
-    judge = {"url": "http://me:hunter22@judge/", "api_key": "hunter22", "max_new_tokens": 64}
-    call = {"model": "reward", "call": "inference", "interface": {"type": "mine", "args": judge}}
+JUDGE = {"url": "http://me:hunter22@judge/", "api_key": "hunter22", "max_new_tokens": 64}
+
+
+def judged_run(folder: Path) -> Path:
+    """A run whose recipe and command contain secrets."""
+    run = trained_run(folder)
+    call = {"model": "reward", "call": "inference", "interface": {"type": "mine", "args": JUDGE}}
     recipe = {"name": "ppo_math", "graph": {"judge": call}}
     (run / "recipe.resolved.yaml").write_text(yaml.safe_dump(recipe))
-    keys = [f"graph.judge.interface.args.{name}" for name in judge]
-    (run / "origins.json").write_text(json.dumps(dict.fromkeys(keys, "mine.yaml:1:1")))
-    words = [f"{key}={value}" for key, value in zip(keys, judge.values(), strict=True)]
-    command = {"command": ["rlcli", "train", "mine.yaml", *words]}
-    (run / "environment.json").write_text(json.dumps(command))
+    settings = {f"graph.judge.interface.args.{name}": value for name, value in JUDGE.items()}
+    (run / "origins.json").write_text(json.dumps(dict.fromkeys(settings, "mine.yaml:1:1")))
+    words = [f"{key}={value}" for key, value in settings.items()]
+    (run / "environment.json").write_text(json.dumps({"command": ["rlcli", "train", *words]}))
+    return run
+
+
+def test_no_secret_of_a_run_is_published(tmp_path):
+    run = judged_run(tmp_path / "run")
     trained = TrainedModel(str(run / "models/actor"), "a model", run, "actor")
     files = files_to_push(trained, "me/sums")
     published = files["README.md"] + files["recipe.resolved.yaml"]
-    assert b"hunter22" not in published
-    assert published.count(b"max_new_tokens") == 3
+    assert (b"hunter22" in published, published.count(b"max_new_tokens")) == (False, 3)
     assert b"args.max_new_tokens=64" in published
-    document = json.dumps(contents([run]))
+
+
+def test_no_secret_of_a_run_is_on_its_page(tmp_path):
+    document = json.dumps(contents([judged_run(tmp_path / "run")]))
     assert ("hunter22" in document, "<redacted>" in document) == (False, True)
 
 

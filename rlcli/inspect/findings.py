@@ -3,6 +3,7 @@ each with its cause and what to do about it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -105,6 +106,11 @@ def count(number: int, word: str) -> str:
 def grouped(number: int) -> str:
     """Digits in groups of three."""
     return f"{number:,}".replace(",", " ")
+
+
+def quantile(ordered: Sequence[int], fraction: float) -> int:
+    """The smallest of some ordered numbers that this fraction of them do not exceed."""
+    return ordered[max(math.ceil(fraction * len(ordered)) - 1, 0)]
 
 
 def share(count: int, total: int) -> str:

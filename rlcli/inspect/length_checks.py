@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.data import Preview, Survey
-from rlcli.inspect.findings import Finding, count, grouped, share
+from rlcli.inspect.findings import Finding, count, grouped, quantile, share
 from rlcli.inspect.row_checks import RowLimits, location, some_of
 from rlcli.inspect.rows import OpenDataset
 
@@ -19,7 +19,7 @@ def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: RowLimit
     survey = opened.survey
     lengths = sorted(survey.lengths if survey else [max(map(len, row.sequences)) for row in rows])
     says = (
-        f"min {lengths[0]}, median {_quantile(lengths, 0.5)}, p99 {_quantile(lengths, 0.99)}, "
+        f"min {lengths[0]}, median {quantile(lengths, 0.5)}, p99 {quantile(lengths, 0.99)}, "
         f"max {lengths[-1]} tokens"
     )
     about = f"{opened.name} lengths"
@@ -143,7 +143,3 @@ def _check_responses(
         fix="raise generation.max_new_tokens",
         code="F30",
     )
-
-
-def _quantile(ordered: Sequence[int], fraction: float) -> int:
-    return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlcli.api.config import stable_seed
 from rlcli.api.data import Preview
 from rlcli.api.partition import ffd_allocate
-from rlcli.inspect.findings import Finding, grouped, share
+from rlcli.inspect.findings import Finding, grouped, quantile, share
 from rlcli.ops.minibatches import assign_minibatches
 from rlcli.recipe.lengths import keeps_groups
 from rlcli.runtime.data_order import DataOrder
@@ -45,10 +45,7 @@ class Packing:
         """Tokens per row, micro-batches of a rank per step, and their fill."""
         ordered = sorted(self.rows)
         at = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
-        tokens = {
-            f"row_tokens_{name}": ordered[min(int(q * len(ordered)), len(ordered) - 1)]
-            for name, q in at.items()
-        }
+        tokens = {f"row_tokens_{name}": quantile(ordered, q) for name, q in at.items()}
         return {
             **tokens,
             "micro_batches_min": min(self.micro_batches),

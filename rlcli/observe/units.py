@@ -9,9 +9,8 @@ AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 def size(number: int) -> str:
     """A number of bytes: `3.7 GiB`."""
     unit, scale = next(((unit, scale) for unit, scale in SIZES if number >= scale), ("bytes", 1))
-    return (
-        f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:.0f} {unit}"
-    )
+    digits = ".3g" if number < 999.5 * scale else ".0f"  # not 1e+03
+    return f"{number / scale:{digits}} {unit}"
 
 
 def age(seconds: float) -> str:

@@ -22,7 +22,8 @@ def size(count: int | None) -> str:
     if count is None:
         return "unknown"
     unit, name = next((pair for pair in UNITS if count >= pair[0]), UNITS[-1])
-    return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
+    digits = ".3g" if count < 999.5 * unit else ".0f"  # not 1e+03
+    return f"{count / unit:{digits}} {name}"
 
 
 def number(count: int) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.inspect.checklist import preflight
+from rlcli.inspect.findings import quantile
 from rlcli.inspect.packing import pack_steps
 from rlcli.recipe.resolve import load_recipe
 from rlcli.registry import load
@@ -18,13 +19,23 @@ def test_packing_of_a_small_step():
     assert (packing.micro_batches, packing.fill) == ([2], 0.9)  # 6 + 4, 5 + 3
     assert packing.figures() == {
         "row_tokens_min": 3,
-        "row_tokens_median": 5,
+        "row_tokens_median": 4,
         "row_tokens_p95": 6,
         "row_tokens_max": 6,
         "micro_batches_min": 2,
         "micro_batches_max": 2,
         "fill": 0.9,
     }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fraction", "value"),
+    [(20, 0.95, 19), (100, 0.99, 99), (101, 0.99, 100), (3, 0.5, 2), (4, 0.5, 2), (1, 0.0, 1)],
+)
+def test_a_quantile_is_the_least_number_that_this_fraction_does_not_exceed(
+    numbers, fraction, value
+):
+    assert quantile(range(1, numbers + 1), fraction) == value
 
 
 def test_ranks_and_minibatches_are_packed_separately():

@@ -88,21 +88,25 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    window: int | None,
+    attention_mask: int | torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     packing: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
+    """`attention_mask`, which some families pass by name, is what `_window_alone` returned."""
     for name, reason in _NOT_OFFERED.items():
         if others.get(name) is not None:
             raise _cannot_be_packed(type(module).__name__, reason)
+    if isinstance(attention_mask, torch.Tensor):
+        raise _cannot_be_packed(type(module).__name__, "masks that it makes itself")
     if packing is None:
         raise _cannot_be_packed(
             type(module).__name__, "no way to know which tokens belong together"
         )
-    scoring = Scoring(scaling, window if sliding_window is None else sliding_window, softcap)
+    window = attention_mask if sliding_window is None else sliding_window
+    scoring = Scoring(scaling, window, softcap)
     # keys that were rotated in float32, and values that were not; cached ones are narrow already
     dtype = torch.promote_types(key.dtype, value.dtype)
     return packing.attend(query.to(dtype), key.to(dtype), value.to(dtype), scoring), None

@@ -51,6 +51,8 @@ def packing_error(model_type, lengths, **settings):
     ("olmo3", {}),
     ("phi3", {}),
     ("starcoder2", {}),
+    ("afmoe", {"layer_types": ["sliding_attention", "full_attention"] * 2,
+               "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}),
 ])  # fmt: skip
 def test_sliding_windows_match_transformers(model_type, settings, window):
     assert packing_error(model_type, LENGTHS, sliding_window=window, **settings) < 1e-5

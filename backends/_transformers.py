@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,7 +50,8 @@ _NOT_OFFERED = {
 def use_packed_attention(lm: nn.Module) -> None:
     """Make the model attend by the layout that each forward pass receives as `packing=`.
 
-    Raises ModelError for a model with layers in which packed sequences would see each other.
+    Raises ModelError for a model with layers in which packed sequences would see each other, or
+    with another head than one matrix.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -57,6 +59,7 @@ def use_packed_attention(lm: nn.Module) -> None:
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, _window_alone)
     _refuse_other_layers(lm)
+    _refuse_other_heads(lm)
     lm.set_attn_implementation(ATTENTION)  # type: ignore[operator]
 
 
@@ -71,9 +74,31 @@ def _refuse_other_layers(lm: Any) -> None:
         reason = "layers that carry a state from token to token"
     elif not lm.base_model._can_set_attn_implementation():
         reason = "its own attention, which cannot be replaced"
+    elif "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
+        reason = "positions that it counts itself"
     else:
         return
     raise _cannot_be_packed(config.model_type, reason)
+
+
+def _refuse_other_heads(lm: Any) -> None:
+    """Scores are computed from the hidden states with the last matrix alone."""
+    head = value_head(lm) or lm.get_output_embeddings()
+    between = [child for child in lm.children() if child not in (lm.base_model, head)]
+    if any(True for child in between for _ in child.parameters()) or (
+        isinstance(head, nn.Linear) and not is_plain_linear(head)
+    ):
+        raise ModelError(
+            f"{lm.config.model_type} does more to its hidden states than multiply them with one "
+            "matrix: its log-probs cannot be computed",
+            hint="use a model whose head is one matrix, such as llama, qwen3 or gemma3",
+        )
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer that only multiplies: routers and heads may be linear layers
+    that do more."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def _cannot_be_packed(kind: str, reason: str) -> ModelError:

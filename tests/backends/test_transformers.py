@@ -66,8 +66,14 @@ UNSUPPORTED = {
     "mamba": ({}, "linear_attention"),
     "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64}, "chunked_attention"),
     "nemotron": ({}, "NemotronAttention has no way to know which tokens belong together"),
+    "doge": ({}, "DogeAttention has masks that it makes itself"),
+    "bart": (
+        {"d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 64, "decoder_attention_heads": 4},
+        "positions that it counts itself",
+    ),
 }
-"""In a pack, their sequences would attend to each other, or not to everything that they should."""
+"""In a pack, their sequences would attend to each other, or not to everything that they should, or
+have other positions."""
 
 
 @pytest.mark.parametrize("model_type", UNSUPPORTED)
@@ -75,6 +81,14 @@ def test_models_that_cannot_be_packed_are_refused_with_the_reason(model_type):
     settings, reason = UNSUPPORTED[model_type]
     with pytest.raises(ModelError, match=reason):
         packing_error(model_type, LENGTHS, **settings)
+
+
+@pytest.mark.parametrize("model_type", ["modernbert-decoder", "dory"])
+def test_models_whose_head_is_more_than_a_matrix_are_refused(model_type):
+    """One has layers before it, the other a scale for each logit."""
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZE))
+    with pytest.raises(ModelError, match=f"{model_type} does more to its hidden states"):
+        PackedModel(lm, torch.float32)
 
 
 def test_critics_that_cannot_be_packed_are_refused_too():

@@ -12,7 +12,7 @@ from torch import nn
 from rlcli.api.model_source import parameter_places
 from rlcli.ops.packed_product import packed, product
 
-from ._transformers import PackedModel
+from ._transformers import PackedModel, is_plain_linear
 
 
 class GenerationCopy:
@@ -32,7 +32,7 @@ class GenerationCopy:
         self._can_pack = can_pack
         if can_pack:
             for module in self.lm.modules():
-                if isinstance(module, nn.Linear):
+                if is_plain_linear(module):
                     module.forward = partial(_linear, module)  # type: ignore[method-assign]
 
     @contextmanager
@@ -59,7 +59,7 @@ class GenerationCopy:
 
     def _fill(self, name: str, value: torch.Tensor, requires_grad: bool, packs: bool) -> None:
         for module, attribute in self._places[name]:
-            is_multiplied = isinstance(module, nn.Linear) and attribute == "weight"
+            is_multiplied = is_plain_linear(module) and attribute == "weight"
             matrix = value.to(self._dtype) if is_multiplied else value
             if is_multiplied and packs:
                 matrix = packed(matrix)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from heard_work import heard_work
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcli.api.headway import Count
 from rlcli.backends import _generation
@@ -16,8 +17,9 @@ from rlcli.ops.packed_product import can_pack
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import NEW_TOKENS, generate
+from rlcli.testing.backend.plain import exact, greedy_answers
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
-from rlcli.testing.tiny_models import tiny_model
+from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
 
 
 @pytest.fixture
@@ -76,6 +78,17 @@ def test_a_cache_without_room_for_one_response_is_refused():
     assert "models.actor.backend.args.kv_cache_tokens" in caught.value.hint
     with pytest.raises(UsageError, match="kv_cache_tokens"):
         engine("inference", kv_cache_tokens=0)
+
+
+def test_a_router_that_is_a_linear_layer_keeps_its_own_forward_pass():
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 24,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+             "num_local_experts": 4, "bos_token_id": 1, "eos_token_id": END}  # fmt: skip
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model("phimoe", **sizes)).eval()
+    actual = generate(engine("fsdp", lm=lm, dtype="float32"), greedy=True)
+    expected = greedy_answers(exact(lm), prompts(), NEW_TOKENS)
+    assert [tokens.tolist() for tokens in actual.tokens] == expected
 
 
 class CastCounter(TorchDispatchMode):

@@ -49,8 +49,8 @@ class RoutedTraining(TrainLoop):
         if self.routers.aux_coef:
             with torch.no_grad():
                 for micro_batch in micro_batches[1:]:
-                    logits, routes = self._pass_over(micro_batch).of_tokens(micro_batch)
-                    step.counted.append(self.routers.counts(logits, routes))
+                    _, counts = self._pass_over(micro_batch).of_tokens(micro_batch)
+                    step.counted.append(counts)
         self._routed = step
         stats = super().forward_backward_batch(micro_batches, loss_fn, divisor)
         sums = self._over_all_tokens(torch.stack(step.trained).sum(0))
@@ -64,8 +64,7 @@ class RoutedTraining(TrainLoop):
             return super().loss_of(micro_batch, loss_fn, divisor)
         with self.routers.observed() as observed:
             loss, stats = super().loss_of(micro_batch, loss_fn, divisor)
-        step, (logits, routes) = self._routed, observed.of_tokens(micro_batch)
-        counts = self.routers.counts(logits.detach(), routes)
+        step, (logits, counts) = self._routed, observed.of_tokens(micro_batch)
         if self.routers.aux_coef and step.load is None:
             step.load = self._over_all_tokens(torch.stack([counts, *step.counted]).sum(0))
         return loss + step.loss(logits, counts), stats

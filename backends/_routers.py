@@ -1,11 +1,11 @@
 """Losses of the routers in a mixture of experts, and how evenly they use their experts.
 
 Let x[l, t, e] be the logit of expert e for token t in layer l, p = softmax over e, and let each
-token choose k of E experts. All N tokens of an optimizer step count, those of prompts too: over all
-micro-batches, data-parallel and context-parallel ranks, without the padding of the latter. With L
-layers that have experts,
+token be sent to k of E experts. All N tokens of an optimizer step count, those of prompts too: over
+all micro-batches, data-parallel and context-parallel ranks, without the padding of the latter. With
+L layers that have experts,
 
-    C[l, e] = number of tokens that choose e,   f[l, e] = C[l, e] / N
+    C[l, e] = number of tokens sent to e,   f[l, e] = C[l, e] / N
     P[l, e] = sum over t of p[l, t, e] / N
     auxiliary loss = mean over l of  E * sum over e of  f[l, e] * P[l, e]
     z-loss         = mean over l and t of  logsumexp over e of x[l, t, e], squared
@@ -40,7 +40,6 @@ from rlcli.api.micro_batches import MicroBatch
 from rlcli.errors import ModelError
 
 from ._router_modules import routers_in
-from ._routing_replay import FREE, routes_of
 
 if TYPE_CHECKING:
     from ._transformers import Packing
@@ -54,19 +53,22 @@ class Observed:
     def __init__(self) -> None:
         self.logits: list[torch.Tensor] = []
         """[S, E] of each layer."""
+        self.chosen: list[torch.Tensor] = []
+        """[S, k] of each layer: the experts that tokens are sent to, chosen or prescribed."""
 
-    def of_tokens(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The logits [L, T, E] of the tokens that count, in float32, and the experts [L, T, k] that
-        the micro-batch prescribes for them, if it does. Padding does not count, nor does the token
-        of an idle micro-batch."""
+    def of_tokens(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits [L, T, E] of the tokens that count, in float32, and how many of them are sent
+        to each expert, [L, E]. Padding does not count, nor does the token of an idle micro-batch.
+        """
         logits = torch.stack([layer.float() for layer in self.logits])
-        if micro_batch.is_idle:
-            return logits[:, :0], None
+        chosen = torch.stack(self.chosen)
         counting = ~self.packing.is_padding
-        routes = routes_of(micro_batch.sample)
-        if routes is not None:
-            routes = self.packing.mine(routes.to(logits.device))[counting].transpose(0, 1)
-        return logits[:, counting], routes
+        if micro_batch.is_idle:
+            counting = torch.zeros_like(counting)
+        logits, chosen = logits[:, counting], chosen[:, counting]
+        counts = logits.new_zeros((len(logits), logits.shape[2]), dtype=torch.float64)
+        ones = torch.ones_like(chosen, dtype=torch.float64)
+        return logits, counts.scatter_add_(1, chosen.flatten(1), ones.flatten(1))
 
 
 class Routers:
@@ -79,8 +81,8 @@ class Routers:
         self._role = role
         self._observed: Observed | None = None
         self._are_logits: bool | None = None
-        hint = f"leave out router_… in models.{role}.backend.args"
-        modules, self._index = routers_in(lm, role, "balanced", hint)
+        self._hint = f"leave out router_… in models.{role}.backend.args"
+        modules, self._index = routers_in(lm, role, "balanced", self._hint)
         self.per_token: int = lm.config.get_text_config().num_experts_per_tok
         lm.base_model.register_forward_pre_hook(self._observe_pass, with_kwargs=True)
         for module in modules.values():
@@ -100,16 +102,6 @@ class Routers:
         finally:
             self._observed = None
 
-    def counts(self, logits: torch.Tensor, routes: torch.Tensor | None) -> torch.Tensor:
-        """[L, E] the number of tokens that are routed to each expert: those that logits [L, T, E]
-        choose, except where others [L, T, k] are prescribed."""
-        chosen = logits.softmax(-1).topk(self.per_token, -1).indices
-        if routes is not None:
-            chosen = chosen.where(routes == FREE, routes)
-        counts = logits.new_zeros((logits.shape[0], logits.shape[2]), dtype=torch.float64)
-        ones = torch.ones_like(chosen, dtype=torch.float64)
-        return counts.scatter_add_(1, chosen.flatten(1), ones.flatten(1))
-
     def _observe_pass(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
         if self._observed is not None:
             self._observed.packing = named["packing"]
@@ -126,6 +118,18 @@ class Routers:
                 hint="install a newer version of transformers",
             )
         self._observed.logits.append(logits)
+        self._observed.chosen.append(self._choice_among(outputs))
+
+    def _choice_among(self, outputs: Any) -> torch.Tensor:
+        """[S, k] the numbers of the experts, which no family's router returns without: they need
+        not have the largest logits, where a bias corrects what is chosen."""
+        numbers = [each for each in outputs if not each.is_floating_point()]
+        if len(numbers) != 1:
+            raise ModelError(
+                f"the routers of role {self._role} do not return the experts that they choose",
+                hint=self._hint,
+            )
+        return numbers[0].reshape(-1, self.per_token)
 
 
 def _are_probabilities(logits: torch.Tensor) -> bool:

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.backends import _routers
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch
+from rlcli.testing.tiny_models import tiny_config
 
 
 class Subject(BackendContract):
@@ -49,6 +51,22 @@ def test_a_coefficient_of_zero_only_measures():
     assert {name: measured[name] for name in plain} == plain
     assert measured["router_aux_loss"] >= 1
     assert measured["router_load_max"] > 1 > measured["router_load_min"]
+
+
+def test_the_load_is_that_of_the_experts_that_a_corrected_choice_prefers():
+    """ERNIE adds a bias to the scores by which it chooses: here all tokens go to two of four."""
+    config = tiny_config("qwen3_moe").to_dict()
+    sizes = {name: config[name] for name in ("vocab_size", "hidden_size", "num_attention_heads",
+             "num_key_value_heads", "num_hidden_layers", "moe_intermediate_size")}  # fmt: skip
+    lm = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("ernie4_5_moe", **sizes, moe_num_experts=4, moe_k=2)
+    )
+    for name, parameter in lm.named_parameters():
+        if "e_score_correction_bias" in name:
+            parameter.data[:] = torch.tensor([9.0, 0.0, 0.0, 9.0])
+    engine = Subject().engine(lm=lm, router_aux_loss_coef=0.1)
+    stats = engine.train_batch(batch(), answer_loss, answer_weight)
+    assert (stats["router_load_max"], stats["router_load_min"]) == (2, 0)
 
 
 def test_routers_that_return_probabilities_are_refused(monkeypatch):

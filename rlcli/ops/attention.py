@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlcli.ops.packing import Bounds, alike, all_but_last, marked, rectangles
 
@@ -106,7 +106,9 @@ class PackedAttention:
         narrow = narrow_dtype(query)
         has_kernel = self.flash is not None or scoring.softcap is None  # torch's caps no scores
         if query.is_cuda and narrow is not None and has_kernel:
-            return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scoring)
+            wide = as_wide_as(query, value).to(narrow)
+            out = self._varlen(query.to(narrow), key.to(narrow), wide, scoring)
+            return out[..., : value.shape[-1]]
         return self._rectangles(query, key, value, scoring)
 
     def _varlen(
@@ -296,6 +298,13 @@ def _attend_capped(
         mask = _added(torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), scores.dtype)
     weights = (scores + mask).softmax(-1, dtype=torch.float32)
     return weights.to(value.dtype) @ value
+
+
+def as_wide_as(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Values with columns of zeros, for what takes one width only. Those of multi-head latent
+    attention (https://arxiv.org/abs/2405.04434, section 2.1) are narrower than its keys."""
+    missing = query.shape[-1] - value.shape[-1]
+    return pad(value, (0, missing)) if missing > 0 else value
 
 
 def narrow_dtype(query: torch.Tensor) -> torch.dtype | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rlcli.ops.attention import GatheredRows, PackedAttention, Scoring, narrow_dtype
+from rlcli.ops.attention import GatheredRows, PackedAttention, Scoring, as_wide_as, narrow_dtype
 from rlcli.ops.block_attention import Block, BlockAttention, BlockGradients
 from rlcli.ops.context_choice import AttentionSizes, Choice
 from rlcli.ops.packing import all_but_last, marked, positions
@@ -90,8 +90,9 @@ class ContextAttention:
         )
         if (sizes.method if self.choice == "auto" else self.choice) == "ulysses":
             return self._ulysses(query, key, value, scoring)
-        by_slot = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-        return _Ring.apply(*by_slot, self, scoring)[None]
+        states = query, key, as_wide_as(query, value)
+        by_slot = (x[0].transpose(0, 1).contiguous() for x in states)
+        return _Ring.apply(*by_slot, self, scoring)[None, ..., : value.shape[-1]]
 
     # -- Ulysses -----------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from rlcli.ops.context_choice import AttentionSizes
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
 CPU = torch.device("cpu")
-PACKS = [(17, 1, 6, 3), (1,), (2, 1), (4, 4, 4)]
+LENGTHS = (17, 1, 6, 3)
+PACKS = [LENGTHS, (1,), (2, 1), (4, 4, 4)]
 """Ranks get one token, or none."""
 SCORINGS = [Scoring(), Scoring(scale=0.3, window=3), Scoring(softcap=1.5), Scoring(None, 2, 0.7)]
 KEY_HEADS = (1, 2, 4)
@@ -88,18 +89,36 @@ def largest_error(share, scoring, key_heads):
 
 
 @pytest.mark.parametrize("choice", ["ulysses", "ring"])
+def test_values_may_be_narrower_than_keys(choice):
+    """As in multi-head latent attention."""
+
+    def work(rank):
+        query, key, value = states_of(LENGTHS, 4, 2)
+        states, weights = (query, key, value[..., :5]), torch.randn(1, sum(LENGTHS), 4, 5)
+        expected, grads = on_one_rank(states, LENGTHS, Scoring(), weights)
+        share = ContextAttention(LENGTHS, CPU, group_of_all(), choice)
+        out, mine = on_this_rank(states, weights, share, Scoring())
+        assert_close(out, expected)
+        for ours, theirs in zip(mine, grads, strict=True):
+            torch.distributed.all_reduce(ours)
+            assert_close(ours, theirs)
+        return {}
+
+    run_on_ranks(2, work)
+
+
+@pytest.mark.parametrize("choice", ["ulysses", "ring"])
 @pytest.mark.parametrize("scoring", [Scoring(), Scoring(window=3)], ids=["all", "window"])
 @needs_pretend_device
 def test_ranks_with_16_bits_on_a_device_attend_like_one(choice, scoring):
     """On the pretend device: the paths of CUDA, with kernels for the host."""
 
     def work(rank):
-        lengths = (17, 1, 6, 3)
-        states = states_of(lengths, 4, 2, torch.bfloat16)
-        weights = torch.randn(1, sum(lengths), 4, 8)
-        expected, grads = on_one_rank([x.float() for x in states], lengths, scoring, weights)
+        states = states_of(LENGTHS, 4, 2, torch.bfloat16)
+        weights = torch.randn(1, sum(LENGTHS), 4, 8)
+        expected, grads = on_one_rank([x.float() for x in states], LENGTHS, scoring, weights)
         with pretend_cuda() as device:
-            share = ContextAttention(lengths, device, group_of_all(), choice)
+            share = ContextAttention(LENGTHS, device, group_of_all(), choice)
             out, mine = on_this_rank(states, weights, share, scoring)
             out, *mine = (x.float().cpu() for x in (out, *mine))
         for grad in mine:

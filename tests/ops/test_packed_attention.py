@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pretend_cuda import needs_pretend_device, pretend_cuda
 
 from rlcli.ops import attention
 from rlcli.ops.attention import CachedAttention, Scoring, packed_attention
@@ -147,6 +148,24 @@ def test_the_cuda_kernel_is_given_the_number_of_tokens_before_each(window, befor
     tensors = torch.randn(3, 1, 2, 12, 4)
     packed_attention([9, 3], torch.device("cpu"))._varlen(*tensors, Scoring(window=window))
     assert asked == {"scale": None, "window_size": (before, 0), "enable_gqa": False}
+
+
+@needs_pretend_device
+def test_the_cuda_kernel_is_given_values_as_wide_as_keys(monkeypatch):
+    """It takes no others; those of multi-head latent attention are narrower."""
+    from torch.nn.attention import varlen
+
+    def kernel(query, key, value, *bounds, **settings):
+        assert value.shape == key.shape
+        return value
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    query, key, value = torch.randn(3, 1, 2, 12, 4, dtype=torch.bfloat16)
+    narrow = value[..., :3]
+    with pretend_cuda() as device:
+        states = (states.to(device) for states in (query, key, narrow))
+        attended = packed_attention([9, 3], device).attend(*states, Scoring()).cpu()
+    assert torch.equal(attended, narrow.transpose(1, 2))
 
 
 def test_index_arithmetic_equals_that_worked_by_hand():

@@ -47,13 +47,6 @@ def pack_over_ranks(
             f"among {ranks} context-parallel ranks, as ulysses does",
             hint=f"set models.{role}.backend.args.context_parallel=ring, or another size of cp",
         )
-    if changing := _rope_kinds(config) & {"dynamic", "longrope"}:
-        raise ModelError(
-            f"the {config.model_type} of role {role} cannot be context-parallel: its "
-            f"{min(changing)} position embeddings depend on the longest position, which one rank "
-            "alone has",
-            hint=f"set models.{role}.mesh.cp=1",
-        )
     return partial(_share, group=group, choice=choice, flash=flash)
 
 
@@ -65,13 +58,6 @@ def _share(
     flash: FlashAttention | None,
 ) -> ContextAttention:
     return ContextAttention(tuple(lengths), device, group, choice, flash)
-
-
-def _rope_kinds(config: Any) -> set[str]:
-    """The kinds of rotary embeddings; a model may have one for each type of layer."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    by_layer = [value for value in settings.values() if isinstance(value, dict)]
-    return {value.get("rope_type", "default") for value in by_layer or [settings]}
 
 
 # -- generation ------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._layouts import whole_sequences
 from ._memory import packing_pays
+from ._packable import check_rotary
 from ._parameter_parts import gathered, gathered_beyond, held_blocks
 from ._prefix_sharing import PrefixSharing
 from ._saving import SavingRanks, describe, save_model
@@ -170,6 +171,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
+        check_rotary(self.role, max(lengths), self.lm.config)
         routes = self._routes_of(micro_batch)
         with self._in_pass():
             before = partial(self._route, routes)
@@ -297,6 +299,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def _check_length(self, longest: int) -> None:
         """Check the length of a prompt and its response. Raises ModelError."""
         check_positions(self.role, longest, self.lm.config)
+        check_rotary(self.role, longest, self.lm.config)
         if self._kv_cache_tokens is not None and longest > self._kv_cache_tokens:
             raise ModelError(
                 (

@@ -12,7 +12,8 @@ from torch import nn
 from rlcli.api.model_source import parameter_places
 from rlcli.ops.packed_product import packed, product
 
-from ._transformers import PackedModel, is_plain_linear
+from ._packable import is_plain_linear
+from ._transformers import PackedModel
 
 
 class GenerationCopy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +17,7 @@ from rlcli.ops.attention import Kernels, PackedAttention, Scoring, packed_attent
 from rlcli.ops.logprobs import OutputHead, token_scores
 from rlcli.ops.packing import positions
 
+from ._packable import cannot_be_packed, refuse_unpackable
 from ._tensor_parallel import local, vocabulary_shard
 
 if TYPE_CHECKING:
@@ -58,54 +58,8 @@ def use_packed_attention(lm: nn.Module) -> None:
 
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, _window_alone)
-    _refuse_other_layers(lm)
-    _refuse_other_heads(lm)
+    refuse_unpackable(lm)
     lm.set_attn_implementation(ATTENTION)  # type: ignore[operator]
-
-
-def _refuse_other_layers(lm: Any) -> None:
-    config = lm.config.get_text_config()
-    others = sorted(
-        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    )
-    if others:
-        reason = f"layers of type {', '.join(others)}"
-    elif getattr(lm, "_is_stateful", False):
-        reason = "layers that carry a state from token to token"
-    elif not lm.base_model._can_set_attn_implementation():
-        reason = "its own attention, which cannot be replaced"
-    elif "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
-        reason = "positions that it counts itself"
-    else:
-        return
-    raise _cannot_be_packed(config.model_type, reason)
-
-
-def _refuse_other_heads(lm: Any) -> None:
-    """Scores are computed from the hidden states with the last matrix alone."""
-    head = value_head(lm) or lm.get_output_embeddings()
-    between = [child for child in lm.children() if child not in (lm.base_model, head)]
-    if any(True for child in between for _ in child.parameters()) or (
-        isinstance(head, nn.Linear) and not is_plain_linear(head)
-    ):
-        raise ModelError(
-            f"{lm.config.model_type} does more to its hidden states than multiply them with one "
-            "matrix: its log-probs cannot be computed",
-            hint="use a model whose head is one matrix, such as llama, qwen3 or gemma3",
-        )
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether it is a linear layer that only multiplies: routers and heads may be linear layers
-    that do more."""
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-
-
-def _cannot_be_packed(kind: str, reason: str) -> ModelError:
-    return ModelError(
-        f"{kind} has {reason}: its sequences cannot be packed",
-        hint="use a model with full or sliding-window attention, such as llama, qwen3 or gemma3",
-    )
 
 
 def _attention(
@@ -123,13 +77,11 @@ def _attention(
     """`attention_mask`, which some families pass by name, is what `_window_alone` returned."""
     for name, reason in _NOT_OFFERED.items():
         if others.get(name) is not None:
-            raise _cannot_be_packed(type(module).__name__, reason)
+            raise cannot_be_packed(type(module).__name__, reason)
     if isinstance(attention_mask, torch.Tensor):
-        raise _cannot_be_packed(type(module).__name__, "masks that it makes itself")
+        raise cannot_be_packed(type(module).__name__, "masks that it makes itself")
     if packing is None:
-        raise _cannot_be_packed(
-            type(module).__name__, "no way to know which tokens belong together"
-        )
+        raise cannot_be_packed(type(module).__name__, "no way to know which tokens belong together")
     window = attention_mask if sliding_window is None else sliding_window
     scoring = Scoring(scaling, window, softcap)
     # keys that were rotated in float32, and values that were not; cached ones are narrow already

@@ -11,12 +11,13 @@ from heard_work import heard_work
 from hub_server import hub_with
 from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from rlcli.api import headway
 from rlcli.api.config import FinetuneSpec
 from rlcli.api.headway import BYTES, Count, doing
 from rlcli.api.model_folder import check_folder, check_sizes, download_counter
+from rlcli.api.model_skeleton import without_dropout
 from rlcli.api.model_source import open_source
 from rlcli.api.token_texts import id_count
 from rlcli.api.value_model import value_head
@@ -81,6 +82,14 @@ def test_a_folder_is_read_unchanged_except_for_dropout(saved):
     assert model.config.attention_dropout == 0
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", ["biogpt", "gpt2", "opt", "starcoder2"])
+def test_dropout_is_off_whatever_a_family_calls_it(family):
+    config = without_dropout(AutoConfig.for_model(family)).to_dict()
+    rates = {n: rate for n, rate in config.items() if "drop" in n and not isinstance(rate, bool)}
+    assert len(rates) > 1
+    assert set(rates.values()) == {0.0}, rates
 
 
 CRITICS = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2")

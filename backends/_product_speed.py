@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rlcli.ops.attention import Scoring, packed_attention
 
-from ._transformers import compute_in
+from ._transformers import compute_in, layers_of
 
 NARROW = 512
 """Models with smaller hidden states spend their time between products: float32 is not slower."""
@@ -29,7 +29,7 @@ def seconds_by_dtype(config: Any, device: torch.device, trains: bool) -> dict[st
     """Processor seconds of one layer of a model with this `config` over 128 tokens, in float32 and
     in bfloat16; with `trains` also of its backward pass. Empty where there is nothing to measure:
     on GPUs, and for narrow models."""
-    text = config.get_text_config()
+    text = layers_of(config.get_text_config())[0]
     width = text.hidden_size
     if device.type != "cpu" or width < NARROW:
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,13 +89,20 @@ def _attention(
     return packing.attend(query.to(dtype), key.to(dtype), value.to(dtype), scoring), None
 
 
-def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> int | None:
+def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> _Window | None:
     """Passed in place of a mask, with what the layout does not say: the window of layers that have
     one.
 
     Most families also pass it to their attention; with some, only the mask shows it.
     """
-    return local_size
+    return None if local_size is None else _Window(local_size)
+
+
+class _Window(int):
+    """A window, and so is any part of it: Gemma 4 takes that of all queries."""
+
+    def __getitem__(self, index: Any) -> _Window:
+        return self
 
 
 class PackedOutput:
@@ -199,6 +206,17 @@ def hidden_matrices(lm: Any) -> list[nn.Parameter]:
     ]
 
 
+def layers_of(config: Any) -> Sequence[Any]:
+    """The configuration of each layer, whose sizes may differ, as in Gemma 4."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * config.num_hidden_layers
+
+
+def head_dim(layer: Any) -> int:
+    return getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+
+
 def products_of(lm: Any) -> Products:
     """The products of a model, of whose parameters a rank may hold parts."""
     config = lm.config.get_text_config()
@@ -206,11 +224,11 @@ def products_of(lm: Any) -> Products:
     weights = hidden_matrices(lm)
     matrices = sum(weight.numel() for weight in weights if weight.dim() == 2)
     experts = sum(weight.numel() // len(weight) for weight in weights if weight.dim() == 3)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    columns = sum(layer.num_attention_heads * head_dim(layer) for layer in layers_of(config))
     head = lm.get_output_embeddings() if value_head(lm) is None else None
     return Products(
         of_token=2.0 * (matrices + per_token * experts),
-        of_pair=4.0 * config.num_attention_heads * head_dim * config.num_hidden_layers,
+        of_pair=4.0 * columns,
         of_score=2.0 * head.weight.numel() if head is not None else 0.0,
     )
 
@@ -323,12 +341,9 @@ def flash_attention_of(
         return None
     from rlcli.ops.flash_attention import flash_attention
 
-    config = lm.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None)
-    if head_dim is None:
-        head_dim = config.hidden_size // config.num_attention_heads
+    largest = max(head_dim(layer) for layer in layers_of(lm.config.get_text_config()))
     try:
-        return flash_attention(kernels, device, dtype is not torch.float32, head_dim)
+        return flash_attention(kernels, device, dtype is not torch.float32, largest)
     except ValueError as error:
         raise ModelError(
             f"role {role} cannot have `attention: flash`: {error}",

@@ -80,12 +80,25 @@ def test_a_cache_without_room_for_one_response_is_refused():
         engine("inference", kv_cache_tokens=0)
 
 
-def test_a_router_that_is_a_linear_layer_keeps_its_own_forward_pass():
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 24,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-             "num_local_experts": 4, "bos_token_id": 1, "eos_token_id": END}  # fmt: skip
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 24,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1,
+         "eos_token_id": END}  # fmt: skip
+UNUSUAL = {
+    "phimoe": {"num_hidden_layers": 2, "num_local_experts": 4},
+    "gemma4_text": {"num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 16,
+                    "layer_types": ["sliding_attention", "full_attention"] * 2,
+                    "sliding_window": 4, "num_kv_shared_layers": 2,
+                    "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
+}  # fmt: skip
+"""One has routers that are linear layers with a forward pass of their own; the other has layers of
+several sizes, some of which take the keys of others."""
+
+
+@pytest.mark.parametrize("family", UNUSUAL)
+def test_unusual_layers_give_the_answers_of_transformers(family):
     torch.manual_seed(0)
-    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model("phimoe", **sizes)).eval()
+    config = AutoConfig.for_model(family, **SIZES, **UNUSUAL[family])
+    lm = AutoModelForCausalLM.from_config(config).eval()
     actual = generate(engine("fsdp", lm=lm, dtype="float32"), greedy=True)
     expected = greedy_answers(exact(lm), prompts(), NEW_TOKENS)
     assert [tokens.tolist() for tokens in actual.tokens] == expected

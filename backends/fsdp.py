@@ -164,7 +164,7 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
     # -- state -------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
-        if room_for_optimizer:
+        if room_for_optimizer or self.optimizers[0].state:
             self._make_room()
         names = {parameter: name for name, parameter in self.lm.named_parameters()}
         moments = {
@@ -176,7 +176,8 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         return EngineState(self.named_weights(), moments)
 
     def _make_room(self) -> None:
-        """Create the tensors that optimizers would create in their first step, before it."""
+        """Create the tensors that optimizers would create in their first step, before it, or for
+        parameters that have had no gradient, such as those of images: a state has them all."""
         adamw, *others = self.optimizers
         for group in adamw.param_groups:
             for parameter in group["params"]:

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from rlcli.backends._saving import _written_aside, describe
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import answer_loss, answer_weight, batch
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
@@ -105,3 +106,14 @@ def test_a_model_keeps_its_further_end_tokens(ends, further, tmp_path):
     if further:
         saved, _ = described({"eos_token_id": [*further, end]}, tmp_path / "among them")
         assert saved["eos_token_id"] == [end, *further]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_parameters_without_a_gradient_have_moments_in_a_state(optimizer):
+    """Such as those for images of a model that is trained on texts: else its state would not fill
+    an engine that has not been trained yet."""
+    lm = tiny_model("llama")
+    lm.model.register_parameter("of_images", torch.nn.Parameter(torch.ones(3)))
+    trained, fresh = (Checks().engine(lm=lm, optimizer=optimizer) for _ in range(2))
+    trained.train_batch(batch(), answer_loss, answer_weight)
+    assert trained.state().optimizer.keys() == fresh.state(room_for_optimizer=True).optimizer.keys()

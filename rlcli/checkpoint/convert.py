@@ -93,6 +93,12 @@ class Conversion:
         return [spec for move in self.moves for spec in move.outputs]
 
     @property
+    def changes_names(self) -> bool:
+        """Whether any tensor is written under another name, or as several."""
+        stored = {tensor.spec.name for move in self.moves for tensor in move.sources}
+        return stored != {spec.name for spec in self.outputs}
+
+    @property
     def bytes(self) -> int:
         """Bytes of all tensors that are written."""
         return sum(spec.bytes for spec in self.outputs)

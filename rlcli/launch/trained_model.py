@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.api.headway import BYTES, doing
 from rlcli.api.run_folder import RESOLVED_RECIPE
@@ -14,6 +15,9 @@ from rlcli.errors import UsageError
 from rlcli.observe.run_search import named_folder
 from rlcli.owned_folder import temporary_folder
 from rlcli.recipe.files import HUB_ID
+
+if TYPE_CHECKING:
+    from rlcli.checkpoint.role_folders import RoleFolder
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def trained_model(
 ) -> Iterator[TrainedModel]:
     """The model of a folder, a Hub id, a checkpoint or a run: a run's newest unless `step` is
     given, its actor unless `role` is. Shards written by several ranks are combined in a temporary
-    folder.
+    folder, where the weights of a checkpoint also get the names of transformers.
 
     Raises UsageError, ModelError.
     """
@@ -57,17 +61,24 @@ def trained_model(
     )
     run = path if (path / RESOLVED_RECIPE).is_file() else None
     with temporary_folder("model-") as home:
-        folder = _in_one_piece(role_folder.folder, home / "model")
+        folder = _as_published(role_folder, home / "model")
         yield TrainedModel(str(folder), described, run, role_folder.role)
 
 
-def _in_one_piece(folder: Path, target: Path) -> Path:
-    """The folder of a model; the target, if shards of several ranks had to be combined there."""
+def _as_published(role_folder: RoleFolder, target: Path) -> Path:
+    """The folder of a model in one piece, with the names of transformers; the target, if shards of
+    several ranks had to be combined there, or experts, which a checkpoint has in one tensor,
+    separated."""
     from rlcli.checkpoint import convert
 
-    if not any(folder.glob(PARTS)):
+    folder = role_folder.folder
+    is_sharded = any(folder.glob(PARTS))
+    if not is_sharded and role_folder.checkpoint is None:
         return folder
     plan = convert.plan_to_hf(folder, target)
-    with doing("combining the shards of the model", plan.bytes, BYTES) as work:
+    if not is_sharded and not plan.changes_names:
+        return folder
+    what = "combining the shards of the model" if is_sharded else "separating the experts"
+    with doing(what, plan.bytes, BYTES) as work:
         convert.convert(plan, work.advance)
     return target

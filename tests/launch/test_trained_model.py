@@ -1,4 +1,5 @@
-"""The temporary folders of commands that use a model: however one ends, its folders do not stay."""
+"""Models that commands use: the names of their weights, and that no temporary folder stays, however
+a command ends."""
 
 import os
 import subprocess
@@ -9,10 +10,17 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from rlcli.api.engine import EngineState
+from rlcli.api.model_export import own_weights
+from rlcli.checkpoint.role_folders import RoleFolder
+from rlcli.checkpoint.state import copy_to_host, write_weights
 from rlcli.launch.evaluation import examine
-from rlcli.launch.trained_model import trained_model
+from rlcli.launch.trained_model import _as_published, trained_model
 from rlcli.owned_folder import LOCK, remove_abandoned
+from rlcli.testing.tiny_models import tiny_model
 
 HOME = str(Path(__file__).parents[2])
 COMMAND = """
@@ -57,6 +65,24 @@ def test_the_copy_of_a_command_that_was_ended_is_removed_by_the_next(model, temp
     with trained_model(str(model)):
         assert not folder.exists()
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_the_weights_of_a_checkpoint_have_the_names_of_transformers(family, tmp_path):
+    lm = tiny_model(family)
+    lm.save_pretrained(tmp_path / "published")
+    checkpoint = tmp_path / "step-00000001"
+    folder = checkpoint / "models" / "actor"
+    folder.mkdir(parents=True)
+    write_weights(copy_to_host(EngineState(own_weights(lm)), True), folder, 0)
+    lm.config.save_pretrained(folder)
+    published = _as_published(RoleFolder(folder, "actor", checkpoint, 1), tmp_path / "target")
+    assert (published == folder) == (family == "llama"), "without experts nothing is copied"
+    weights, expected = (
+        load_file(path / "model.safetensors") for path in (published, tmp_path / "published")
+    )
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 def test_the_folder_of_an_evaluation_is_owned_and_removed(temporary, monkeypatch):

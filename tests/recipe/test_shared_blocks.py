@@ -146,3 +146,46 @@ def test_another_component_of_a_call_takes_its_arguments_from_the_same_block():
     args = args_of(load_recipe("grpo_math", overrides), "advantages")
     assert (args["kl_ctl"], args["disable_value"]) == (0.02, True)
     assert "loss_aggregation" not in args
+
+
+def test_one_call_may_set_an_argument_of_its_own_on_top_of_the_block():
+    override = "graph.advantages.interface.args.kl_ctl=0.05"
+    assert args_of(load_recipe("ppo_math", [override]), "advantages")["kl_ctl"] == 0.05
+    both = load_recipe("ppo_math", [override, "ppo.kl_ctl=0.2"])
+    assert args_of(both, "advantages")["kl_ctl"] == 0.05
+
+
+def test_a_key_of_a_block_that_a_layer_below_makes_ineffective_is_refused(tmp_path: Path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: ppo_math\ngraph: {advantages: {interface: {args: {kl_ctl: 0.05}}}}\n")
+    load_recipe(mine)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(mine, ["ppo.kl_ctl=0.2"])
+    (problem,) = caught.value.problems
+    assert problem.what.startswith(
+        "ppo.kl_ctl has no effect: graph.advantages.interface.args.kl_ctl is set at "
+    )
+    assert problem.hint == "set that instead: graph.advantages.interface.args.kl_ctl=…"
+    load_recipe(mine, ["graph.advantages.interface.args.kl_ctl=0.2"])
+
+
+@pytest.mark.parametrize(
+    ("override", "layer"),
+    [
+        (  # merged with the block's
+            "evaluation.generation.greedy=false",
+            "train: {eval: {graph: {eval_gen: {interface: {args: {generation: {top_p: 0.9}}}}}}}",
+        ),
+        (  # another key takes the value, too
+            "ppo.kl_ctl=0.2",
+            "graph: {advantages: {interface: {args: {kl_ctl: 0.05}}}}\n"
+            "models: {actor: {backend: {args: {lr: '${ppo.kl_ctl}'}}}}",
+        ),
+    ],
+)
+def test_a_key_of_a_block_that_has_some_effect_is_accepted(
+    tmp_path: Path, override: str, layer: str
+):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"extends: ppo_math\n{layer}\n")
+    load_recipe(mine, [override])

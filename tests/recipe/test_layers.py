@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from rlcli.errors import RecipeError
 from rlcli.recipe.parsing.merge import merge, spell_out_types
+from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
-from rlcli.recipe.parsing.tree import is_default, leaves, plain
+from rlcli.recipe.parsing.tree import default_mark, is_default, leaves, node_of, plain
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import load_recipe
 
@@ -332,3 +333,30 @@ def test_history_lists_every_value_that_a_key_had(folder: Path):
 def test_a_file_may_have_any_name(folder: Path):
     (folder / "my recipe.yaml").write_text("extends: small\n")
     assert load_recipe("my recipe.yaml").recipe.name == "my_recipe"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "args"),
+    [
+        ("type=other", "args.size=3", {"size": 3}),
+        ("={_replace_: true, type: other}", "args.size=3", {"size": 3}),
+        ("={_replace_: true, args: {size: 3}}", "type=other", {"size": 3}),
+        ("args={_replace_: true, size: 3}", "type=other", {"size": 3}),
+        ("args.size=3", "args.levels=[1]", {"problems": 5, "size": 3, "levels": [1]}),
+    ],
+)
+def test_the_order_of_overrides_means_nothing(first: str, second: str, args: dict[str, object]):
+    below = {"datasets": {"train": {"type": "arithmetic", "args": {"problems": 5}}}}
+    overrides = [f"datasets.train.{text}".replace(".=", "=") for text in (first, second)]
+    for order in (overrides, overrides[::-1]):
+        tree = node_of(below, default_mark())
+        for override in parse_overrides(order, Problems()):
+            tree = merge(tree, override, Problems())
+        assert plain(tree)["datasets"]["train"]["args"] == args
+
+
+def test_a_component_with_another_type_keeps_the_block_below_what_was_set_on_top_of_it():
+    base = "graph: {a: {interface: {type: gae, args: '${ppo}'}}}\nppo: {kl_ctl: 0.1}"
+    mine = "graph: {a: {interface: {args: {gae_lambda: 0.9}}}}"
+    changed = lay(base, mine, "graph: {a: {interface: est}}")
+    assert changed["graph"]["a"]["interface"] == {"type": "est", "args": "${ppo}"}

@@ -3,8 +3,9 @@
 Mappings merge key by key. Scalars and lists are replaced. A mapping with `_replace_: true` replaces
 instead of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type`
 starts with empty `args`, because they belong to the type, unless they are a block, `args: ${ppo}`,
-of which each component takes what it has. Where a component is expected, a plain string names its
-type: `launch: local`. `null` removes what the layers below say
+of which each component takes what it has: that remains, but nothing that was set on top of it.
+Where a component is expected, a plain string names its type: `launch: local`. `null` removes what
+the layers below say
 (`rlcli.recipe.parsing.removal` describes what remains).
 """
 
@@ -156,11 +157,12 @@ def _type_changes(lower: MappingNode, upper: MappingNode) -> bool:
 
 
 def _without_args(component: MappingNode) -> MappingNode:
-    """A component without the arguments of its type; those of a block are for whichever components
-    take them."""
+    """A component without the arguments of its type; those of a block, but not what is set on top
+    of it, are for whichever components take them."""
     entries = dict(component.entries)
-    if whole_reference(component.get("args")) is None:
-        entries.pop("args", None)
+    args = entries.pop("args", None)
+    if args is not None and reference_below(args.node) is not None:
+        entries["args"] = replace(args, node=getattr(args.node, "under", args.node))
     return replace(component, entries=entries)
 
 

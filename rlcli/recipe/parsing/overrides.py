@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlcli.recipe.parsing.layers import profile_names, recipe_names
-from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
+from rlcli.recipe.parsing.merge import REPLACE, spell_out_types, with_valid_markers
+from rlcli.recipe.parsing.places import kind_at
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
@@ -31,7 +33,7 @@ _KEY = re.compile(r"[^\s.=\[\]{}:,]+(\.[^\s.=\[\]{}:,]+)*")
 
 def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[MappingNode]:
     """One small tree for each override. A value set twice is refused: the later one never wins
-    silently. A value that cannot be read keeps its key,
+    silently, and their order means nothing. A value that cannot be read keeps its key,
     so that nothing is concluded from its absence."""
     problems.add_source(COMMAND_LINE, "\n".join(text.replace("\n", " ") for text in overrides))
     if _are_refused(overrides, problems):
@@ -51,7 +53,18 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         set_by |= {path: set_by.get(path, number) for path, _ in leaves(tree)}
         if not repeats:
             trees.append(tree)
-    return trees
+    return sorted(trees, key=_drops_below)
+
+
+def _drops_below(tree: MappingNode) -> tuple[float, bool]:
+    """The depth from which an override drops what is below, and whether that is only arguments: the
+    outermost is merged first, so that none drops what another override sets."""
+    dropping = (
+        (len(path), path[-1] != REPLACE)
+        for path, _ in leaves(tree)
+        if path[-1] == REPLACE or (path[-1] == "type" and kind_at(path[:-1]))
+    )
+    return min(dropping, default=(math.inf, True))
 
 
 def _repeats(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.errors import RecipeError
+from rlcli.errors import RecipeError, UsageError
 from rlcli.recipe.introspection.explanation import explain
 from rlcli.recipe.introspection.json_schema import recipe_schema
 from rlcli.recipe.parsing.layers import profile_names
@@ -189,3 +189,11 @@ def test_a_key_of_a_block_that_has_some_effect_is_accepted(
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"extends: ppo_math\n{layer}\n")
     load_recipe(mine, [override])
+
+
+def test_explain_lists_no_key_of_a_block_that_its_only_call_sets_on_its_own():
+    resolved = load_recipe("grpo_calculator")
+    assert "grpo.max_turns" not in {leaf.key for leaf in explain(resolved, "grpo")}
+    with pytest.raises(UsageError, match=r"no key grpo\.max_turns") as caught:
+        explain(resolved, "grpo.max_turns")
+    assert "did you mean graph.actor_gen.interface.args.max_turns?" in str(caught.value.hint)

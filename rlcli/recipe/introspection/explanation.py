@@ -126,6 +126,8 @@ def known_values(resolved: Resolved) -> dict[KeyPath, Any]:
         # a block also receives its nested values
         if reference.is_alone and reference.target[0] not in SECTIONS:
             for path in [p for p in values if p[: len(reference.path)] == reference.path]:
+                if path != reference.path and at(resolved.written, path) is not None:
+                    continue  # set there, on top of the block
                 key = (*reference.target, *path[len(reference.path) :])
                 # null may restore a default
                 values[key] = values[path] if values.get(key) is None else values[key]

@@ -294,12 +294,14 @@ def _refuse_newer_format(tree: MappingNode, problems: Problems) -> None:
 def _without_built_in_length(tree: MappingNode, problems: Problems) -> MappingNode:
     """The tree without the steps or epochs of a built-in layer, if the user sets the other."""
     lengths = {name: at(tree, ("train", name)) for name in ("steps", "epochs")}
-    built_in = [
-        name for name, node in lengths.items() if node is None or problems.is_built_in(node.mark)
+    not_the_users = [
+        name
+        for name, node in lengths.items()
+        if node is None or is_null(node) or problems.is_built_in(node.mark)
     ]
-    if len(built_in) != 1 or lengths[built_in[0]] is None:
+    if len(not_the_users) != 1 or lengths[not_the_users[0]] is None:
         return tree
-    return with_value(tree, ("train", built_in[0]), None)
+    return with_value(tree, ("train", not_the_users[0]), None)
 
 
 def _refuse_absurd_counts(tree: MappingNode, problems: Problems) -> None:

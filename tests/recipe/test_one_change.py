@@ -150,6 +150,16 @@ def test_the_users_length_of_training_replaces_that_of_a_built_in_layer(tmp_path
     assert problem.code == "R47", "both are the user's"
 
 
+def test_null_leaves_the_length_of_training_to_the_built_in_layer(tmp_path: Path):
+    steps = load_recipe("ppo_math").recipe.train.steps
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: ppo_math\ntrain: {epochs: 2}\n")
+    train = load_recipe(str(mine), ["train.epochs=null"]).recipe.train
+    assert (train.steps, train.epochs) == (steps, None)
+    train = load_recipe(str(mine), ["train.steps=null"]).recipe.train
+    assert (train.steps, train.epochs) == (None, 2)
+
+
 @pytest.mark.parametrize("engine", ["inference", "sglang", "vllm", "deepspeed"])
 def test_another_engine_is_one_error_whatever_arguments_the_user_wrote_for_the_first(
     engine: str, tmp_path: Path

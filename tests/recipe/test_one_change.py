@@ -245,3 +245,14 @@ def test_a_profile_may_bring_a_base_or_a_block_of_its_own(tmp_path: Path):
     )
     assert problems("ppo_math", "--with", str(layer)) == []
     assert {"async", "async_grpo"} <= profile_names().keys()
+
+
+def test_evaluations_during_a_run_without_a_dataset_are_refused():
+    (problem,) = problems("sft_math", "train.eval.every_steps=5")
+    assert "train.eval.every_steps has no effect" in problem.what
+    held_out = "datasets.held_out={type: arithmetic_demonstrations, args: {held_out: true}}"
+    assert (
+        problems("sft_math", "train.eval.every_steps=5", "train.eval.dataset=held_out", held_out)
+        == []
+    )
+    assert problems("ppo_math", "train.eval.dataset=null") == []

@@ -9,9 +9,10 @@ from pathlib import Path
 from rlcli.api.dataflow import calls_ahead
 from rlcli.recipe.components import argument_of, declared, sources_of
 from rlcli.recipe.graph import train_graph
-from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath
+from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, dotted
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.recipe.validation.value_messages import rows_of
 
 EVALUATIONS = "eval/"
 """Prefix of the metrics that an evaluation reports."""
@@ -22,6 +23,7 @@ LONGEST_PATH = 4096
 def check(notes: Notes) -> None:
     _length(notes)
     _data(notes)
+    _evaluations(notes)
     _portions(notes)
     _draws(notes)
     _stale(notes)
@@ -75,6 +77,18 @@ def _data(notes: Notes) -> None:
     elif held_out is not None and not train.eval.graph:
         message = "train.eval.graph is required: which calls evaluate?"
         notes.note("R39", message, ("train", "eval"), needs=[("train", "eval", "graph")])
+
+
+def _evaluations(notes: Notes) -> None:
+    """Evaluations during a run need a dataset; a null says that there are none."""
+    train, path = notes.recipe.train, ("train", "eval", "dataset")
+    if train.eval.every_steps is None or notes.is_set(path):
+        return
+    others = [name for name in notes.recipe.datasets if name != train.dataset]
+    new = [] if others else [rows_of("held_out", "FILE")]
+    hint = " ".join(["name held-out rows:", *new, f"{dotted(path)}={[*others, 'held_out'][0]}"])
+    message = "train.eval.every_steps has no effect: train.eval.dataset names no dataset"
+    notes.note("R71", message, ("train", "eval", "every_steps"), hint, [("datasets",), path])
 
 
 def _portions(notes: Notes) -> None:

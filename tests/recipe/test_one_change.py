@@ -256,3 +256,18 @@ def test_evaluations_during_a_run_without_a_dataset_are_refused():
         == []
     )
     assert problems("ppo_math", "train.eval.dataset=null") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "near"),
+    [
+        (("datasets.trian=arithmetic_demonstrations",), "train"),
+        (("datasets.train2=arithmetic_demonstrations", "train.dataset=train2"), None),
+        (("datasets.probe=arithmetic_demonstrations",), None),
+    ],
+)
+def test_a_dataset_of_the_command_line_that_is_almost_a_used_one_is_refused(
+    overrides: tuple[str, ...], near: str | None
+):
+    hints = [problem.hint for problem in problems("sft_math", *overrides)]
+    assert hints == ([f"did you mean {near}?"] if near else [])

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlcli.api.dataflow import calls_ahead
-from rlcli.recipe.components import argument_of, declared, sources_of
+from rlcli.recipe.components import argument_of, declared, sources_of, with_sources
 from rlcli.recipe.graph import train_graph
-from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, dotted
+from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, at, dotted
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.semantics.notes import Notes
 from rlcli.recipe.validation.value_messages import rows_of
+from rlcli.spelling import nearest_name
 
 EVALUATIONS = "eval/"
 """Prefix of the metrics that an evaluation reports."""
@@ -24,6 +25,7 @@ def check(notes: Notes) -> None:
     _length(notes)
     _data(notes)
     _evaluations(notes)
+    _misspelt_datasets(notes)
     _portions(notes)
     _draws(notes)
     _stale(notes)
@@ -89,6 +91,24 @@ def _evaluations(notes: Notes) -> None:
     hint = " ".join(["name held-out rows:", *new, f"{dotted(path)}={[*others, 'held_out'][0]}"])
     message = "train.eval.every_steps has no effect: train.eval.dataset names no dataset"
     notes.note("R71", message, ("train", "eval", "every_steps"), hint, [("datasets",), path])
+
+
+def _misspelt_datasets(notes: Notes) -> None:
+    """Datasets may be unused, to be chosen by name. One that only the command line has, and whose
+    name is like that of a used one, is misspelt."""
+    recipe = notes.recipe
+    used = {each for name in recipe.used_datasets for each in with_sources(recipe.datasets, name)}
+    for name in recipe.datasets:
+        near = None if name in used else nearest_name(name, used)
+        node = at(notes.tree, ("datasets", name))
+        if near is not None and node is not None and node.mark.file == COMMAND_LINE:
+            needs: list[KeyPath] = [
+                ("datasets",),
+                ("train", "dataset"),
+                ("train", "eval", "dataset"),
+            ]
+            message = f"nothing uses the dataset {name}"
+            notes.note("R71", message, ("datasets", name), f"did you mean {near}?", needs=needs)
 
 
 def _portions(notes: Notes) -> None:

@@ -22,7 +22,7 @@ from rlcli.cli.supervision import (
     keep_run_private,
     supervise,
 )
-from rlcli.errors import UsageError
+from rlcli.errors import RlcliError, UsageError
 
 if TYPE_CHECKING:
     from rlcli.launch.drive import Finished
@@ -92,9 +92,8 @@ def train(
     if profile is not None:
         overrides = [*(overrides or ()), f"log.profile={profile}"]
     if sweep or seeds is not None:
-        base = load(recipe, overrides, with_)
-        tell_recipe(base, context)
-        planned = _planned_sweep(base, recipe, sweep, seeds)
+        base = _base_of_sweep(context, recipe, overrides, with_, sweep)
+        planned = _planned_sweep(base, recipe, overrides, sweep, seeds)
         return _sweep(planned, base, at_once, run_dir, dry_run, no_check, as_json)
     _refuse_at_once(at_once)
     keep_run_private(context)
@@ -122,14 +121,37 @@ def train(
     return tell(finished, as_json)
 
 
+def _base_of_sweep(
+    context: typer.Context,
+    recipe: str,
+    overrides: list[str] | None,
+    layers: list[str] | None,
+    swept: list[str] | None,
+) -> Resolved:
+    """The recipe without what is swept; that of the first run where it needs that."""
+    from rlcli.recipe.sweep import sweep_runs
+
+    first = sweep_runs(swept or (), seeds=None, first_seed=0)[0]
+    try:
+        base = load(recipe, overrides, layers)
+    except RlcliError:
+        return load(recipe, [*(overrides or ()), *first.settings], layers)
+    tell_recipe(base, context)
+    return base
+
+
 def _planned_sweep(
-    base: Resolved, recipe: str, settings: list[str] | None, seeds: int | None
+    base: Resolved,
+    recipe: str,
+    overrides: list[str] | None,
+    settings: list[str] | None,
+    seeds: int | None,
 ) -> Sweep:
     from rlcli.launch.sweep import Sweep
     from rlcli.recipe.sweep import sweep_runs
 
     runs = sweep_runs(settings or (), seeds, base.recipe.seed)
-    return Sweep.from_here(recipe, base.profiles, base.overrides, runs)
+    return Sweep.from_here(recipe, base.profiles, overrides or (), runs)
 
 
 def _submit(

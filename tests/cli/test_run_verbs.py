@@ -506,6 +506,18 @@ def test_sweep_options_without_a_sweep_are_refused(rlcli):
     assert rlcli("train", "ppo_math", "--at-once", "2")[0] == 2
 
 
+def test_a_sweep_may_set_what_its_recipe_lacks(rlcli):
+    Path("rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    for model in ("one", "two"):
+        Path(model).mkdir()
+        Path(model, "config.json").write_text("{}")
+    on_slurm = ("--data", "rows.jsonl", "launch=slurm", "--dry-run")
+    code, out, err = rlcli("train", "sft", "--sweep", "models.actor.path=one,two", *on_slurm)
+    assert (code, "# 2 runs of sft" in out) == (0, True), err
+    code, _, err = rlcli("train", "sft", "--sweep", "train.epochs=1,2", *on_slurm)
+    assert (code, "models.actor has no weights" in err) == (2, True)
+
+
 def test_attach_to_a_finished_run_shows_how_it_ended(rlcli):
     record("runs/ppo_math/one", "failed", message="rank 1 died")
     code, out, err = rlcli("attach", "one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -50,6 +51,14 @@ def misspelt(word: str, names: Iterable[str]) -> str | None:
     similar = difflib.get_close_matches(word, candidates, n=5, cutoff=A_SLIP)
     slips = (name for name in similar if _is_slip(_plain(word), _plain(name)))
     return _same(word, candidates) or next(slips, None)
+
+
+def name_of_file(text: str, names: Iterable[str]) -> str | None:
+    """The name, such as `base/ppo`, of a file that is written with its ending or other folders."""
+    candidates, parts = list(names), re.sub(r"\.ya?ml$", "", text).split("/")
+    ends = ["/".join(parts[first:]) for first in range(len(parts))]
+    same = [name for name in candidates if name.rpartition("/")[2] == parts[-1]]
+    return next((name for name in (*ends, *same) if name in candidates), None)
 
 
 def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:

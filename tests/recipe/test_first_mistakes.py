@@ -289,3 +289,20 @@ def test_a_backend_without_muon_names_the_one_that_has_it(backend):
     [problem] = problems_of("sft_math", f"{role}.type={backend}", f"{role}.args.optimizer=muon")
     assert problem.what == f"unknown key {role}.args.optimizer"
     assert problem.hint == f"this backend trains with AdamW alone; {role}=fsdp has Muon"
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("recipes/ppo_math.yaml", "did you mean ppo_math?"),
+        ("../recipes/base/ppo.yaml", "did you mean base/ppo?"),
+        ("ppo_math.yml", "did you mean ppo_math?"),
+        ("gpu8", "did you mean profiles/gpu8?"),
+        ("ppo_math, profiles/gpu8", "write a list: extends: [ppo_math, profiles/gpu8]"),
+    ],
+)
+def test_a_layer_written_in_another_way_gets_its_name(tmp_path, monkeypatch, written, hint):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(f"extends: {written}\n")
+    [problem] = problems_of("mine.yaml")
+    assert problem.hint == hint

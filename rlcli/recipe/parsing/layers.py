@@ -17,7 +17,7 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
 from rlcli.recipe.parsing.tree import Listing, MappingNode, Mark, Node, Scalar, is_null, kind_of
 from rlcli.recipe.synonyms import absent
-from rlcli.spelling import did_you_mean, nearest_name
+from rlcli.spelling import did_you_mean, name_of_file, nearest_name
 
 MAX_LAYERS = 64
 ROWS = (".jsonl", ".csv", ".parquet", ".arrow", ".txt")
@@ -354,7 +354,9 @@ class _Collector:
     def find(self, name: str, child: Path, mark: Mark) -> tuple[Path, str] | None:
         """The file of a layer and its label; None, with the reason reported, if not found."""
         if refusal := self.refusal(name):
-            self.refuse("R55", f"extends {name}: {refusal}", mark)
+            near = name_of_file(name, recipe_names())
+            hint = near and f"did you mean {near}?"
+            self.refuse("R55", f"extends {name}: {refusal}", mark, hint)
             return None
         folders = [child.parent, *self.roots]
         for folder in folders:
@@ -373,7 +375,9 @@ class _Collector:
     def refuse_missing(self, name: str, folders: Sequence[Path], mark: Mark) -> None:
         chain = " → ".join([*(opened for _, opened in self.open), name])
         looked = ", ".join(shown(folder) or "." for folder in folders)
-        hint = did_you_mean(name, recipe_names(), f"looked in {looked}")
+        names = recipe_names()
+        hint = did_you_mean(name_of_file(name, names) or name, names, f"looked in {looked}")
+        hint = f"write a list: extends: [{name}]" if "," in name else hint
         self.refuse("R51", f"no such layer: {chain}", mark, hint)
 
     def refusal(self, name: str) -> str | None:

@@ -45,9 +45,9 @@ def with_rollouts(
         if role.rollout is None:
             continue
         if problem := _refusal(recipe, name):
-            problems.add(
-                "R71", *problem[:1], key_mark(tree, path) or nearest(tree, path).mark, problem[1]
-            )
+            message, hint, section = problem
+            mark = key_mark(tree, section) or nearest(tree, section).mark
+            problems.add("R71", message, mark, hint)
             unresolved.values |= {("models",), ("graph",), ("train", "eval", "graph")}
             continue
         spelt_out = _spelt_out(recipe, spelt_out, name)
@@ -85,17 +85,18 @@ def _calls(recipe: Recipe, role: str, kind: str) -> Iterator[KeyPath]:
     yield from (path for path, call in calls_of(recipe) if (call.model, call.call) == (role, kind))
 
 
-def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
-    """What is wrong with a role's rollout, and a hint."""
-    removal = f"models.{role}.rollout=null removes it"
+def _refusal(recipe: Recipe, role: str) -> tuple[str, str, KeyPath] | None:
+    """What is wrong with a role's rollout, a hint, and the section to blame."""
+    removal, path = f"models.{role}.rollout=null removes it", ("models", role, "rollout")
     if _follower(role) in recipe.models:
         return (
             f"the rollout of {role} is the role {_follower(role)}, which models has already",
-            "rename that role",
+            f"set its keys in models.{role}.rollout instead, or rename it",
+            ("models", _follower(role)),
         )
     for kind, verb in (("generate", "generates with"), ("train_step", "trains")):
         if not any(_calls(recipe, role, kind)):
-            return f"no call {verb} {role}, so a rollout of it has nothing to do", removal
+            return f"no call {verb} {role}, so a rollout of it has nothing to do", removal, path
     for *_, name in _calls(recipe, role, "train_step"):
         follower = recipe.graph[str(name)].hooks.copy_to
         if follower is not None:
@@ -103,7 +104,7 @@ def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
                 f"{name} copies its weights to {follower} (copy_to), so it cannot also "
                 "copy them to a rollout"
             )
-            return message, removal
+            return message, removal, path
     return None
 
 

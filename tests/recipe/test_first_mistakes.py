@@ -306,3 +306,10 @@ def test_a_layer_written_in_another_way_gets_its_name(tmp_path, monkeypatch, wri
     Path("mine.yaml").write_text(f"extends: {written}\n")
     [problem] = problems_of("mine.yaml")
     assert problem.hint == hint
+
+
+def test_the_role_of_a_rollout_is_set_in_the_rollout():
+    changed = "models.actor_rollout.devices=0"
+    [problem] = problems_of("grpo_math", changed, "models.actor.rollout={}")
+    assert problem.hint == "set its keys in models.actor.rollout instead, or rename it"
+    assert "models.actor_rollout" in str(problem.excerpt)

@@ -191,12 +191,12 @@ def _about_option(word: str, options: list[str], takes_keys: bool) -> str | None
 def _key_of(word: str) -> str | None:
     """The key of a recipe that an option names, in rlcli's words or those of others."""
     from rlcli.recipe.schema import SECTIONS
-    from rlcli.recipe.suggest import homes
+    from rlcli.recipe.suggest import home_of
     from rlcli.recipe.synonyms import translated
 
     if word.split(".")[0] in SECTIONS or "." in word:
         return word
-    key = translated([word]) or next(iter(homes().get(word, [])), None)
+    key = translated([word]) or home_of(word)
     names = {"<role>": "actor", "<name>": "train"}
     for placeholder, name in names.items():
         key = key and key.replace(placeholder, name)

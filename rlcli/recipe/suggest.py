@@ -6,6 +6,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 
 from pydantic import BaseModel
 
@@ -48,7 +49,7 @@ def suggest_key(
     suggestion = (
         _in_latin_letters(key, names)
         or _without_equal(path, names)
-        or _same_key(key, near)
+        or _same_key(path, near)
         or _of_other_framework(path, names, words, list(roles))
         or _similar_key(path, near, written)
     )
@@ -73,12 +74,12 @@ def _without_equal(path: list[str], names: list[str]) -> Suggestion | None:
     return ("R42", advice) if advice and path[-1] not in names else None
 
 
-def _same_key(key: str, near: str | None) -> Suggestion | None:
+def _same_key(path: list[str], near: str | None) -> Suggestion | None:
     """The same key in other letters or, if none here is near, elsewhere."""
     if near is not None:
-        return _meant("R43", near) if near.lower() == key.lower() else None
-    elsewhere = homes().get(key)
-    return _meant("R43", elsewhere[0]) if elsewhere else None
+        return _meant("R43", near) if near.lower() == path[-1].lower() else None
+    elsewhere = home_of(path[-1], path[:-1])
+    return _meant("R43", elsewhere) if elsewhere else None
 
 
 def _of_other_framework(
@@ -101,8 +102,27 @@ def _similar_key(path: list[str], near: str | None, written: Sequence[str]) -> S
         return _meant("R43", written[0])
     if "args" in path:  # nobody looks for a key of the schema among a component's arguments
         return None
-    similar = homes().get(misspelt(path[-1], homes()) or "")
-    return _meant("R42", similar[0]) if similar else None
+    similar = home_of(misspelt(path[-1], homes()) or "", path[:-1])
+    return _meant("R42", similar) if similar else None
+
+
+def home_of(key: str, section: Sequence[str] = ()) -> str | None:
+    """The place in the schema where a key is valid that is nearest to a section, whose names it
+    has; else the one with the fewest `<role>` and others. None if it is valid nowhere."""
+
+    def shared(home: list[str]) -> int:
+        pairs = zip(home[:-1], section, strict=False)
+        return len(
+            list(takewhile(lambda pair: pair[0] in (pair[1], *PLACEHOLDERS.values()), pairs))
+        )
+
+    def nearness(home: list[str]) -> tuple[int, int, int]:
+        rest = home[shared(home) :]
+        return len(rest) - len(home), len(set(rest) & set(PLACEHOLDERS.values())), len(rest)
+
+    places = [home.split(".") for home in homes().get(key, [])]
+    nearest = min(places, key=nearness, default=None)
+    return ".".join([*section[: shared(nearest)], *nearest[shared(nearest) :]]) if nearest else None
 
 
 @cache

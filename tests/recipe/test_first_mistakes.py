@@ -308,6 +308,47 @@ def test_a_layer_written_in_another_way_gets_its_name(tmp_path, monkeypatch, wri
     assert problem.hint == hint
 
 
+@pytest.mark.parametrize(
+    ("text", "nested"),
+    [
+        ("ppo.kl_ctl: 0.1", "ppo: {kl_ctl: …}"),
+        ("models.actor.path: a/b", "models: {actor: {path: …}}"),
+        ("models: {actor: {mesh.tp: 2}}", "mesh: {tp: …}"),
+        ("ppo: {generation.top_p: 0.9}", "generation: {top_p: …}"),
+    ],
+)
+def test_keys_joined_by_dots_in_a_file_are_to_be_nested(tmp_path, monkeypatch, text, nested):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(f"extends: ppo_math\n{text}\n")
+    [problem] = problems_of("mine.yaml")
+    assert problem.hint == f"write {nested}; only the command line joins keys by dots"
+
+
+def test_a_block_that_is_not_a_mapping_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("extends: ppo_math\nppo:\n  kl_ctl = 0.1\n")
+    assert [problem.what for problem in problems_of("mine.yaml")] == [
+        "ppo must be a mapping, found text"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("models.actor.tp=1", "models.actor.mesh.tp"),
+        ("models.actor.type=fsdp", "models.actor.backend.type"),
+        ("models.actor.backend.attention=auto", "models.actor.backend.args.attention"),
+        ("graph.sft_train.transfer=delta", "graph.sft_train.hooks.transfer"),
+        ("microbatches=2", "train.microbatches"),
+        ("max_tokens_per_microbatch=9999", "train.max_tokens_per_microbatch"),
+    ],
+)
+def test_the_hint_for_a_key_at_another_level_is_a_key_of_this_recipe(override, meant):
+    [problem] = problems_of("sft_math", override)
+    assert problem.hint == f"did you mean {meant}?"
+    load_recipe("sft_math", [f"{meant}={override.partition('=')[2]}"])
+
+
 def test_the_role_of_a_rollout_is_set_in_the_rollout():
     changed = "models.actor_rollout.devices=0"
     [problem] = problems_of("grpo_math", changed, "models.actor.rollout={}")

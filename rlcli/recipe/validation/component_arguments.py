@@ -71,7 +71,8 @@ def _checked(
     written = at(tree, (*path, "args"))
     args = written or MappingNode({}, name.mark)
     if not isinstance(args, MappingNode):
-        message = f"args must be a mapping, found {kind_of(args)}"
+        section = problems.name_at(args.mark) or dotted((*path, "args"))
+        message = f"{section} must be a mapping, found {kind_of(args)}"
         problems.add("R37", message, args.mark, hint=_missing_space(args))
         return unresolved.drop_from(tree, (*path, "args"))
     checked = _checked_arguments(args, signature, name, path, takers, problems, unresolved)

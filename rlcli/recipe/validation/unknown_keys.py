@@ -77,17 +77,28 @@ def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> N
 
 
 def _advice(section: CheckedSection, tree: MappingNode, path: KeyPath) -> tuple[str, str] | None:
-    """(message id, hint) for a key on which an interface has advice, or that is an argument written
-    one level too high."""
+    """(message id, hint) for a key on which an interface has advice, that is several keys joined by
+    dots, or that is an argument written one level too high."""
     written, full_path, key = section.problems.written, (*section.prefix, *path), str(path[-1])
     if (advice := advice_on(written, key)) is not None:
         return "R42", advice
-    if home := key_as_argument(written, full_path[:-1], key):
+    if (nested := _nested(key, _legal_keys(section, path))) is not None:
+        return "R42", f"write {nested}; only the command line joins keys by dots"
+    # the whole recipe also has the backends that no layer names
+    if home := key_as_argument(written if section.prefix else tree, full_path[:-1], key):
         return "R43", f"did you mean {home}?"
     if (full_path[0], path[-1]) == ("datasets", "path"):
         text = getattr(at(tree, path), "value", None) or "FILE"
         return "R43", f"to read a file: {rows_of(full_path[1], text)}"
     return None
+
+
+def _nested(key: str, legal: list[str]) -> str | None:
+    """How a file writes several keys joined by dots, if the first is legal."""
+    first, *inner = key.split(".")
+    if not inner or first not in legal:
+        return None
+    return "".join([first, *(f": {{{name}" for name in inner), ": …", "}" * len(inner)])
 
 
 def _legal_keys(section: CheckedSection, path: KeyPath) -> list[str]:

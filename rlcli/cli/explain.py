@@ -175,11 +175,16 @@ def _used_by(reached: list[tuple[Use, str]]) -> list[str]:
         title = f"used by  through {use.through}, as {rest}"
         if len(title) >= WIDTH:
             title = title.replace(", as", ",\n         as")
-        groups.setdefault(title, []).append((owner, who))
+        groups.setdefault(title, []).append((owner, _with_value(who, use)))
     for title, rows in groups.items():
         width = max(len(owner) for owner, _ in rows)
         lines += [title, *(f"         {owner:<{width}}  {who}".rstrip() for owner, who in rows)]
     return lines
+
+
+def _with_value(who: str, use: Use) -> str:
+    """Who uses a value, and what it is there if it is another one."""
+    return who if use.value_there is None else f"{who}; there it is {use.value_there}"
 
 
 def _owner(key: str) -> tuple[str, str]:

@@ -197,3 +197,12 @@ def test_explain_lists_no_key_of_a_block_that_its_only_call_sets_on_its_own():
     with pytest.raises(UsageError, match=r"no key grpo\.max_turns") as caught:
         explain(resolved, "grpo.max_turns")
     assert "did you mean graph.actor_gen.interface.args.max_turns?" in str(caught.value.hint)
+
+
+def test_explain_names_the_calls_in_which_a_key_that_no_layer_sets_has_another_default():
+    def others(*overrides: str) -> dict[str, str]:
+        explained = explain(load_recipe("ppo_math", overrides), "ppo.kl_estimator")
+        return {use.key: use.value_there for use in explained.uses if use.value_there is not None}
+
+    assert others() == {"graph.advantages.interface.args.kl_estimator": "k1"}
+    assert others("ppo.kl_estimator=k2") == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,6 +56,8 @@ class Use:
     key: str
     through: str | None = None
     """The reference, such as `${ppo}`; None for the key itself."""
+    value_there: str | None = None
+    """That of the key, if it is another one: components have defaults of their own."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +175,21 @@ def _explanation(resolved: Resolved, path: KeyPath, values: dict[KeyPath, Any]) 
         value=values[path],
         field=field,
         steps=tuple(_steps(resolved, path, field, values[path])),
-        uses=(*itself, *(Use(dotted(use), through) for use, through in carried.items())),
+        uses=(
+            *itself,
+            *(
+                Use(dotted(use), through, _another(values, use, values[path]))
+                for use, through in carried.items()
+            ),
+        ),
         topology=_effect(affected),
         on_resume=_effect_on_resume(resolved.recipe, affected),
     )
+
+
+def _another(values: Mapping[KeyPath, Any], path: KeyPath, value: Any) -> str | None:
+    """The value at a path, if there is one and it is not the given one."""
+    return yaml_word(values[path]) if path in values and values[path] != value else None
 
 
 def _explanation_of_removed(resolved: Resolved, path: KeyPath, removed: Mark) -> Explanation:

@@ -257,9 +257,10 @@ class Checkpoint(Section):
     keep_last: Positive = 2
     """Number of newest checkpoints to keep."""
     keep_best: NotNegative = 0
-    """Number of additional checkpoints to keep: those with the best `best_metric`."""
+    """Number of additional checkpoints to keep: those with the best `best_metric`. Only those of
+    evaluated steps have a metric of the evaluation."""
     best_metric: str = "eval/accuracy"
-    """Metric that ranks checkpoints."""
+    """Metric that ranks checkpoints, named as in the run's metrics: `eval/loss`, `actor/loss`."""
     best_is: Literal["highest", "lowest"] = "highest"
     """Whether the highest or the lowest value of it is the best."""
     asynchronous: bool = True

@@ -271,3 +271,47 @@ def test_a_dataset_of_the_command_line_that_is_almost_a_used_one_is_refused(
 ):
     hints = [problem.hint for problem in problems("sft_math", *overrides)]
     assert hints == ([f"did you mean {near}?"] if near else [])
+
+
+HELD_OUT = (
+    "train.eval.dataset=held_out",
+    "datasets.held_out={type: arithmetic_demonstrations, args: {held_out: true}}",
+)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "fault"),
+    [
+        ("sft_math", HELD_OUT, "uses eval/accuracy, which the evaluation does not report"),
+        ("grpo_guess", (), "uses eval/accuracy, which the evaluation does not report"),
+        ("ppo_math", ("checkpoint.best_metric=eval/rewrad",), "uses eval/rewrad, which the eval"),
+        ("ppo_math", ("checkpoint.best_metric=reward",), "uses reward, which no step reports"),
+        ("ppo_math", ("checkpoint.best_metric=actr/loss",), "uses actr/loss, which no step"),
+        ("ppo_math", (), "but only the last is of an evaluated step"),
+        ("ppo_math", ("train.eval.every_steps=null", "checkpoint.every_steps=5"), "only the last"),
+    ],
+)
+def test_the_best_checkpoints_by_a_metric_that_none_has_are_refused(
+    recipe: str, overrides: tuple[str, ...], fault: str
+):
+    (problem,) = problems(recipe, "checkpoint.keep_best=1", *overrides)
+    assert problem.what.startswith("checkpoint.keep_best ")
+    assert fault in problem.what
+    assert problems(recipe, *overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("sft_math", (*HELD_OUT, "checkpoint.best_metric=eval/loss", "train.eval.every_steps=5")),
+        ("rm_arithmetic", ("checkpoint.best_metric=eval/margin",)),
+        ("ppo_math", ("checkpoint.best_metric=eval/pass@4",)),
+        ("ppo_math", ("checkpoint.best_metric=eval/eval_reward/reward",)),
+        ("ppo_math", ("checkpoint.best_metric=reward/reward", "train.eval.dataset=null")),
+    ],
+)
+def test_the_best_checkpoints_by_a_metric_that_is_reported_are_kept(
+    recipe: str, overrides: tuple[str, ...]
+):
+    settings = ("checkpoint.keep_best=1", "checkpoint.every_steps=5", *overrides)
+    assert problems(recipe, *settings) == []

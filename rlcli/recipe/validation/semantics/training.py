@@ -12,11 +12,10 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, at, dotted
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.recipe.validation.semantics.ranking import check_ranking
 from rlcli.recipe.validation.value_messages import rows_of
 from rlcli.spelling import nearest_name
 
-EVALUATIONS = "eval/"
-"""Prefix of the metrics that an evaluation reports."""
 LONGEST_PATH = 4096
 """Linux's limit. It also bounds the time spent looking at all parent folders."""
 
@@ -200,12 +199,8 @@ def _kept(notes: Notes) -> None:
             notes.note(
                 "R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs
             )
-    evaluated = recipe.train.eval.dataset is not None
-    if settings.keep_best and settings.best_metric.startswith(EVALUATIONS) and not evaluated:
-        message = f"checkpoint.keep_best uses {settings.best_metric}, but nothing is evaluated"
-        hint = "set train.eval.dataset, or a checkpoint.best_metric of training such as reward"
-        needs = [("train", "eval", "dataset"), ("checkpoint", "best_metric")]
-        notes.note("R71", message, ("checkpoint", "keep_best"), hint, needs=needs)
+    if settings.keep_best:
+        check_ranking(notes)
 
 
 def _folder(notes: Notes) -> None:

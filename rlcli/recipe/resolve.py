@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,11 @@ from rlcli.project import is_built_in, search_paths_kept
 from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import signature_of
 from rlcli.recipe.files import with_found_files
-from rlcli.recipe.parsing.interpolation import interpolate, referenced_blocks
+from rlcli.recipe.parsing.interpolation import (
+    interpolate,
+    referenced_blocks,
+    references_in,
+)
 from rlcli.recipe.parsing.layers import Layer, collect, find_recipe
 from rlcli.recipe.parsing.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.parsing.overrides import parse_overrides
@@ -51,6 +55,7 @@ from rlcli.recipe.validation.scratch import check_scratch
 from rlcli.recipe.validation.semantics import check_semantics
 from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
+from rlcli.spelling import did_you_mean
 
 MAX_NAMES = 256
 """Most roles, datasets or calls of a recipe."""
@@ -327,8 +332,39 @@ def _merged(
     assert isinstance(spelt, MappingNode)
     trees = [*(layer.tree for layer in layers), *override_trees]
     blocks = (referenced_blocks(tree) | _orphaned_blocks(trees)) - set(SECTIONS)
+    _refuse_unread(blocks, trees, override_trees, problems)
     sections = {key: entry for key, entry in spelt.entries.items() if key not in blocks}
     return replace(spelt, entries=sections), blocks
+
+
+def _refuse_unread(
+    blocks: set[str],
+    trees: Sequence[MappingNode],
+    override_trees: Sequence[MappingNode],
+    problems: Problems,
+) -> None:
+    """Refuse a key of a block that only the command line has, and that no reference leads to. A
+    layer may have keys for just some of the recipes that extend it."""
+    targets = {reference.target for tree in trees for reference in references_in(tree)}
+    for override in override_trees:
+        others = [tree for tree in trees if tree is not override]
+        for path in _unread(override, targets, others):
+            if path[0] in blocks:
+                key, keys = str(path[-1]), keys_at(problems.written, path[:-1])
+                hint = did_you_mean(key, (name for name in keys if name != key))
+                mark = key_mark(override, path)
+                problems.add("R42", f"unknown key {dotted(path)}", mark, hint, width=len(key))
+
+
+def _unread(
+    override: MappingNode, targets: set[KeyPath], others: Sequence[MappingNode]
+) -> Iterator[KeyPath]:
+    """The keys of an override to which no target of a reference leads, and that no other tree
+    has."""
+    for path, _ in leaves(override):
+        is_read = any(path[: len(target)] == target[: len(path)] for target in targets)
+        if not is_read and all(at(tree, path) is None for tree in others):
+            yield path
 
 
 def _orphaned_blocks(layers: Sequence[MappingNode]) -> set[str]:

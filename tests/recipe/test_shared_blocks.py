@@ -206,3 +206,18 @@ def test_explain_names_the_calls_in_which_a_key_that_no_layer_sets_has_another_d
 
     assert others() == {"graph.advantages.interface.args.kl_estimator": "k1"}
     assert others("ppo.kl_estimator=k2") == {}
+
+
+def test_a_key_of_a_block_that_only_the_command_line_has_must_be_read(tmp_path: Path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "extends: ppo_math\nmy: {lr: 1e-5, for_others: 3}\n"
+        "models: {actor: {backend: {args: {lr: '${my.lr}'}}}}\n"
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(mine, ["my.rl=1e-4"])
+    (problem,) = caught.value.problems
+    assert (problem.what, problem.hint) == ("unknown key my.rl", "did you mean lr?")
+    load_recipe(mine, ["my.for_others=4", "my.lr=1e-4"])
+    changed = load_recipe(mine, ["my.rl=0.5", "models.actor.backend.args.lr=${my.rl}"])
+    assert changed.recipe.models["actor"].backend.args["lr"] == 0.5

@@ -78,7 +78,7 @@ def _as_published(role_folder: RoleFolder, target: Path) -> Path:
     plan = convert.plan_to_hf(folder, target)
     if not is_sharded and not plan.changes_names:
         return folder
-    what = "combining the shards of the model" if is_sharded else "separating the experts"
-    with doing(what, plan.bytes, BYTES) as work:
+    task = "combining the shards of the model" if is_sharded else "separating the experts"
+    with doing(task, plan.bytes, BYTES) as work:
         convert.convert(plan, work.advance)
     return target

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from rlcli.api.chat_template import DAY, conversation_text, name_of
+from rlcli.api.chat_template import DAY, conversation_text, name_of, opens_reasoning
 from rlcli.api.special_tokens import as_content, tokens_of, unmarked
-from rlcli.api.tool_formats import opens_reasoning
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlcli.api.chat_template import opens_reasoning
 from rlcli.api.special_tokens import as_content, tokens_of
-from rlcli.api.tool_formats import opens_reasoning
 from rlcli.api.turns import Extension, Message, TokenRow
 
 LONGEST_OPENING = 32

@@ -279,3 +279,9 @@ def _refuse_old_jinja() -> None:
             hint="pip install -U jinja2",
             code="S6",
         )
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Whether the turn after a prompt begins inside of its reasoning: some templates write the
+    `<think>` themselves."""
+    return prompt.rstrip().endswith("<think>")

@@ -85,7 +85,7 @@ class ToolFormat:
     def parse(self, text: str, *, in_reasoning: bool = False) -> Parsed:
         """Read a turn, decoded with special tokens and without the one that ended it. Calls in its
         reasoning do not count. `in_reasoning`: whether it begins inside of that, see
-        `opens_reasoning`."""
+        `chat_template.opens_reasoning`."""
         text = text.encode("utf-8", "replace").decode()
         start = _end_of_reasoning(text[:LONGEST], in_reasoning)
         reader = _Reader(text[:LONGEST], start, _types_of(self.tools))
@@ -134,12 +134,6 @@ def writes_tools(tokenizer: Any) -> bool:
     except ModelError:
         return False
     return PROBE.name in unmarked(text)
-
-
-def opens_reasoning(prompt: str) -> bool:
-    """Whether the turn after a prompt begins inside of its reasoning: some templates write the
-    `<think>` themselves."""
-    return prompt.rstrip().endswith("<think>")
 
 
 def call_id(number: int) -> str:

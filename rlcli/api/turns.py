@@ -19,9 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlcli.api.chat_template import DAY, conversation_text, name_of, shared_length
+from rlcli.api.chat_template import (
+    DAY,
+    conversation_text,
+    name_of,
+    opens_reasoning,
+    shared_length,
+)
 from rlcli.api.special_tokens import MARK, as_content, tokens_of, unmarked
-from rlcli.api.tool_formats import PROBE, Parsed, call_id, opens_reasoning
+from rlcli.api.tool_formats import PROBE, Parsed, call_id
 from rlcli.errors import ModelError
 
 Message = Mapping[str, Any]

@@ -15,6 +15,7 @@ from chat_templates import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli.api.chat_template import opens_reasoning
 from rlcli.api.tool_formats import (
     FORMATS,
     LONGEST,
@@ -24,7 +25,6 @@ from rlcli.api.tool_formats import (
     ToolCall,
     ToolFormat,
     call_id,
-    opens_reasoning,
     tool_format,
 )
 from rlcli.api.tool_schema import tool_schema

@@ -17,12 +17,17 @@ from chat_templates import (
     written_turn,
 )
 
-from rlcli.api.chat_template import DAY, conversation_text, conversation_tokens
+from rlcli.api.chat_template import (
+    DAY,
+    conversation_text,
+    conversation_tokens,
+    opens_reasoning,
+)
 from rlcli.api.data import SequenceSample
 from rlcli.api.environment import schemas_of
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.model import FinishedResponse, MicroBatchSpec
-from rlcli.api.tool_formats import AUTO, FORMATS, Parsed, ToolCall, opens_reasoning, tool_format
+from rlcli.api.tool_formats import AUTO, FORMATS, Parsed, ToolCall, tool_format
 from rlcli.errors import ModelError, ProjectError, UsageError
 from rlcli.interfaces._plain_turns import PlainTurns
 from rlcli.interfaces.environments.calculator import Calculator

@@ -22,6 +22,7 @@ from rlcli.api.key_meaning import (
     REALS,
     SCORES,
     SEQUENCES,
+    SOLVED,
 )
 from rlcli.api.model import Model
 
@@ -43,8 +44,8 @@ def uniform(
 def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> SequenceSample:
     """A sample with `keys`, each drawn as `rlcli.api.key_meaning` describes it.
 
-    Log-probs are between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1,
-    and numbers of classes are 0 or, for none, -1.
+    Log-probs are between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1
+    (whether a response is right: bool), and numbers of classes are 0 or, for none, -1.
 
     Raises NotImplementedError for a key that holds something else, or that is not in the table.
     """
@@ -63,9 +64,8 @@ def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> Sequen
         elif meaning.numbers is NUMBERED:
             tensors[key] = -(drawn < 0.5).to(torch.int64)
         else:
-            tensors[key] = (drawn < 0.5).to(
-                torch.bool if meaning.numbers is FLAGS else torch.float32
-            )
+            is_flag = meaning.numbers is FLAGS or key == SOLVED
+            tensors[key] = (drawn < 0.5).to(torch.bool if is_flag else torch.float32)
     return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=tensors)
 
 

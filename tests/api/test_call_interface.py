@@ -213,6 +213,17 @@ def test_mocked_outputs_fit_the_meaning_of_their_keys():
     assert not list(InferenceInterface().mock("train_step", model, batch).keys)
 
 
+class MarksResponses(ModelInterface):
+    WRITES = {"inference": ("rewards", "solved")}
+
+
+def test_whether_a_response_is_right_is_mocked_as_rewards_write_it():
+    model, batch = Model("tested", None, None, torch.device("cpu")), make_batch(KEYS)
+    mocked = MarksResponses().mock("inference", model, batch)
+    assert mocked.data["solved"].dtype is torch.bool
+    assert mocked.data["rewards"].dtype is torch.float32
+
+
 class WritesUnknownKeys(ModelInterface):
     WRITES = {"inference": ("my_numbers",), "generate": ("packed_input_ids",)}
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from rlcli.api.model import ModelInterfaceAbstraction, make_interface
 from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.advantages import AdvantageChecks
-from rlcli.testing.interface.inference_trial import CallTrial
+from rlcli.testing.interface.described_arguments import DescribedArgumentChecks
+from rlcli.testing.interface.inference_trial import CallTrial, inference_batches_for
+from rlcli.testing.interface.training_trial import usual_batches
 
 
 @dataclass(kw_only=True)
@@ -108,3 +111,17 @@ def test_a_mistake_in_advantages_is_found(cls, start, finding):
     check(rating(GAEInterface if issubclass(cls, GAEInterface) else Relative))
     with pytest.raises(Violation, match=finding):
         check(rating(cls))
+
+
+def test_a_flag_that_is_refused_with_these_arguments_is_not_tried():
+    """Without a penalty, `adaptive_kl_ctl` is an error."""
+
+    class Subject(DescribedArgumentChecks):
+        name = "group_relative"
+
+    def make(**changes):
+        return make_interface(ModelInterfaceAbstraction(Subject.name, {"kl_ctl": 0.0, **changes}))
+
+    batches = inference_batches_for(make(), usual_batches(make()), DigitTokenizer())
+    inferring = CallTrial(make, "inference", batches(), DigitTokenizer())
+    Subject().test_a_change_in_a_score_has_no_zero(inferring, batches)

@@ -14,6 +14,7 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import REWARDS, SEQUENCES
 from rlcli.api.limits import needs_of
 from rlcli.api.metrics import declared_metrics
+from rlcli.errors import RlcliError
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
@@ -337,6 +338,6 @@ def _needed(trial: CallTrial, *changes: Changes) -> Collection[str]:
     combined = {name: value for each in changes for name, value in each.items()}
     try:
         declared = trial.make(**combined).reads(trial.call)
-    except ValueError:
+    except (RlcliError, ValueError):
         return ()
     return () if declared is None else declared.needed

@@ -50,6 +50,28 @@ class Pretrains(Trains):
         return sum(lengths) - len(lengths)
 
 
+class FavoursLikelyTokens(Trains):
+    """Raises the probability of tokens, not their log-prob (DFT): likely ones at first, at the
+    expense of the others. Its loss, the weighted log-prob, rises."""
+
+    READS = {"train_step": ("packed_input_ids", "prompt_mask")}
+
+    def mask(self, batch):
+        return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+    def loss(self, output, batch):
+        logprobs = output.logprobs[self.mask(batch)]
+        return -(logprobs.detach().exp() * logprobs).sum()
+
+    def weight(self, batch):
+        return self.mask(batch).sum()
+
+
+class AvoidsLikelyTokens(FavoursLikelyTokens):
+    def loss(self, output, batch):
+        return -super().loss(output, batch)
+
+
 class PredictsRewards(Trains):
     """The value of each last token approaches the reward."""
 
@@ -117,7 +139,14 @@ def rehearsal_of(cls):
 
 
 @pytest.mark.parametrize(
-    "interface", [Pretrains, PredictsRewards, ComparesPairs, ComparesPairsWithAReference]
+    "interface",
+    [
+        Pretrains,
+        FavoursLikelyTokens,
+        PredictsRewards,
+        ComparesPairs,
+        ComparesPairsWithAReference,
+    ],
 )
 @pytest.mark.parametrize(
     "checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks]
@@ -212,3 +241,8 @@ def test_unknown_keys_come_from_the_batches_of_the_author():
     )
     assert violation.where == place_of(Weighs)
     assert "tests/interfaces/test_my_interface.py a fixture `inference_batches`" in violation.cause
+
+
+def test_what_makes_all_answers_less_likely_is_reported():
+    with pytest.raises(Violation, match="the log-prob of responses"):
+        LearningChecks().test_it_learns(rehearsal_of(AvoidsLikelyTokens))

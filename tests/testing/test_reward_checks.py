@@ -7,6 +7,7 @@ import itertools
 import re
 import subprocess
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import ClassVar
@@ -24,6 +25,7 @@ from rlcli.interfaces.rewards._text_reward import TextReward
 from rlcli.testing.arguments import demand_use
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
+from rlcli.testing.interface.arguments import ArgumentChecks
 from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.inference_trial import CallTrial, accepted_form
 from rlcli.testing.interface.reward import RewardChecks, rule_trial
@@ -310,6 +312,34 @@ def test_a_reward_of_rows_of_another_kind_is_tried_on_its_examples():
 def test_a_reward_that_does_not_keep_to_its_examples_is_reported(cls, finding):
     with pytest.raises(Violation, match=finding):
         examples_hold(cls)
+
+
+@dataclass
+class RewardsEachSum(RunsPrograms):
+    """Rewards the last token of a response, among all of its tokens."""
+
+    WRITES: ClassVar = {"inference": ("dense_rewards",)}
+    right: float = 1.0
+
+    def inference(self, model, data, mb_spec):
+        lengths = data.seqlens["packed_input_ids"]
+        rewards = torch.zeros(sum(data.flat_seqlens("packed_input_ids")))
+        for number, text in enumerate(response_texts(model.data_tokenizer, data)):
+            end = sum(data.flat_seqlens("packed_input_ids")[: number + 1]) - 1
+            rewards[end] = self.right * (text == "2+2")
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"dense_rewards": lengths}, data={"dense_rewards": rewards}
+        )
+
+
+def test_a_reward_of_each_token_is_tried_on_the_texts_of_its_examples():
+    """Its argument has an effect on such texts alone; they state no rewards of responses."""
+    with pytest.raises(pytest.skip.Exception, match="gives no `rewards`"):
+        examples_hold(RewardsEachSum)
+    batches = partial(make_batch, ["packed_input_ids", "prompt_mask"])
+    ArgumentChecks().test_every_argument_matters(
+        lambda **changes: RewardsEachSum(**changes), batches, byte_tokenizer()
+    )
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import PROMPT_MASK, REWARDS
+from rlcli.api.key_meaning import DENSE_REWARDS, PROMPT_MASK, REWARDS
 from rlcli.api.limits import needs_of
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
@@ -54,11 +54,8 @@ class ArgumentChecks(CallSubject):
         """every argument changes a result, unless it is declared to change no number"""
         interface = make()
         written = interface.writes("inference")
-        if (
-            written is not None
-            and REWARDS in written.all
-            and not overrides(interface, "train_step")
-        ):
+        rewards = written is not None and {REWARDS, DENSE_REWARDS} & set(written.all)
+        if rewards and not overrides(interface, "train_step"):
             return demand_use(interface)  # only its author knows which texts show an effect
         if not any(argument.others for argument in arguments_of(interface)):
             pytest.skip("has no argument whose other values are known")

@@ -11,6 +11,7 @@ import pytest
 from rlcli.errors import DataError
 from rlcli.testing.contract import Violation
 from rlcli.testing.dataset import DatasetContract
+from rlcli.testing.dataset_checks.elsewhere import as_read
 from rlcli.testing.dataset_checks.samples import HABITS
 from rlcli.testing.dataset_checks.trial import Trial, rows_in
 from rlcli.testing.runner import run_checks
@@ -527,6 +528,18 @@ def test_a_stream_is_tested_on_its_first_rows(make_trial):
         check for check in checks if check.words.startswith("a stream continues from any place")
     ]
     assert continues.reason is None or "no stream" not in continues.reason
+
+
+def test_what_only_numbered_rows_have_is_not_demanded_of_a_stream(tmp_path):
+    """Its class has a preview and a survey, for when it is no stream."""
+    trial = Trial("prompt_only", {"streaming": True}, tmp_path, byte_tokenizer())
+    checks = DatasetContract()
+    checks.test_texts_come_back(trial, chat=False)
+    checks.test_skipped_rows(trial)
+    assert as_read(trial.demand())["heavy"] == []
+    for check in (checks.test_preview, checks.test_places, checks.test_survey):
+        with pytest.raises(pytest.skip.Exception):
+            check(trial)
 
 
 def test_a_stream_that_continues_at_the_wrong_row_is_reported(make_trial):

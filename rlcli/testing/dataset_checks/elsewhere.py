@@ -32,14 +32,13 @@ def answers(
 
 
 def as_read(dataset: Any) -> dict[str, Any]:
-    """Its first rows in JSON, by their previews if it has any."""
-    rows: list[dict[str, Any]] = []
-    for index in range(shown_rows(dataset)):
-        if hasattr(dataset, "preview"):
-            rows.append(dataclasses.asdict(dataset.preview(index)))
-        else:
-            rows += records([dataset[index]])
-    heavy = [name for name in HEAVY if name in sys.modules]
+    """Its first rows in JSON, by their previews if it has any; and what these have loaded."""
+    numbers = range(shown_rows(dataset))
+    if not hasattr(dataset, "preview"):
+        rows, heavy = records(dataset[index] for index in numbers), []
+    else:
+        rows = [dataclasses.asdict(dataset.preview(index)) for index in numbers]
+        heavy = [name for name in HEAVY if name in sys.modules]
     return json.loads(json.dumps({"rows": rows, "heavy": heavy}))
 
 

@@ -13,6 +13,10 @@ LOOKED_AT = 64
 """Number of rows of a stream that are used."""
 
 
+OF_NUMBERED_ROWS = ("preview", "survey")
+"""What only a dataset that is no stream has, though its class defines it."""
+
+
 class FirstRows:
     """The first rows of a stream; everything else is delegated to the dataset."""
 
@@ -31,6 +35,8 @@ class FirstRows:
         return row
 
     def __getattr__(self, name: str) -> Any:
+        if name in OF_NUMBERED_ROWS:
+            raise AttributeError(f"a stream has no {name}")
         return getattr(self.stream, name)
 
 

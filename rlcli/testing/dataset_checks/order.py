@@ -142,7 +142,7 @@ class OrderChecks(Contract):
                     ),
                     trial.location,
                 )
-            if answer["heavy"] and hasattr(trial.cls, "preview"):
+            if answer["heavy"]:
                 raise Violation(
                     f"its rows cannot be previewed without {', '.join(answer['heavy'])}",
                     (

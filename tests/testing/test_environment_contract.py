@@ -16,6 +16,7 @@ from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.environment import EnvironmentContract
 from rlcli.testing.environment_checks.playable import check_playable
 from rlcli.testing.environment_checks.trial import EnvironmentTrial
+from rlcli.testing.environment_checks.values import comes_back
 from rlcli.testing.runner import run_checks
 from rlcli.testing.subjects import Subject
 
@@ -186,6 +187,19 @@ def test_an_environment_without_its_arguments_is_not_tried(needy, values, lackin
 def test_an_environment_with_its_arguments_is_tried(needy):
     reasons = [check.reason for check in needy("length=3", "url=http://a").checks]
     assert not any("not tried" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("observed", "is_same"),
+    [
+        ("you wrote zebra日本語العر", True),
+        ("you wrote zebra日本語", False),  # shorter than a text that came back
+        ("you wrote zebra???????????", False),
+        ("zebra日本語quagga", False),
+    ],
+)
+def test_a_text_may_be_cut_but_not_changed(observed, is_same):
+    assert comes_back("日本語العربيةไทย", observed) == is_same
 
 
 def test_a_violation_says_what_and_where_and_how_to_mend_it(project):

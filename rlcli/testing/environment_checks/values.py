@@ -74,13 +74,17 @@ def types_of(schema: Mapping[str, Any]) -> list[str]:
 
 def comes_back(text: str, observed: str) -> bool:
     """Whether what was repeated is the text between MARKS: as it is, escaped, normalised, without
-    control characters, or left out. A lone surrogate, which has no encoding, may be replaced."""
+    control characters, or left out; or cut, to no fewer characters than the MARKS themselves have.
+    A lone surrogate, which has no encoding, may be replaced."""
     start, end = (observed.find(mark) for mark in MARKS)
-    if start < 0 or end < start:
-        return False
-    between = _visible(observed[start + len(MARKS[0]) : end])
     replaced = {text.encode(errors="replace").decode(), text.replace("\ud800", "\ufffd")}
     forms = {text, *replaced, *(form for each in (text, *replaced) for form in _escaped(each))}
+    if end < start:
+        least, cut = len("".join(MARKS)), _visible(observed[start:])
+        return any(cut.startswith(_visible(form.join(MARKS))[:least]) for form in forms)
+    if start < 0:
+        return False
+    between = _visible(observed[start + len(MARKS[0]) : end])
     return not between or between in map(_visible, forms)
 
 

@@ -24,12 +24,13 @@ from rlcli.interfaces.rewards._text import full_texts, response_texts
 from rlcli.interfaces.rewards._text_reward import TextReward
 from rlcli.testing.arguments import demand_use
 from rlcli.testing.batches import DigitTokenizer, make_batch
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.arguments import ArgumentChecks
 from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.inference_trial import CallTrial, accepted_form
 from rlcli.testing.interface.reward import RewardChecks, rule_trial
 from rlcli.testing.interface.texts import texts_for
+from rlcli.testing.interface.training_trial import place_of_call
 from rlcli.testing.tokenizer import byte_tokenizer
 
 ANSWERS = ("7", "12", "3/4")
@@ -340,6 +341,17 @@ def test_a_reward_of_each_token_is_tried_on_the_texts_of_its_examples():
     ArgumentChecks().test_every_argument_matters(
         lambda **changes: RewardsEachSum(**changes), batches, byte_tokenizer()
     )
+
+
+def test_a_mistake_in_an_inherited_method_is_located_at_the_class():
+    """The file of a class that others inherit from holds no mistake of theirs."""
+
+    class HasARule(TextReward):
+        def score(self, response, answer):
+            return 1.0
+
+    assert place_of_call(HasARule(), "score_texts") == place_of(HasARule)
+    assert place_of_call(RewardsEachSum(), "inference") == place_of(RewardsEachSum.inference)
 
 
 @dataclass

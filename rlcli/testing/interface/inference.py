@@ -13,7 +13,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import LOGPROBS, MEANINGS, REWARDS, SEQUENCES, minus_one
 from rlcli.testing.batches import PAIRS
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import at_actions, padded, trained_actions, with_tensor
 from rlcli.testing.interface.inference_trial import (
     SHIFTED,
@@ -38,6 +38,7 @@ from rlcli.testing.interface.training_trial import (
     Rehearsal,
     difference_of_states,
     overrides,
+    place_of_call,
     state_through_json,
     untried,
 )
@@ -200,7 +201,7 @@ class InferenceChecks(CallSubject):
                 )
                 check_same(expected, output, f"between {ranks}", cause, inferring.where)
                 if mismatch := difference_of_states(state, state_there):
-                    where = place_of(type(alone).state_dict)
+                    where = place_of_call(alone, "state_dict")
                     raise Violation(
                         (
                             f"{mismatch.name} is {mismatch.first:.6g} and "
@@ -281,7 +282,7 @@ class InferenceChecks(CallSubject):
             off = f"{first:.3g} off at first, {last:.3g} at last"
             finding = f"all {min(targets)} are {reward:g}; values are {off}"
             cause = "denormalise what the model predicts, if it learns normalised returns"
-            raise Violation(finding, cause, place_of(type(interface).inference))
+            raise Violation(finding, cause, place_of_call(interface, "inference"))
 
     def test_a_score_depends_on_the_last_token(self, inferring: CallTrial) -> None:
         """a reward that the model's values give depends on a sequence's last token"""
@@ -325,7 +326,7 @@ class InferenceChecks(CallSubject):
             "state_dict leaves out what inference changes in the interface, or "
             "load_state_dict ignores it"
         )
-        where = place_of(type(unbroken).state_dict)
+        where = place_of_call(unbroken, "state_dict")
         check_same(
             expected,
             actual,
@@ -372,12 +373,11 @@ def check_mock(calls: CallTrial) -> None:
 
     The default mock does not cover optional keys, metadata, or scores that are flags.
     """
-    is_own = overrides(calls.interface, "mock")
     try:
         mock = calls.mock(calls.batch)
     except NotImplementedError:
         pytest.skip("has no mock")
-    where = place_of(type(calls.interface).mock if is_own else type(calls.interface))
+    where = place_of_call(calls.interface, "mock")
     check_form(mock, calls.batch.ids, calls.interface.writes(calls.call), where)
     check_likeness(mock, calls, where)
     check_numbers(mock, where)

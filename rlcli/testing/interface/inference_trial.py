@@ -20,7 +20,7 @@ from rlcli.api.interface import ANSWER_FORMS, Example, ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.call_engine import JudgeEngine, ModalEngine
 from rlcli.testing.interface.outputs import (
@@ -271,7 +271,7 @@ class CallSubject(InterfaceSubject):
                     "fix it; or, if its rows are of another kind, show some in its class: "
                     'EXAMPLES = ({"row": {…}, "right": "…", "wrong": "…"},)'
                 ),
-                place_of(type(interface).score_texts),
+                place_of_call(interface, "score_texts"),
             )
         return lambda answer: form.replace("{answer}", answer)
 

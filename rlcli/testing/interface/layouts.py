@@ -9,7 +9,7 @@ from torch.nn.utils import parameters_to_vector
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.interface import cut_of
 from rlcli.api.model import call_interface
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import padded, trained_actions
 from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.training_trial import (
@@ -19,6 +19,7 @@ from rlcli.testing.interface.training_trial import (
     StepDifference,
     difference,
     overrides,
+    place_of_call,
     place_of_difference,
 )
 
@@ -155,7 +156,7 @@ class InvarianceChecks(InterfaceSubject):
             pytest.skip("does not evaluate")
         batch, model = rehearsal.batch, rehearsal.model()
         before = parameters_to_vector(model.module.model.parameters())
-        where = place_of(type(make()).evaluate)
+        where = place_of_call(make(), "evaluate")
         first, rest = batch.select_indices([0]), batch.select_indices(range(1, batch.bs))
         in_one, cut = (
             call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest])

@@ -15,9 +15,14 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_backend
 from rlcli.testing.batches import TOKENIZER_FILE, DigitTokenizer
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, as_of_teacher
+from rlcli.testing.interface.training_trial import (
+    InterfaceSubject,
+    Rehearsal,
+    as_of_teacher,
+    place_of_call,
+)
 from rlcli.testing.saved_models import load_saved
 
 _BF16 = 0.3
@@ -49,7 +54,7 @@ class RealModelChecks(InterfaceSubject):
         model, folder = _model(rehearsal), tmp_path / "saved"
         _step(rehearsal, model, interface)
         interface.save(model, str(folder))
-        where = place_of(type(interface).save)
+        where = place_of_call(interface, "save")
         if not list(folder.glob("*.safetensors")):
             names = (
                 ", ".join(sorted(path.name for path in folder.iterdir()))

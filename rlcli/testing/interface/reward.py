@@ -23,7 +23,7 @@ from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.api.model import Model
 from rlcli.errors import DataError, RlcliError
 from rlcli.testing.arguments import run_each
-from rlcli.testing.contract import Note, Violation, place_of
+from rlcli.testing.contract import Note, Violation
 from rlcli.testing.interface.actions import padded, with_tensor
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
@@ -31,7 +31,7 @@ from rlcli.testing.interface.inference_trial import CallTrial, Gold, batches_wit
 from rlcli.testing.interface.outputs import check_same, gap, sequences, tensor_of
 from rlcli.testing.interface.reward_examples import RewardExampleChecks
 from rlcli.testing.interface.texts import NONSENSE, batch_of_texts, text_batch, texts_for
-from rlcli.testing.interface.training_trial import Batches, Make, overrides
+from rlcli.testing.interface.training_trial import Batches, Make, overrides, place_of_call
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tokenizer import byte_tokenizer
 
@@ -391,7 +391,7 @@ def _scores(
 def _demand(scorer: ModelInterface, holds: bool, finding: str, cause: str) -> None:
     """Raise Violation, for its `score_texts`, unless something holds."""
     if not holds:
-        raise Violation(finding, cause, place_of(type(scorer).score_texts))
+        raise Violation(finding, cause, place_of_call(scorer, "score_texts"))
 
 
 def _demand_less_for(

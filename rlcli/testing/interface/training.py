@@ -12,7 +12,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import call_interface
 from rlcli.testing.batches import KEYS, make_batch
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import (
     LOSS_MASK,
     trained_actions,
@@ -34,6 +34,7 @@ from rlcli.testing.interface.training_trial import (
     TrainingOutcome,
     difference,
     overrides,
+    place_of_call,
     place_of_loss,
     place_of_number,
     place_of_weight,
@@ -349,7 +350,7 @@ class TrainingChecks(InterfaceSubject):
             "state_dict leaves out what train_step changes in the interface, or "
             "load_state_dict ignores it",
             tolerance=0.0,
-            where=place_of(type(resumed).state_dict) if keeps_state else rehearsal.where,
+            where=place_of_call(resumed, "state_dict") if keeps_state else rehearsal.where,
         )
 
 

@@ -250,7 +250,7 @@ def state_through_json(interface: ModelInterface) -> dict[str, Any]:
         raise Violation(
             f"state_dict is not JSON: {error}",
             "return plain numbers, strings, lists and dicts",
-            place_of(type(interface).state_dict),
+            place_of_call(interface, "state_dict"),
         ) from error
     return state
 
@@ -380,8 +380,11 @@ def overrides(interface: ModelInterface, method: str) -> bool:
 
 
 def place_of_call(interface: ModelInterface, call: str) -> str:
-    """The line of a method, such as `train_step`."""
-    return place_of(getattr(type(interface), call))
+    """The line of a method, such as `train_step`; that of the class if it inherits the method from
+    another file, where its author would find no mistake."""
+    cls = type(interface)
+    method = getattr(cls, call)
+    return place_of(method if method.__module__ == cls.__module__ else cls)
 
 
 def place_of_loss(call: TrainCall) -> str:

@@ -8,9 +8,11 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from rlcli.testing.contract import Contract
 from rlcli.testing.environment_checks.plays import Play, Script, attempt
-from rlcli.testing.environment_checks.trial import EnvironmentTrial
+from rlcli.testing.environment_checks.trial import SECRET, EnvironmentTrial
 from rlcli.testing.process_state import StartedTasks
 
 Opened = tuple[set[str], set[threading.Thread]]
@@ -45,6 +47,15 @@ class ConductChecks(Contract):
         writes = trial.conduct_of_all().writes
         cause = "use tempfile.TemporaryDirectory, and clean it up in close()"
         trial.demand(not writes, f"it writes {', '.join(writes[:1])}", cause)
+
+    def test_paths(self, trial: EnvironmentTrial) -> None:
+        """a path that a policy writes leads to no file outside of the folder of its episode"""
+        if not trial.schemas:
+            pytest.skip("has no tools")
+        for probe in trial.path_probes:
+            finding = f"{probe.title} returns what is in a file elsewhere"
+            cause = "refuse names with / or .., or compare what Path.resolve() makes of them"
+            trial.demand(SECRET not in str(probe.text), finding, cause, probe.tool)
 
     def test_process_stays(self, trial: EnvironmentTrial) -> None:
         """settings of the whole process stay as they are"""

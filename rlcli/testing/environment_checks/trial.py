@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlcli.api.config import EnvironmentAbstraction
@@ -48,6 +49,8 @@ WANDERINGS = 6
 WANDERED_TURNS = 10
 MOST_VALUES = 8
 """Values of an argument that are tried."""
+SECRET = "what no episode may read"
+UPWARDS = "../" * 20 + "."
 STATE_SCHEMAS = "return JSON schemas as `rlcli.api.tool_schema` makes them of methods"
 DATA = (bool, int, float, str, bytes, bytearray, list, dict, set, tuple, deque, count, type(None))
 """Types of values that can be compared by their text."""
@@ -183,6 +186,7 @@ class EnvironmentTrial:
         assert self.wanderings is not None
         assert self.scores_of_texts is not None
         assert self.probes is not None
+        assert self.path_probes is not None
         return self.conduct
 
     @cached_property
@@ -229,6 +233,29 @@ class EnvironmentTrial:
                 for kind, words, arguments in self._calls(tool)
             ]
 
+    @cached_property
+    def path_probes(self) -> list[Probe]:
+        """Calls of its tools with the path of a file with SECRET, which is outside of the folder
+        for its files, as each text."""
+        probes = []
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "secret")
+            paths = (("an absolute path", str(file)), ("a path with ..", UPWARDS + str(file)))
+            for tool in self.schemas:
+                for name in self._texts_of(tool):
+                    for words, path in paths:
+                        file.write_text(SECRET)
+                        arguments = {**self.usual_arguments(tool), name: path}
+                        with self.watched():
+                            words = f"{words} in {name}"
+                            probes.append(self._probe("hostile", words, tool, arguments))
+        return probes
+
+    def _texts_of(self, tool: str) -> list[str]:
+        """The arguments of a tool that are any text."""
+        properties = self.schemas[tool]["function"]["parameters"]["properties"]
+        return [name for name, schema in properties.items() if _is_text(schema)]
+
     def _probe(self, kind: Kind, words: str, tool: str, action: Any) -> Probe:
         environment = self.make()
         attempt(environment.reset, dict(self.scripts[0].row), 1)
@@ -258,9 +285,13 @@ def _values(name: str, schema: Schema) -> Iterator[tuple[Kind, str, Any]]:
         yield "fits", f"{name} = {value!r}", value
     for value in wrong(schema):
         yield "wrong", f"{name} = {value!r}", value
-    if schema.get("type") == "string" and "enum" not in schema:
+    if _is_text(schema):
         for words, text in _texts():
             yield "hostile", f"{words} in {name}", text
+
+
+def _is_text(schema: Schema) -> bool:
+    return schema.get("type") == "string" and "enum" not in schema
 
 
 def _texts() -> Iterator[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rlcli.observe.json_lines import is_nonfinite
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_readme import repetition
 from rlcli.observe.run_record import read_status
 from rlcli.observe.series import series
 from rlcli.observe.trackers.redaction import Redactor
@@ -48,14 +48,13 @@ class Recorded:
 
     @property
     def command(self) -> str:
-        """The command that started it, for others to read: without the folder of its program and
-        without secrets."""
+        """The line for a shell that starts such a run again, for others to read: without secrets;
+        empty if it is not recorded."""
         words = self.environment.get("command")
         if not isinstance(words, list) or not words:
             return ""
-        program, *arguments = map(str, words)
         redactor = Redactor(os.environ)
-        return shlex.join([Path(program).name, *map(redactor.word, arguments)])
+        return repetition([str(words[0]), *(redactor.word(str(word)) for word in words[1:])])
 
     @property
     def settings(self) -> dict[KeyPath, Any]:

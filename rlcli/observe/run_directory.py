@@ -32,6 +32,7 @@ from rlcli.files import (
 from rlcli.observe.environment import describe_environment
 from rlcli.observe.json_lines import Dropped, keep_until
 from rlcli.observe.run_lock import RunLock
+from rlcli.observe.run_readme import readme
 from rlcli.observe.run_record import Record, read_status
 from rlcli.processes import ProcessRecord
 
@@ -280,7 +281,7 @@ class RunDirectory:
         replace_file(self.status, b"")
         self.write_status("starting", 0, None)
         replace_file(self.environment, _json({"command": list(command), **describe_environment()}))
-        self.write_text("README.md", _readme(recipe_name, self.run_id, self._started, command))
+        self.write_text("README.md", readme(recipe_name, self.run_id, self._started, command))
 
 
 def _check_writable(folder: Path) -> None:
@@ -356,55 +357,3 @@ def _now() -> str:
 
 def _json(value: object) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def _readme(recipe_name: str, run_id: str, started: str, command: Sequence[str]) -> str:
-    program, *words_after = command
-    words = iter(words_after)
-    arguments = []
-    for word in words:  # the folder is taken now: a repetition needs its own
-        if word == "--run-dir":
-            next(words, None)
-        elif not word.startswith("--run-dir="):
-            arguments.append(word)
-    is_module = Path(program).name == "__main__.py"
-    line = shlex.join(
-        [*(["python", "-m", "rlcli"] if is_module else [Path(program).name]), *arguments]
-    )
-    return README.format(
-        recipe=recipe_name, run_id=run_id, started=started, folder=Path.cwd(), command=line
-    )
-
-
-README = """\
-# A run of {recipe}
-
-Started {started} (run {run_id}). To repeat it, in `{folder}`:
-
-```
-{command}
-```
-
-| file | holds |
-| --- | --- |
-| `status.json` | state, step, exit code |
-| `metrics.jsonl` | one JSON object per step |
-| `samples.jsonl` | prompts, responses, rewards |
-| `curve.png` | the learning curve |
-| `trace.json` | the timeline of the last steps, for `rlcli profile` and https://ui.perfetto.dev |
-| `ledger.jsonl` | each row that was drawn, `e<epoch>r<row>`: trained on (by which weights' \
-versions) or dropped (why) |
-| `checkpoints/` | what `rlcli resume` continues from |
-| `committed.json` | the last committed step, and whether the run is done |
-| `models/<role>/` | the trained models, as `transformers.from_pretrained` reads them |
-| `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its \
-origins |
-| `memory.json` | the highest point of the memory plan |
-| `setup.json` | how long each phase before the first step took |
-| `environment.json` | versions, machine, commit |
-| `tensorboard/` | the metrics for `tensorboard --logdir` |
-| `trackers/` | what other trackers have of the run (`log.trackers`) |
-| `logs/` | output of the workers |
-| `job.json`, `job.sbatch`, `job.allocations.jsonl` | of a Slurm job: its number, its script, \
-when it began |
-"""

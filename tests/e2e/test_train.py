@@ -52,6 +52,12 @@ def test_a_run_writes_the_files_and_metrics_of_the_readme(run):
     assert escape_control(run.out) == run.out
 
 
+def test_the_readme_of_a_run_lists_all_of_its_files(run):
+    readme = (run.folder / "README.md").read_text()
+    files = {path.name for path in run.folder.iterdir()} - {"README.md"}
+    assert {name for name in files if f"`{name}" not in readme} == set()
+
+
 def test_samples_have_lengths_advantages_and_reasons_and_the_next_commands_are_named(run):
     for line in (run.folder / "samples.jsonl").read_text().splitlines():
         sample = json.loads(line)

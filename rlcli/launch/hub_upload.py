@@ -29,7 +29,7 @@ def files_to_push(trained: TrainedModel, repository: str) -> Files:
     model = Path(trained.source)
     of_model = {file.relative_to(model).as_posix(): file for file in sorted(model.rglob("*"))}
     of_run = {name: trained.run / name for name in OF_THE_RUN}
-    card = model_card(trained.run, trained.role or "", repository)
+    card = model_card(trained.run, trained.role or "", repository, model)
     files: Files = {name: file for name, file in (of_model | of_run).items() if file.is_file()}
     return files | {CARD: card.encode()} | _without_secrets(trained.run)
 

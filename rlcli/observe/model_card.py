@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.value_model import CRITIC
 from rlcli.errors import escape_control
+from rlcli.files import known_object
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import MetricRow, before_and_after
 from rlcli.observe.run_comparison import Recorded, read_run, recorded_recipe
@@ -23,8 +25,9 @@ TOLD = ("datasets", "models", "graph", "train", "generation", "seed")
 """Sections of the recipe whose settings are listed; those of machines and logs are left out."""
 
 
-def model_card(run: Path, role: str, repository: str) -> str:
-    """The card of a role's model, in Markdown. Raises ResourceError F72, DataError F31."""
+def model_card(run: Path, role: str, repository: str, model: Path) -> str:
+    """The card of a role's model, in Markdown; `model` is its folder. Raises ResourceError F72,
+    DataError F31."""
     from jinja2 import Environment, StrictUndefined
 
     recorded, recipe = read_run(run), recorded_recipe(run)
@@ -38,6 +41,7 @@ def model_card(run: Path, role: str, repository: str) -> str:
         name=repository.partition("/")[2],
         repository=repository,
         role=role,
+        **_use(model),
         recipe=recorded.name,
         steps=recorded.results["steps"],
         base=_base(recipe, role),
@@ -50,6 +54,15 @@ def model_card(run: Path, role: str, repository: str) -> str:
         settings=list(_settings(recorded)),
         facts=recorded.facts,
     )
+
+
+def _use(model: Path) -> dict[str, str]:
+    """What a model is for, and the class of transformers that loads it."""
+    names = known_object(model / "config.json").get("architectures")
+    is_critic = isinstance(names, list) and any(str(name).endswith(CRITIC) for name in names)
+    task = "token-classification" if is_critic else "text-generation"
+    auto_class = "AutoModelForTokenClassification" if is_critic else "AutoModelForCausalLM"
+    return {"task": task, "auto_class": auto_class}
 
 
 def _result(row: MetricRow) -> tuple[str, str, str]:

@@ -181,3 +181,20 @@ def test_the_head_of_a_card_names_what_is_on_the_hub(rlcli, tmp_path):
     )
     head = yaml.safe_load(rlcli("push", "run", "--to", "me/sums", "--dry-run")[1].split("---")[1])
     assert (head["base_model"], head["datasets"]) == ("some/model", ["openai/gsm8k"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto_class", "task"),
+    [
+        ("LlamaForCausalLM", "AutoModelForCausalLM", "text-generation"),
+        ("LlamaForTokenClassification", "AutoModelForTokenClassification", "token-classification"),
+    ],
+)
+def test_a_card_names_the_class_that_loads_the_model(
+    rlcli, tmp_path, architecture, auto_class, task
+):
+    run = trained_run(tmp_path / "run")
+    (run / "models/actor/config.json").write_text(json.dumps({"architectures": [architecture]}))
+    _, out, _ = rlcli("push", "run", "--to", "me/sums", "--dry-run")
+    assert yaml.safe_load(out.split("---")[1])["pipeline_tag"] == task
+    assert f'model = {auto_class}.from_pretrained("me/sums")' in out

@@ -22,7 +22,7 @@ from torch import nn
 from rlcli.api.model_folder import model_folder
 from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
 from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
-from rlcli.api.value_model import value_parameters
+from rlcli.api.value_model import scorer_class, value_parameters
 from rlcli.api.weight_files import PARTS, read_head, weight_files
 from rlcli.api.weight_files import Head as FileHead
 from rlcli.errors import ModelError, first_line
@@ -84,6 +84,8 @@ class StoredSource(ModelSource):
         }
         try:
             self.config = _configuration(self._folder)
+            if head == "lm":
+                _refuse_scorer(self.config, origin)
             lm = on_meta(self.config, head, torch.float32)
             if head == "value":
                 stored = _under_own_head(lm, stored)
@@ -277,6 +279,15 @@ def _configuration(folder: Path) -> Any:
             hint="use the model from before quantization",
         )
     return without_dropout(config)
+
+
+def _refuse_scorer(config: Any, origin: str) -> None:
+    """With tied embeddings it would have a head that was never trained to write."""
+    if name := scorer_class(config):
+        raise ModelError(
+            f"the model in {origin} is a {name}, which gives numbers and writes no text",
+            hint="it serves as a critic or reward model; name a language model here",
+        )
 
 
 def _commonest_dtype(heads: Sequence[FileHead]) -> torch.dtype:

@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 CRITIC = "ForTokenClassification"
 """Suffix of the names of such classes."""
+SCORERS = (CRITIC, "ForSequenceClassification")
+"""Suffixes of the names of classes that give numbers instead of logits."""
+
+
+def scorer_class(config: Any) -> str | None:
+    """The class of a model that was saved as one which gives numbers; None for any other."""
+    names = filter(None, getattr(config, "architectures", None) or ())
+    return next((name for name in names if name.endswith(SCORERS)), None)
 
 
 def value_model_class(config: Any) -> type[nn.Module]:

@@ -114,6 +114,12 @@ def test_a_trained_value_head_is_kept(family, tmp_path):
     assert value_head(model).weight.any()
 
 
+def test_a_critic_is_not_read_as_a_language_model(tmp_path):
+    tiny_model(head="value").save_pretrained(tmp_path / "critic")
+    with pytest.raises(ModelError, match="LlamaForTokenClassification, which gives numbers"):
+        load_model(str(tmp_path / "critic"), head="lm", tokenizer=None, seed=1)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
 def test_a_reward_model_keeps_its_head_weight_and_gets_a_zero_bias(family, tmp_path):
     from transformers import AutoModelForSequenceClassification

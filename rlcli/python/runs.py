@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.api.run_folder import is_run
 from rlcli.errors import ModelError, ResourceError
 from rlcli.launch.run_jobs import with_jobs
 from rlcli.observe.run_overview import Overview, read_overview
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from rlcli.observe.samples import SampleRecord
     from rlcli.python.metrics import Metrics
 
-Overrides = Mapping[str, Any] | Sequence[str] | None
-"""`{"ppo.kl_ctl": 0.02}`, or `["ppo.kl_ctl=0.02"]` as on the command line."""
+Overrides = Mapping[str, Any] | Sequence[str] | str | None
+"""`{"ppo.kl_ctl": 0.02}`, or `["ppo.kl_ctl=0.02"]` as on the command line; one text is one of
+them."""
 PathLike = str | os.PathLike[str]
 
 
@@ -36,14 +38,14 @@ def train(
     recipe: PathLike,
     overrides: Overrides = None,
     *,
-    with_: Sequence[PathLike] = (),
+    with_: PathLike | Sequence[PathLike] = (),
     run_dir: PathLike | None = None,
     check: bool = True,
     quiet: bool = False,
 ) -> Run:
     """Run a recipe, a name or a file, to its end, as `rlcli train` does; with launch=slurm, submit
-    it. `with_`: profiles or files that are applied on top; `check`: try some rows and rewards
-    first; `quiet`: show warnings only.
+    it. `with_`: a profile or file that is applied on top, or several; `check`: try some rows and
+    rewards first; `quiet`: show warnings only.
 
     An interrupt (Ctrl-C, or that of a notebook) ends the run after its step, with a checkpoint, and
     raises KeyboardInterrupt; a second one ends it at once. Raises RecipeError with all problems of
@@ -52,7 +54,7 @@ def train(
     words = ["train", "--json"]
     words += [] if check else ["--no-check"]
     words += ["--run-dir", os.fspath(run_dir)] if run_dir is not None else []
-    for layer in with_:
+    for layer in [with_] if isinstance(with_, str | os.PathLike) else with_:
         words += ["--with", os.fspath(layer)]
     return _run_to_end([*words, "--", os.fspath(recipe), *as_words(overrides)], quiet)
 
@@ -60,7 +62,10 @@ def train(
 def run(name: PathLike, folder: PathLike = RUNS) -> Run:
     """The run of this folder or name, or the newest one of this recipe; `folder` holds all runs.
     Raises ResourceError F72 if there is none."""
-    return Run(find_run(os.fspath(name), Path(folder)))
+    path = find_run(os.fspath(name), Path(folder))
+    if not is_run(path):
+        raise _not_a_run(path)
+    return Run(path)
 
 
 def runs(folder: PathLike = RUNS) -> list[Run]:
@@ -183,7 +188,7 @@ class Run:
     def _overview(self) -> Overview:
         overview = read_overview(self.path)
         if overview is None:
-            raise ResourceError(f"{self.path} is not the folder of a run", code="F72")
+            raise _not_a_run(self.path)
         return with_jobs([overview])[0]
 
 
@@ -202,6 +207,11 @@ def _quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _not_a_run(folder: Path) -> ResourceError:
+    hint = f"rlcli.runs({str(folder)!r}) lists those in it"
+    return ResourceError(f"{folder} is not the folder of a run", hint=hint, code="F72")
+
+
 def _run_to_end(words: Sequence[str], quiet: bool) -> Run:
     document = run_command(words, quiet)
     return Run(Path(document["run_dir"] if "run_dir" in document else document["folder"]))
@@ -209,6 +219,8 @@ def _run_to_end(words: Sequence[str], quiet: bool) -> Run:
 
 def as_words(overrides: Overrides) -> list[str]:
     """Overrides as on the command line: values are JSON, which is YAML."""
+    if isinstance(overrides, str):
+        return [overrides]
     if not isinstance(overrides, Mapping):
         return list(overrides or ())
     return [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]

@@ -44,7 +44,7 @@ def run_command(words: Sequence[str], quiet: bool) -> dict[str, Any]:
     os.close(for_events)
     with _open_display(quiet) as display, _ended_with_this(process), _interrupts(process) as sent:
         results = HeldBack("{", sys.stdout)
-        errors = HeldBack("error[", sys.stderr)
+        errors = HeldBack("error[", sys.stderr, several=True)
         _read_lines(
             {
                 events: lambda line: show_event(line, display),
@@ -105,24 +105,29 @@ def _interrupts(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
 
 class HeldBack:
-    """Shows what a process prints, except from the last line on that starts with `beginning`."""
+    """Shows what a process prints, except from the last line on that starts with `beginning`; if
+    there may be `several`, from the first one on."""
 
-    def __init__(self, beginning: str, stream: Any):
+    def __init__(self, beginning: str, stream: Any, several: bool = False):
         self.lines: list[str] = []
         """The lines that are held back."""
         self._beginning = beginning
         self._stream = stream
+        self._several = several
 
     def take(self, line: str) -> None:
-        if line.startswith(self._beginning):
+        if line.startswith(self._beginning) and not self._several:
             self.show()
         if line.startswith(self._beginning) or self.lines:
             self.lines.append(line)
         else:
             print(line, file=self._stream, flush=True)
 
-    def show(self) -> None:
-        for line in self.lines:
+    def show(self, all_but: int = 0) -> None:
+        """Show what is held back, but not the last lines that start so, and what follows them."""
+        starts = [n for n, line in enumerate(self.lines) if line.startswith(self._beginning)]
+        end = starts[-all_but:][0] if all_but and starts else len(self.lines)
+        for line in self.lines[:end]:
             print(line, file=self._stream, flush=True)
         self.lines.clear()
 
@@ -152,6 +157,7 @@ def _result(code: int, results: HeldBack, errors: HeldBack) -> dict[str, Any]:
         errors.show()
         return document
     if "problems" in document:
+        errors.show(all_but=len(document["problems"]))
         raise from_document(document)
     errors.show()
     if "run_dir" in document:

@@ -61,7 +61,7 @@ def test_a_value_of_python_arrives_as_it_is(key, value, resolved):
 
 def test_values_without_a_json_form_are_written_as_yaml_or_refused():
     assert as_words({"a": math.inf, "b": -math.inf}) == ["a=.inf", "b=-.inf"]
-    assert as_words(["a=1"]) == ["a=1"]
+    assert as_words(["a=1"]) == as_words("a=1") == ["a=1"]
     with pytest.raises(TypeError, match="no values of type object"):
         as_words({"a": object()})
 
@@ -104,6 +104,8 @@ def test_a_run_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(ResourceError, match="there is no run 'nowhere'"):
         rlcli.run("nowhere", tmp_path)
     assert rlcli.runs(tmp_path) == []
+    with pytest.raises(ResourceError, match="is not the folder of a run"):
+        rlcli.run(tmp_path)
 
 
 def test_what_components_print_is_shown_and_the_result_is_not(capsys):
@@ -112,6 +114,22 @@ def test_what_components_print_is_shown_and_the_result_is_not(capsys):
         result.take(line)
     assert capsys.readouterr().out == "from a reward\n{\nnot the result\n"
     assert json.loads("\n".join(result.lines)) == {"ok": True}
+
+
+def test_errors_that_are_raised_are_not_shown_too(capsys):
+    errors = HeldBack("error[", sys.stderr, several=True)
+    for line in ("from a reward", "error[mine]", "error[R42] one", "  hint", "error[R37] two"):
+        errors.take(line)
+    errors.show(all_but=2)
+    assert capsys.readouterr().err == "from a reward\nerror[mine]\n"
+
+
+def test_a_single_profile_is_one_layer(monkeypatch):
+    commands = []
+    monkeypatch.setattr("rlcli.python.runs.run_command", lambda words, _: commands.append(words))
+    with pytest.raises(TypeError):  # there is no result
+        rlcli.train("ppo_math", with_="gpu8")
+    assert commands[0][-4:] == ["--with", "gpu8", "--", "ppo_math"]
 
 
 TRAIN = """

@@ -18,16 +18,16 @@ def repetition(command: Sequence[str]) -> str:
 
 def _without_folder(arguments: Iterable[str]) -> list[str]:
     """The arguments without `--run-dir`: that folder is taken now."""
-    other: list[str] = []
+    remaining: list[str] = []
     words = iter(arguments)
     for word in words:
         if word == "--":
-            return [*other, word, *words]
+            return [*remaining, word, *words]
         if word == "--run-dir":
             next(words, None)
         elif not word.startswith("--run-dir="):
-            other.append(word)
-    return other
+            remaining.append(word)
+    return remaining
 
 
 def readme(recipe_name: str, run_id: str, started: str, command: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ origins |
 | `setup.json` | how long each phase before the first step took |
 | `environment.json` | versions, machine, commit |
 | `tensorboard/` | the metrics for `tensorboard --logdir` |
-| `trackers/` | what other trackers have of the run (`log.trackers`) |
+| `trackers/` | what remaining trackers have of the run (`log.trackers`) |
 | `profile/` | the operations of traced steps (`--profile`) |
 | `logs/` | output of the workers |
 | `job.json`, `job.sbatch`, `job.allocations.jsonl` | of a Slurm job: its number, its script, \

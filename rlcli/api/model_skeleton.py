@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,3 +79,21 @@ def check_vocabulary(lm: Any, tokenizer: PreTrainedTokenizerBase | None) -> None
             hint="use the tokenizer that the model was made with",
             code="F32",
         )
+
+
+def undescribed(lm: nn.Module, names: Iterable[str]) -> list[str]:
+    """Of tensors that a model does not use, those of modules that it has, such as a bias: its
+    config.json does not describe what was trained. Other parts, such as a vision tower, may be left
+    out."""
+    prefix, modules = str(lm.base_model_prefix), dict(lm.named_modules())
+
+    def module_of(path: str) -> nn.Module | None:
+        spellings = (path, path.removeprefix(f"{prefix}."), f"{prefix}.{path}")
+        return next((modules[each] for each in spellings if each in modules), None)
+
+    def is_lacking(name: str) -> bool:
+        path, _, tensor = name.rpartition(".")
+        module = module_of(path)
+        return module is not None and getattr(module, tensor, None) is None
+
+    return [name for name in names if is_lacking(name)]

@@ -20,7 +20,13 @@ import torch
 from torch import nn
 
 from rlcli.api.model_folder import model_folder
-from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
+from rlcli.api.model_skeleton import (
+    check_vocabulary,
+    on_meta,
+    skeleton,
+    undescribed,
+    without_dropout,
+)
 from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
 from rlcli.api.value_model import scorer_class, value_parameters
 from rlcli.api.weight_files import PARTS, read_head, weight_files
@@ -251,12 +257,8 @@ class StoredSource(ModelSource):
             )
 
     def _warn_of_unused(self, lm: Any, stored: Mapping[str, _Stored]) -> None:
-        """Other parts, such as a vision tower, may be left out; a tensor of a module that the model
-        has, such as a bias, means that config.json does not describe what was trained."""
         used = {tensor.name for source in self._found.values() for tensor in _tensors_of(source)}
-        modules = dict(lm.named_modules())
-        unused = [name for name in stored if name not in used and _is_lacking(name, lm, modules)]
-        if unused:
+        if unused := undescribed(lm, stored.keys() - used):
             log.warning(
                 "%s holds %d tensors for which its config.json leaves no place, first %s: "
                 "they are not used, and the model may not be the one that was trained",
@@ -376,14 +378,6 @@ def _tensors_of(source: _Stored | _Made) -> list[_Stored]:
     if isinstance(source, _Stored):
         return [source]
     return [tensor for _, tensor in source.parts]
-
-
-def _is_lacking(name: str, lm: Any, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a module of the model has the name of a tensor's, but has no such tensor."""
-    path, _, tensor = name.rpartition(".")
-    paths = (path, path.removeprefix(f"{lm.base_model_prefix}."), f"{lm.base_model_prefix}.{path}")
-    module = next((modules[each] for each in paths if each in modules), None)
-    return module is not None and getattr(module, tensor, None) is None
 
 
 def _is_stack(rule: _Made) -> bool:

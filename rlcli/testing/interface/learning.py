@@ -32,8 +32,8 @@ class LearningChecks(InterfaceSubject):
             losses.append(call_interface(interface, "train_step", model, sampled)["loss"])
         name, start, end = "minus the loss", -losses[0], -losses[-1]
         is_better = end > start
-        if before is not None:
-            after = _likelihoods(rehearsal, model)
+        after = _likelihoods(rehearsal, model)
+        if before is not None and after is not None:
             name, start, end = "the log-prob of responses", before[0], after[0]
             is_better = any(map(operator.gt, after, before))
         if not is_better:

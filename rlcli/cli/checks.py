@@ -13,7 +13,7 @@ from rlcli.cli.watched_fork import report_stage
 from rlcli.errors import escape_control
 from rlcli.observe.status_line import can_redraw
 from rlcli.observe.terminal import one_line
-from rlcli.observe.units import count
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from rlcli.testing.results import Check, CheckFailure, Examined, Outcome

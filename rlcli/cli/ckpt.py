@@ -16,7 +16,7 @@ from rlcli.cli.output import print_error, print_json, print_table, print_text
 from rlcli.cli.verbs import VerbCommand, new_typer
 from rlcli.errors import RlcliError, UsageError
 from rlcli.observe.run_search import named_folder
-from rlcli.observe.units import age, count, size
+from rlcli.units import age, count, size
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.manifest import Manifest

@@ -17,7 +17,7 @@ from rlcli.cli.arguments import AsJson, DryRun, RoleName, StepNumber
 from rlcli.cli.output import print_json, print_text, wrapped
 from rlcli.errors import UsageError
 from rlcli.observe.run_search import named_folder
-from rlcli.observe.units import count, size
+from rlcli.units import count, size
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.conversion_check import ConversionReport

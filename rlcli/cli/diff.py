@@ -12,7 +12,7 @@ import typer
 from rlcli.cli.arguments import AsJson
 from rlcli.cli.output import print_json, print_text, wrapped
 from rlcli.observe.series import short
-from rlcli.observe.units import count
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from rlcli.observe.run_comparison import Recorded, RecordedPair

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.cli.output import print_text, terminal_width, wrapped
-from rlcli.observe.units import count
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from rlcli.inspect.findings import Finding

@@ -9,7 +9,7 @@ import typer
 from rlcli.cli import arguments as options
 from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.errors import UsageError
-from rlcli.observe.units import count
+from rlcli.units import count
 
 
 def push(

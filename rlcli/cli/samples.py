@@ -16,7 +16,7 @@ from rlcli.cli.output import print_json, print_labelled, print_styled, print_tal
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import RUNS
 from rlcli.observe.series import short
-from rlcli.observe.units import count
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from rlcli.observe.samples import SampleRecord, SampleSelection

@@ -22,7 +22,7 @@ from rlcli.cli.output import (
 )
 from rlcli.observe.run_search import RUNS, find_runs, short_name
 from rlcli.observe.series import clock_time, short, sparkline
-from rlcli.observe.units import age, count
+from rlcli.units import age, count
 
 if TYPE_CHECKING:
     from rlcli.observe.progress import Progress

@@ -10,8 +10,8 @@ import typer
 from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.errors import raise_all
-from rlcli.observe.units import count
 from rlcli.project import search_paths_kept
+from rlcli.units import count
 
 
 @search_paths_kept()

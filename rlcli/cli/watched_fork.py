@@ -25,8 +25,8 @@ from rlcli.errors import HangError, WorkerError
 from rlcli.launch import lifeline
 from rlcli.launch.orphans import adopt_orphans, end_orphans, lasting_orphans, name_of
 from rlcli.launch.stacks import component_line
-from rlcli.observe.units import count
 from rlcli.processes import OwnPauses, die_with_parent, ended_how, seconds_in_queue
+from rlcli.units import count
 
 if TYPE_CHECKING:
     import psutil

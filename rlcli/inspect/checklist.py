@@ -13,7 +13,7 @@ from rlcli.files import known_object
 from rlcli.inspect.constructors import component_faults
 from rlcli.inspect.devices import list_gpus
 from rlcli.inspect.doubtful import recipe_warnings
-from rlcli.inspect.findings import Finding, count, failure, grouped, without_torch
+from rlcli.inspect.findings import Finding, failure, without_torch
 from rlcli.inspect.length_checks import check_answers, check_lengths, check_taught
 from rlcli.inspect.model_files import check_model_files, faults_beyond_roles
 from rlcli.inspect.packing import check_packing
@@ -35,6 +35,7 @@ from rlcli.recipe.lengths import cache_of, kept_together
 from rlcli.recipe.libraries import libraries_to_install, variables_to_set
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 from rlcli.recipe.warm_start import warm_starts
+from rlcli.units import grouped, grouped_count
 
 if TYPE_CHECKING:
     from rlcli.api.architecture import Architecture
@@ -153,7 +154,8 @@ def _check_recipe(resolved: Resolved) -> Finding:
 
     first = [source.recipe.name for source in chain(resolved)]
     after = f"; runs after {', '.join(first)}" if first else ""
-    layers, values = count(len(resolved.layers), "layer"), count(resolved.values_set, "value")
+    layers = grouped_count(len(resolved.layers), "layer")
+    values = grouped_count(resolved.values_set, "value")
     return Finding(level="ok", about="recipe", says=f"{layers}, {values} set, 0 unknown{after}")
 
 

@@ -27,6 +27,7 @@ from rlcli.registry.requirements import (
     required,
     torch_build,
 )
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -258,8 +259,8 @@ def _check_project() -> Iterator[Finding]:
         says = "none here; the built-in components and recipes are available"
         yield Finding(level="ok", about="project", says=says)
         return
-    count, broken = _own_components(project)
-    says = f"{project} with {count} component{'' if count == 1 else 's'}"
+    number, broken = _own_components(project)
+    says = f"{project} with {count(number, 'component')}"
     if broken:
         fix = "rlcli ls shows each; only recipes that name them are affected"
         yield Finding(

@@ -98,16 +98,6 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return next((finding.exit_code for finding in findings if finding.level == "FAIL"), 0)
 
 
-def count(number: int, word: str) -> str:
-    """`1 row`, `12 340 rows`."""
-    return f"{grouped(number)} {word}{'' if number == 1 else 's'}"
-
-
-def grouped(number: int) -> str:
-    """Digits in groups of three."""
-    return f"{number:,}".replace(",", " ")
-
-
 def quantile(ordered: Sequence[int], fraction: float) -> int:
     """The smallest of some ordered numbers that this fraction of them do not exceed."""
     return ordered[max(math.ceil(fraction * len(ordered)) - 1, 0)]

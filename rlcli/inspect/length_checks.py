@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.data import Preview, Survey
-from rlcli.inspect.findings import Finding, count, grouped, quantile, share
+from rlcli.inspect.findings import Finding, quantile, share
 from rlcli.inspect.row_checks import RowLimits, location, some_of
 from rlcli.inspect.rows import OpenDataset
+from rlcli.units import grouped, grouped_count
 
 CUT_ANSWERS = 0.05
 """Share of answers that may be longer than a response."""
@@ -39,7 +40,8 @@ def _overlong(name: str, survey: Survey, about: str, distribution: str) -> Findi
     if not survey.too_long:
         return None
     fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
-    over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(survey.lengths))})"
+    percent = share(survey.too_long, len(survey.lengths))
+    over = f"{grouped_count(survey.too_long, 'row')} ({percent})"
     return Finding(
         level="warn",
         about=about,
@@ -73,7 +75,7 @@ def _beyond_positions(
         return "", fix
     over = sum(length > limits.positions for length in full_lengths)
     problem = (
-        f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the "
+        f"{grouped_count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the "
         f"model's {grouped(limits.positions)} positions (max_position_embeddings)"
     )
     return problem, fix
@@ -132,13 +134,12 @@ def _check_responses(
     cut = [where for where, length in lengths.items() if length > new_tokens]
     if len(cut) <= CUT_ANSWERS * len(lengths):
         return None
+    answers = f"{grouped_count(len(cut), 'answer')}{of_what} ({share(len(cut), len(lengths))})"
+    says = f"{answers} take more than the {new_tokens} tokens of a response, its end included"
     return Finding(
         level="warn",
         about=about,
-        says=(
-            f"{count(len(cut), 'answer')}{of_what} ({share(len(cut), len(lengths))}) take more "
-            f"than the {new_tokens} tokens of a response, its end included"
-        ),
+        says=says,
         details=some_of(cut),
         fix="raise generation.max_new_tokens",
         code="F30",

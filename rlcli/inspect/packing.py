@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from rlcli.api.config import stable_seed
 from rlcli.api.data import Preview
 from rlcli.api.partition import ffd_allocate
-from rlcli.inspect.findings import Finding, grouped, quantile, share
+from rlcli.inspect.findings import Finding, quantile, share
 from rlcli.ops.minibatches import assign_minibatches
 from rlcli.recipe.lengths import keeps_groups
 from rlcli.runtime.data_order import DataOrder
 from rlcli.topology.placement import shares
+from rlcli.units import grouped
 
 if TYPE_CHECKING:
     from rlcli.inspect.row_checks import RowLimits

@@ -8,9 +8,10 @@ from operator import eq
 from typing import Any
 
 from rlcli.api.data import Preview
-from rlcli.inspect.findings import Finding, count, grouped, share
+from rlcli.inspect.findings import Finding, share
 from rlcli.inspect.rows import OpenDataset
 from rlcli.inspect.text import shortened
+from rlcli.units import grouped, grouped_count
 
 EXAMPLES = 3
 """Number of rows that a finding names."""
@@ -41,9 +42,9 @@ def location(row: Preview) -> str:
 
 def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
     """How many rows there are, and how many could not be read."""
-    says = f"{count(len(opened), 'row')} of {opened.type}"
+    says = f"{grouped_count(len(opened), 'row')} of {opened.type}"
     if opened.is_stream:
-        says = f"a stream of {opened.type}; its first {count(len(opened), 'row')}"
+        says = f"a stream of {opened.type}; its first {grouped_count(len(opened), 'row')}"
     if len(looked_at) < len(opened):
         number = len(looked_at)
         first = f"the first {number}" if opened.is_drawn else f"{number}, spread evenly"
@@ -51,7 +52,7 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
     bad = opened.survey.bad_rows if opened.survey else ()
     if not bad:
         return Finding(level="ok", about=opened.name, says=says, details=opened.notes)
-    says += f"; {count(len(bad), 'bad row')} skipped"
+    says += f"; {grouped_count(len(bad), 'bad row')} skipped"
     details = [*some_of(bad), *opened.notes]
     return _fault(opened.name, says, details, "correct them, or keep bad_rows: skip", "F31")
 
@@ -222,9 +223,8 @@ def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | Non
         first.setdefault(prompt, where)
     if not repeated:
         return None
-    says = (
-        f"{grouped(len(repeated))} of {count(len(prompts), 'prompt')} occur before in the dataset"
-    )
+    of_all = grouped_count(len(prompts), "prompt")
+    says = f"{grouped(len(repeated))} of {of_all} occur before in the dataset"
     fix = "drop them, unless they should weigh more"
     return _fault(f"{opened.name} repeats", says, some_of(repeated), fix, "F79")
 
@@ -246,7 +246,7 @@ def check_leak(
             says=f"{held_out.name} shares no prompt with {train.name}{scope}",
         )
     says = (
-        f"{grouped(len(leaked))} of {count(len(prompts), 'prompt')} of {held_out.name} "
+        f"{grouped(len(leaked))} of {grouped_count(len(prompts), 'prompt')} of {held_out.name} "
         f"are in {train.name} too"
     )
     fix = f"take them out of {train.name}; evaluating on them overstates accuracy"

@@ -16,6 +16,7 @@ from rlcli.api.network import LOOPBACK
 from rlcli.launch.node import agent_command
 from rlcli.project import VARIABLE, current_project
 from rlcli.topology.groups import process_groups
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -74,8 +75,7 @@ def node_commands(
 
 
 def _submission(topology: Topology, command: str) -> NodeCommand:
-    count = f"{topology.nodes} node{'s' if topology.nodes > 1 else ''}"
-    about = f"submits one job, which starts them on {count}"
+    about = f"submits one job, which starts them on {count(topology.nodes, 'node')}"
     return NodeCommand(None, tuple(range(topology.world_size)), command, about)
 
 

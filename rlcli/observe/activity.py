@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.headway import BYTES, SECONDS, Count
 from rlcli.observe.series import clock_time
-from rlcli.observe.units import size
+from rlcli.units import size
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlcli.errors import DataError, ResourceError
 from rlcli.files import open_private, open_regular, replace_file
+from rlcli.units import count
 
 Warn = Callable[[str], None]
 """Takes one sentence about something that went wrong while training continues."""
@@ -195,10 +196,7 @@ class Dropped:
         of = f" of step {self.steps[0]}" if len(self.steps) == 1 else ""
         of = f" of steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) > 1 else of
         unreadable = f", {self.unreadable} of them unreadable" if self.unreadable else ""
-        return (
-            f"{self.file}: {self.lines} "
-            f"line{'s' if self.lines != 1 else ''}{of} dropped{unreadable}"
-        )
+        return f"{self.file}: {count(self.lines, 'line')}{of} dropped{unreadable}"
 
 
 def keep_until(path: Path, step: int) -> Dropped | None:

@@ -23,6 +23,7 @@ from rlcli.api.output_checks import Segments
 from rlcli.errors import DataError
 from rlcli.runtime.chunks import Chunk, Ready, StepSamples, dropped_line, unreported
 from rlcli.runtime.draws import Draw, SampleQueue
+from rlcli.units import count
 
 WHY_SO_MANY = (
     "look into why: with rewards that are all equal, the prompts are too easy or "
@@ -248,7 +249,7 @@ class Samples:
         few = (
             f"only {ready} of {drawn} drawn are left" if ready else f"none of {drawn} drawn is left"
         )
-        draws = f"{times} draw{'s' if times > 1 else ''}"
+        draws = count(times, "draw")
         problem = f"step {self.step + 1}: a batch needs {size} samples, but {few} after {draws}"
         return self._shortage(problem, "train.max_redraws or train.prompts_per_draw")
 

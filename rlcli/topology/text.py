@@ -15,7 +15,8 @@ from rlcli.topology.groups import process_groups
 from rlcli.topology.layout_text import layout_lines, message_lines
 from rlcli.topology.memory_text import memory_lines, storage_lines
 from rlcli.topology.overlap import Lane, Timetable
-from rlcli.topology.text_format import WIDTH, aligned, counted, number, wrapped
+from rlcli.topology.text_format import WIDTH, aligned, number, wrapped
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from rlcli.recipe.parsing.tree import KeyPath
@@ -61,7 +62,7 @@ def plan_lines(
 def _heading(plan: Plan) -> Iterator[str]:
     """The recipe and its cluster, and what must be there before it runs."""
     topology = plan.topology
-    cluster = f"{counted(topology.nodes, 'node')} x {counted(topology.devices_per_node, 'device')}"
+    cluster = f"{count(topology.nodes, 'node')} x {count(topology.devices_per_node, 'device')}"
     yield f"{plan.recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
     if plan.runs_first:
         yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
@@ -114,9 +115,9 @@ def _outside_ranks(plan: Plan) -> Iterator[str]:
     for group in process_groups(plan.recipe, plan.topology):
         if group.kind == "ranks":
             continue
-        count = len(group.nodes) // group.processes_of_each
+        members = len(group.nodes) // group.processes_of_each
         is_server = group.kind == "server"
-        processes = counted(count, "server") if is_server else counted(count, "process", "es")
+        processes = count(members, "server") if is_server else count(members, "process", "es")
         first, last = min(group.nodes), max(group.nodes)
         nodes = f"node {first}" if first == last else f"nodes {first}-{last}"
         spread = f", each over {group.processes_of_each}" if group.processes_of_each > 1 else ""
@@ -127,7 +128,7 @@ def _weights(plan: Plan) -> Iterator[str]:
     from rlcli.topology.report import parameters_of
 
     parameters = {
-        role: number(count) for role, count in parameters_of(plan.recipe, plan.sizes).items()
+        role: number(weights) for role, weights in parameters_of(plan.recipe, plan.sizes).items()
     }
     rows = [
         [
@@ -228,9 +229,10 @@ def _micro_batch_lines(plan: Plan) -> Iterator[str]:
     sizes = {
         name: micro_batches_of(plan.recipe, plan.topology, call) for name, call in training.items()
     }
-    for tokens, count in dict.fromkeys(sizes.values()):
-        names = ", ".join(name for name, of_call in sizes.items() if of_call == (tokens, count))
-        batches = counted(count, "micro-batch", "es")
+    for largest in dict.fromkeys(sizes.values()):
+        names = ", ".join(name for name, of_call in sizes.items() if of_call == largest)
+        tokens, number_of_batches = largest
+        batches = count(number_of_batches, "micro-batch", "es")
         yield f"{names}: {batches} of ≤ {tokens} tokens per update and rank"
     for reason in dict.fromkeys(filter(None, reasons.values())):
         names = ", ".join(name for name, of_call in reasons.items() if of_call == reason)

@@ -6,24 +6,20 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlcli.topology.memory import GIB
+from rlcli import units
 
 WIDTH = 80
 WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-UNITS = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"))
+DOWN_TO_MIB = units.SIZES[:3]
 
 
 def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, **WHOLE_WORDS)
 
 
-def size(count: int | None) -> str:
-    """`3.7 GiB`."""
-    if count is None:
-        return "unknown"
-    unit, name = next((pair for pair in UNITS if count >= pair[0]), UNITS[-1])
-    digits = ".3g" if count < 999.5 * unit else ".0f"  # not 1e+03
-    return f"{count / unit:{digits}} {name}"
+def size(number: int | None) -> str:
+    """`3.7 GiB`, `0.02 MiB`."""
+    return "unknown" if number is None else units.size(number, DOWN_TO_MIB)
 
 
 def number(count: int) -> str:
@@ -47,10 +43,6 @@ def duration(seconds: float) -> str:
     """`4:42`, or `0.3 s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes else f"{seconds:.2g} s"
-
-
-def counted(count: int, word: str, plural: str = "s") -> str:
-    return f"{count} {word}{'' if count == 1 else plural}"
 
 
 def aligned(

@@ -15,6 +15,7 @@ from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Cluster, MeshSection, Role
 from rlcli.recipe.servers import PlacedServer, placed_servers, servers_on
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
+from rlcli.units import count
 
 CLUSTER: tuple[KeyPath, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
 
@@ -234,7 +235,7 @@ def _beyond_last_node(notes: Notes, name: str, nodes: int) -> None:
         f"each server of {name} is spread over {nodes} nodes, beginning at that of its "
         "rank, but the run has "
     )
-    message += _count(notes.recipe.cluster.nodes, "node")
+    message += count(notes.recipe.cluster.nodes, "node")
     argument: KeyPath = ("models", name, "backend", "args", "nodes")
     devices: KeyPath = ("models", name, "devices")
     hint = f"add nodes, or give {name} ranks on earlier ones: {dotted(as_rollout(devices))}"
@@ -261,7 +262,7 @@ def _in_words(servers: Sequence[PlacedServer]) -> str:
     """`2 servers of 4 devices on each of 2 nodes`."""
     devices, nodes = max(len(server.devices) for server in servers), len(servers[0].nodes)
     spread = f" on each of {nodes} nodes" if nodes > 1 else ""
-    return f"{_count(len(servers), 'server')} of {_count(devices, 'device')}{spread}"
+    return f"{count(len(servers), 'server')} of {count(devices, 'device')}{spread}"
 
 
 def _lack_of_devices(cluster: Cluster, servers: Sequence[PlacedServer]) -> str | None:
@@ -295,10 +296,6 @@ def _more_nodes(notes: Notes, name: str, devices: int, nodes: int) -> str | None
         return None
     key = dotted(notes.written(("models", name, "backend", "args", "nodes")))
     return f"{key}={enough} spreads each server over {enough} nodes"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _first_ranks(cluster: Cluster, devices: int, nodes: int) -> list[int]:

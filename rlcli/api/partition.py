@@ -1,5 +1,4 @@
-"""Partitioning sequences: contiguous balanced parts, groups under a cap, balanced batches.
-No torch here."""
+"""Partitioning sequences: contiguous balanced parts, groups under a cap. No torch here."""
 
 from __future__ import annotations
 
@@ -158,31 +157,3 @@ def _check_allocation(values: Sequence[int], capacity: int, min_groups: int) -> 
         raise ValueError(
             f"the number of values, {len(values)}, is smaller than min_groups, {min_groups}"
         )
-
-
-def reorder_to_balanced_batches(
-    seqlens: Sequence[int] | np.ndarray, n_seqs_per_batch: int
-) -> tuple[list[int], int]:
-    """An order whose consecutive batches of `n_seqs_per_batch` have similar token counts,
-    and their max − min.
-
-    Longest first, each to the lightest batch that has room; only the last batch may be short.
-    """
-    if n_seqs_per_batch < 1:
-        raise ValueError(f"n_seqs_per_batch is {n_seqs_per_batch}; it must be at least 1")
-    lengths = [int(length) for length in seqlens]
-    if not lengths:
-        return [], 0
-    room = [
-        min(n_seqs_per_batch, len(lengths) - start)
-        for start in range(0, len(lengths), n_seqs_per_batch)
-    ]
-    batches: list[list[int]] = [[] for _ in room]
-    tokens = [0] * len(room)
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        lightest = min(
-            (b for b in range(len(room)) if len(batches[b]) < room[b]), key=tokens.__getitem__
-        )
-        batches[lightest].append(index)
-        tokens[lightest] += lengths[index]
-    return flat2d(batches), max(tokens) - min(tokens)

@@ -69,7 +69,7 @@ def plan_moves(
     ]
     for link in targets:
         target.refuse_torn(link, holders)
-    moves = [_move(group, tensors, links, holders) for group in _groups(targets, links, holders)]
+    moves = [_move(group, tensors, links) for group in _groups(targets, holders)]
     return moves + [_copy(tensor, name) for name, tensor in tensors.items() if name not in links]
 
 
@@ -138,7 +138,7 @@ def _links_of(
 
 
 def _groups(
-    targets: Sequence[Link], links: Mapping[str, Link], holders: Mapping[str, str]
+    targets: Sequence[Link], holders: Mapping[str, str]
 ) -> list[tuple[list[str], list[Link]]]:
     """Sources and the outputs that need them, so that no two groups share a source;
     in the order of the outputs."""
@@ -146,16 +146,14 @@ def _groups(
     groups: dict[int, tuple[list[str], list[Link]]] = {}
     for number, link in enumerate(targets):
         sources = list(dict.fromkeys(holders[parameter] for parameter in link.ours))
-        merged: tuple[list[str], list[Link]] = (
-            [name for name in sources if name not in group_of],
-            [],
-        )
-        first = number
-        for group in sorted({group_of[name] for name in sources if name in group_of}):
-            names, outputs = groups.pop(group)
-            merged, first = ([*names, *merged[0]], [*outputs, *merged[1]]), min(first, group)
-        groups[first] = (merged[0], [*merged[1], link])
-        group_of |= dict.fromkeys(merged[0], first)
+        names, outputs = [name for name in sources if name not in group_of], [link]
+        joined = sorted({group_of[name] for name in sources if name in group_of})
+        for group in joined:
+            earlier_names, earlier_outputs = groups.pop(group)
+            names, outputs = [*earlier_names, *names], [*earlier_outputs, *outputs]
+        first = joined[0] if joined else number
+        groups[first] = names, outputs
+        group_of |= dict.fromkeys(names, first)
     return [groups[number] for number in sorted(groups)]
 
 
@@ -163,7 +161,6 @@ def _move(
     group: tuple[list[str], list[Link]],
     tensors: Mapping[str, StoredTensor],
     links: Mapping[str, Link],
-    holders: Mapping[str, str],
 ) -> Move:
     names, outputs = group
     sources = tuple(tensors[name] for name in names)

@@ -108,7 +108,7 @@ def _continued(
     if now.recipe.launch.type != "slurm":
         Submission.forget(run.path)
     if was_begun := _was_begun(run):
-        _say(before.recipe, now.recipe, changes, start, display)
+        _say(now.recipe, changes, start, display)
     recipe, stopped = _with_starts(run, now, display, stop)
     if stopped is not None:
         return Resumed(start.state.step if start is not None else 0, changes, stopped)
@@ -272,9 +272,8 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
 
 
-def _say(
-    before: Recipe, now: Recipe, changes: Sequence[Change], start: Start | None, display: Display
-) -> None:
+def _say(now: Recipe, changes: Sequence[Change], start: Start | None, display: Display) -> None:
+    """Show from where the run continues, and what is different now."""
     if start is None:
         display.note("no checkpoint was committed yet: starting from step 0")
     else:

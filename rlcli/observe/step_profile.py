@@ -110,10 +110,10 @@ def _on_the_longest(step: StepTrace, longest: PathRow, waits: Sequence[RankWaits
         text += f", and {ranks_text(most.ranks)} {verb} {short(seconds)} s for it"
     yield f"{text}. Whatever makes it faster makes the step shorter."
     if longest.kind == "generate":
-        yield from _on_generation(step, longest)
+        yield from _on_generation(step)
 
 
-def _on_generation(step: StepTrace, longest: PathRow) -> Iterator[str]:
+def _on_generation(step: StepTrace) -> Iterator[str]:
     """How generation could overlap with training."""
     of_kind = {
         kind: [each for each in step.calls if each.span.kind == kind]

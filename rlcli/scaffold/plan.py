@@ -177,7 +177,7 @@ def _refuse_misplaced(kind: str, name: str, like: str | None, without_answer: bo
 def _refuse_name(kind: str, name: str, root: Path) -> None:
     """Refuse a name that is taken."""
     if kind in FOLDERS:
-        _refuse_taken(kind, FOLDERS[kind], name, root)
+        _refuse_taken(FOLDERS[kind], name, root)
     elif kind == "recipe":
         _refuse_taken_recipe(name, root)
     elif (PACKAGE / "checkpoint" / "families" / f"{module_name(name)}.py").exists():
@@ -221,7 +221,7 @@ def _moved_up(text: str, subfolder: str) -> str:
     return re.sub(r"^from \.\.", "from .", text, flags=re.MULTILINE)
 
 
-def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:
+def _refuse_taken(folder: str, name: str, root: Path) -> None:
     """Refuse a name that a component elsewhere has; `write` reports one that exists in the project
     itself."""
     taken = registry.names(folder).get(module_name(name))

@@ -12,7 +12,6 @@ from rlcli.api.partition import (
     flat2d,
     min_abs_diff_partition,
     partition_balanced,
-    reorder_to_balanced_batches,
 )
 
 
@@ -44,10 +43,6 @@ def test_first_fit_decreasing_matches_the_seed_systems(values, capacity, min_gro
     assert ffd_allocate(values, capacity, min_groups) == groups
 
 
-def test_balanced_batches_match_the_seed_systems():
-    assert reorder_to_balanced_batches([8, 1, 5, 3, 9, 2, 7, 4], 4) == ([4, 2, 7, 5, 0, 6, 3, 1], 1)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -57,7 +52,6 @@ def test_balanced_batches_match_the_seed_systems():
         (lambda: min_abs_diff_partition([1, 2], 3), "2 items into 3 parts"),
         (lambda: min_abs_diff_partition([1, 2, 3], 2, min_size=2), "at least 2"),
         (lambda: min_abs_diff_partition([1], 0), "at least 1"),
-        (lambda: reorder_to_balanced_batches([1], 0), "at least 1"),
     ],
 )
 def test_impossible_requests_are_refused(call, message):
@@ -99,16 +93,6 @@ def test_groups_respect_the_cap_and_contain_every_item_once(values, capacity, da
     assert all(sum(values[i] for i in group) <= capacity for group in groups)
     assert len(groups) >= min_groups
     assert all(groups)
-
-
-@given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 6))
-def test_balanced_batches_are_a_permutation_with_the_reported_difference(values, size):
-    order, difference = reorder_to_balanced_batches(values, size)
-    assert sorted(order) == list(range(len(values)))
-    sums = [
-        sum(values[i] for i in order[start : start + size]) for start in range(0, len(order), size)
-    ]
-    assert difference == (max(sums) - min(sums) if sums else 0)
 
 
 def test_a_split_spec_takes_sizes_or_partitions():

@@ -88,30 +88,31 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
     If that file is missing, unreadable or, as the others agree, another run's: a warning, and what
     the other files say. Its `state` is then `done` or `unknown`.
     """
-    folder = Path(folder)
-    status, committed, named = (
-        known_object(folder / STATUS),
-        read_committed(folder),
-        _run_id_of_readme(folder),
-    )
+    file = Path(folder) / STATUS
+    status, committed = known_object(file), read_committed(file.parent)
+    named = _run_id_of_readme(file.parent)
+    others_agree = committed is not None and committed.run_id == named
     is_whole = _is_status(status)
-    if is_whole and (
-        committed is None or status["run_id"] == committed.run_id or named != committed.run_id
-    ):
+    if is_whole and not (others_agree and status["run_id"] != named):
         return status
-    run_id = committed.run_id if committed else named
-    if run_id is None:
+    if committed is None and named is not None:
+        committed = Committed(named)
+    if committed is None:
         return None
-    step = (committed.step if committed else None) or 0
-    is_done = committed is not None and committed.is_done
-    state = "done" if is_done else "unknown"
-    fault = "cannot be read" if os.path.lexists(folder / STATUS) else "is missing"
-    fault = "is that of another run" if is_whole else fault
-    _warn_once(
-        f"{folder / 'status.json'} {fault}; other files of the run say: {state}, "
-        f"step {step} is committed"
-    )
-    return {"run_id": run_id, "state": state, "step": step, "steps": step if is_done else None}
+    fault = "is that of another run" if is_whole else _why_unread(file)
+    return _status_of(committed, f"{file} {fault}")
+
+
+def _why_unread(file: Path) -> str:
+    return "cannot be read" if os.path.lexists(file) else "is missing"
+
+
+def _status_of(committed: Committed, problem: str) -> dict[str, Any]:
+    """The status of a run whose status.json is of no use; warns of that."""
+    step = committed.step or 0
+    state, steps = ("done", step) if committed.is_done else ("unknown", None)
+    _warn_once(f"{problem}; other files of the run say: {state}, step {step} is committed")
+    return {"run_id": committed.run_id, "state": state, "step": step, "steps": steps}
 
 
 @functools.lru_cache(maxsize=64)

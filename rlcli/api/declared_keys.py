@@ -34,6 +34,9 @@ _ENTRY = re.compile(
     r"(?P<form>each of |above )?(?P<key>\w+)"
     r"(?: (?P<when>if|unless) (?P<argument>[\w.]+)(?:=(?P<value>\S+))?)?"
 )
+_WEAKEST_FIRST = (False, None, True)
+"""Whether an entry needs its key: no, only if the key is given, yes. Of several, the strongest
+counts."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +68,11 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
     needed: dict[str, bool | None] = {}
     due_to: dict[str, str] = {}
     up_to: dict[str, str] = {}
-    for entry in entries:
-        match = _ENTRY.fullmatch(entry)
-        if match is None:
-            kinds = (
-                "`KEY if ARGUMENT`, `KEY unless ARGUMENT`, `KEY if given`, `each of ARGUMENT` "
-                "or `above ARGUMENT`"
-            )
-            raise ValueError(f"{entry!r} is not a valid key, {kinds}")
-        counts = _counts(match, argument)
-        for key in _named(match, argument):
-            earlier = needed.get(key, False)
-            needed[key] = (
-                True if True in (earlier, counts) else None if None in (earlier, counts) else False
-            )
-            due = match["key"] if match["form"] else match["argument"]
+    for entry in map(_parsed, entries):
+        counts = _counts(entry, argument)
+        due = entry["key"] if entry["form"] else entry["argument"]
+        for key in _named(entry, argument):
+            needed[key] = max(needed.get(key, False), counts, key=_WEAKEST_FIRST.index)
             if due and counts is not None:
                 (due_to if counts else up_to).setdefault(key, due)
     return DeclaredKeys(
@@ -95,6 +88,16 @@ def largest_number(declared: DeclaredKeys | None, default: int) -> int:
     """The largest of the needed entries, where these are numbers."""
     entries = declared.needed if declared is not None else ()
     return max((int(entry) for entry in entries if entry.isdecimal()), default=default)
+
+
+def _parsed(entry: str) -> re.Match[str]:
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        raise ValueError(
+            f"{entry!r} is not a valid key, `KEY if ARGUMENT`, `KEY unless ARGUMENT`, "
+            "`KEY if given`, `each of ARGUMENT` or `above ARGUMENT`"
+        )
+    return match
 
 
 def _named(entry: re.Match[str], argument: Callable[[str], Any]) -> list[str]:

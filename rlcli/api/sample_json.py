@@ -36,21 +36,21 @@ def encode(sample: SequenceSample) -> dict[str, Any]:
         raise ValueError(
             f"ids that are neither strings nor ints cannot be written as JSON: {odd[:5]}"
         )
+    lengths = {key: [list(inner) for inner in outer] for key, outer in sample.seqlens.items()}
+    shapes = {
+        key: None if shape is None else list(shape) for key, shape in sample.trailing_shapes.items()
+    }
+    dtypes = {key: None if dtype is None else _name(dtype) for key, dtype in sample.dtypes.items()}
+    data = None
+    if sample.data is not None:
+        data = {key: _numbers(tensor) for key, tensor in sample.data.items()}
     return {
         "ids": list(sample.ids),
         "keys": list(sample.keys),
-        "seqlens": {
-            key: [list(inner) for inner in lengths] for key, lengths in sample.seqlens.items()
-        },
-        "trailing_shapes": {
-            key: None if s is None else list(s) for key, s in sample.trailing_shapes.items()
-        },
-        "dtypes": {
-            key: None if dtype is None else _name(dtype) for key, dtype in sample.dtypes.items()
-        },
-        "data": None
-        if sample.data is None
-        else {key: _numbers(t) for key, t in sample.data.items()},
+        "seqlens": lengths,
+        "trailing_shapes": shapes,
+        "dtypes": dtypes,
+        "data": data,
         "metadata": {name: list(values) for name, values in sample.metadata.items()},
     }
 

@@ -54,6 +54,8 @@ class MissingField(BadRow):
 
 Parsed = tuple[int, int, dict[str, Any] | BadRow]
 """The number of a row, its line, and its content or fault."""
+Fault = tuple[int, BadRow]
+"""The line of a bad row, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,12 @@ def read_rows(
     file = Path(path).expanduser()
     every = parsed_rows if parsed_rows is not None else json_rows(file)
     good, bad = _good_and_bad(every, read, max_rows)
+    if bad and bad_rows == "error":
+        raise _error_of(path, bad)
     if bad:
-        enough = bool(good) or may_be_empty
-        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, skipped, enough)
+        _refuse_too_many(path, bad, max_bad_rows, skipped)
     if not good and not may_be_empty:
-        raise DataError(f"{path} holds no rows: it is empty", code="F80")
+        raise DataError(f"{path} holds no rows: {_why_none(path, bad)}", code="F80")
     if note is not None:
         for line, problem in bad:
             note(f"{path}:{line}: {problem}")
@@ -108,10 +111,10 @@ def read_rows(
 
 def _good_and_bad(
     parsed_rows: Iterable[Parsed], read: Callable[[dict[str, Any]], T], max_rows: int | None
-) -> tuple[list[tuple[int, int, Any, T]], list[tuple[int, BadRow]]]:
+) -> tuple[list[tuple[int, int, Any, T]], list[Fault]]:
     """(number, line, `id` field, content) of rows that can be used, and (line, fault) of others."""
     good: list[tuple[int, int, Any, T]] = []
-    bad: list[tuple[int, BadRow]] = []
+    bad: list[Fault] = []
     for number, line, parsed in parsed_rows:
         if max_rows is not None and len(good) >= max_rows:
             break
@@ -135,40 +138,35 @@ def _with_ids(good: Sequence[tuple[int, int, Any, T]], path: str, stem: str) -> 
     ]
 
 
-def _judge_bad_rows(
-    path: str,
-    bad: list[tuple[int, BadRow]],
-    bad_rows: BadRows,
-    most: int,
-    skipped: int,
-    enough: bool,
-) -> None:
-    """Decide whether the run may continue without these rows, given as (line, fault), and those
-    skipped before."""
+def _error_of(path: str, bad: Sequence[Fault]) -> DataError:
+    """The first of the bad rows as an error, with the lines of some others."""
     line, first = bad[0]
-    if bad_rows == "error":
-        others = ""
-        if len(bad) > 1:
-            lines = ", ".join(str(number) for number, _ in bad[1:6]) + (
-                ", …" if len(bad) > 6 else ""
-            )
-            others = f" ({len(bad)} rows are bad; the others: line {lines})"
-        raise DataError(
-            f"{first}{others}", where=f"{path}:{line}", hint=first.hint, code=first.code
-        )
+    others = ""
+    if len(bad) > 1:
+        lines = ", ".join(str(number) for number, _ in bad[1:6])
+        ellipsis = ", …" if len(bad) > 6 else ""
+        others = f" ({len(bad)} rows are bad; the others: line {lines}{ellipsis})"
+    return DataError(f"{first}{others}", where=f"{path}:{line}", hint=first.hint, code=first.code)
+
+
+def _refuse_too_many(path: str, bad: Sequence[Fault], most: int, skipped: int) -> None:
+    """Refuse bad rows if they are more than `most` with those skipped before; else warn."""
     count = len(bad) + skipped
     if count > most:
         line, last = bad[most - skipped]
         message = f"{count} bad rows, more than max_bad_rows = {most}; one of them: {last}"
         raise DataError(message, where=f"{path}:{line}", hint=last.hint, code=last.code)
+    line, first = bad[0]
     logger.warning(
         "%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first
     )
-    if not enough:
-        message = (
-            f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
-        )
-        raise DataError(message, code="F80")
+
+
+def _why_none(path: str, bad: Sequence[Fault]) -> str:
+    if not bad:
+        return "it is empty"
+    line, first = bad[0]
+    return f"all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
 
 
 def text_field(fields: dict[str, Any], key: str) -> str:

@@ -121,23 +121,27 @@ def _removed_around(written: MappingNode, path: KeyPath) -> Mark | None:
 def known_values(resolved: Resolved) -> dict[KeyPath, Any]:
     """Every key that can be set and its value: the schema's, those of each component's arguments,
     and those of the recipe's own blocks."""
-    document = completed(resolved.to_json())
-    values = dict(plain_leaves(document))
+    values = dict(plain_leaves(completed(resolved.to_json())))
     values |= {path: plain(node) for path, node in leaves(_blocks(resolved)) if path}
     for reference in references_in(resolved.written):
-        # a block also receives its nested values
         if reference.is_alone and reference.target[0] not in SECTIONS:
-            for path in [p for p in values if p[: len(reference.path)] == reference.path]:
-                if path != reference.path and at(resolved.written, path) is not None:
-                    continue  # set there, on top of the block
-                key = (*reference.target, *path[len(reference.path) :])
-                # null may restore a default
-                values[key] = values[path] if values.get(key) is None else values[key]
+            _complete_block(values, reference, resolved.written)
     return {
         path: value
         for path, value in values.items()
         if not (value == {} and _is_prefix(path, values))
     }
+
+
+def _complete_block(values: dict[KeyPath, Any], reference: Reference, written: MappingNode) -> None:
+    """Add to the values of a block those that the key which refers to it has, such as defaults,
+    without what is set there, on top of the block."""
+    depth = len(reference.path)
+    for path in [path for path in values if path[:depth] == reference.path]:
+        is_set_on_top = path != reference.path and at(written, path) is not None
+        key = (*reference.target, *path[depth:])
+        if not is_set_on_top and values.get(key) is None:  # null may restore a default
+            values[key] = values[path]
 
 
 def _effective(resolved: Resolved, path: KeyPath) -> Node | None:

@@ -47,16 +47,21 @@ def made_by(call: Node | None) -> list[str]:
     """The batch keys that a call makes, or may make, as written in a layer:
     references are not followed."""
     written: Any = plain(call) if isinstance(call, MappingNode) else {}
-    kind = written["interface"].get("type") if isinstance(written.get("interface"), dict) else None
     keys, renamed = written.get("outputs"), written.get("output_key_remap")
     if not isinstance(keys, list):
-        declaration = declared("interfaces", kind, "WRITES") if isinstance(kind, str) else None
-        entries = (
-            declaration.get(str(written.get("call"))) if isinstance(declaration, dict) else None
-        )
-        keys = [str(entry).partition(" ")[0] for entry in entries or ()]
+        keys = _declared_outputs(written)
     named = [key for key in keys if isinstance(key, str)]
     return [str(renamed.get(key, key)) if isinstance(renamed, dict) else key for key in named]
+
+
+def _declared_outputs(call: Mapping[str, Any]) -> list[str]:
+    """The keys that the interface of a call, as written, declares, with any arguments."""
+    interface = call.get("interface")
+    kind = interface.get("type") if isinstance(interface, dict) else None
+    declaration = declared("interfaces", kind, "WRITES") if isinstance(kind, str) else None
+    if not isinstance(declaration, dict):
+        return []
+    return [str(entry).partition(" ")[0] for entry in declaration.get(str(call.get("call"))) or ()]
 
 
 def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> dict[str, Call]:

@@ -137,23 +137,20 @@ def _written_homes(section: CheckedSection, path: KeyPath, mark: Mark | None) ->
     """Where else in the recipe a key of that name belongs to an interface, or is written: in a
     role, a call, or a block's argument. `mark`: the place of this one, from where a reference
     may have carried it."""
-    if section.prefix[-2:] == ("interface", "args") and (
-        homes := argument_homes(section.problems.written, str(path[-1]))
-    ):
+    written, here = section.problems.written, (*section.prefix, *path)
+    is_argument = section.prefix[-2:] == ("interface", "args")
+    homes = argument_homes(written, str(path[-1])) if is_argument else []
+    if homes:
         return homes
-    namesakes = (
-        home for home, _ in nodes(section.problems.written) if home and home[-1] == path[-1]
-    )
-    written = [
-        home
-        for home in namesakes
-        if mark is None or key_mark(section.problems.written, home) != mark
-    ]
-    in_sections = [
-        home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)
-    ]
-    in_sections.sort(key=len)
-    return [dotted(home) for home in in_sections if home != (*section.prefix, *path)]
+    namesakes = [home for home, _ in nodes(written) if home[-1:] == path[-1:] and home != here]
+    others = [home for home in namesakes if mark is None or key_mark(written, home) != mark]
+    in_sections = [home for home in others if len(home) > 1 and _is_of_mappings(home)]
+    return [dotted(home) for home in sorted(in_sections, key=len)]
+
+
+def _is_of_mappings(path: KeyPath) -> bool:
+    """Whether a path does not lead through a list."""
+    return all(isinstance(key, str) for key in path)
 
 
 def _note_key(

@@ -62,8 +62,9 @@ def prune(
     stay = {report.path.name for report in (*undamaged[:keep_last], *best_of(undamaged, keep_best))}
     stay |= {last.name, latest_name(folder)}
     doomed = [path for path in candidates if path.name not in stay]
-    for path in reversed(doomed) if not dry_run else ():
-        remove(path, owner)
+    if not dry_run:
+        for path in reversed(doomed):
+            remove(path, owner)
     return doomed
 
 

@@ -46,18 +46,20 @@ def stop_here(
     """End a run of this machine: after its step or, if that takes longer than `seconds`, at once.
     Returns whether it could finish its step. Raises ResourceError."""
     holder = ask_to_stop(run)
+    if not (at_once or wait):
+        return True
     if at_once:
         time.sleep(APART)
-    elif wait:
+    else:
         say(f"asked pid {holder.owner.pid} to stop after its step; waiting up to {seconds:.0f} s")
-    if wait and not at_once and wait_for_end(run, holder, seconds):
-        end_stragglers(run.folder, say)
-        return True
+        if wait_for_end(run, holder, seconds):
+            end_stragglers(run.folder, say)
+            return True
     if wait:
         end_now(run, holder, say)
-    elif at_once:
+    else:
         _signal_first(holder.processes, signal.SIGTERM)
-    return not (wait or at_once)
+    return False
 
 
 def ask_to_stop(run: Overview) -> Holder:

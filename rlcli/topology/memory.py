@@ -231,21 +231,17 @@ def _away(recipe: Recipe, role: str, resident: Kept) -> int:
     """How much is offloaded: everything if every call of the role offloads. Calls that do not train
     bring back only the weights: the rest, which training needs,
     is away if every training call offloads."""
-    graphs = (recipe.graph, recipe.train.eval.graph)
     calls = [
         call
-        for graph in graphs
-        for call in graph.values()
+        for call in (*recipe.graph.values(), *recipe.train.eval.graph.values())
         if call.model == role and runs_a_model(recipe, call)
     ]
     trains = [call for call in calls if call.call == "train_step"]
     if calls and all(call.hooks.offload for call in calls):
         return resident.total
-    return (
-        resident.total - resident.weights
-        if trains and all(call.hooks.offload for call in trains)
-        else 0
-    )
+    if trains and all(call.hooks.offload for call in trains):
+        return resident.total - resident.weights
+    return 0
 
 
 def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Peak]:
@@ -262,6 +258,10 @@ def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Pe
                 sum(memory.weights + memory.buffers for memory in loaded) + devices.by_servers[rank]
             )
             peaks.append(Peak("load", role, "load", resident, model.load(), model.WITHIN_PERCENT))
+    return _highest(peaks)
+
+
+def _highest(peaks: Sequence[Peak]) -> list[Peak]:
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
 
@@ -287,7 +287,7 @@ def _snapshot_peak(
             peaks.append(
                 Peak("checkpoint", role, "checkpoint", max(amounts), Parts(gathered=copies))
             )
-    return [max(peaks, key=lambda peak: peak.total)] if peaks else []
+    return _highest(peaks)
 
 
 def _parts(

@@ -3,7 +3,7 @@ different meshes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -82,12 +82,11 @@ def role_groups(mesh: Any, expert_ranks: int) -> RoleGroups:
     data- and context-parallel ranks share a copy of the experts.
     Every rank of the role calls it."""
     if mesh is None:
-        alone = _alone()
-        every: Any = [alone] * 10 + [None, alone]
-        return RoleGroups(*every)
+        groups: dict[str, Any] = {field.name: _alone() for field in fields(RoleGroups)}
+        return RoleGroups(**groups | {"ends": None})
     ranks = _by_axis(mesh)
     dp, cp, pp, tp = (ranks == dist.get_rank()).nonzero()[0].tolist()
-    stages = ranks[dp, cp, :, tp].tolist()
+    stages = ranks[dp, cp, :, tp]
     at_an_end = len(stages) > 1 and pp in (0, len(stages) - 1)
     by_tokens = ranks.flatten(0, 1)
     position = dp * ranks.shape[1] + cp
@@ -95,24 +94,24 @@ def role_groups(mesh: Any, expert_ranks: int) -> RoleGroups:
     copy = slice(first, first + expert_ranks)
     alike = slice(position % expert_ranks, None, expert_ranks)
     group_of = cache(_group)  # groups of the same ranks are one
+
+    def among(members: torch.Tensor) -> dist.ProcessGroup:
+        return group_of(tuple(members.flatten().tolist()))
+
     return RoleGroups(
-        tp=group_of(_numbers(ranks[dp, cp, pp])),
-        pp=group_of(_numbers(ranks[dp, cp, :, tp])),
-        dp=group_of(_numbers(ranks[:, cp, pp, tp])),
-        cp=group_of(_numbers(ranks[dp, :, pp, tp])),
-        dp_cp=group_of(_numbers(by_tokens[:, pp, tp])),
-        ep=group_of(_numbers(by_tokens[copy, pp, tp])),
-        expert_dp=group_of(_numbers(by_tokens[alike, pp, tp])),
-        model=group_of(_numbers(by_tokens[copy])),
-        stage=group_of(_numbers(ranks[:, :, pp])),
-        all=group_of(_numbers(ranks)),
-        ends=group_of((stages[0], stages[-1])) if at_an_end else None,
+        tp=among(ranks[dp, cp, pp]),
+        pp=among(stages),
+        dp=among(ranks[:, cp, pp, tp]),
+        cp=among(ranks[dp, :, pp, tp]),
+        dp_cp=among(by_tokens[:, pp, tp]),
+        ep=among(by_tokens[copy, pp, tp]),
+        expert_dp=among(by_tokens[alike, pp, tp]),
+        model=among(by_tokens[copy]),
+        stage=among(ranks[:, :, pp]),
+        all=among(ranks),
+        ends=among(stages[[0, -1]]) if at_an_end else None,
         alone=_alone(),
     )
-
-
-def _numbers(ranks: torch.Tensor) -> tuple[int, ...]:
-    return tuple(ranks.flatten().tolist())
 
 
 def _by_axis(mesh: Any) -> torch.Tensor:

@@ -158,10 +158,9 @@ def test_a_cancelled_run_leaves_no_process_and_resumes_as_another_job(
     run = project.submit(*TWO_NODES, SLOW)
     run.wait_for_steps(5)
     family = [*processes(run).values()]
-    assert (
-        f"error[F71] run: job {run.job} of this run is running"
-        in project.rlcli("resume", "run", code=6).stderr
-    )
+    refusal = project.rlcli("resume", "run", code=6).stderr
+    assert refusal.startswith("error[F71] ")
+    assert f"run: job {run.job} of this run is running" in refusal
     cluster.run("scancel", run.job)
     run.wait_until("CANCELLED")
     assert_gone(family, GONE_WITHIN)

@@ -173,10 +173,10 @@ class BlockGradients:
         for rectangle in block.rectangles:
             group = _GroupedHeads(self._query, key, rectangle, block, self._scoring)
             weights, slope = group.weights(reference)
-            g = group.heads(self._grad).to(value.dtype)
-            by_weight = (g @ group.keys(value).transpose(-1, -2)).to(precise)
-            by_product = (weights * (by_weight - group.heads(of_out)) * slope).to(key.dtype)
-            of_value = group.of_keys(weights.to(value.dtype).transpose(-1, -2) @ g)
+            g = group.heads(self._grad)
+            by_weight = g @ group.keys(value).transpose(-1, -2)
+            by_product = weights * (by_weight - group.heads(of_out)) * slope
+            of_value = group.of_keys(weights.transpose(-1, -2) @ g)
             yield *rectangle.slots, *group.of_product(by_product), of_value
 
     def _by_kernel(
@@ -232,14 +232,15 @@ def _by_rectangles(
         scores, _ = group.scores()
         normalizers = scores.logsumexp(-1, keepdim=True)
         weights = (scores - _finite(normalizers)).exp()
-        out = (weights.to(value.dtype) @ group.keys(value)).to(scores.dtype)
+        out = weights @ group.keys(value)
         rows, _ = rectangle.slots
         yield rows, group.of_queries(out), group.of_queries(normalizers)[..., 0]
 
 
 class _GroupedHeads:
     """A rectangle of queries [B, H_kv, G · m, D] and keys [B, H_kv, n, D]: the G query heads of a
-    key head are rows of one product."""
+    key head are rows of one product. In float32 or wider: scores that are rounded to 16 bits would
+    be wrong by more the larger they are."""
 
     def __init__(
         self,
@@ -253,16 +254,17 @@ class _GroupedHeads:
         self._rectangle = rectangle
         self._block = block
         self._scoring = scoring
+        self._precise = torch.promote_types(query.dtype, torch.float32)
         self.q, self.k = self.heads(query), self.keys(key)
 
     def heads(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [S, H, d] of queries → [B, H_kv, G · m, d]."""
-        by_head = rows[self._rectangle.rows].transpose(1, 2)
+        by_head = rows[self._rectangle.rows].to(self._precise).transpose(1, 2)
         return by_head.unflatten(1, (self._key_heads, -1)).flatten(2, 3)
 
     def keys(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [S, H_kv, d] of keys → [B, H_kv, n, d]."""
-        return rows[self._rectangle.columns].transpose(1, 2)
+        return rows[self._rectangle.columns].to(self._precise).transpose(1, 2)
 
     def of_queries(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of `heads`, without padding: [B, H_kv, G · m, d] → [rows, H, d]."""
@@ -289,8 +291,7 @@ class _GroupedHeads:
         with respect to the product of query and key."""
         scoring = self._scoring
         scale = self.q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
-        precise = torch.promote_types(self.q.dtype, torch.float32)
-        scores = (self.q @ self.k.transpose(-1, -2)).to(precise) * scale
+        scores = self.q @ self.k.transpose(-1, -2) * scale
         slope: torch.Tensor | float = scale
         if scoring.softcap is not None:
             capped = torch.tanh(scores / scoring.softcap)

@@ -52,3 +52,12 @@ def test_the_kernel_for_16_bits_gives_the_same_block_by_block(dtype, ranks):
     expected = expected_of(states, weights, cut, Scoring(scale=0.3))
     for ours, theirs in zip(actual, expected, strict=True):
         assert_close(ours.double(), theirs, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("scoring", [Scoring(scale=1.0), Scoring(scale=1.0, softcap=3.0)])
+def test_states_of_16_bits_are_rounded_only_in_the_result(scoring):
+    cut = TokenCut((40, 7), 2)
+    *states, weights = random_states(cut, 2, torch.bfloat16)
+    actual = attended_in_blocks(states, weights, cut, scoring, torch.device("cpu"))
+    for ours, theirs in zip(actual, expected_of(states, weights, cut, scoring), strict=True):
+        assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-4)

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,10 +219,11 @@ class Local:
                 signal.signal(number, handler)
 
     def _send_signals(self) -> None:
-        while self._unsent:
-            number = self._unsent.popleft()
-            for _, process in self._busy.values():
-                process.send_signal(number)
+        with suppress(IndexError):  # none is left: the handler of another may have sent them
+            while True:
+                number = self._unsent.popleft()
+                for _, process in self._busy.values():
+                    process.send_signal(number)
 
 
 def check_all(sweep: Sweep) -> None:

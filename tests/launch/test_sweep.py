@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,6 +123,27 @@ def test_ctrl_c_while_a_run_is_being_started_stops_that_run_too(sweep, tmp_path,
     stop.cancel()
     assert local.exit_codes == {"1-seed-1": 130}
     assert len(started) == 1
+
+
+def test_a_stop_signal_while_another_is_being_sent_is_sent_once(sweep, tmp_path):
+    local, sent = Local(sweep, tmp_path, [{}], print), []
+
+    class Interrupted(deque):
+        """A second signal arrives when the first is about to be taken."""
+
+        is_interrupted = False
+
+        def popleft(self):
+            if not self.is_interrupted:
+                self.is_interrupted = True
+                self.append(signal.SIGTERM)
+                local._send_signals()
+            return super().popleft()
+
+    local._busy[0] = sweep.runs[0], SimpleNamespace(send_signal=sent.append)
+    local._unsent = Interrupted([signal.SIGINT])
+    local._send_signals()
+    assert sent == [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.fixture

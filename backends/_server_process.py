@@ -289,8 +289,9 @@ def started_servers(launches: Sequence[Launch]) -> list[Server]:
 
 
 def _address_towards(host: str) -> str:
-    """The address of this machine from which a host is reached."""
-    family, _, _, _, address = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
+    """The address of this machine from which a host is reached; of IPv6 only if it has no other."""
+    addresses = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    family, _, _, _, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])

@@ -58,7 +58,9 @@ class _WeightGroup:
         self._server = server
         self._seconds = seconds
         self._name = f"rlcli-{uuid.uuid4().hex}"
-        listening = socket.create_server((address, 0))  # torch's own would listen on all interfaces
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        # torch's own would listen on all interfaces
+        listening = socket.create_server((address, 0), family=family)
         port = listening.getsockname()[1]
         patience = timedelta(seconds=seconds)
         store = TCPStore(

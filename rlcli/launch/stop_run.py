@@ -18,7 +18,7 @@ from rlcli.api.run_folder import LOCK
 from rlcli.errors import ResourceError
 from rlcli.observe.run_lock import Holder
 from rlcli.observe.run_overview import Overview, is_asked_to_stop, note_stop, read_processes
-from rlcli.observe.series import number
+from rlcli.observe.series import seconds_of
 from rlcli.processes import ProcessRecord
 
 LOOK_SECONDS = 0.1
@@ -35,9 +35,7 @@ STEPS = 20
 def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
     """Seconds that a run gets to finish its step and save: three times the longest of its last
     steps, and a minute."""
-    parts = ("time/step", "time/eval", "time/checkpoint")
-    took = [sum(number(record.get(key)) or 0.0 for key in parts) for record in records[-STEPS:]]
-    return SHORTEST_GRACE + 3 * max(took, default=0.0)
+    return SHORTEST_GRACE + 3 * max(map(seconds_of, records[-STEPS:]), default=0.0)
 
 
 def stop_here(

@@ -13,7 +13,7 @@ from rlcli.observe.display import Display
 from rlcli.observe.metrics import with_nonfinite
 from rlcli.observe.progress import Progress
 from rlcli.observe.run_overview import Overview, read_overview
-from rlcli.observe.series import number
+from rlcli.observe.series import number, seconds_of
 from rlcli.observe.tail import Tail
 
 LOOK_SECONDS = 0.5
@@ -53,10 +53,7 @@ def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Pr
     """The progress that a display would have after these records,
     the last of which was written at `until`."""
     clock = Clock()
-    took = [
-        sum(number(record.get(key)) or 0.0 for key in ("time/step", "time/eval"))
-        for record in records
-    ]
+    took = [seconds_of(record) for record in records]
     clock.at = until - sum(took)
     progress = Progress("step", steps, clock)
     for record, seconds in zip(records, took, strict=True):

@@ -63,6 +63,12 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float],
     return steps, values
 
 
+def seconds_of(record: Mapping[str, Any]) -> float:
+    """How long a step took, with the checkpoint before it and the evaluation after it."""
+    times = (number(record.get(f"time/{part}")) for part in ("checkpoint", "step", "eval"))
+    return sum(time for time in times if time is not None and math.isfinite(time))
+
+
 def curve(records: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
     """Steps and values of a curve of NAMES, both empty if the run does not have it."""
     key = find_key(dict.fromkeys(key for record in records for key in record), name)

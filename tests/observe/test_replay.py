@@ -62,6 +62,12 @@ def test_an_overlong_line_is_skipped(tmp_path, monkeypatch):
     assert tail.lines() == ([b"", b"next"], False)
 
 
+def test_the_pace_of_a_replay_includes_checkpoints_and_evaluations():
+    times = {"time/checkpoint": 2.0, "time/step": 3.0, "time/eval": 1.0}
+    progress = replay([{"step": n, **times} for n in range(1, 5)], 10, until=1000.0)
+    assert progress.seconds_per_step == pytest.approx(6.0)
+
+
 def test_replay_takes_the_pace_from_records_and_skips_unreadable_lines():
     lines = [
         json.dumps({"step": n, "actor/reward": n / 10, "time/step": 3.0}).encode()

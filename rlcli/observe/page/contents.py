@@ -19,7 +19,7 @@ from rlcli.observe.run_comparison import Recorded, read_run
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_overview import read_overview
 from rlcli.observe.samples import iterate_samples
-from rlcli.observe.series import series
+from rlcli.observe.series import seconds_of
 from rlcli.recipe.introspection.fields import yaml_word
 from rlcli.recipe.introspection.metrics import all_metrics
 from rlcli.recipe.parsing.tree import dotted, is_default
@@ -81,14 +81,13 @@ def _run(path: Path, records: Sequence[Mapping[str, Any]]) -> Document:
     overview = read_overview(path)
     assert overview is not None
     resumes = RunDirectory.open(path).read_resumes()
-    timed = (series(records, key)[1] for key in ("time/step", "time/eval"))
     return {
         "name": "/".join(path.parts[-2:]),
         "state": overview.state,
         "step": overview.step,
         "steps": overview.steps,
         "started": overview.started,
-        "seconds": sum(map(sum, timed)),
+        "seconds": sum(map(seconds_of, records)),
         "message": overview.message,
         "resumed_after": [entry.get("step") for entry in resumes],
     }

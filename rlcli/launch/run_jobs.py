@@ -11,7 +11,7 @@ from pathlib import Path
 from rlcli.errors import ResourceError
 from rlcli.launch.slurm.allocations import read_allocations
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
-from rlcli.launch.slurm.jobs import Job, Submission, cancel, look_up
+from rlcli.launch.slurm.jobs import Job, Submission, cancel, look_up, look_up_one, of_cluster
 from rlcli.observe.run_overview import DIED, UNDER_WAY, Overview, note_stop, read_overview
 
 log = logging.getLogger(__name__)
@@ -31,17 +31,21 @@ ALIVE_STATES = {"waiting": "waiting", "paused": "paused", "ending": "stopping"}
 def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
     """The same runs, with the scheduler's view of their jobs. If it does not answer: a warning, and
     the files alone."""
-    ids = {run.folder: job.job_id for run in runs if (job := Submission.read(run.folder))}
-    open_ids = [ids[run.folder] for run in runs if run.folder in ids and run.state != "done"]
+    submitted = {run.folder: job for run in runs if (job := Submission.read(run.folder))}
+    open_ids: dict[str | None, list[str]] = {}
+    for run in runs:
+        if run.folder in submitted and run.state != "done":
+            job = submitted[run.folder]
+            open_ids.setdefault(job.cluster, []).append(job.job_id)
     try:
-        jobs = look_up(open_ids) if open_ids else {}
+        jobs = {cluster: look_up(ids, cluster) for cluster, ids in open_ids.items()}
         is_known = True
     except SlurmError as error:
         log.warning("the states of jobs are taken from their files: %s", error.what)
         jobs, is_known = {}, False
     return [
-        _joined(run, job_id, jobs.get(job_id), is_known)
-        if (job_id := ids.get(run.folder)) is not None
+        _joined(run, job.job_id, jobs.get(job.cluster, {}).get(job.job_id), is_known)
+        if (job := submitted.get(run.folder)) is not None
         else run
         for run in runs
     ]
@@ -62,7 +66,7 @@ class Look:
             return run
         if time.monotonic() - self._asked >= LOOK_AGAIN:
             try:
-                self._job = look_up([submission.job_id]).get(submission.job_id)
+                self._job = look_up_one(submission.job_id, submission.cluster)
                 self._is_known = True
             except SlurmError:
                 self._job, self._is_known = None, False
@@ -126,10 +130,11 @@ def stop_job(
     if run.state in ("waiting", "paused") or at_once:
         return not _cancel(run, wait)
     # Otherwise the job would treat the stop as a preemption and requeue itself.
-    ask_slurm(["scontrol", "update", f"JobId={run.job}", "Requeue=0"])
+    cluster = _cluster_of(run)
+    ask_slurm(["scontrol", *of_cluster(cluster), "update", f"JobId={run.job}", "Requeue=0"])
     if run.holder is not None:
         note_stop(run.folder, run.holder)
-    cancel(run.job, STOP_SIGNAL)
+    cancel(run.job, STOP_SIGNAL, cluster)
     if not wait:
         return True
     say(f"asked job {run.job} to stop after its step; waiting up to {seconds:.0f} s")
@@ -138,7 +143,7 @@ def stop_job(
 
 def _cancel(run: Overview, wait: bool) -> bool:
     assert run.job is not None
-    cancel(run.job)
+    cancel(run.job, cluster=_cluster_of(run))
     if wait and not _is_over(run, ENDS_WITHIN):
         message = f"job {run.job} is still running {ENDS_WITHIN:.0f} s after it was cancelled"
         raise ResourceError(message, where=str(run.folder), hint=f"scontrol show job {run.job}")
@@ -147,11 +152,16 @@ def _cancel(run: Overview, wait: bool) -> bool:
 
 def _is_over(run: Overview, seconds: float) -> bool:
     assert run.job is not None
-    end = time.monotonic() + seconds
+    cluster, end = _cluster_of(run), time.monotonic() + seconds
     while True:
-        job = look_up([run.job]).get(run.job)
+        job = look_up_one(run.job, cluster)
         if job is None or not job.is_alive:
             return True
         if time.monotonic() >= end:
             return False
         time.sleep(min(LOOK_AGAIN, 0.5))
+
+
+def _cluster_of(run: Overview) -> str | None:
+    submission = Submission.read(run.folder)
+    return submission.cluster if submission is not None else None

@@ -10,17 +10,18 @@ import pytest
 
 from rlcli.cli import resume
 from rlcli.errors import ResourceError
+from rlcli.launch import run_jobs
 from rlcli.launch.run import prepare_run
 from rlcli.launch.slurm import allocations, commands, jobs
 from rlcli.launch.slurm.jobs import Submission, look_up
 from rlcli.launch.slurm.launcher import names_of_nodes
 from rlcli.launch.slurm.script import TEMPLATE
-from rlcli.launch.slurm.submit import VALUES
+from rlcli.launch.slurm.submit import VALUES, submit_again
 from rlcli.launch.supervisor import PARENT
 from rlcli.observe.display import EVENTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_lock import read_holder
-from rlcli.observe.run_overview import note_stop
+from rlcli.observe.run_overview import Overview, note_stop
 from rlcli.recipe.resolve import load_recipe
 
 OWN = ("RLCLI_", "SLURM_", "SRUN_")
@@ -257,3 +258,35 @@ def test_a_job_inherits_nothing_of_the_job_in_which_it_is_submitted(monkeypatch,
         monkeypatch.setenv(name, value)
     assert variables_for("sbatch") == {"SLURM_CONF": "/etc/slurm.conf"}
     assert variables_for("squeue") == {**of_job, "SLURM_CONF": "/etc/slurm.conf"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A run whose job is in the cluster alps, of which squeue knows only there."""
+    columns = f"{'7':<40}{'RUNNING':<20}{'None':<200}{'N/A':<24}{'node1':<4000}0"
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    for name in ("squeue", "sacct", "scancel", "scontrol"):
+        body = f'echo "{name} $*" >> "{tmp_path}/asked"\n'
+        if name == "squeue":
+            body += (
+                f'[ "$1" = --clusters=alps ] && echo "CLUSTER: alps" && echo "{columns}"; exit 0\n'
+            )
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    Submission("7", "alps", "2026-11-22T23:41:52+00:00").write(folder)
+    unknown = ("last", "holder", "host", "started", "updated", "exit_code", "message")
+    return Overview(folder, "running", 1, 9, job="7", **dict.fromkeys(unknown))
+
+
+def test_the_job_of_another_cluster_is_asked_for_there(elsewhere, tmp_path):
+    (run,) = run_jobs.with_jobs([elsewhere])
+    assert (run.state, run.nodes) == ("running", "node1")
+    with pytest.raises(ResourceError, match=r"F71.*job 7 of this run is running"):
+        submit_again(elsewhere.folder, (), (), None)
+    assert run_jobs.stop_job(elsewhere, at_once=False, seconds=0.0, wait=False, say=print)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert {line.split()[0] for line in asked} == {"squeue", "scontrol", "scancel"}
+    assert all(line.split()[1] == "--clusters=alps" for line in asked)

@@ -95,6 +95,7 @@ class Submission:
 
     job_id: str
     cluster: str | None
+    """Its cluster, if that was chosen in `launch.slurm.options`; None: the one of this machine."""
     submitted: str
     """ISO time."""
     launcher: Literal["slurm"] = "slurm"
@@ -152,27 +153,34 @@ class Job:
         return self.state in ALIVE
 
 
-def look_up(job_ids: Iterable[str]) -> dict[str, Job]:
-    """The given jobs that Slurm knows, by id. Raises SlurmError if it does not answer at all."""
+def look_up(job_ids: Iterable[str], cluster: str | None = None) -> dict[str, Job]:
+    """The given jobs that Slurm knows, by id; `cluster`: as in `Submission`. Raises SlurmError if
+    it does not answer at all."""
     ids = [job_id for job_id in dict.fromkeys(job_ids) if JOB_ID.fullmatch(job_id)]
     if not ids:
         return {}
-    jobs = _whole(_queued(ids), ids)
+    jobs = _whole(_queued(ids, cluster), ids)
     older = [job_id for job_id in ids if job_id not in jobs]
-    return jobs | _whole(_accounted(older), older)
+    return jobs | _whole(_accounted(older, cluster), older)
 
 
-def look_up_one(job_id: str) -> Job | None:
+def look_up_one(job_id: str, cluster: str | None = None) -> Job | None:
     """One job, if Slurm knows it. Raises SlurmError."""
-    return look_up([job_id]).get(job_id)
+    return look_up([job_id], cluster).get(job_id)
 
 
-def cancel(job_id: str, signal: str | None = None) -> None:
+def cancel(job_id: str, signal: str | None = None, cluster: str | None = None) -> None:
     """End a waiting or running job; `signal`: send its script this signal instead (`USR1` stops a
     run after its step). Raises SlurmError."""
     if not JOB_ID.fullmatch(job_id):
         raise SlurmError(f"{job_id!r} is not the id of a job")
-    ask_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), job_id])
+    options = ["--batch", f"--signal={signal}"] if signal else []
+    ask_slurm(["scancel", *of_cluster(cluster), *options, job_id])
+
+
+def of_cluster(cluster: str | None) -> list[str]:
+    """The option of Slurm's commands that chooses a cluster."""
+    return [f"--clusters={cluster}"] if cluster else []
 
 
 def _whole(jobs: Iterable[Job], ids: Sequence[str]) -> dict[str, Job]:
@@ -189,10 +197,11 @@ def _whole(jobs: Iterable[Job], ids: Sequence[str]) -> dict[str, Job]:
     return by_id
 
 
-def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
+def _queued(job_ids: Sequence[str], cluster: str | None) -> Iterator[Job]:
     columns = ",".join(f"{name}:{width}" for name, width in QUEUE.items())
     asked = [
         "squeue",
+        *of_cluster(cluster),
         "--noheader",
         "--array",
         "--states=all",
@@ -206,6 +215,8 @@ def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
             return
         raise
     for line in lines:
+        if line.startswith("CLUSTER: "):  # above the jobs of a chosen cluster, header or not
+            continue
         values, start = [], 0
         for width in QUEUE.values():
             values.append(line[start : start + width].strip())
@@ -213,13 +224,14 @@ def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
         yield _job(*values)
 
 
-def _accounted(job_ids: Sequence[str]) -> Iterator[Job]:
+def _accounted(job_ids: Sequence[str], cluster: str | None) -> Iterator[Job]:
     """Jobs from the accounting; none, with a warning unless the cluster keeps no accounting, if it
     does not answer."""
     if not job_ids:
         return
     asked = [
         "sacct",
+        *of_cluster(cluster),
         "--noheader",
         "--parsable2",
         "--allocations",

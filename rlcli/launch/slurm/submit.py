@@ -131,7 +131,7 @@ def submit_again(
     """Continue a run that has ended as another job. Returns its id.
     Raises ResourceError if its job is not over."""
     earlier = Submission.read(run_dir)
-    job = look_up_one(earlier.job_id) if earlier is not None else None
+    job = look_up_one(earlier.job_id, earlier.cluster) if earlier is not None else None
     if job is not None and job.is_alive:
         message = f"job {job.job_id} of this run is {job.state}"
         raise ResourceError(

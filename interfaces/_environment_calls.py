@@ -141,7 +141,11 @@ class AnsweringEnvironment:
         self._environment.close()
 
     def _cut(self, text: str) -> str:
-        return readable(text if len(text) <= self._longest else f"{text[: self._longest]}…")
+        """Leave out the middle of a long text: what went wrong is often in its last line."""
+        if len(text) > self._longest:
+            end = self._longest // 2
+            text = f"{text[: self._longest - end]}…{text[len(text) - end :]}"
+        return readable(text)
 
 
 def as_line(reply: Reply) -> bytes:

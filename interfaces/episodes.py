@@ -135,7 +135,7 @@ class EpisodesInterface(ModelInterface):
     the clock, so runs are no longer repeated bit for bit."""
 
     max_observation: int = 4096
-    """Maximum length of what a tool or a game returns, in characters; the rest is cut off."""
+    """Maximum length of what a tool or a game returns, in characters; the middle is left out."""
 
     call_seconds: float = 60.0
     """Seconds of a call of the environment. A tool that takes longer is interrupted, which the

@@ -11,10 +11,12 @@ from heard_work import heard_work
 from reading_tokenizer import ReadingTokenizer
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.environment import Observation
 from rlcli.api.headway import Count
 from rlcli.api.model import MicroBatchSpec
 from rlcli.api.tool_formats import MOST_CALLS
 from rlcli.errors import ProjectError, UsageError
+from rlcli.interfaces._environment_calls import AnsweringEnvironment
 from rlcli.interfaces.episodes import EpisodesInterface
 from rlcli.interfaces.generation import GenerationInterface
 from rlcli.testing.batches import DigitTokenizer, make_batch
@@ -277,9 +279,18 @@ def test_calls_of_a_turn_are_limited():
     assert numbers["tool_mistakes"] == 2
 
 
-def test_what_a_tool_returns_is_cut_off():
+def test_of_what_a_tool_returns_the_middle_is_left_out():
     long = call(name="calculate", arguments={"expression": "+".join(["999999999"] * 60)})
     assert len(heard(long, max_observation=3)[0]) == 5
+
+
+@pytest.mark.parametrize(
+    ("longest", "observed"), [(1, "0…"), (4, "01…89"), (9, "01234…6789"), (10, "0123456789")]
+)
+def test_a_long_observation_has_its_beginning_and_its_end(longest, observed):
+    environment = SimpleNamespace(step=lambda action: Observation("0123456789"))
+    answering = AnsweringEnvironment(lambda: environment, longest)
+    assert answering.answer({"call": "step", "action": ""})["value"][0] == observed
 
 
 @pytest.fixture

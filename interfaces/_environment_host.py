@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO, TextIO
 
 import psutil
@@ -37,6 +38,7 @@ from rlcli.interfaces._environment_calls import (
     secrets_of,
     without_secrets,
 )
+from rlcli.interfaces.rewards._prints import Prints
 from rlcli.interfaces.rewards._process_tree import (
     adopt_orphans,
     descendants_of,
@@ -83,8 +85,11 @@ class Host:
     for another one, if environments are REPRODUCIBLE and so do not depend on what was before.
     """
 
-    def __init__(self, settings: dict[str, Any], requests: BinaryIO, replies: TextIO):
+    def __init__(
+        self, settings: dict[str, Any], requests: BinaryIO, replies: TextIO, prints: Prints
+    ):
         self._settings = settings
+        self._prints = prints
         self._requests = requests
         self._replies = replies
         os.chdir(settings["folder"])
@@ -105,6 +110,9 @@ class Host:
         self._partial = b""
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
+
+    def without_secrets(self, text: str) -> str:
+        return str(without_secrets(text, self._secrets))
 
     def run(self) -> None:
         """Serve until the rank is gone or has closed the pipe; then close all environments."""
@@ -175,7 +183,7 @@ class Host:
             try:
                 self._forget(ours)
                 refuse_signals(self._spared)
-                live(theirs, self._make, self._settings, self._secrets)
+                live(theirs, self._make, self._settings, self._secrets, self._prints)
             finally:
                 os._exit(1)
         theirs.close()
@@ -291,6 +299,7 @@ def live(
     make: Callable[[], Environment],
     settings: dict[str, Any],
     secrets: Sequence[str],
+    prints: Prints,
 ) -> None:
     """The life of an environment, in a process of its own, until it is ended."""
     os.setsid()
@@ -299,16 +308,16 @@ def live(
     limit_memory(settings["memory_bytes"])
     for number in STOP_SIGNALS:  # not ignored: what it starts would inherit that
         signal.signal(number, _do_nothing)
-    pid = os.getpid()
+    pid, clean = os.getpid(), partial(without_secrets, secrets=secrets)
     for line in link.makefile("rb"):
         request = json.loads(line)
         if request["call"] in BEGINNINGS:
             os.chdir(settings["folder"])
             environment = AnsweringEnvironment(make, settings["longest"], settings["call_seconds"])
-        reply = environment.answer(request)
+        reply = prints.added_to(without_secrets(environment.answer(request), secrets), clean)
         if os.getpid() != pid:  # a fork that an environment has left behind
             os._exit(0)
-        link.sendall(as_line(without_secrets(reply, secrets)))
+        link.sendall(as_line(reply))
 
 
 def _do_nothing(_number: int, _frame: Any) -> None:
@@ -333,9 +342,10 @@ def main() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     adopt_orphans()
+    prints = Prints()
     try:
-        host = Host(settings, requests, replies)
-        answer: dict[str, Any] = {"ready": True}
+        host = Host(settings, requests, replies, prints)
+        answer = prints.added_to({"ready": True}, host.without_secrets)
     except RlcliError as error:
         answer = {"broken": error.what, "where": error.where, "hint": error.hint}
     print(json.dumps(answer), file=replies, flush=True)

@@ -26,6 +26,7 @@ from rlcli.project import VARIABLE
 from rlcli.registry import load
 
 from ._environment_calls import BEGINNINGS, Reply, Request
+from .rewards._prints import show_prints
 from .rewards._worker_pool import START_LIMIT_S, STARTS, end_processes
 
 SCRIPT = str(Path(__file__).with_name("_environment_host.py"))
@@ -221,6 +222,7 @@ class EnvironmentHost:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message = json.loads(line)
+            show_prints(message.get("reply", message).pop("printed", None))
             if "number" in message:
                 number, reply = message["number"], message["reply"]
                 if (waiting := self._waiting.pop(number, None)) is not None:

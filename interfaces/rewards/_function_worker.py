@@ -6,13 +6,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import io
 import math
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ LARGEST = 3.4028234e38
 ERROR = {"error", "traceback", "where"}
 """What describes an exception."""
 LONGEST = 3000
-"""Characters kept of a traceback, and of what a call prints; their ends say most."""
+"""Characters kept of a traceback; its end says most."""
 
 
 def prepare(settings: dict[str, Any]) -> Work:
@@ -47,17 +45,7 @@ def prepare(settings: dict[str, Any]) -> Work:
         except BaseException as problem:  # SystemExit too: a function must not end its process
             return {"error": f"{type(problem).__name__}: {problem}", **cause_of(problem)}
 
-    return partial(with_prints, work)
-
-
-def with_prints(work: Work, task: dict[str, Any]) -> dict[str, Any]:
-    """The reply to a task, with what was printed meanwhile."""
-    printed = io.StringIO()
-    with redirect_stdout(printed), redirect_stderr(printed):
-        reply = dict(work(task))
-    if text := printed.getvalue():
-        reply["printed"] = text[-LONGEST:]
-    return reply
+    return work
 
 
 def is_reply(message: dict[str, Any]) -> bool:

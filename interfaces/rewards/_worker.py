@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO
 
+from rlcli.interfaces.rewards._prints import Prints
 from rlcli.interfaces.rewards._process_tree import adopt_orphans, descendants_of, end_descendants_of
 from rlcli.processes import die_with_parent, isolate
 
@@ -45,9 +46,13 @@ def serve(
     load.
     """
     tasks, replies = private_pipes()
+    prints = Prints()
+
+    def in_fork(task: dict[str, Any]) -> Mapping[str, Any]:
+        return prints.added_to(work(task))
 
     def reply(message: Mapping[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
+        replies.write(json.dumps(prints.added_to(message)) + "\n")
         replies.flush()
 
     settings = json.loads(tasks.readline() or sys.exit(0))
@@ -64,7 +69,7 @@ def serve(
     for line in tasks:
         task = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, task["cpu_s"])
-        message = work(task) if is_reply is None else _forked(work, task, is_reply, hidden)
+        message = work(task) if is_reply is None else _forked(in_fork, task, is_reply, hidden)
         signal.setitimer(signal.ITIMER_PROF, 0)
         end_descendants_of(os.getpid(), stays)
         reply(message)

@@ -23,6 +23,7 @@ from typing import Any
 from rlcli.errors import WorkerError
 from rlcli.processes import start_isolated
 
+from ._prints import show_prints
 from ._process_tree import descendants_of, end_descendants_of
 
 START_LIMIT_S = 120.0
@@ -265,6 +266,8 @@ class WorkerPool:
             self._bury(worker, "it wrote to the descriptor of its replies")
             return TaskOutcome(end=End.GARBLED)
         worker.buffer = b""
+        if not worker.ready:
+            show_prints(reply.pop("printed", None))  # of its imports
         if "broken" in reply:
             self.close()
             raise BrokenWorker(reply)

@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,10 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
 from rlcli.api.limits import Limits, Needs
-from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError, escape_control
+from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
 from rlcli.processes import file_write_gap
 
+from ._prints import show_prints
 from ._scores import Score, ScoreErrors, described_responses
 from ._worker_pool import BrokenWorker, End, TaskOutcome, WorkerPool
 
@@ -48,7 +48,8 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     The file is loaded once per process, and each call runs in a fork of that process: nothing that
     a call changes or starts affects the next one. So slow imports, reading and computation belong
     at the top of the file. The processes see only a few environment variables, and write no files.
-    What a call prints, its last 3000 characters, is in the log of its rank (`rlcli logs`).
+    What it prints, the last 3000 characters of each call and of its import, is in the log of its
+    rank (`rlcli logs`).
     A function that executes what a model wrote can be made to return anything: use `code_reward`.
     """
 
@@ -127,8 +128,8 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         except BrokenWorker as problem:
             raise self._not_loaded(problem) from problem
         for outcome in outcomes:
-            if outcome is not None and (printed := outcome.reply.get("printed")):
-                print(escape_control(printed.rstrip("\n")), file=sys.stderr)
+            if outcome is not None:
+                show_prints(outcome.reply.get("printed"))
         return [self._score(outcome) if outcome is not None else None for outcome in outcomes]
 
     def check_ready(self) -> None:

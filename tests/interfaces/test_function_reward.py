@@ -435,9 +435,10 @@ def test_what_a_call_prints_is_shown_safe_for_a_terminal(reward, capsys):
         print("as 1", file=sys.stderr)
         return 1
     """
-    head = "import sys\ndef score(response, **row):"
+    head = "import sys\nprint('imported')\ndef score(response, **row):"
     assert run(reward(body, head)).data["rewards"].tolist() == [1.0] * 5
-    lines = capsys.readouterr().err.splitlines()
+    imported, *lines = capsys.readouterr().err.splitlines()
+    assert imported == "imported"
     assert [line.split()[:2] for line in lines] == [["scored", "\\x1b[2J"], ["as", "1"]] * 5
 
 

@@ -43,7 +43,8 @@ def value_model_class(config: Any) -> type[nn.Module]:
     traits = {
         "base_model_prefix": family.base_model_prefix,
         "config_class": type(config),
-        "__module__": __name__,
+        # transformers reads its source to see how experts may be computed
+        "__module__": family.__module__,
     }
     critic = type(name, (GenericForTokenClassification, family), traits)
     AutoModelForTokenClassification.register(type(config), critic)

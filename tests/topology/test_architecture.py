@@ -96,6 +96,15 @@ def test_a_critic_is_counted_with_a_value_head(model_type):
     assert read_architecture({"model_type": model_type, **settings}).parameters("value") == expected
 
 
+@pytest.mark.parametrize("model_type", ["ernie4_5_moe", "mixtral", "olmoe"])
+def test_experts_of_a_critic_are_computed_as_those_of_the_language_model(model_type):
+    """Transformers has a critic of Mixtral only."""
+    config = make_config(model_type, {**DENSE, "pad_token_id": 0, "num_labels": 1})
+    with torch.device("meta"):
+        critic = value_model_class(config)(config)
+    assert critic.config._experts_implementation == "grouped_mm"
+
+
 def test_every_known_type_is_tested():
     assert set(KNOWN_TYPES) == {name for name, _ in SETTINGS}
 

@@ -338,7 +338,7 @@ def test_a_block_that_is_not_a_mapping_is_named(tmp_path, monkeypatch):
         ("models.actor.tp=1", "models.actor.mesh.tp"),
         ("models.actor.type=fsdp", "models.actor.backend.type"),
         ("models.actor.backend.attention=auto", "models.actor.backend.args.attention"),
-        ("graph.sft_train.transfer=delta", "graph.sft_train.hooks.transfer"),
+        ("graph.sft_train.offload=true", "graph.sft_train.hooks.offload"),
         ("microbatches=2", "train.microbatches"),
         ("max_tokens_per_microbatch=9999", "train.max_tokens_per_microbatch"),
     ],

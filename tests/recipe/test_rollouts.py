@@ -42,6 +42,14 @@ def test_the_transfer_of_a_rollout_is_that_of_its_copies():
     assert recipe.graph["actor_train"].hooks.transfer == "delta"
 
 
+@pytest.mark.parametrize("setting", ["eta=0.5", "transfer=delta"])
+def test_how_weights_are_copied_is_refused_where_none_are(setting):
+    hook = f"graph.actor_train.hooks.{setting}"
+    with pytest.raises(RecipeError, match=r"R49.*has no effect without copy_to"):
+        load_recipe("ppo_math", [hook])
+    load_recipe("ppo_math", [hook, "graph.actor_train.hooks.copy_to=ref"])
+
+
 def test_a_delta_for_a_moving_average_is_refused():
     overrides = [
         "graph.actor_train.hooks.copy_to=ref",

@@ -3,7 +3,7 @@ their classes declare."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -149,6 +149,24 @@ def argument_of(kind: str, component: str, args: Mapping[str, Any], name: str) -
         return args[name]
     argument = argument_named(kind, component, name)
     return argument.default if argument is not None else None
+
+
+def complete_arguments(kind: str, component: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The given arguments of a component and the defaults of all others, in settings that are
+    dataclasses, too; `COMPUTED` for what only the component's source knows."""
+    signature = known_signature(kind, component)
+    return dict(args) if signature is None else _complete(signature.arguments, args)
+
+
+def _complete(arguments: Sequence[registry.Argument], given: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        value = given.get(argument.name, argument.default)
+        if argument.fields and value is registry.COMPUTED:
+            value = argument.presets
+        is_partial = argument.fields and isinstance(value, Mapping)
+        values[argument.name] = _complete(argument.fields, value) if is_partial else value
+    return values
 
 
 def argument_named(kind: str, component: str, name: str) -> registry.Argument | None:

@@ -19,6 +19,7 @@ from rlcli.api.model_source import ModelSource, open_source
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ResourceError
+from rlcli.recipe.components import complete_arguments
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 from rlcli.recipe.schema import Recipe
@@ -172,7 +173,8 @@ class Interfaces:
     def of(self, mfc: MFCDef) -> ModelInterface:
         """The interface of a call."""
         described = mfc.interface_impl
-        name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
+        args = complete_arguments("interfaces", described.type_, described.args)
+        name = f"{mfc.model_name}/{described.type_}/{args!r}"
         if name not in self._interfaces:
             # calls may run side by side
             self._interfaces.setdefault(name, registry.make_interface(described))

@@ -9,6 +9,7 @@ from rlcli.recipe.abilities import VERBS, ability_for
 from rlcli.recipe.call_keys import Graph, available_keys, calls_of, graphs_of
 from rlcli.recipe.components import (
     argument_of,
+    complete_arguments,
     dataset_keys,
     declared,
     declared_of_call,
@@ -84,13 +85,16 @@ def _shared_interfaces(notes: Notes) -> None:
 
 def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
     args_of = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
+    complete = {
+        name: complete_arguments("interfaces", interface, args) for name, args in args_of.items()
+    }
     basis = roles_and_methods(args_of)
     for argument in sorted({*args_of[first], *args_of[second]}):
         values = {
             name: argument_of("interfaces", interface, args, argument)
             for name, args in args_of.items()
         }
-        if values[first] == values[second]:
+        if complete[first].get(argument) == complete[second].get(argument):
             continue
         message = (
             f"{first} and {second} share the interface {interface} of the role {role}, but "

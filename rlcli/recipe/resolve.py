@@ -260,7 +260,6 @@ def _checked(tree: MappingNode, blocks: set[str], problems: Problems) -> tuple[R
     all problems."""
     unresolved = Unresolved()
     tree = without_removed(Recipe, unresolved.without_invalid(tree), problems)
-    tree = _without_built_in_length(tree, problems)
     tree = with_preparation(tree, problems)
     tree = check_components(with_backends(tree, unresolved), problems, unresolved)
     tree = check_scratch(tree, problems, unresolved)
@@ -297,7 +296,8 @@ def _refuse_newer_format(tree: MappingNode, problems: Problems) -> None:
 
 
 def _without_built_in_length(tree: MappingNode, problems: Problems) -> MappingNode:
-    """The tree without the steps or epochs of a built-in layer, if the user sets the other."""
+    """The tree, with references as written, without the steps or epochs of a built-in layer, if the
+    user sets the other. References to what is left out are reported."""
     lengths = {name: at(tree, ("train", name)) for name in ("steps", "epochs")}
     not_the_users = [
         name
@@ -306,7 +306,13 @@ def _without_built_in_length(tree: MappingNode, problems: Problems) -> MappingNo
     ]
     if len(not_the_users) != 1 or lengths[not_the_users[0]] is None:
         return tree
-    return with_value(tree, ("train", not_the_users[0]), None)
+    path = ("train", not_the_users[0])
+    (other,) = set(lengths) - {not_the_users[0]}
+    for reference in references_in(tree):
+        if reference.target == path:
+            message = f"${{{dotted(path)}}}: nothing is set there, because train.{other} is"
+            problems.add("R61", message, key_mark(tree, reference.path), "write the number out")
+    return with_value(tree, path, None)
 
 
 def _refuse_absurd_counts(tree: MappingNode, problems: Problems) -> None:
@@ -328,6 +334,7 @@ def _merged(
     """All layers merged, references resolved, shorthands spelt out; and the names of the
     blocks, the recipe's own mappings that references lead to."""
     tree = problems.written = _laid_over(path, layers, override_trees, problems)
+    tree = _without_built_in_length(tree, problems)
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
     assert isinstance(spelt, MappingNode)
     trees = [*(layer.tree for layer in layers), *override_trees]

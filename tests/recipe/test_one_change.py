@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hint_following import problems, still_wrong
 
+from rlcli.errors import RecipeError
 from rlcli.recipe.parsing.layers import profile_names
 from rlcli.recipe.resolve import load_recipe
 
@@ -148,6 +149,19 @@ def test_the_users_length_of_training_replaces_that_of_a_built_in_layer(tmp_path
     assert load_recipe(str(mine)).recipe.train.steps is None
     (problem,) = problems(str(mine), "train.steps=3")
     assert problem.code == "R47", "both are the user's"
+
+
+def test_a_reference_to_the_length_that_was_replaced_is_refused(tmp_path: Path):
+    setting = "models.actor.backend.args.warmup_steps=${train.steps}"
+    load_recipe("ppo_math", [setting])
+    with pytest.raises(RecipeError, match=r"R61.*\$\{train.steps\}.*because train.epochs is"):
+        load_recipe("ppo_math", ["train.epochs=2", setting])
+
+
+def test_a_length_that_is_a_reference_is_the_users(tmp_path: Path):
+    settings = ["train.epochs=2", "train.steps=${train.prompts_per_step}"]
+    with pytest.raises(RecipeError, match=r"R47.*train has both steps and epochs"):
+        load_recipe("ppo_math", settings)
 
 
 def test_null_leaves_the_length_of_training_to_the_built_in_layer(tmp_path: Path):

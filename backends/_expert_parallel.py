@@ -14,6 +14,7 @@ none is dropped.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,10 @@ def distribute_experts(lm: Any, mesh: Any, role: str) -> list[nn.Module]:
     kind = lm.config.model_type
     if not stacks:
         raise _cannot_divide(role, f"the {kind} of role {role} has no experts to divide")
+    if not all(map(_takes_choices, stacks)):
+        message = f"the experts of the {kind} of role {role} cannot be divided: they are not told"
+        hint = f"set models.{role}.mesh.ep=1"
+        raise ModelError(f"{message} which of them each token has chosen", hint=hint)
     for stack in stacks:
         if stack.num_experts % mesh.size():
             message = f"the {stack.num_experts} experts of role {role} cannot be divided"
@@ -52,6 +57,15 @@ def _is_stack(module: nn.Module) -> bool:
     parameters = list(module.parameters(recurse=False))
     stacked = [parameter.dim() == 3 and parameter.shape[0] == count for parameter in parameters]
     return bool(stacked) and all(stacked)
+
+
+def _takes_choices(stack: nn.Module) -> bool:
+    """Whether its forward pass takes hidden states, the chosen experts, and their weights."""
+    try:
+        inspect.signature(stack.forward).bind(None, None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def _cannot_divide(role: str, message: str) -> ModelError:

@@ -12,6 +12,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from rlcli.errors import ModelError
+
 from ._settings import Recomputation, TransformersTraining
 
 aten = torch.ops.aten
@@ -57,9 +59,12 @@ class RecomputedLayers:
 
 
 def recomputed_layers(lm: Any, settings: TransformersTraining) -> RecomputedLayers | None:
-    """None without `gradient_checkpointing`."""
+    """None without `gradient_checkpointing`. Raises ModelError for a family without it."""
     if not settings.gradient_checkpointing:
         return None
+    if not lm.supports_gradient_checkpointing:
+        message = f"transformers does not recompute activations of {lm.config.model_type}"
+        raise ModelError(message, hint="set gradient_checkpointing=false in the backend's args")
     return RecomputedLayers(lm, settings.recompute, settings.offload_activations)
 
 

@@ -37,10 +37,7 @@ def distribute_experts(lm: Any, mesh: Any, role: str) -> list[nn.Module]:
     kind = lm.config.model_type
     if not stacks:
         raise _cannot_divide(role, f"the {kind} of role {role} has no experts to divide")
-    if not all(map(_takes_choices, stacks)):
-        message = f"the experts of the {kind} of role {role} cannot be divided: they are not told"
-        hint = f"set models.{role}.mesh.ep=1"
-        raise ModelError(f"{message} which of them each token has chosen", hint=hint)
+    _check_takes_choices(stacks, kind, role)
     for stack in stacks:
         if stack.num_experts % mesh.size():
             message = f"the {stack.num_experts} experts of role {role} cannot be divided"
@@ -59,13 +56,16 @@ def _is_stack(module: nn.Module) -> bool:
     return bool(stacked) and all(stacked)
 
 
-def _takes_choices(stack: nn.Module) -> bool:
-    """Whether its forward pass takes hidden states, the chosen experts, and their weights."""
+def _check_takes_choices(stacks: list[Any], kind: str, role: str) -> None:
+    """Check that forward passes take hidden states, the chosen experts, and their weights. Raises
+    ModelError."""
     try:
-        inspect.signature(stack.forward).bind(None, None, None)
+        for stack in stacks:
+            inspect.signature(stack.forward).bind(None, None, None)
     except TypeError:
-        return False
-    return True
+        message = f"the experts of the {kind} of role {role} cannot be divided: they are not told"
+        hint = f"set models.{role}.mesh.ep=1"
+        raise ModelError(f"{message} which of them each token has chosen", hint=hint) from None
 
 
 def _cannot_divide(role: str, message: str) -> ModelError:

@@ -50,6 +50,12 @@ def by_process_group(
         group.close()
 
 
+def _listening(address: str) -> socket.socket:
+    """Torch's own would listen on all interfaces."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
+
+
 class _WeightGroup:
     """This process is rank 0, the server's processes are the others. Gloo,
     because our tensors are on the host."""
@@ -58,9 +64,7 @@ class _WeightGroup:
         self._server = server
         self._seconds = seconds
         self._name = f"rlcli-{uuid.uuid4().hex}"
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        # torch's own would listen on all interfaces
-        listening = socket.create_server((address, 0), family=family)
+        listening = _listening(address)
         port = listening.getsockname()[1]
         patience = timedelta(seconds=seconds)
         store = TCPStore(

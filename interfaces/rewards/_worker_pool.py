@@ -266,8 +266,12 @@ class WorkerPool:
             self._bury(worker, "it wrote to the descriptor of its replies")
             return TaskOutcome(end=End.GARBLED)
         worker.buffer = b""
+        return self._outcome(worker, reply)
+
+    def _outcome(self, worker: _Worker, reply: dict[str, Any]) -> TaskOutcome:
+        """What a worker's reply says. Raises BrokenWorker."""
         if not worker.ready:
-            show_prints(reply.pop("printed", None))  # of its imports
+            show_prints(reply.get("printed"))  # of its imports
         if "broken" in reply:
             self.close()
             raise BrokenWorker(reply)

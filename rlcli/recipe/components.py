@@ -158,10 +158,10 @@ def complete_arguments(kind: str, component: str, args: Mapping[str, Any]) -> di
     return dict(args) if signature is None else _complete(signature.arguments, args)
 
 
-def _complete(arguments: Sequence[registry.Argument], given: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(arguments: Sequence[registry.Argument], args: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for argument in arguments:
-        value = given.get(argument.name, argument.default)
+        value = args.get(argument.name, argument.default)
         if argument.fields and value is registry.COMPUTED:
             value = argument.presets
         is_partial = argument.fields and isinstance(value, Mapping)

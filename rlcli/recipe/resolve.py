@@ -307,10 +307,10 @@ def _without_built_in_length(tree: MappingNode, problems: Problems) -> MappingNo
     if len(not_the_users) != 1 or lengths[not_the_users[0]] is None:
         return tree
     path = ("train", not_the_users[0])
-    (other,) = set(lengths) - {not_the_users[0]}
+    (users,) = set(lengths) - {not_the_users[0]}
     for reference in references_in(tree):
         if reference.target == path:
-            message = f"${{{dotted(path)}}}: nothing is set there, because train.{other} is"
+            message = f"${{{dotted(path)}}}: nothing is set there, because train.{users} is"
             problems.add("R61", message, key_mark(tree, reference.path), "write the number out")
     return with_value(tree, path, None)
 

@@ -3,6 +3,8 @@
 import io
 import sys
 
+import pytest
+
 from rlcli.interfaces._environment_pool import EnvironmentPool, EnvironmentSettings
 from rlcli.interfaces.rewards import _prints
 from rlcli.interfaces.rewards._prints import Prints, show_prints
@@ -31,9 +33,8 @@ register_environment("zz_printing_game", Game)
 """
 
 
-def test_prints_of_an_environment_are_shown_safe_for_a_terminal_without_its_secrets(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
     monkeypatch.setenv("GAME_TOKEN", "tell-nobody")
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
@@ -48,6 +49,11 @@ def test_prints_of_an_environment_are_shown_safe_for_a_terminal_without_its_secr
         memory_bytes=1 << 32,
     )
     pool = EnvironmentPool(settings, most=1)
+    yield pool
+    pool.close()
+
+
+def test_prints_of_an_environment_are_shown_safe_for_a_terminal_without_its_secrets(pool, capsys):
     capsys.readouterr()  # of the import here
     with pool.calls() as calls:
         calls.ask(0, {"call": "reset", "row": {}, "seed": 0})
@@ -55,7 +61,6 @@ def test_prints_of_an_environment_are_shown_safe_for_a_terminal_without_its_secr
         for action in ("a", "b"):
             calls.ask(0, {"call": "step", "action": action})
             assert calls.take(wait=True) == [(0, {"value": [action, 0.0, False]})]
-    pool.close()
     lines = capsys.readouterr().err.splitlines()
     moves = [[f"asked for {action}", "\\x1b[2J <redacted>"] for action in ("a", "b")]
     assert lines == ["imported with <redacted>", *moves[0], *moves[1]]

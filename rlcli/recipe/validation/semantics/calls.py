@@ -85,27 +85,26 @@ def _shared_interfaces(notes: Notes) -> None:
 
 def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
     args_of = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
-    complete = {
-        name: complete_arguments("interfaces", interface, args) for name, args in args_of.items()
-    }
-    basis = roles_and_methods(args_of)
+    ours, theirs = (complete_arguments("interfaces", interface, args) for args in args_of.values())
     for argument in sorted({*args_of[first], *args_of[second]}):
-        values = {
-            name: argument_of("interfaces", interface, args, argument)
-            for name, args in args_of.items()
-        }
-        if complete[first].get(argument) == complete[second].get(argument):
+        if ours.get(argument) == theirs.get(argument):
             continue
+        values = [
+            _shown(argument_of("interfaces", interface, args, argument))
+            for args in args_of.values()
+        ]
         message = (
             f"{first} and {second} share the interface {interface} of the role {role}, but "
-            f"{argument} is {_shown(values[first])} in one and {_shown(values[second])} in the "
-            "other"
+            f"{argument} is {values[0]} in one and {values[1]} in the other"
         )
-        paths: list[KeyPath] = [
-            ("graph", name, "interface", "args", argument) for name in (second, first)
-        ]
-        hint = f"set {argument} to the same value for both"
-        notes.note("R71", message, notes.first_set(*paths), hint, needs=[*basis, *paths])
+        _different_arguments(notes, argument, message, [second, first])
+
+
+def _different_arguments(notes: Notes, argument: str, message: str, calls: list[str]) -> None:
+    paths: list[KeyPath] = [("graph", name, "interface", "args", argument) for name in calls]
+    hint = f"set {argument} to the same value for both"
+    needs = [*roles_and_methods(calls), *paths]
+    notes.note("R71", message, notes.first_set(*paths), hint, needs=needs)
 
 
 def _shown(value: object) -> str:

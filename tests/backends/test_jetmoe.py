@@ -20,7 +20,7 @@ def jetmoe():
         return AutoModelForCausalLM.from_config(AutoConfig.for_model("jetmoe", **size, **heads))
 
 
-def test_experts_that_are_not_told_what_tokens_have_chosen_are_not_divided(jetmoe):
+def test_experts_that_do_not_take_what_tokens_have_chosen_are_not_divided(jetmoe):
     with pytest.raises(ModelError, match="the experts of the jetmoe of role actor cannot be"):
         distribute_experts(jetmoe, SimpleNamespace(size=lambda: 2), "actor")
 

@@ -63,9 +63,9 @@ def _check_takes_choices(stacks: list[Any], kind: str, role: str) -> None:
         for stack in stacks:
             inspect.signature(stack.forward).bind(None, None, None)
     except TypeError:
-        message = f"the experts of the {kind} of role {role} cannot be divided: they do not take the"
+        message = f"the experts of the {kind} of role {role} cannot be divided: they do not take"
         hint = f"set models.{role}.mesh.ep=1"
-        raise ModelError(f"{message} numbers that tokens have chosen", hint=hint) from None
+        raise ModelError(f"{message} the numbers that tokens have chosen", hint=hint) from None
 
 
 def _cannot_divide(role: str, message: str) -> ModelError:

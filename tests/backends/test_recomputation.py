@@ -40,6 +40,7 @@ def test_layers_are_recomputed_only_with_gradient_checkpointing(recomputes, pass
     assert not any(module.training for module in engine.lm.modules())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "mixtral", "qwen2_moe"])
 def test_selective_recomputation_repeats_no_product_with_a_weight_and_changes_no_bit(family):
     engines = [

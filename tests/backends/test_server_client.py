@@ -481,6 +481,7 @@ def responses_of(engine, count, **settings):
     return [finished[number] for number in range(count)]
 
 
+@pytest.mark.long
 def test_responses_under_way_on_a_slow_server_are_continued_on_others(one_is_slow, kind):
     engine, fakes = one_is_slow
     responses = responses_of(engine, 18)
@@ -507,6 +508,7 @@ def logprobs_of(model, prompt, tokens):
     ]
 
 
+@pytest.mark.long
 def test_whole_batches_are_the_same_whichever_server_is_slow(one_is_slow):
     """They are sampled again from their beginning, with their seeds."""
     engine, fakes = one_is_slow
@@ -517,6 +519,7 @@ def test_whole_batches_are_the_same_whichever_server_is_slow(one_is_slow):
     assert [one.tolist() for one in slow.tokens] == [one.tolist() for one in quick.tokens]
 
 
+@pytest.mark.long
 def test_a_slow_server_that_does_not_end_responses_changes_none(one_is_slow, kind):
     engine, fakes = one_is_slow
     fakes[-1].fail(kind.dialect.abort(None)[0], *["refuse"] * 100)

@@ -12,6 +12,7 @@ from rlcli.errors import WorkerError
 from rlcli.testing.backend.base import FAMILIES
 
 
+@pytest.mark.long
 class TestContract(Attached):
     families = ("llama", "gpt2")
 

@@ -222,6 +222,7 @@ def test_servers_end_with_the_engine(start_engine):
     assert not running.is_running()
 
 
+@pytest.mark.long
 def test_a_server_whose_agent_is_killed_is_restarted(start_engine):
     engine = start_engine(options={"token_s": 0.05})
     expected = [one.tolist() for one in generate(engine).tokens]

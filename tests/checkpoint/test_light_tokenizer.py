@@ -293,6 +293,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_template_that_exhausts_time_or_memory_is_refused(kind):
     pid = os.fork()

@@ -293,6 +293,7 @@ def shell(folder, monkeypatch):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -79,6 +79,7 @@ def test_the_layer_of_a_new_environment_fits_recipes_that_have_a_reward(rlcli, t
     assert resolved["train"]["eval"]["graph"].get("eval_reward") is None
 
 
+@pytest.mark.long
 def test_environments_of_a_project_are_tested_without_torch(tmp_path):
     code = """
 import contextlib, sys

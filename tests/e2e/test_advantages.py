@@ -91,6 +91,7 @@ def of_actor(step):
     return {name: value for name, value in step.items() if name.startswith("actor/")}
 
 
+@pytest.mark.long
 def test_samples_made_ahead_of_training_are_compared_within_the_batch_of_their_step(
     home, train_into
 ):

@@ -31,6 +31,7 @@ def numbers_of(run, *names):
     return [[step[name] for name in names] for step in run.steps]
 
 
+@pytest.mark.long
 def test_episodes_of_one_turn_train_like_plain_responses_bit_for_bit(tmp_path, train_into):
     settings = (*TINY_PPO, "generation.responses_per_prompt=4")
     one_turn = "{_replace_: true, type: episodes, args: {environment: calculator, max_turns: 1}}"
@@ -43,6 +44,7 @@ def test_episodes_of_one_turn_train_like_plain_responses_bit_for_bit(tmp_path, t
     assert numbers_of(played, *names) == numbers_of(plain, *names)
 
 
+@pytest.mark.long
 def test_prompts_whose_environment_fails_are_replaced(tmp_path, train_into):
     make_flaky_project(tmp_path)
     settings = f"{{environment: {NAME}, max_error_fraction: 1.0}}"
@@ -53,6 +55,7 @@ def test_prompts_whose_environment_fails_are_replaced(tmp_path, train_into):
     assert len(run.steps) == 2
 
 
+@pytest.mark.long
 def test_an_evaluation_leaves_out_prompts_whose_environment_fails(tmp_path, train_into):
     """The others win as much as they can: no failure counts as a reward of 0."""
     make_flaky_project(tmp_path)

@@ -43,6 +43,7 @@ def test_the_calls_of_a_profiled_step_are_traced(runs):
     assert not (plain.folder / "profile").exists()
 
 
+@pytest.mark.long
 def test_the_report_has_a_table_of_calls_and_names_the_trace(runs):
     profiled, plain = runs
     assert "profile: run" not in plain.out

@@ -34,6 +34,7 @@ TWO_RANKS = ("launch=local", "cluster.devices_per_node=2", "models.actor.mesh.dp
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_replay_brings_the_trainer_closer_to_a_sampler_that_rounds(train):
     runs = {
         name: train("grpo_math", *SMALL, MIXTURE, "train.steps=1", *changes, name=name)

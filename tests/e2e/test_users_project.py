@@ -231,6 +231,7 @@ def test_the_backend_of_the_documentation_of_areal_trains(documented_project, wa
     assert "the backend of actor has no state(): this run cannot be resumed" in done.stderr
 
 
+@pytest.mark.long
 def test_a_backend_that_expects_a_loaded_model_gets_a_hint(documented_project, warm_command):
     text = BACKEND.replace("model.source.load(model.device)", "model.module")
     (documented_project / "backends" / "my_fsdp.py").write_text(text)

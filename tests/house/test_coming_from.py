@@ -16,6 +16,7 @@ def test_the_page_is_written_from_the_tables_as_they_are():
     assert PAGE.read_text() == page(), "run: python tests/house/coming_from.py"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("framework", WORDS)
 def test_every_word_of_a_framework_on_the_page_is_translated(framework):
     words = WORDS[framework].split()

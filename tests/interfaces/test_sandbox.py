@@ -160,6 +160,7 @@ def run(program, confined=True, limits=LIMITS):
     return run_program(SYSTEM + textwrap.dedent(program), "", limits, confined)
 
 
+@pytest.mark.long
 @X86_64
 @FILTERED
 @pytest.mark.parametrize("program", MEMORY_ATTACKS.values(), ids=MEMORY_ATTACKS)

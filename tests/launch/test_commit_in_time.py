@@ -70,6 +70,7 @@ def test_a_checkpoint_is_committed_before_an_error_ends_the_run(
     assert "the last checkpoint is that of step 1" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @launches
 def test_an_error_waits_for_files_that_are_nearly_complete(train, folder, launch):
     with pytest.raises(DataError):
@@ -77,6 +78,7 @@ def test_an_error_waits_for_files_that_are_nearly_complete(train, folder, launch
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
 
 
+@pytest.mark.long
 def test_an_error_gives_up_on_files_that_take_too_long(train, folder, monkeypatch, capsys):
     monkeypatch.setattr(master, "LAST_WAIT", 0.2)
     began = time.monotonic()
@@ -88,6 +90,7 @@ def test_an_error_gives_up_on_files_that_take_too_long(train, folder, monkeypatc
     assert committed(folder) == []
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_committed_before_a_dead_rank_ends_the_run(train, folder, until_committed):
     with pytest.raises(WorkerError):
         train(*LAUNCHES["two ranks"], until_committed, f"{TRAIN}.kill_rank=1", slow(1.0))

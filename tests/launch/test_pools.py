@@ -66,6 +66,7 @@ def test_a_pool_drops_the_same_samples_as_a_reward_on_the_rank(train):
     assert any(record.get("samples/dropped") for record in records(folder))
 
 
+@pytest.mark.long
 @forked
 def test_a_call_waits_for_inputs_that_were_sent_for_a_pool_of_its_rank(train, monkeypatch):
     """They are sent once, for whichever call of the rank is first; calls in a pool do not make
@@ -151,6 +152,7 @@ def test_an_invalid_reward_is_reported_with_its_sample(train):
         train(score(spoil="nan"), POOL)
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_start_ends_the_run(train, monkeypatch):
     monkeypatch.setattr("rlcli.topology.groups.sys.executable", "/bin/false")
     with pytest.raises(WorkerError, match=r"reward-pool0 ended with exit code 1, 4 times"):

@@ -23,6 +23,7 @@ def takes(seconds):
     return f"{{type: toy, args: {{seconds: {seconds}}}}}"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 def test_copies_of_weights_and_idle_ranks_are_timed(train):
     """The follower's rank has nothing to do but generate: it is idle while the other one trains for

@@ -62,6 +62,7 @@ def test_the_spans_of_each_rank_and_the_path_add_up_to_the_time_of_the_step(trai
         assert median(of_steps) <= 0.02, name
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 def test_a_rank_waits_for_the_call_that_keeps_it_from_working(train):
     _, folder = train(*APART)

@@ -326,6 +326,7 @@ def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
     assert processes_of(project / "run") == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 def test_a_stuck_rank_that_others_wait_for_is_named_with_its_location(train, project, components):
     set_toy(project, stuck_rank=1)

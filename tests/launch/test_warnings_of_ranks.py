@@ -11,6 +11,7 @@ POOL = "models.reward.backend=cpu_pool"
 WARNING = "the toy warns in process"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("layout", [(), (POOL,)], ids=["in the ranks", "in their pools"])
 def test_a_warning_of_two_processes_is_shown_once_and_stays_in_their_logs(train, capfd, layout):

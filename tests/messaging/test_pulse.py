@@ -92,6 +92,7 @@ def test_a_process_that_loses_the_master_ends_itself(master):
     peer.close()
 
 
+@pytest.mark.long
 def test_silence_on_one_node_ends_no_process():
     """There the parent's death is; and the master may be stopped for hours."""
     meeting = meeting_folder()
@@ -134,6 +135,7 @@ def test_a_connection_that_is_reset_is_reestablished(master):
         peer.close()
 
 
+@pytest.mark.long
 def test_a_delay_shorter_than_three_heartbeats_ends_no_process(master):
     control = Control.read(master.folder)
     with TcpProxy(target(control.pulses)) as proxy:

@@ -190,6 +190,7 @@ def test_an_error_of_a_worker_is_sent_and_the_worker_continues(ranks):
     assert ranks.master.receive(10, "it").failure is None
 
 
+@pytest.mark.long
 def test_an_answer_that_cannot_be_sent_is_an_error_and_the_worker_continues(ranks):
     ranks.start(0, lambda request: {"odd": {1}} if request.op == "bad" else {})
     ranks.master.wait_for_workers(10)
@@ -376,6 +377,7 @@ def test_in_one_process_a_report_is_a_call_in_the_thread_that_reports():
         inline.receive(0.05, "the files")
 
 
+@pytest.mark.long
 def test_processes_are_checked_while_replies_keep_coming(ranks):
     """Else the silence of an agent is noticed only once a run is idle."""
     ranks.start(0, echo)

@@ -156,6 +156,7 @@ def test_a_step_that_never_ends_or_ends_the_command_is_named(examine, trick, opt
     assert outcome.seconds < 60
 
 
+@pytest.mark.long
 def test_a_process_that_leaves_its_parents_is_found(examine):
     outcome = examine(in_a_step=DAEMON)
     assert outcome.code == 7, outcome.words

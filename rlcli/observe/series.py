@@ -65,7 +65,7 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float],
 
 def seconds_of(record: Mapping[str, Any]) -> float:
     """How long a step took, with the checkpoint before it and the evaluation after it."""
-    times = (number(record.get(f"time/{part}")) for part in ("checkpoint", "step", "eval"))
+    times = (number(record.get(f"time/{phase}")) for phase in ("checkpoint", "step", "eval"))
     return sum(time for time in times if time is not None and math.isfinite(time))
 
 

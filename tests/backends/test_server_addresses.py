@@ -1,5 +1,4 @@
-"""The address of this machine that a server is told, and at which it joins the group that sends
-weights to it."""
+"""The address of this machine at which a server joins the group that sends weights to it."""
 
 import socket
 from datetime import timedelta

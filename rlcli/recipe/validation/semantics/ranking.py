@@ -36,7 +36,7 @@ def _fault(recipe: Recipe) -> tuple[str, str] | None:
     """(what is wrong with the metric, hint); None if checkpoints have it."""
     metric = recipe.checkpoint.best_metric
     section, slash, name = metric.partition("/")
-    sections = {known.partition("/")[0] for known in RUN_METRICS if not known.startswith("<")}
+    sections = {name.partition("/")[0] for name in RUN_METRICS if not name.startswith("<")}
     is_in_section = slash and section in {*sections, *recipe.models, *recipe.graph}
     if not is_in_section and metric not in RUN_METRICS:
         example = _metric_of_training(recipe)

@@ -4,6 +4,7 @@ with --quiet too."""
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from toy_project import make_project
 pytestmark = pytest.mark.timeout(420)
 
 HOME = str(Path(__file__).parents[2])
+
+NewProcess = subprocess.Popen
 
 
 @pytest.mark.parametrize("options", [(), ("--quiet",)])
@@ -50,6 +53,7 @@ def test_stdout_of_an_interrupted_run_with_json_is_one_document(endless, project
     monkeypatch.setenv("RLCLI_PROJECT", str(make_project(project / "loud")))
     with (project / "loud/interfaces/toy_reward.py").open("a") as file:
         file.write('print("a component says something")\n')
+    monkeypatch.setattr(subprocess, "Popen", NewProcess)  # a fork may have loaded another project
     process = endless("--json")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)

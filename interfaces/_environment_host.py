@@ -38,7 +38,7 @@ from rlcli.interfaces._environment_calls import (
     secrets_of,
     without_secrets,
 )
-from rlcli.interfaces.rewards._prints import Prints
+from rlcli.interfaces._prints import Prints
 from rlcli.interfaces.rewards._process_tree import (
     adopt_orphans,
     descendants_of,

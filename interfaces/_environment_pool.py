@@ -26,7 +26,7 @@ from rlcli.project import VARIABLE
 from rlcli.registry import load
 
 from ._environment_calls import BEGINNINGS, Reply, Request
-from .rewards._prints import show_prints
+from ._prints import show_prints
 from .rewards._worker_pool import START_LIMIT_S, STARTS, end_processes
 
 SCRIPT = str(Path(__file__).with_name("_environment_host.py"))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO
 
-from rlcli.interfaces.rewards._prints import Prints
+from rlcli.interfaces._prints import Prints
 from rlcli.interfaces.rewards._process_tree import adopt_orphans, descendants_of, end_descendants_of
 from rlcli.processes import die_with_parent, isolate
 

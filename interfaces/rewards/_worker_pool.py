@@ -23,7 +23,7 @@ from typing import Any
 from rlcli.errors import WorkerError
 from rlcli.processes import start_isolated
 
-from ._prints import show_prints
+from .._prints import show_prints
 from ._process_tree import descendants_of, end_descendants_of
 
 START_LIMIT_S = 120.0

@@ -19,7 +19,7 @@ from rlcli.api.limits import Limits, Needs
 from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
 from rlcli.processes import file_write_gap
 
-from ._prints import show_prints
+from .._prints import show_prints
 from ._scores import Score, ScoreErrors, described_responses
 from ._worker_pool import BrokenWorker, End, TaskOutcome, WorkerPool
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from rlcli.interfaces import _prints
 from rlcli.interfaces._environment_pool import EnvironmentPool, EnvironmentSettings
-from rlcli.interfaces.rewards import _prints
-from rlcli.interfaces.rewards._prints import Prints, show_prints
+from rlcli.interfaces._prints import Prints, show_prints
 
 SOURCE = r"""
 import logging, os, sys

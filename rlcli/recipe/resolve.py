@@ -337,40 +337,42 @@ def _merged(
     tree = _without_built_in_length(tree, problems)
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
     assert isinstance(spelt, MappingNode)
-    trees = [*(layer.tree for layer in layers), *override_trees]
-    blocks = (referenced_blocks(tree) | _orphaned_blocks(trees)) - set(SECTIONS)
-    _refuse_unread(blocks, trees, override_trees, problems)
+    layer_trees = [layer.tree for layer in layers]
+    orphaned = _orphaned_blocks([*layer_trees, *override_trees])
+    blocks = (referenced_blocks(tree) | orphaned) - set(SECTIONS)
+    _refuse_unread(blocks, layer_trees, override_trees, problems)
     sections = {key: entry for key, entry in spelt.entries.items() if key not in blocks}
     return replace(spelt, entries=sections), blocks
 
 
 def _refuse_unread(
     blocks: set[str],
-    trees: Sequence[MappingNode],
+    layer_trees: Sequence[MappingNode],
     override_trees: Sequence[MappingNode],
     problems: Problems,
 ) -> None:
     """Refuse a key of a block that only the command line has, and that no reference leads to. A
     layer may have keys for just some of the recipes that extend it."""
+    trees = [*layer_trees, *override_trees]
     targets = {reference.target for tree in trees for reference in references_in(tree)}
     for override in override_trees:
-        others = [tree for tree in trees if tree is not override]
-        for path in _unread(override, targets, others):
-            if path[0] in blocks:
-                key, keys = str(path[-1]), keys_at(problems.written, path[:-1])
-                hint = did_you_mean(key, (name for name in keys if name != key))
-                mark = key_mark(override, path)
-                problems.add("R42", f"unknown key {dotted(path)}", mark, hint, width=len(key))
+        if blocks.isdisjoint(override.entries):
+            continue
+        for path in _unread(override, targets, layer_trees):
+            key, keys = str(path[-1]), keys_at(problems.written, path[:-1])
+            hint = did_you_mean(key, (name for name in keys if name != key))
+            mark = key_mark(override, path)
+            problems.add("R42", f"unknown key {dotted(path)}", mark, hint, width=len(key))
 
 
 def _unread(
-    override: MappingNode, targets: set[KeyPath], others: Sequence[MappingNode]
+    override: MappingNode, targets: set[KeyPath], layer_trees: Sequence[MappingNode]
 ) -> Iterator[KeyPath]:
-    """The keys of an override to which no target of a reference leads, and that no other tree
-    has."""
+    """The keys of an override to which no target of a reference leads, and that no layer has; no
+    other override has them either, for what is set twice is refused."""
     for path, _ in leaves(override):
         is_read = any(path[: len(target)] == target[: len(path)] for target in targets)
-        if not is_read and all(at(tree, path) is None for tree in others):
+        if not is_read and all(at(tree, path) is None for tree in layer_trees):
             yield path
 
 

@@ -65,7 +65,7 @@ class Project:
         script.write_text(f"#!/bin/bash\n{body}\n")
         submit = ["sbatch", "--parsable", "--output=/dev/null", "--requeue", *options, str(script)]
         job = self.cluster.run(*submit).strip() + array_suffix
-        Submission(job, "emulated", "2026-11-22T23:41:52+00:00").write(folder)
+        Submission(job, None, "2026-11-22T23:41:52+00:00").write(folder)
         owner = {"host": "elsewhere", "pid": 99, "started": "earlier"}
         (folder / "lock").write_text(json.dumps({"owner": owner, "supervisor": None}))
         return self.run(folder)

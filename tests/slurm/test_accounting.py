@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.launch.slurm.jobs import look_up
+from rlcli.launch.slurm.commands import SlurmError
+from rlcli.launch.slurm.jobs import Submission, look_up
 
 from .accounting import AccountedCluster
 from .cluster import Cluster, wait_for
@@ -48,6 +49,9 @@ STATES = {
 }
 
 pytestmark = pytest.mark.timeout(400)
+WITH_ACCOUNTS = pytest.mark.parametrize(
+    "cluster", [AccountedCluster], indirect=True, ids=["accounting"]
+)
 
 
 @pytest.fixture(scope="module", params=[AccountedCluster, Cluster], ids=["accounting", "none"])
@@ -208,7 +212,26 @@ def test_status_of_one_run_names_the_end_of_its_job(project, jobs, has_accounts,
         assert any(f"its job ended: {end.in_accounts}" in row for row in rows)
 
 
-@pytest.mark.parametrize("cluster", [AccountedCluster], indirect=True, ids=["accounting"])
+@WITH_ACCOUNTS
+def test_a_run_in_a_cluster_chosen_by_name_is_looked_up_and_stopped_there(project):
+    """Slurm finds clusters by name in the accounting."""
+    run = project.submit(
+        "train.steps=9999",
+        "toy.seconds=0.1",
+        "launch.slurm.options.clusters=emulated",
+        run_dir="chosen",
+    )
+    assert Submission.read(run.folder).cluster == "emulated"
+    run.wait_for_steps(1)
+    assert look_up([run.job], "emulated") == look_up([run.job])
+    with pytest.raises(SlurmError, match="elsewhere"):
+        look_up([run.job], "elsewhere")
+    assert json.loads(project.rlcli("status", "chosen", "--json").stdout)["state"] == "running"
+    assert json.loads(project.rlcli("stop", "chosen", "--json").stdout)["how"] == "stopped"
+    assert json.loads(project.rlcli("status", "chosen", "--json").stdout)["state"] == "stopped"
+
+
+@WITH_ACCOUNTS
 def test_status_falls_back_to_files_while_accounting_is_down(cluster, project, jobs):
     cluster.stop_slurmdbd()
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.interfaces.rewards._confinement import Limits
-from rlcli.interfaces.rewards._sandbox import Ended, NoSandbox, Program, pipe
+from rlcli.interfaces.rewards._sandbox import Ended, NoSandbox, Program, memory_file, pipe
 from rlcli.interfaces.rewards._worker import Broken, Work, serve
 
 HERE = Path(__file__).parent
@@ -57,11 +57,9 @@ def run_program(
     stderr. Raises NoSandbox."""
     with (
         FileIO(os.devnull, "r+b") as null,
-        FileIO(os.memfd_create("stdin"), "r+b") as input_file,
+        memory_file(stdin.encode(errors="surrogatepass")) as input_file,
         pipe() as output,
     ):
-        input_file.write(stdin.encode(errors="surrogatepass"))
-        input_file.seek(0)
         errors = output.writing if with_errors else null
         streams = {0: input_file.fileno(), 1: output.writing.fileno(), 2: errors.fileno()}
         files = {"program.py": program}

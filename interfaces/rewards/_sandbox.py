@@ -82,6 +82,17 @@ def pipe() -> Iterator[Pipe]:
         yield ends
 
 
+@contextmanager
+def memory_file(content: bytes) -> Iterator[FileIO]:
+    """A file in memory alone with this content, open at its beginning."""
+    with _later_alarms():
+        file = FileIO(os.memfd_create("content"), "r+b")
+    with file:
+        file.write(content)
+        file.seek(0)
+        yield file
+
+
 class Program:
     """A program that runs from `start` to the end of the block of which it is the context.
     `descriptors`: its open files, number → ours, without gaps; it has no others."""

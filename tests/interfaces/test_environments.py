@@ -11,7 +11,7 @@ from rlcli.api.config import EnvironmentAbstraction
 from rlcli.api.environment import ToolMistake, call_tool
 from rlcli.errors import ResourceError
 from rlcli.interfaces._environment_calls import AnsweringEnvironment
-from rlcli.interfaces.rewards._sandbox import NoSandbox, pipe
+from rlcli.interfaces.rewards._sandbox import NoSandbox, memory_file, pipe
 from rlcli.registry import make_environment
 
 ROOT = Path(__file__).parents[2]
@@ -130,9 +130,12 @@ def is_interrupted_at(instruction, call):
     return executed >= instruction
 
 
-def test_an_alarm_at_any_moment_leaves_no_pipe_open():
-    def open_a_pipe():
-        with pipe():
+@pytest.mark.parametrize(
+    "opened", [pipe, lambda: memory_file(b"content")], ids=["pipe", "memory file"]
+)
+def test_an_alarm_at_any_moment_leaves_no_file_open(opened):
+    def open_and_close():
+        with opened():
             pass
 
     def interrupt(*_):
@@ -141,7 +144,7 @@ def test_an_alarm_at_any_moment_leaves_no_pipe_open():
     open_files, handler = psutil.Process().num_fds(), signal.signal(signal.SIGALRM, interrupt)
     try:
         instruction = 1
-        while is_interrupted_at(instruction, open_a_pipe):
+        while is_interrupted_at(instruction, open_and_close):
             assert psutil.Process().num_fds() == open_files
             instruction += 1
     finally:

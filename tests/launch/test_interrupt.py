@@ -53,8 +53,9 @@ def test_stdout_of_an_interrupted_run_with_json_is_one_document(endless, project
     monkeypatch.setenv("RLCLI_PROJECT", str(make_project(project / "loud")))
     with (project / "loud/interfaces/toy_reward.py").open("a") as file:
         file.write('print("a component says something")\n')
-    monkeypatch.setattr(subprocess, "Popen", NewProcess)  # a fork may have loaded another project
-    process = endless("--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", NewProcess)  # a fork may have loaded another project
+        process = endless("--json")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert "a component says something" in err

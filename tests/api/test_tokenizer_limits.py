@@ -45,6 +45,7 @@ def usual_model(tmp_path_factory):
     return write_chat_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", HOSTILE.values(), ids=HOSTILE)
 def test_a_tokenizer_that_exhausts_time_or_memory_is_refused(
     usual_model, tmp_path, monkeypatch, rules

@@ -139,6 +139,7 @@ def test_the_operations_of_generation_are_those_that_torch_counts(family):
     assert operations == pytest.approx(counted, rel=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "layout"),
     [

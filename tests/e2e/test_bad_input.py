@@ -37,6 +37,7 @@ def assert_fails(done, code, *words):
     return done
 
 
+@pytest.mark.long
 def test_the_unchanged_recipe_trains(warm_command, project):
     done = warm_command("train", "mine.yaml", "-q", cwd=project)
     assert done.returncode == 0, done.stderr

@@ -55,6 +55,7 @@ def test_the_report_has_a_table_of_calls_and_names_the_trace(runs):
         assert (row[5] != "-") == (row[1] in CALLS)
 
 
+@pytest.mark.long
 def test_a_profile_changes_no_result(runs):
     profiled, plain = (run.folder for run in runs)
     assert samples(profiled) == samples(plain)

@@ -239,6 +239,7 @@ def _by_metric(run):
     ]
 
 
+@pytest.mark.long
 def test_generation_on_separate_devices_may_run_one_step_ahead(train, tiny_ppo):
     devices = {"actor": 0, "critic": 0, "ref": 0, "actor.rollout": 1}
     run = train(

@@ -247,6 +247,7 @@ def test_a_backend_that_expects_a_loaded_model_gets_a_hint(documented_project, w
     assert "model.source.load(model.device)" in done.stderr
 
 
+@pytest.mark.long
 def test_an_experiment_class_is_refused_with_a_hint_about_recipes(documented_project, warm_command):
     lines = "from rlcli.api.config import PPOConfig\n\n\nclass MyPPOConfig(PPOConfig):\n    ...\n"
     (documented_project / "interfaces" / "custom.py").write_text(lines + EXAMPLE.read_text())

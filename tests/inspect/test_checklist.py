@@ -499,6 +499,7 @@ def test_shares_have_one_decimal_only_near_0_and_100_percent():
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "level", "says"),
     [

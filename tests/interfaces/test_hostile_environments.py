@@ -268,17 +268,20 @@ def outcomes(tools, game):
     return numbers, alone, among
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [*TOOLS, *GAME])
 def test_a_hostile_environment_concerns_its_own_episode_only(outcomes, case):
     _, expected = (TOOLS | GAME)[case]
     assert outcomes[0][case] == expected
 
 
+@pytest.mark.long
 def test_episodes_next_to_hostile_ones_are_as_they_are_alone(outcomes):
     _, alone, among = outcomes
     assert among == alone
 
 
+@pytest.mark.long
 def test_nothing_that_an_environment_has_started_is_left(outcomes, tools, game):
     for players in (tools, game):
         assert players.host.children(recursive=True) == []

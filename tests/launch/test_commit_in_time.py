@@ -60,6 +60,7 @@ def test_a_checkpoint_is_committed_while_a_call_is_running(train, folder, launch
     assert committed(folder) == [1, 2]
 
 
+@pytest.mark.long
 @launches
 def test_a_checkpoint_is_committed_before_an_error_ends_the_run(
     train, folder, launch, until_committed, capsys

@@ -139,6 +139,7 @@ def test_memory_is_limited(train):
     assert "models.reward.backend.args.memory_gib is the limit" in caught.value.hint
 
 
+@pytest.mark.long
 @forked
 def test_an_exception_in_a_users_reward_is_reported_with_its_location(train, components):
     with pytest.raises(ProjectError, match=r"ZeroDivisionError|Speechless") as caught:
@@ -146,6 +147,7 @@ def test_an_exception_in_a_users_reward_is_reported_with_its_location(train, com
     assert str(components / "interfaces/toy_trouble.py") in caught.value.where
 
 
+@pytest.mark.long
 @forked
 def test_an_invalid_reward_is_reported_with_its_sample(train):
     with pytest.raises(ProjectError, match=r"gave rewards nan for sample .*row 8 of dataset train"):

@@ -95,9 +95,8 @@ class Wire(abc.ABC):
     def end_bucket(self) -> None:  # noqa: B027 - most remember nothing
         """All slices of a bucket have been exchanged."""
 
-    def _count(self, message: torch.Tensor) -> torch.Tensor:
+    def _count(self, message: torch.Tensor) -> None:
         self.bytes_sent += message.numel() * message.element_size()
-        return message
 
 
 class WholeWire(Wire):
@@ -114,7 +113,8 @@ class WholeWire(Wire):
         message = torch.empty(0, device=self._device)
         if leaving:
             assert version is not None
-            message = self._count(self._message(_joined(tensor for _, tensor in leaving), version))
+            message = self._message(_joined(tensor for _, tensor in leaving), version)
+        self._count(message)
         length = _elements(coming) + 2 * TAIL if coming else 0
         arriving = torch.empty(length, device=self._device)
         neighbours.pass_on(message, arriving)
@@ -137,9 +137,13 @@ class WholeWire(Wire):
 class DeltaWire(Wire):
     """What changed since the last copy, in the dtype in which the target holds its weights.
 
-    The target says first what it holds, by its digest, so a delta is only sent to a rank that can
-    apply it. Otherwise, as at the first copy, after a restart, or when a copy has failed, it gets
-    an anchor: a delta from zeros. It gets one, too, if the message does not arrive as it was sent.
+    A round has four exchanges, in which a rank is a source, a target, or both:
+
+    1. Targets say what they hold, so that a delta is only sent to a rank that can apply it.
+    2. Sources send deltas. Where they do not know what the target holds, as at the first copy,
+       after a restart, and when a copy has failed, that is an anchor: a delta from zeros.
+    3. Targets say whether the delta arrived as it was sent.
+    4. Sources send an anchor in place of each that did not.
     """
 
     def __init__(self, device: torch.device):
@@ -159,62 +163,81 @@ class DeltaWire(Wire):
         read_base: ReadsBase,
     ) -> list[Moved]:
         base = _Base.of(coming, read_base(coming)) if coming else None
-        my_wish = base.wish if base is not None else ()
-        wish = neighbours.pass_numbers_back(my_wish, 2 + len(leaving) if leaving else 0)
-        letter = self._letter(wish, leaving, version) if leaving else None
-        numbers = self._post(letter, base, neighbours)
-        is_damaged = base is not None and numbers is None
-        refusal = neighbours.pass_numbers_back([is_damaged] if coming else (), 1 if leaving else 0)
-        anchor = replace(letter, base=None) if letter is not None and any(refusal) else None
-        again = self._post(anchor, base if is_damaged else None, neighbours)
+        description = base.description if base is not None else ()
+        of_target = neighbours.pass_numbers_back(description, 2 + len(leaving) if leaving else 0)
+        delta = self._delta(leaving, version, of_target) if leaving else None
+        numbers = self._send(delta, base, neighbours)
+        numbers = self._send_damaged_again(delta, base, numbers, neighbours)
         if base is None:
             return []
-        numbers = again if is_damaged else numbers
         if numbers is None:
             raise damaged()
         return _split(coming, numbers.to(self._device))
-
-    def _letter(
-        self, wish: Sequence[int], leaving: Sequence[Moved], version: ModelVersion | None
-    ) -> _Letter:
-        """The letter for a target; its `wish` says what it holds."""
-        assert version is not None
-        base_digest, codes = list(wish[:2]), wish[2:]
-        blocks = [moving.block for moving, _ in leaving]
-        rounded = [
-            torch.empty_like(tensor, dtype=_DTYPES[code], device="cpu").copy_(tensor)
-            for (_, tensor), code in zip(leaving, codes, strict=True)
-        ]
-        self._sending.update(zip(blocks, rounded, strict=True))
-        base = None
-        if all(block in self._sent for block in blocks):
-            base = _joined(self._sent[block] for block in blocks)
-        if base is not None and digest(base) != base_digest:
-            base = None
-        return _Letter(_joined(rounded), base, version)
 
     def end_bucket(self) -> None:
         self._sent |= self._sending
         self._sending.clear()
 
-    def _post(
-        self, letter: _Letter | None, base: _Base | None, neighbours: Neighbours
+    def _delta(
+        self, leaving: Sequence[Moved], version: ModelVersion | None, of_target: Sequence[int]
+    ) -> _Delta:
+        """What is sent to a target with the base that `of_target` describes."""
+        assert version is not None
+        base_digest, dtype_codes = list(of_target[:2]), of_target[2:]
+        blocks = [moving.block for moving, _ in leaving]
+        rounded = [
+            torch.empty_like(tensor, dtype=_DTYPES[code], device="cpu").copy_(tensor)
+            for (_, tensor), code in zip(leaving, dtype_codes, strict=True)
+        ]
+        self._sending.update(zip(blocks, rounded, strict=True))
+        return _Delta(_joined(rounded), self._sent_before(blocks, base_digest), version)
+
+    def _sent_before(
+        self, blocks: Sequence[WeightBlock], base_digest: Sequence[int]
     ) -> torch.Tensor | None:
-        """Send a letter and, for a base, receive one, each after its length. Returns the elements
+        """The elements that the last copy sent of these blocks, [n] float32 on the host; None if
+        the target holds others."""
+        if any(block not in self._sent for block in blocks):
+            return None
+        sent = _joined(self._sent[block] for block in blocks)
+        return sent if digest(sent) == base_digest else None
+
+    def _send(
+        self, delta: _Delta | None, base: _Base | None, neighbours: Neighbours
+    ) -> torch.Tensor | None:
+        """Send a delta and, for a base, receive one, each after its length. Returns the elements
         of the latter, [n] float32 on the host; None if it is damaged, or if there is none."""
         content = torch.empty(0, dtype=torch.uint8)
-        if letter is not None:
-            content = torch.frombuffer(bytearray(letter.content()), dtype=torch.uint8)
-        lengths = [len(content)] if letter is not None else ()
-        arriving = torch.empty(
-            sum(neighbours.pass_numbers_on(lengths, 1 if base is not None else 0)),
-            dtype=torch.uint8,
-            device=self._device,
-        )
-        neighbours.pass_on(self._count(content.to(self._device)), arriving)
-        return self._opened(arriving.cpu().numpy().tobytes(), base) if base is not None else None
+        if delta is not None:
+            content = torch.frombuffer(bytearray(delta.encoded()), dtype=torch.uint8)
+        mine = [len(content)] if delta is not None else []
+        lengths = neighbours.pass_numbers_on(mine, 1 if base is not None else 0)
+        arriving = torch.empty(sum(lengths), dtype=torch.uint8, device=self._device)
+        self._count(content)
+        neighbours.pass_on(content.to(self._device), arriving)
+        if base is None:
+            return None
+        return self._decoded(arriving.cpu().numpy().tobytes(), base)
 
-    def _opened(self, data: bytes, base: _Base) -> torch.Tensor | None:
+    def _send_damaged_again(
+        self,
+        delta: _Delta | None,
+        base: _Base | None,
+        numbers: torch.Tensor | None,
+        neighbours: Neighbours,
+    ) -> torch.Tensor | None:
+        """Exchange deltas that were damaged on their way once more, as anchors. Returns the
+        elements, `numbers` if they have arrived before; None if they are damaged again."""
+        is_damaged = base is not None and numbers is None
+        report = [is_damaged] if base is not None else []
+        reports = neighbours.pass_numbers_back(report, 1 if delta is not None else 0)
+        anchor = replace(delta, base=None) if delta is not None and any(reports) else None
+        if not is_damaged:
+            self._send(anchor, None, neighbours)
+            return numbers
+        return self._send(anchor, base, neighbours)
+
+    def _decoded(self, data: bytes, base: _Base) -> torch.Tensor | None:
         if len(data) < _HEAD.size:
             return None
         is_anchor, *expected, epoch, epoch_step, step = _HEAD.unpack_from(data)
@@ -236,7 +259,7 @@ _HEAD = struct.Struct("<?5q")
 
 @dataclass(frozen=True)
 class _Base:
-    """What a rank holds of the slices that arrive."""
+    """What a target holds of the slices that come."""
 
     numbers: torch.Tensor
     """[n] float32 on the host."""
@@ -252,22 +275,22 @@ class _Base:
         return cls(numbers, tuple(tensor.dtype for _, tensor in tensors))
 
     @property
-    def wish(self) -> list[int]:
-        """The digest of the numbers, and a code for each dtype."""
+    def description(self) -> list[int]:
+        """What the source is told: the digest of the numbers, and a code for each dtype."""
         return [*digest(self.numbers), *(_DTYPES.index(dtype) for dtype in self.dtypes)]
 
 
 @dataclass(frozen=True)
-class _Letter:
-    """The slices that a rank sends to another."""
+class _Delta:
+    """How the slices that a source sends differ from what the target holds."""
 
     numbers: torch.Tensor
     """[n] float32 on the host, rounded to the dtypes of the target."""
     base: torch.Tensor | None
-    """What the target holds of them; None if it holds something else."""
+    """[n] float32 on the host: what the target holds of them; None: an anchor, from zeros."""
     version: ModelVersion
 
-    def content(self) -> bytes:
+    def encoded(self) -> bytes:
         base = torch.zeros_like(self.numbers) if self.base is None else self.base
         head = _HEAD.pack(self.base is None, *digest(self.numbers), *astuple(self.version))
         return head + encode_delta(base, self.numbers)

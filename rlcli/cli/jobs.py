@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.cli.output import print_json, print_talk, print_text
+from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rlcli.launch.slurm.submit import JobArray
+
+
+def refuse_dry_run(dry_run: bool) -> None:
+    """Raise UsageError for `--dry-run` where no job would be submitted."""
+    if dry_run:
+        hint = "rlcli plan shows what a run will do, rlcli check tries its data"
+        raise UsageError("--dry-run needs launch=slurm", hint=hint)
 
 
 def tell_script(batch: JobArray, as_json: bool) -> int:

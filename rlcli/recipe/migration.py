@@ -8,9 +8,7 @@ declare both: `PREPARED_BY` and `REPLACES`.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +18,7 @@ from rlcli.errors import UsageError
 from rlcli.recipe.components import argument_named, declared, replaced_interfaces
 from rlcli.recipe.preparation import always_written, disagreement, read_by
 from rlcli.recipe.schema import FORMAT
-
-Fields = dict[str, tuple[yaml.Node, yaml.Node]]
-"""Key → the nodes of key and value."""
-
-UNSAFE_IN_FLOW = re.compile(r"[,\[\]{}\n]|: | #")
-"""What a plain scalar of block style may contain, but not one of flow style."""
+from rlcli.recipe.yaml_edits import Fields, YamlEdits, braces, fields_of, on_one_line
 
 
 @dataclass(frozen=True)
@@ -41,15 +34,20 @@ def migrate(text: str, file: str = "the recipe", below: Collection[str] = ()) ->
     """The recipe in today's format. `file`: its name in errors; `below`: the interfaces of the
     calls in the layers that it extends. Raises UsageError R71 for what has no single meaning today,
     and yaml.YAMLError if the text is not valid YAML."""
-    migration = _Rewriting(text, file, frozenset(below)).migration()
+    root = fields_of(yaml.compose(text, Loader=yaml.SafeLoader))
+    if "format" in root and root["format"][1].value == str(FORMAT):
+        return Migration(text)
+    rewriting = _Rewriting(root, file, frozenset(below), YamlEdits(text))
+    rewriting.rewrite()
+    migrated = rewriting.edits.result()
     try:
-        yaml.compose(migration.text, Loader=yaml.SafeLoader)
+        yaml.compose(migrated, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         message = f"cannot be rewritten automatically: {error}"
         raise UsageError(
             message, where=file, hint="write aliases out, then migrate", code="R71"
         ) from error
-    return migration
+    return Migration(migrated, tuple(rewriting.changes))
 
 
 @dataclass
@@ -90,350 +88,276 @@ class _Call:
         declaration = declared("interfaces", self.kind, "PREPARED_BY") if self.kind else None
         return next(iter(declaration.values()), None) if isinstance(declaration, dict) else None
 
+    @property
+    def renamed_inputs(self) -> dict[str, str]:
+        """Name in the batch → name that the interface reads."""
+        remap = self.fields["input_key_remap"][1] if "input_key_remap" in self.fields else None
+        return {key: str(node.value) for key, (_, node) in fields_of(remap).items()}
 
-@dataclass
-class _Changed:
-    """Entries that are taken from a mapping, and text of those that it gets."""
 
-    removed: set[str] = field(default_factory=set)
-    added: dict[str, str] = field(default_factory=dict)
+@dataclass(frozen=True)
+class _Preparation:
+    """The call that prepares batches, which a graph of format 1 does not have."""
+
+    kind: str
+    """Its interface."""
+    name: str
+    holding: Sequence[_Call]
+    """The calls that may have its arguments."""
+    needing: Sequence[_Call]
+    """Those of them that train on the batches."""
+
+    @property
+    def path(self) -> str:
+        return f"graph.{self.name}"
+
+    @property
+    def renamed_inputs(self) -> dict[str, str]:
+        """The renames of the calls that need it, as far as it reads what these mean."""
+        return {
+            key: meaning
+            for call in self.needing
+            for key, meaning in call.renamed_inputs.items()
+            if meaning in read_by(self.kind)
+        }
 
 
 @dataclass
 class _Rewriting:
-    text: str
+    """A recipe of format 1 that is being rewritten."""
+
+    root: Fields
     file: str
     below: frozenset[str]
-    edits: list[tuple[int, int, str]] = field(default_factory=list)
-    """(start, end, what replaces it)."""
-    changed: dict[yaml.MappingNode, _Changed] = field(default_factory=dict)
-    """The changes of each mapping; an alias is the node of its anchor."""
+    edits: YamlEdits
     changes: list[str] = field(default_factory=list)
 
-    def migration(self) -> Migration:
-        root = _fields(yaml.compose(self.text, Loader=yaml.SafeLoader))
-        if "format" in root and root["format"][1].value == str(FORMAT):
-            return Migration(self.text)
+    def rewrite(self) -> None:
         replaced = replaced_interfaces()
-        calls = list(_calls(root, "graph", replaced))
-        eval_calls = list(
-            _calls(_section(_section(root, "train"), "eval"), "train.eval.graph", replaced)
-        )
-        self._insert_preparation(calls, eval_calls, root)
+        calls = list(_calls(self.root, "graph", replaced))
+        evaluation = _section(_section(self.root, "train"), "eval")
+        eval_calls = list(_calls(evaluation, "train.eval.graph", replaced))
+        preparation = self._missing_preparation(calls)
+        if preparation is not None:
+            self._insert_preparation(preparation, eval_calls)
         for call in (*calls, *eval_calls):
             if call.replacement is not None:
-                self._replace_interface(call, call.replacement, root)
+                self._replace_interface(call, call.replacement)
         if self.changes:
-            self._set_format(root)
-        for node, changed in self.changed.items():
-            self._edit_entries(node, changed)
-        return Migration(_edited(self.text, self.edits), tuple(self.changes))
+            self._set_format()
 
     # -- the call that prepares batches ------------------------------------------------------------
 
-    def _insert_preparation(
-        self, calls: list[_Call], eval_calls: list[_Call], root: Fields
-    ) -> None:
-        """Insert the call that prepares batches before the first that needs it, and take its
-        arguments from others."""
+    def _missing_preparation(self, calls: Sequence[_Call]) -> _Preparation | None:
+        """The call that the graph lacks; None if no call needs one, or another writes the same."""
         holding = [call for call in calls if call.prepared_by is not None]
         needing = [call for call in holding if call.trains]
         if not needing:
-            return
+            return None
         kind = str(needing[0].prepared_by)
-        others = [*self.below, *(call.kind for call in calls if call not in holding)]
+        others = [*self.below, *(call.kind for call in calls if call.prepared_by is None)]
         if any(always_written(kind) & always_written(other) for other in others):
-            return
-        for call in holding:
-            self._refuse_renamed(call, kind, root)
-        name = kind if kind not in {call.name for call in calls} else f"{kind}_"
-        self._insert_call(name, kind, holding, needing)
-        readers = " and ".join(call.name for call in needing)
-        learn = "learn" if len(needing) > 1 else "learns"
-        self.changes.append(f"graph.{name} is new: it computes once what {readers} {learn} from")
-        for call in (*holding, *eval_calls):
-            self._take_arguments(call, kind, f"graph.{name}", holding)
+            return None
+        is_taken = any(call.name == kind for call in calls)
+        return _Preparation(kind, f"{kind}_" if is_taken else kind, holding, needing)
 
-    def _insert_call(
-        self, name: str, kind: str, holding: list[_Call], needing: list[_Call]
-    ) -> None:
-        first = needing[0]
-        fields = {
-            "model": _flow(first.fields["model"][1]) if "model" in first.fields else first.name,
-            "call": "inference",
-            "interface": _braces({"type": kind, "args": self._arguments(kind, holding, needing)}),
-        }
-        renamed = self._renamed_inputs(kind, needing)
-        if renamed:
-            fields["input_key_remap"] = _braces(renamed)
-        self._insert_before(first.key, f"{name}: {_braces(fields)}")
-
-    def _arguments(self, kind: str, holding: list[_Call], needing: list[_Call]) -> str:
-        """The arguments of the new call as text: a reference that all calls share,
-        or those that they have."""
-        texts = dict.fromkeys(
-            _flow(call.args) for call in needing if isinstance(call.args, yaml.ScalarNode)
+    def _insert_preparation(self, preparation: _Preparation, eval_calls: Sequence[_Call]) -> None:
+        """Insert the call before the first that needs it, and take its arguments from others."""
+        for call in preparation.holding:
+            self._refuse_changed_arguments(call, preparation.kind)
+        self._insert_call(preparation)
+        for call in preparation.needing:
+            self._remove_inputs(call)
+        readers = [call.name for call in preparation.needing]
+        learn = "learn" if len(readers) > 1 else "learns"
+        self.changes.append(
+            f"{preparation.path} is new: it computes once what {' and '.join(readers)} {learn} from"
         )
-        references = [text for text in texts if text not in ("", "null")]
-        written = _written_arguments(kind, needing if references else holding)
-        if references and len([*references, *written]) > 1:
-            message = (
-                f"calls have different arguments for what {kind} computes once: "
-                f"{', '.join([*references, *written])}"
-            )
-            hint = "give all of them the same block, then migrate"
-            raise self._refusal(message, needing[0].key, hint)
-        if references:
-            return references[0]
-        for name, nodes in written.items():
-            self._check_agreement(kind, name, nodes, [call.name for call in needing])
-        return _braces({name: _flow(next(iter(nodes.values()))) for name, nodes in written.items()})
+        for call in (*preparation.holding, *eval_calls):
+            self._take_arguments(call, preparation)
 
-    def _check_agreement(
-        self, kind: str, name: str, written: dict[str, yaml.Node], needing: list[str]
-    ) -> None:
-        """Refuse an argument that calls have with different values. A call that trains means the
-        default of what it does not set."""
-        argument = argument_named("interfaces", kind, name)
-        assert argument is not None
-        unset = {call: (argument.default, "the default") for call in needing if call not in written}
-        values = {
-            call: (yaml.safe_load(_flow(node)), self._place(node)) for call, node in written.items()
-        }
-        if problem := disagreement(name, values | unset):
-            hint = f"set {name} to the same value for all, then migrate"
-            raise self._refusal(problem, [*written.values()][-1], hint)
-
-    def _renamed_inputs(self, kind: str, needing: list[_Call]) -> dict[str, str]:
-        """The renames that the new call needs. Lists of inputs are removed: they name what the
-        calls read before."""
-        renamed: dict[str, str] = {}
-        for call in needing:
-            remap = call.fields["input_key_remap"][1] if "input_key_remap" in call.fields else None
-            meanings = {key: str(node.value) for key, (_, node) in _fields(remap).items()}
-            renamed |= {
-                key: meaning for key, meaning in meanings.items() if meaning in read_by(kind)
-            }
-            unread = {
-                key for key, meaning in meanings.items() if meaning not in read_by(call.new_kind)
-            }
-            if unread and isinstance(remap, yaml.MappingNode):
-                self._change(remap).removed |= unread
-            if "inputs" in call.fields and isinstance(call.node, yaml.MappingNode):
-                self._change(call.node).removed.add("inputs")
-                self.changes.append(
-                    f"{call.path} does not list its inputs: they are those of its interface"
-                )
-        return renamed
-
-    def _take_arguments(self, call: _Call, kind: str, new_call: str, holding: list[_Call]) -> None:
-        """Remove the arguments that a call does not have any more;
-        the new call has those that are its own."""
-        if call.prepared_by is None or not isinstance(call.args, yaml.MappingNode):
-            return
-        foreign = [
-            name
-            for name in _fields(call.args)
-            if argument_named("interfaces", call.new_kind, name) is None
-        ]
-        moved = [name for name in foreign if argument_named("interfaces", kind, name) is not None]
-        taken = {
-            name
-            for other in holding
-            for name in foreign
-            if argument_named("interfaces", other.new_kind, name)
-        }
-        if moved:
-            verb = "is an argument" if len(moved) == 1 else "are arguments"
-            self.changes.append(f"{', '.join(moved)} of {call.path} {verb} of {new_call}")
-        if taken:
-            self.changes.append(f"{call.path} takes no {', '.join(sorted(taken))}")
-        self._change(call.args).removed |= {*moved, *taken}
-
-    def _refuse_renamed(self, call: _Call, kind: str, root: Fields) -> None:
+    def _refuse_changed_arguments(self, call: _Call, kind: str) -> None:
         """An argument that has another name and meaning now is left to the user."""
-        for name, (key, _) in _fields(_resolved(call.args, root)).items():
+        for name, (key, _) in fields_of(self._resolved(call.args)).items():
             advice = (declared("interfaces", kind, "CHANGED") or {}).get(name)
             if advice is not None:
                 message = f"{name} of {call.path} has another meaning now"
                 raise self._refusal(message, key, f"{advice}, then migrate")
 
+    def _insert_call(self, preparation: _Preparation) -> None:
+        first = preparation.needing[0]
+        args = self._arguments(preparation)
+        fields = {
+            "model": on_one_line(first.fields["model"][1])
+            if "model" in first.fields
+            else first.name,
+            "call": "inference",
+            "interface": braces({"type": preparation.kind, "args": args}),
+        }
+        if preparation.renamed_inputs:
+            fields["input_key_remap"] = braces(preparation.renamed_inputs)
+        self.edits.insert_before(first.key, f"{preparation.name}: {braces(fields)}")
+
+    def _arguments(self, preparation: _Preparation) -> str:
+        """The arguments of the new call as text: a reference that all calls share,
+        or those that they have."""
+        kind, needing = preparation.kind, preparation.needing
+        references = _references(needing)
+        if not references:
+            written = _written_arguments(kind, preparation.holding)
+            for name, values in written.items():
+                self._check_agreement(preparation, name, values)
+            return braces({name: on_one_line(_first(nodes)) for name, nodes in written.items()})
+        different = [*references, *_written_arguments(kind, needing)]
+        if len(different) > 1:
+            message = (
+                f"calls have different arguments for what {kind} computes once: "
+                f"{', '.join(different)}"
+            )
+            hint = "give all of them the same block, then migrate"
+            raise self._refusal(message, needing[0].key, hint)
+        return references[0]
+
+    def _check_agreement(
+        self, preparation: _Preparation, name: str, written: Mapping[str, yaml.Node]
+    ) -> None:
+        """Refuse an argument that calls have with different values. A call that trains means the
+        default of what it does not set."""
+        argument = argument_named("interfaces", preparation.kind, name)
+        assert argument is not None
+        values = {
+            call: (yaml.safe_load(on_one_line(node)), self._location(node))
+            for call, node in written.items()
+        }
+        for call in preparation.needing:
+            values.setdefault(call.name, (argument.default, "the default"))
+        if problem := disagreement(name, values):
+            hint = f"set {name} to the same value for all, then migrate"
+            raise self._refusal(problem, [*written.values()][-1], hint)
+
+    def _remove_inputs(self, call: _Call) -> None:
+        """Remove what says what a call read before: its list of inputs, and the renames of those
+        that only the new call reads."""
+        read = read_by(call.new_kind)
+        unread = [key for key, meaning in call.renamed_inputs.items() if meaning not in read]
+        if unread:
+            self.edits.remove_entries(_mapping(call.fields["input_key_remap"][1]), unread)
+        if "inputs" in call.fields:
+            self.edits.remove_entries(_mapping(call.node), ["inputs"])
+            self.changes.append(
+                f"{call.path} does not list its inputs: they are those of its interface"
+            )
+
+    def _take_arguments(self, call: _Call, preparation: _Preparation) -> None:
+        """Remove the arguments that a call does not have any more;
+        the new call has those that are its own."""
+        if call.prepared_by is None or not isinstance(call.args, yaml.MappingNode):
+            return
+        foreign = [name for name in fields_of(call.args) if not _has_argument(call.new_kind, name)]
+        moved = [name for name in foreign if _has_argument(preparation.kind, name)]
+        others = {other.new_kind for other in preparation.holding}
+        useless = [name for name in foreign if any(_has_argument(kind, name) for kind in others)]
+        if moved:
+            verb = "is an argument" if len(moved) == 1 else "are arguments"
+            self.changes.append(f"{', '.join(moved)} of {call.path} {verb} of {preparation.path}")
+        if useless:
+            self.changes.append(f"{call.path} takes no {', '.join(sorted(useless))}")
+        self.edits.remove_entries(call.args, [*moved, *useless])
+
     # -- interfaces that existed in format 1 -------------------------------------------------------
 
-    def _replace_interface(self, call: _Call, replacement: Mapping[str, Any], root: Fields) -> None:
+    def _replace_interface(self, call: _Call, replacement: Mapping[str, Any]) -> None:
         """Name today's interface, and set what was the default of the other,
         unless a layer below decides it."""
         key, name = call.interface["type"]
         self.changes.append(f"{call.path}: {call.kind} is now {call.new_kind}")
         defaults = {argument: str(value) for argument, value in replacement["args"].items()}
-        if call.args is None and key is name:  # the shorthand
-            self._replace(name, _braces({"type": call.new_kind, "args": _braces(defaults)}))
+        is_shorthand = key is name
+        if is_shorthand:
+            self.edits.replace(name, braces({"type": call.new_kind, "args": braces(defaults)}))
             return
-        self._replace(name, call.new_kind)
+        self.edits.replace(name, call.new_kind)
         if call.args is None:
-            self._insert_before(key, f"args: {_braces(defaults)}")
+            self.edits.insert_before(key, f"args: {braces(defaults)}")
             return
-        args = _resolved(call.args, root)
-        is_of_layer_below = not call.trains or bool({call.kind, str(call.prepared_by)} & self.below)
-        is_decided_below = args is not call.args and is_of_layer_below
-        if isinstance(args, yaml.MappingNode) and not is_decided_below:
-            self._add_missing(args, defaults, call.kind)
+        args = self._resolved(call.args)
+        if isinstance(args, yaml.MappingNode) and not self._is_decided_below(call, args):
+            for argument, text in self.edits.add_entries(args, defaults).items():
+                self.changes.append(
+                    f"{argument}: {text} is set, which was the default of {call.kind}"
+                )
 
-    def _add_missing(self, args: yaml.MappingNode, defaults: Mapping[str, str], kind: str) -> None:
-        changed = self._change(args)
-        missing = {
-            name: text
-            for name, text in defaults.items()
-            if name not in {*_fields(args), *changed.added}
-        }
-        changed.added |= missing
-        self.changes += [
-            f"{name}: {text} is set, which was the default of {kind}"
-            for name, text in missing.items()
-        ]
+    def _is_decided_below(self, call: _Call, args: yaml.MappingNode) -> bool:
+        """Whether a layer below decides about the arguments: they are a shared block, and the call
+        is known there already."""
+        is_block = args is not call.args
+        is_known_below = not call.trains or bool({call.kind, str(call.prepared_by)} & self.below)
+        return is_block and is_known_below
 
-    # -- edits -------------------------------------------------------------------------------------
+    # -- the rest ----------------------------------------------------------------------------------
 
-    def _set_format(self, root: Fields) -> None:
-        if "format" in root:
-            self._replace(root["format"][1], str(FORMAT))
-        else:
-            self._insert_before(
-                next(iter(root.values()))[0], f"format: {FORMAT}", below_comments=True
-            )
-
-    def _change(self, node: yaml.MappingNode) -> _Changed:
-        return self.changed.setdefault(node, _Changed())
-
-    def _insert_before(self, key: yaml.Node, entry: str, below_comments: bool = False) -> None:
-        """A new entry of a mapping, before that of `key`: on a line of its own,
-        unless several share the line."""
-        start = key.start_mark.index
-        line = self._line_start(start)
-        indent = self.text[line:start]
-        if indent.strip():
-            self.edits.append((start, start, f"{entry}, "))
+    def _set_format(self) -> None:
+        if "format" in self.root:
+            self.edits.replace(self.root["format"][1], str(FORMAT))
             return
-        while not below_comments and line and self._previous_line(line).startswith(f"{indent}#"):
-            line = self._line_start(line - 1)
-        self.edits.append((line, line, f"{indent}{entry}\n"))
+        first_key, _ = next(iter(self.root.values()))
+        self.edits.insert_before(first_key, f"format: {FORMAT}", below_comments=True)
 
-    def _replace(self, node: yaml.Node, text: str) -> None:
-        self.edits.append((node.start_mark.index, self._end(node), text))
+    def _resolved(self, args: yaml.Node | None) -> yaml.Node | None:
+        """The arguments themselves, where a reference names a block of the same file."""
+        if not isinstance(args, yaml.ScalarNode):
+            return args
+        block = args.value.strip().removeprefix("${").removesuffix("}")
+        return self.root[block][1] if block in self.root else None
 
-    def _edit_entries(self, node: yaml.MappingNode, changed: _Changed) -> None:
-        """Remove entries of a mapping with their comments,
-        and add others before those that remain."""
-        remaining = [key for key, _ in node.value if key.value not in changed.removed]
-        if not changed.added and len(remaining) == len(node.value):
-            return
-        if not remaining:
-            self._replace(node, _braces(changed.added))
-            return
-        last = max(position for position, (key, _) in enumerate(node.value) if key in remaining)
-        for position, (key, _) in enumerate(node.value):
-            if key.value in changed.removed:
-                start, end = self._span(node, position, is_at_the_end=position > last)
-                self.edits.append((start, end, ""))
-        for name, text in changed.added.items():
-            self._insert_before(remaining[0], f"{name}: {text}")
-
-    def _span(self, node: yaml.MappingNode, position: int, is_at_the_end: bool) -> tuple[int, int]:
-        """Where the text of an entry starts and ends: with its lines, or with the comma after it
-        or, if no entry remains after it, before it."""
-        key, value = node.value[position]
-        if not node.flow_style:
-            following = self.text.find("\n", self._end(value))
-            return self._line_start(key.start_mark.index), following + 1 or len(self.text)
-        if is_at_the_end:
-            return self._end(node.value[position - 1][1]), self._end(value)
-        return key.start_mark.index, node.value[position + 1][0].start_mark.index
-
-    def _end(self, node: yaml.Node) -> int:
-        """Where a node ends: a block's own mark is where the next one begins."""
-        if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-            last = node.value[-1]
-            return self._end(last[1] if isinstance(last, tuple) else last)
-        end = node.end_mark.index
-        while end > node.start_mark.index and self.text[end - 1].isspace():
-            end -= 1
-        return int(end)
-
-    def _line_start(self, index: int) -> int:
-        return self.text.rfind("\n", 0, index) + 1
-
-    def _previous_line(self, start: int) -> str:
-        return self.text[self._line_start(start - 1) : start]
-
-    def _place(self, node: yaml.Node) -> str:
+    def _location(self, node: yaml.Node) -> str:
         return f"{self.file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
     def _refusal(self, message: str, node: yaml.Node, hint: str) -> UsageError:
-        return UsageError(message, where=self._place(node), hint=hint, code="R71")
+        return UsageError(message, where=self._location(node), hint=hint, code="R71")
 
 
 def _calls(section: Fields, path: str, replaced: Mapping[str, Any]) -> Iterator[_Call]:
     """The calls of the graph in a section."""
     for name, (key, node) in _section(section, "graph").items():
-        fields = _fields(node)
+        fields = fields_of(node)
         interface = fields["interface"][1] if "interface" in fields else None
-        inner = _fields(interface)
+        inner = fields_of(interface)
         if isinstance(interface, yaml.ScalarNode):
             inner = {"type": (interface, interface)}
         kind = str(inner["type"][1].value) if "type" in inner else ""
         yield _Call(f"{path}.{name}", name, key, node, fields, inner, replaced.get(kind))
 
 
-def _written_arguments(kind: str, calls: list[_Call]) -> dict[str, dict[str, yaml.Node]]:
+def _section(fields: Fields, name: str) -> Fields:
+    return fields_of(fields[name][1]) if name in fields else {}
+
+
+def _mapping(node: yaml.Node) -> yaml.MappingNode:
+    """A node that is known to have fields."""
+    assert isinstance(node, yaml.MappingNode)
+    return node
+
+
+def _has_argument(kind: str, name: str) -> bool:
+    return argument_named("interfaces", kind, name) is not None
+
+
+def _references(calls: Sequence[_Call]) -> list[str]:
+    """The blocks that calls name as their arguments, each once."""
+    texts = [on_one_line(call.args) for call in calls if isinstance(call.args, yaml.ScalarNode)]
+    return [text for text in dict.fromkeys(texts) if text not in ("", "null")]
+
+
+def _written_arguments(kind: str, calls: Sequence[_Call]) -> dict[str, dict[str, yaml.Node]]:
     """Argument of an interface → the calls that have it, each with the value."""
     written: dict[str, dict[str, yaml.Node]] = {}
     for call in calls:
-        for name, (_, node) in _fields(call.args).items():
-            if argument_named("interfaces", kind, name) is not None:
+        for name, (_, node) in fields_of(call.args).items():
+            if _has_argument(kind, name):
                 written.setdefault(name, {})[call.name] = node
     return written
 
 
-def _section(fields: Fields, name: str) -> Fields:
-    return _fields(fields[name][1]) if name in fields else {}
-
-
-def _fields(node: yaml.Node | None) -> Fields:
-    return (
-        {str(key.value): (key, value) for key, value in node.value}
-        if isinstance(node, yaml.MappingNode)
-        else {}
-    )
-
-
-def _resolved(args: yaml.Node | None, root: Fields) -> yaml.Node | None:
-    """The arguments themselves, where a reference names a block of the same file."""
-    if not isinstance(args, yaml.ScalarNode):
-        return args
-    block = args.value.strip().removeprefix("${").removesuffix("}")
-    return root[block][1] if block in root else None
-
-
-def _braces(entries: Mapping[str, str]) -> str:
-    """A mapping on one line, of texts."""
-    return "{" + ", ".join(f"{name}: {text}" for name, text in entries.items()) + "}"
-
-
-def _flow(node: yaml.Node) -> str:
-    """A node on one line, as it may stand in a mapping of flow style."""
-    if isinstance(node, yaml.MappingNode):
-        return _braces({str(key.value): _flow(value) for key, value in node.value})
-    if isinstance(node, yaml.SequenceNode):
-        return "[" + ", ".join(map(_flow, node.value)) + "]"
-    is_plain = (
-        isinstance(node, yaml.ScalarNode)
-        and node.style is None
-        and not UNSAFE_IN_FLOW.search(node.value)
-    )
-    return str(node.value) if is_plain else json.dumps(node.value, ensure_ascii=False)
-
-
-def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    for start, end, replacement in sorted(edits, key=lambda edit: edit[:2], reverse=True):
-        text = text[:start] + replacement + text[end:]
-    return text
+def _first(nodes: Mapping[str, yaml.Node]) -> yaml.Node:
+    return next(iter(nodes.values()))

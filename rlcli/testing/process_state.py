@@ -23,6 +23,8 @@ END_WITHIN = 2.0
 """Seconds for processes and threads to end by themselves after the last check."""
 
 MOST_NAMES = 3
+PUT_BACK = "restore it, or change it only where that is needed"
+"""What a component that changes the whole process should do instead."""
 
 
 @dataclass(frozen=True)

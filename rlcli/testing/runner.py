@@ -26,10 +26,12 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import COMMAND_LINE, MappingNode, Mark, Node, plain
 from rlcli.spelling import nearest_name
 from rlcli.testing.contract import TimeIsUp
-from rlcli.testing.plugin import PUT_BACK, ChecksPlugin, time_limit
-from rlcli.testing.process_state import ProcessState
+from rlcli.testing.plugin import ChecksPlugin
+from rlcli.testing.process_state import PUT_BACK, ProcessState
 from rlcli.testing.results import Examined, Watcher
+from rlcli.testing.selection import CheckSelection
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
+from rlcli.testing.time_limit import time_limit
 
 CHECK_SECONDS, LOADING_SECONDS = 120.0, 120.0
 """Time after which a check, or loading a component, counts as hung."""
@@ -66,9 +68,14 @@ def run_checks(
             _suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)
         }
         values = {subject: values_of(subject) for subject in sound}
-        checks = ChecksPlugin(
-            suites, values, watcher, options.keyword, options.check_seconds, options.all_layouts
+        selection = CheckSelection(
+            suites,
+            values,
+            keyword=options.keyword,
+            check_seconds=options.check_seconds,
+            all_layouts=options.all_layouts,
         )
+        checks = ChecksPlugin(selection, watcher, options.check_seconds)
         own_tests = sorted({file for subject in sound for file in subject.own_tests})
         watcher.limited("loading the checks", LOADING_SECONDS)
         collect_as_usual()  # pytest goes through all objects several times as it ends

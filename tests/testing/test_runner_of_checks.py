@@ -20,10 +20,10 @@ import pytest
 from rlcli.errors import ProjectError, ResourceError, UnknownComponent, UsageError
 from rlcli.testing import subjects as of_subjects
 from rlcli.testing.contract import TimeIsUp
-from rlcli.testing.plugin import time_limit, with_line_numbers
 from rlcli.testing.results import exit_code
 from rlcli.testing.runner import Options, run_checks
 from rlcli.testing.subjects import Subject, SubjectKind, subjects
+from rlcli.testing.time_limit import time_limit, with_line_numbers
 
 TOY = Path(__file__).with_name("toy_checks")
 
@@ -73,7 +73,7 @@ def project(tmp_path, monkeypatch):
             "interface": SubjectKind("toy_contract_for_tests", "ToyContract", "paper"),
         },
     )
-    for module in ("runner", "plugin"):
+    for module in ("runner", "selection"):
         monkeypatch.setattr(f"rlcli.testing.{module}.KINDS", of_subjects.KINDS)
     _forget()
     yield tmp_path

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.api.chat_template import opens_reasoning
+from rlcli.api.tool_call_reader import MOST_CALLS
 from rlcli.api.tool_formats import (
     FORMATS,
     LONGEST,
-    MOST_CALLS,
     MOST_PROBLEMS,
     Parsed,
     ToolCall,

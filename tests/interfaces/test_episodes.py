@@ -14,7 +14,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.environment import Observation
 from rlcli.api.headway import Count
 from rlcli.api.model import MicroBatchSpec
-from rlcli.api.tool_formats import MOST_CALLS
+from rlcli.api.tool_call_reader import MOST_CALLS
 from rlcli.errors import ProjectError, UsageError
 from rlcli.interfaces._environment_calls import AnsweringEnvironment
 from rlcli.interfaces.episodes import EpisodesInterface

@@ -24,91 +24,17 @@ from rlcli.api.environment import (
 from rlcli.api.generation import Spans
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.api.model import FinishedResponse
-from rlcli.api.tool_formats import Parsed, ToolFormat, call_id
-from rlcli.api.turns import Conversation, Message, OnRewrite, TokenRow
+from rlcli.api.tool_formats import Parsed, call_id
+from rlcli.api.turns import Conversation, Message, TokenRow
 from rlcli.errors import ProjectError, UsageError, WorkerError
 
 from ._environment_calls import Reply
+from ._episode_rules import Beginning, EnvironmentCall, Move, Moves, PolicyTurn, Rules, SampledTurn
 from ._plain_turns import PlainTurns
 from ._responses import Written
 
 TRIES = 2
 """How many times an episode is played whose environment fails."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What the episodes of a call share."""
-
-    name: str
-    """The environment's."""
-    environment: type[Environment]
-    tokenizer: Any
-    tool_format: ToolFormat
-    """How the policy writes tool calls, with the schemas of the tools."""
-    on_rewrite: OnRewrite
-    max_turns: int
-    max_tokens: int
-    """Tokens after the prompt."""
-    turn_tokens: int
-    """Tokens of a turn."""
-    max_seconds: float | None
-    is_scored: bool
-    """Whether the environment's reward at the end counts."""
-    limit_reward: float
-    """The reward at the end, where the environment cannot say it after a limit."""
-    is_shared: bool
-    """Whether other ranks play the same episodes, so that nothing may depend on the clock."""
-    prompts: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
-    """Beginnings of episodes; the same one is the same object."""
-
-    @property
-    def in_step(self) -> bool:
-        """Whether turns are requested in an order that does not depend on the clock: log-probs are
-        rounded as the responses that are sampled together demand."""
-        return self.is_shared or self.environment.REPRODUCIBLE
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """Where an episode begins."""
-
-    label: str
-    """Names it in messages."""
-    row: Mapping[str, Any]
-    prompt: Sequence[int]
-    """Tokens of the row's prompt."""
-    seed: int
-    """The environment's."""
-
-
-@dataclass(frozen=True)
-class PolicyTurn:
-    """What an episode asks of the policy: to continue a text."""
-
-    text: torch.Tensor
-    """[n] int64."""
-    seed: int
-
-
-@dataclass(frozen=True)
-class EnvironmentCall:
-    """What an episode asks of its environment."""
-
-    request: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class SampledTurn:
-    """What the policy sampled in one turn."""
-
-    response: FinishedResponse
-    spans: Spans | None
-    """The versions of the weights that sampled it, where they change meanwhile."""
-
-
-Move = PolicyTurn | EnvironmentCall
-Moves = Generator[Move, Any, None]
 
 
 class LimitReached(Exception):
@@ -187,7 +113,7 @@ class Episode:
 
     def _attempt(self) -> Generator[Move, Any, str]:
         """Returns why it is over."""
-        began, stop = time.monotonic(), None
+        began = time.monotonic()
         self.asked = []
         row, seed = self.beginning.row, self.beginning.seed
         try:
@@ -195,6 +121,7 @@ class Episode:
         except LimitReached as limit:  # nothing of it is the policy's
             raise EnvironmentFailure(str(limit)) from limit
         self._start(self._opened(begins))
+        stop = None
         try:
             while stop is None:
                 stop = yield from self._take_turn(began)

@@ -18,7 +18,6 @@ from rlcli.api.config import EnvironmentAbstraction, GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.environment import schemas_of, states_tools
-from rlcli.api.headway import Headway
 from rlcli.api.key_meaning import DROPPED, FORKS, MESSAGES, UNPLAYED, WEIGHT_VERSIONS
 from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.metrics import Metrics
@@ -27,25 +26,18 @@ from rlcli.api.model import (
     MicroBatchSpec,
     Model,
     ModelInterface,
-    ResponseStream,
     register_interface,
 )
 from rlcli.api.tool_formats import AUTO, tool_format, writes_tools
 from rlcli.api.turns import OnRewrite
-from rlcli.errors import UsageError, WorkerError, escape_control
+from rlcli.errors import UsageError, escape_control
 from rlcli.registry import environment_maker, load
 
 from ._argument_checks import check_episodes
 from ._environment_pool import EnvironmentCalls, EnvironmentPool, EnvironmentSettings
-from ._episode import (
-    Beginning,
-    EnvironmentCall,
-    Episode,
-    Move,
-    PolicyTurn,
-    Rules,
-    check_environment,
-)
+from ._episode import Episode, check_environment
+from ._episode_loop import Discards, begin, play
+from ._episode_rules import Beginning, Move, Rules
 from ._responses import (
     as_generation,
     imitate_responses,
@@ -209,7 +201,8 @@ class EpisodesInterface(ModelInterface):
         episodes = self._episodes(model, data, rules)
         discards = Discards(most_errors(self.max_error_fraction, len(episodes)), len(episodes))
         settings = replace(self.generation, max_new_tokens=rules.turn_tokens)
-        engine, waiting = model.module, deque(episodes)
+        engine = model.module
+        waiting = deque(episodes)
         room_for_turns = rules.max_tokens - rules.turn_tokens
         with engine.open(model.tokenizer, settings, 1 + room_for_turns) as stream:
             while waiting:
@@ -238,16 +231,18 @@ class EpisodesInterface(ModelInterface):
         output = imitate_responses(model, data, self.generation)
         cut_off = output.data["seq_no_eos_mask"]
         of_tokens = torch.zeros(len(output.data["prompt_mask"]))
-        zeros = {
-            FORKS: (self.on_rewrite == "fork", of_tokens.bool()),
-            "rewards": (self.scored, torch.zeros(len(cut_off))),
-            "dense_rewards": (self.turn_rewards, of_tokens),
-        }
+        zeros = {}
+        if self.on_rewrite == "fork":
+            zeros[FORKS] = of_tokens.bool()
+        if self.scored:
+            zeros["rewards"] = torch.zeros(len(cut_off))
+        if self.turn_rewards:
+            zeros["dense_rewards"] = of_tokens
         numbers = [{"turns": 1.0, "out_of_tokens": float(cut)} for cut in cut_off.tolist()]
         rewards = SequenceSample.from_default(
             ids=output.ids,
             seqlens=output.seqlens["packed_input_ids"],
-            data={name: values for name, (is_written, values) in zeros.items() if is_written},
+            data=zeros,
             metadata={**_sums(numbers, self.generation.responses_per_prompt)},
         )
         output.update_(rewards)
@@ -334,85 +329,6 @@ class EpisodesInterface(ModelInterface):
             further["dense_rewards"] = torch.cat([torch.zeros(0), *of_turns])
         sequences = [episode.sequence() for episode in episodes]
         return packed_sequences(data, sequences, group, _metadata(episodes, group), further)
-
-
-@dataclass
-class Discards:
-    """Episodes of a call that are left out."""
-
-    most: int
-    """How many there may be."""
-    episodes: int
-    """Of how many."""
-    noted: list[Episode] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._work = Headway(self.episodes, "episodes")
-
-    def note(self, episode: Episode) -> None:
-        """An episode is over. Raises WorkerError if too many are left out."""
-        self._work.advance()
-        if episode.is_discarded:
-            self.noted.append(episode)
-        if len(self.noted) > self.most:
-            hint = "max_error_fraction of the episodes is how many may fail"
-            raise WorkerError(self._words(), hint=hint, code="F52")
-
-    def report(self) -> None:
-        if self.noted:
-            log.warning("%s", escape_control(self._words()))
-
-    def _words(self) -> str:
-        first = self.noted[0]
-        return (
-            f"the environment {first.rules.name} failed in {len(self.noted)} of {self.episodes} "
-            f"episodes; first, {first.beginning.label}: {first.failures[-1]}"
-        )
-
-
-def begin(
-    episodes: Sequence[Episode], calls: EnvironmentCalls[Episode]
-) -> list[tuple[Episode, Move | None]]:
-    """Reset the environments of all episodes; returns their first turns."""
-    turns: dict[Episode, Move | None] = {}
-    moves = [(episode, episode.advance()) for episode in episodes]
-    while moves or calls.are_running:
-        for episode, move in moves:
-            if isinstance(move, EnvironmentCall):
-                calls.ask(episode, move.request)
-            else:
-                turns[episode] = move
-        moves = [(episode, episode.advance(reply)) for episode, reply in calls.take(wait=True)]
-    return [(episode, turns[episode]) for episode in episodes]
-
-
-def play(
-    engine: GenerationEngine,
-    stream: ResponseStream,
-    turns: Sequence[tuple[Episode, Move | None]],
-    calls: EnvironmentCalls[Episode],
-    discards: Discards,
-    in_step: bool,
-) -> None:
-    """Play episodes to their ends, from their first turns on. Each turn is requested as soon as its
-    episode has got so far: no episode waits for another, unless all have to stay `in_step`. What
-    was sampled is kept as it is; only messages that follow it are tokenized."""
-    moves, sampling = list(turns), dict[int, Episode]()
-    while moves or sampling or calls.are_running:
-        for episode, move in moves:
-            if isinstance(move, PolicyTurn):
-                sampling[stream.submit(move.text, move.seed)] = episode
-            elif move is not None:
-                calls.ask(episode, move.request)
-            else:
-                discards.note(episode)
-        with engine.unused():
-            answers = calls.take(wait=not sampling, wait_for_all=in_step)
-        moves = [(episode, episode.advance(reply)) for episode, reply in answers]
-        if sampling and not moves:
-            for response in stream.collect(until=calls.have_answered):
-                episode = sampling.pop(response.number)
-                moves.append((episode, episode.advance((response, stream.spans(response)))))
 
 
 def _sharing(model: Model) -> list[str]:

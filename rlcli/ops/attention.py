@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from rlcli.ops.packing import Bounds, alike, all_but_last, marked, rectangles
+from rlcli.ops.packing import Bounds, all_but_last, marked
+from rlcli.ops.rectangles import Cells, Rectangle, rectangles_of
 
 if TYPE_CHECKING:
     from rlcli.ops.flash_attention import FlashAttention
@@ -157,24 +157,26 @@ class PackedAttention:
         Padding on the right needs no mask: causality keeps real queries from seeing what follows
         them.
         """
+        queries, keys = self._cells
         with _kernel_dtype(query) as dtype:
-            queries, keys = self._cells
-            q = queries.filled_with(query.to(dtype))
-            k, v = keys.filled_with(key.to(dtype)), keys.filled_with(value.to(dtype))
-            rows = []
-            for number, (a, b, c) in enumerate(
-                zip(queries.split(q), keys.split(k), keys.split(v), strict=True)
-            ):
-                mask = self._mask(number, scoring.window_within(b.shape[2]), dtype)
-                # [sequences · longest, H, D]
-                rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))
-            return queries.taken_from(torch.cat(rows))[None].to(query.dtype)
+            in_rectangles = zip(
+                queries.split(queries.filled_with(query.to(dtype))),
+                keys.split(keys.filled_with(key.to(dtype))),
+                keys.split(keys.filled_with(value.to(dtype))),
+                strict=True,
+            )
+            attended = []
+            for number, (q, k, v) in enumerate(in_rectangles):
+                mask = self._mask(number, scoring.window_within(k.shape[2]), dtype)
+                out = _attend(q, k, v, mask, scoring)
+                attended.append(out.transpose(1, 2).flatten(0, 1))  # [sequences · longest, H, D]
+            return queries.taken_from(torch.cat(attended))[None].to(query.dtype)
 
     def _mask(self, number: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores of a rectangle's queries: [n, keys], or [N, 1, n, keys] where
         contexts differ; None: queries see themselves and what is before them."""
         if (number, window) not in self._masks:
-            seen = self._rectangle_groups[number].seen(window, self.device)
+            seen = self._similar[number].seen(window, self.device)
             self._masks[number, window] = None if seen is None else _added(seen, dtype)
         return self._masks[number, window]
 
@@ -183,59 +185,19 @@ class PackedAttention:
         return {}
 
     @cached_property
-    def _rectangle_groups(self) -> list[_Rectangle]:
-        contexts = self.contexts or (0,) * len(self.lengths)
-        groups = []
-        for members, context in alike(contexts):
-            queries = [self._counts[i] for i in members]
-            for places, longest in rectangles(queries):
-                numbers = [members[place] for place in places]
-                before = tuple(contexts[i] for i in numbers)
-                groups.append(_Rectangle(numbers, longest, context, before))
-        return groups
+    def _similar(self) -> list[Rectangle]:
+        return rectangles_of(self._counts, self.contexts or (0,) * len(self.lengths))
 
     @cached_property
-    def _cells(self) -> tuple[_Cells, _Cells]:
+    def _cells(self) -> tuple[Cells, Cells]:
         """The cells of queries and those of keys."""
-        groups, contexts = self._rectangle_groups, self.contexts
-        if contexts is None:
-            shapes = [(group.numbers, 0, group.longest) for group in groups]
-            cells = _Cells.of(self.lengths, shapes, self.device)
-            return cells, cells
-        of_queries = [(group.numbers, 0, group.longest) for group in groups]
-        of_keys = [(group.numbers, group.context, group.longest) for group in groups]
-        return (
-            _Cells.of(self._counts, of_queries, self.device),
-            _Cells.of(self.lengths, of_keys, self.device, contexts),
-        )
-
-
-@dataclass(frozen=True)
-class _Rectangle:
-    """Sequences that attend in one call."""
-
-    numbers: list[int]
-    longest: int
-    """Number of queries of the longest sequence."""
-    context: int
-    """Number of keys before the queries, in the sequence that has most of them."""
-    contexts: tuple[int, ...]
-    """Number of keys before the queries, in each sequence."""
-
-    def seen(self, window: int | None, device: torch.device) -> torch.Tensor | None:
-        """The keys that each query sees, bool: [n, keys], or [N, 1, n, keys] where contexts differ;
-        None: itself and those before it."""
-        if not self.context and window is None:
-            return None
-        columns = torch.arange(self.context + self.longest, device=device)
-        last = torch.arange(self.context, self.context + self.longest, device=device)[:, None]
-        seen = columns <= last
-        if window is not None:
-            seen &= columns > last - window
-        if min(self.contexts) == self.context:
-            return seen
-        first = self.context - torch.tensor(self.contexts, device=device)
-        return seen & (columns >= first[:, None])[:, None, None]
+        groups = self._similar
+        of_queries = [(group.numbers, group.positions_of_queries()) for group in groups]
+        queries = Cells.of(self._counts, of_queries, self.device)
+        if self.contexts is None:
+            return queries, queries
+        of_keys = [(group.numbers, group.positions_of_keys()) for group in groups]
+        return queries, Cells.of(self.lengths, of_keys, self.device)
 
 
 @contextmanager
@@ -316,89 +278,6 @@ def narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """How the n rows of a pack fill M cells, rectangle after rectangle."""
-
-    shapes: list[tuple[int, int]]
-    """Sequences and cells of each, in each rectangle."""
-    rows: torch.Tensor
-    """[M]: the row in each cell; row 0 in cells of padding."""
-    filled: torch.Tensor
-    """[M] bool: whether the cell is not padding."""
-    places: torch.Tensor
-    """[n]: the cell of each row."""
-
-    @classmethod
-    def of(
-        cls,
-        lengths: Sequence[int],
-        rectangles: Sequence[tuple[list[int], int, int]],
-        device: torch.device,
-        contexts: Sequence[int] | None = None,
-    ) -> _Cells:
-        """For sequences of `lengths`, of rectangles (sequences, columns of context, columns after
-        them), where the own tokens of every sequence begin in the same column."""
-        starts = torch.tensor([0, *accumulate(lengths)])
-        places = torch.empty(int(starts[-1]), dtype=torch.int64)
-        shapes, rows, filled, offset = [], [], [], 0
-        for numbers, context, longest in rectangles:
-            before = torch.tensor([contexts[i] if contexts else 0 for i in numbers])[:, None]
-            sizes = torch.tensor([lengths[i] for i in numbers])[:, None]
-            at = torch.arange(-context, longest) + before
-            grid = starts[numbers][:, None] + at
-            real = (at >= 0) & (at < sizes)
-            places[grid[real]] = offset + real.flatten().nonzero()[:, 0]
-            shapes.append((len(numbers), context + longest))
-            rows.append(grid.masked_fill(~real, 0).flatten())
-            filled.append(real.flatten())
-            offset += real.numel()
-        return cls(
-            shapes, torch.cat(rows).to(device), torch.cat(filled).to(device), places.to(device)
-        )
-
-    def filled_with(self, states: torch.Tensor) -> torch.Tensor:
-        """[M, H, D] from [1, H, n, D]."""
-        return GatheredRows.apply(states[0].transpose(0, 1), self.rows, self.places, None)
-
-    def taken_from(self, cells: torch.Tensor) -> torch.Tensor:
-        """[n, H, D] from [M, H, D]."""
-        return GatheredRows.apply(cells, self.places, self.rows, self.filled)
-
-    def split(self, cells: torch.Tensor) -> Iterator[torch.Tensor]:
-        """[sequences, H, cells of each, D] of each rectangle."""
-        sizes = [sequences * columns for sequences, columns in self.shapes]
-        for rectangle, shape in zip(cells.split(sizes), self.shapes, strict=True):
-            yield rectangle.unflatten(0, shape).transpose(1, 2)
-
-
-class GatheredRows(torch.autograd.Function):
-    """Rows of x [n, H, D] by index. Every row that matters is taken once,
-    so the gradient is also a gather.
-
-    (The gradient of `index_select` itself adds up rows one by one,
-    which takes several times as long on a CPU.)
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        index: torch.Tensor,
-        inverse: torch.Tensor,
-        counted: torch.Tensor | None,
-    ) -> torch.Tensor:
-        ctx.inverse, ctx.counted = inverse, counted
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        rows = grad.index_select(0, ctx.inverse)
-        if ctx.counted is not None:
-            rows = rows.masked_fill(~ctx.counted[:, None, None], 0.0)
-        return rows, None, None, None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from rlcli.ops.attention import Scoring
-from rlcli.ops.packing import cumulative, rectangles
+from rlcli.ops.packing import cumulative
+from rlcli.ops.rectangles import rectangles
 from rlcli.ops.token_cut import SlotPair
 
 

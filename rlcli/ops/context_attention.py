@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rlcli.ops.attention import GatheredRows, PackedAttention, Scoring, as_wide_as, narrow_dtype
+from rlcli.ops.attention import PackedAttention, Scoring, as_wide_as, narrow_dtype
 from rlcli.ops.block_attention import Block, BlockAttention, BlockGradients
 from rlcli.ops.context_choice import AttentionSizes, Choice
 from rlcli.ops.packing import all_but_last, marked, positions
+from rlcli.ops.rectangles import GatheredRows
 from rlcli.ops.token_cut import TokenCut
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pretend_cuda import needs_pretend_device, pretend_cuda
 
 from rlcli.ops import attention
 from rlcli.ops.attention import CachedAttention, Scoring, packed_attention
-from rlcli.ops.packing import all_but_last, cumulative, positions, rectangles
+from rlcli.ops.packing import all_but_last, cumulative, positions
+from rlcli.ops.rectangles import rectangles
 
 lengths_lists = st.lists(st.integers(1, 40), min_size=1, max_size=9)
 

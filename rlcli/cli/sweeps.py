@@ -102,19 +102,15 @@ def _on_this_machine(sweep: Sweep, base: Resolved, options: SweepOptions) -> Loc
     from rlcli.observe.terminal import short_path
 
     log_dir = Path(base.recipe.log.dir).expanduser()
+    goes_first = first_goes_alone(base, str(log_dir))
+    shares = slots(base, options.at_once)
     folder = options.run_dir or fresh_folder(log_dir / base.recipe.name)
     open_sweep(folder, sweep)
     print_talk(
         f"{len(sweep.runs)} runs -> {short_path(folder)}; rlcli status and rlcli attach show them"
     )
-    return Local(
-        sweep,
-        folder,
-        slots(base, options.at_once),
-        say=print_talk,
-        goes_first=first_goes_alone(base, str(log_dir)),
-        is_checked=not options.no_check,
-    )
+    is_checked = not options.no_check
+    return Local(sweep, folder, shares, print_talk, goes_first, is_checked)
 
 
 def _tell_end(local: Local, code: int, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlcli.cli.main import main
 from rlcli.errors import ResourceError, RlcliError, UsageError
 from rlcli.inspect.devices import Gpu
 from rlcli.launch.sweep import Local, Sweep, again, open_sweep, slots
@@ -193,6 +194,18 @@ def test_completed_runs_are_skipped_and_unfinished_runs_are_resumed(project, swe
 def test_the_command_to_continue_a_sweep_names_its_folder_once():
     words = ["train", "toy", "--run-dir", "a b", "--run-dir=c", "--seeds", "2"]
     assert again(Path("runs/s"), words) == "rlcli train toy --seeds 2 --run-dir runs/s"
+
+
+def test_more_runs_at_once_than_fit_are_refused_before_a_folder_is_made(
+    project, monkeypatch, capsys
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    options = ["--seeds", "4", "--at-once", "3", "--run-dir", "runs/s"]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "toy.yaml", "cluster.device=cuda", *options])
+    assert ended.value.code == 2
+    assert "3 runs at once need 3 GPUs; there are 2" in capsys.readouterr().err
+    assert not Path("runs/s").exists()
 
 
 def test_gpus_are_divided_between_runs(project, monkeypatch):

@@ -12,10 +12,9 @@ see `Preview`.
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from rlcli.api.component import make_dataset, register_dataset
 from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
@@ -33,14 +32,21 @@ from rlcli.api.sample_checks import (
     read_ids,
     read_keys,
 )
+from rlcli.api.sample_parts import (
+    are_inverse,
+    at,
+    copied,
+    joined,
+    of_keys,
+    renamed,
+    rows_of_samples,
+)
 from rlcli.errors import DataError
 
 if TYPE_CHECKING:
     import torch
 else:  # a type checker is to report every name that is not here
     __getattr__ = attributes_of(__name__)
-
-Item = TypeVar("Item")
 
 __all__ = [
     "DatasetAbstraction",
@@ -170,7 +176,7 @@ class SequenceSample:
         for number, sample in enumerate(parts[1:], start=1):
             check_alike(first, sample, number)
         seqlens = {
-            key: _copied(flat2d(sample.seqlens[key] for sample in parts)) for key in first.keys
+            key: copied(flat2d(sample.seqlens[key] for sample in parts)) for key in first.keys
         }
         metadata = {
             name: flat2d(sample.metadata[name] for sample in parts) for name in first.metadata
@@ -221,10 +227,10 @@ class SequenceSample:
         return self._made(
             ids=list(self.ids),
             keys=chosen,
-            seqlens={key: _copied(self.seqlens[key]) for key in chosen},
-            trailing_shapes=_of_keys(self.trailing_shapes, chosen),
-            dtypes=_of_keys(self.dtypes, chosen),
-            data=_of_keys(self.data, chosen),
+            seqlens={key: copied(self.seqlens[key]) for key in chosen},
+            trailing_shapes=of_keys(self.trailing_shapes, chosen),
+            dtypes=of_keys(self.dtypes, chosen),
+            data=of_keys(self.data, chosen),
             metadata=metadata,
         )
 
@@ -249,36 +255,18 @@ class SequenceSample:
         """The samples of these indices; `pieces` are the tensors of each key, cut by samples."""
         data = None
         if self.data is not None:
-            data = {key: self._rows(key, pieces[key], group) for key in self.keys}
-        seqlens = {key: _copied(_at(rows, group)) for key, rows in self.seqlens.items()}
+            tensors = _data(self)
+            data = {key: rows_of_samples(tensors[key], pieces[key], group) for key in self.keys}
+        seqlens = {key: copied(at(rows, group)) for key, rows in self.seqlens.items()}
         return self._made(
-            ids=_at(self.ids, group),
+            ids=at(self.ids, group),
             keys=self.keys,
             seqlens=seqlens,
             trailing_shapes=dict(self.trailing_shapes),
             dtypes=dict(self.dtypes),
             data=data,
-            metadata={name: _at(values, group) for name, values in self.metadata.items()},
+            metadata={name: at(values, group) for name, values in self.metadata.items()},
         )
-
-    def _rows(
-        self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]
-    ) -> torch.Tensor | None:
-        """The rows of `key` of the samples in `group`: a view if they are contiguous,
-        else a copy."""
-        tensor = _data(self)[key]
-        if tensor is None or pieces is None:
-            return None
-        if not group:
-            return tensor[:0]
-        if len(group) == 1:
-            return pieces[group[0]]
-        if all(i + 1 == j for i, j in itertools.pairwise(group)):
-            start = sum(len(piece) for piece in pieces[: group[0]])
-            return tensor[start : start + sum(len(pieces[i]) for i in group)]
-        import torch
-
-        return torch.cat([pieces[i] for i in group])
 
     def unpack(self) -> list[SequenceSample]:
         """Every sample as a batch of its own."""
@@ -377,12 +365,7 @@ class SequenceSample:
         `expected_seqlens` are the lengths of the result per sample, in the batch's order.
         """
         n = len(expected_seqlens)
-        forward, back = list(forward_indices), list(backward_indices)
-        if (
-            sorted(forward) != list(range(n))
-            or sorted(back) != sorted(forward)
-            or [forward[i] for i in back] != sorted(forward)
-        ):
+        if not are_inverse(forward_indices, backward_indices, n):
             raise ValueError(
                 f"forward and backward indices are not inverse permutations of {n} samples"
             )
@@ -411,14 +394,11 @@ class SequenceSample:
                 f"renaming {dict(remap)} gives two of the keys {list(self.keys)} the same name"
             )
         self.keys = read_keys(names.values())
-        for trait in ("seqlens", "trailing_shapes", "dtypes", "data"):
-            mapping = getattr(self, trait)
-            if mapping is not None:
-                setattr(
-                    self,
-                    trait,
-                    {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)},
-                )
+        self.seqlens = renamed(self.seqlens, names)
+        self.trailing_shapes = renamed(self.trailing_shapes, names)
+        self.dtypes = renamed(self.dtypes, names)
+        if self.data is not None:
+            self.data = renamed(self.data, names)
 
     def meta(self) -> SequenceSample:
         """The batch without its data. It shares no mutable state with this one."""
@@ -462,40 +442,14 @@ class SequenceSample:
     """ReaLHF's names for them."""
 
 
-def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:
-    tensors: Any = sample.data
-    assert tensors is not None
-    return tensors
-
-
-def _at(items: Sequence[Item], indices: Iterable[int]) -> list[Item]:
-    return [items[index] for index in indices]
-
-
-@overload
-def _of_keys(table: Mapping[str, Item], keys: Iterable[str]) -> dict[str, Item]: ...
-@overload
-def _of_keys(table: Mapping[str, Item] | None, keys: Iterable[str]) -> dict[str, Item] | None: ...
-def _of_keys(table: Mapping[str, Item] | None, keys: Iterable[str]) -> dict[str, Item] | None:
-    return None if table is None else {key: table[key] for key in keys}
-
-
-def _copied(lengths: Iterable[Sequence[int]]) -> Lengths:
-    """The lengths of each sample's sequences, in lists of their own."""
-    return [list(inner) for inner in lengths]
-
-
 def _joined_data(parts: Sequence[SequenceSample]) -> dict[str, torch.Tensor | None] | None:
     """The rows of all parts, which have the same keys; None if they have no data."""
     if parts[0].data is None:
         return None
-    return {key: _joined([_data(sample)[key] for sample in parts]) for key in parts[0].keys}
+    return {key: joined([_data(sample)[key] for sample in parts]) for key in parts[0].keys}
 
 
-def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [tensor for tensor in tensors if tensor is not None]
-    if len(present) < 2:
-        return present[0] if present else None
-    import torch
-
-    return torch.cat(present)
+def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:
+    tensors: Any = sample.data
+    assert tensors is not None
+    return tensors

@@ -38,6 +38,7 @@ from rlcli.errors import ModelError
 from rlcli.ops.attention import packed_attention
 from rlcli.ops.packed_product import can_pack
 
+from ._collectives import all_reduced
 from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from ._transformers import Packing
 
 T = TypeVar("T")
+HeldBlock = tuple[WeightBlock, torch.Tensor]
+"""A block of a parameter, and the values of this rank."""
 
 
 class TransformersEngine(ForwardLoop, GenerationEngine):
@@ -64,31 +67,41 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def __init__(self, model: Model, settings: TransformersSettings):
         source = model.required_source
         self.role = model.name
-        self._mesh = model.device_mesh
-        self.lm: Any = self._skeleton(source)
-        dtype = compute_dtype(settings.dtype, model.device)
-        self._flash = flash_attention_of(
-            self.lm, settings.attention, model.device, dtype, self.role
-        )
-        self._whole_packs = partial(packed_attention, flash=self._flash)
-        products = products_of(self.lm)
-        self._sharing = self._prefix_sharing(model, settings, products)
-        share = self._sharing.layout if self._sharing is not None else None
-        self.operations = self._operation_count(products, dtype)
-        self.packed = PackedModel(self.lm, dtype, self._pack(settings), share, self.operations)
-        self.vocabulary = _vocabulary(model, self.lm)
         self.save_dtype = model.save_dtype or source.dtype
-        self._kv_cache_tokens = settings.kv_cache_tokens
+        self._mesh = model.device_mesh
         self._device = model.device
-        self._weights_number = 0
         self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
+        self._kv_cache_tokens = settings.kv_cache_tokens
+        self._weights_number = 0
         self._choices: dict[nn.Module, RouterChoices] = {}
         """The recorded or prescribed choices of a model's routers, for models that were asked for
         them."""
+        self.lm: Any = self._skeleton(source)
+        self.vocabulary = _vocabulary(model, self.lm)
+        dtype = compute_dtype(settings.dtype, model.device)
+        self._prepare_passes(settings, dtype)
         self._copy = self._generation_copy(source, dtype)
         self._lay_out(model)
         materialize(self.packed, model.device)
         fill(self.lm, source)
+
+    def _prepare_passes(self, settings: TransformersSettings, dtype: torch.dtype) -> None:
+        """Decide how passes over packs of sequences are computed, and count what they compute."""
+        self._flash = flash_attention_of(
+            self.lm, settings.attention, self._device, dtype, self.role
+        )
+        self._whole_packs = partial(packed_attention, flash=self._flash)
+        products = products_of(self.lm)
+        self._sharing = self._prefix_sharing(settings, products)
+        share = self._sharing.layout if self._sharing is not None else None
+        name = str(dtype).removeprefix("torch.")
+        self.operations = OperationCount(products, name, self._ranks("tp"), self._ranks("cp"))
+        self.packed = PackedModel(self.lm, dtype, self._pack(settings), share, self.operations)
+
+    def _ranks(self, name: str) -> int:
+        """The size of a dimension of the role's mesh."""
+        ranks = dimension(self._mesh, name)
+        return ranks.size() if ranks is not None else 1
 
     @property
     def is_sharded(self) -> bool:
@@ -118,36 +131,24 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         from ._context_parallel import pack_over_ranks
 
         assert isinstance(settings, ContextParallelism)
-
-        tensor_parallel = dimension(self._mesh, "tp")
-        heads_among = tensor_parallel.size() if tensor_parallel is not None else 1
         return pack_over_ranks(
             self.lm,
             self._context_group,
             settings.context_parallel,
-            heads_among,
+            self._ranks("tp"),
             self.role,
             self._flash,
         )
 
-    def _operation_count(self, products: Products, dtype: torch.dtype) -> OperationCount:
-        sizes = {
-            name: mesh.size()
-            for name in ("tp", "cp")
-            if (mesh := dimension(self._mesh, name)) is not None
-        }
-        name = str(dtype).removeprefix("torch.")
-        return OperationCount(products, name, sizes.get("tp", 1), sizes.get("cp", 1))
-
     def _prefix_sharing(
-        self, model: Model, settings: TransformersSettings, products: Products
+        self, settings: TransformersSettings, products: Products
     ) -> PrefixSharing | None:
         """None if each sequence is computed as a whole."""
-        cp = self._context_group.size() if self._context_group is not None else 1
-        layout = RoleLayout(self.role, {"cp": cp}, vars(settings), model.device.type)
+        mesh = {"cp": self._ranks("cp")}
+        layout = RoleLayout(self.role, mesh, vars(settings), self._device.type)
         if whole_sequences(layout) is not None:
             return None
-        return PrefixSharing.of(products, model.device, self._flash)
+        return PrefixSharing.of(products, self._device, self._flash)
 
     def tokens_of(self, sample: SequenceSample) -> int:
         if self._sharing is None or ROUTED_EXPERTS in sample.keys:
@@ -219,12 +220,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return dist.get_world_size(self._dp_group) if self._dp_group is not None else 1
 
     def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        if self.dp_size == 1:
-            return value
-        reduced = value.detach().clone()
-        operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-        dist.all_reduce(reduced, op=operations[op], group=self._dp_group)
-        return reduced
+        return all_reduced(value, op, self._dp_group)
 
     # -- generation --------------------------------------------------------------------------------
 
@@ -238,12 +234,12 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         prompts = prompts_with_room(input_, gconfig, self._check_length)
         with self.generator(self._packs(len(seeds), gconfig)) as lm:
             run = self._decoder(lm, tokenizer, gconfig).run
-            if self._context_group is None:
+            group = self._context_group
+            if group is None:
                 return run(prompts, seeds)
             from ._context_parallel import generate_over_ranks
 
             no_routes = self._choices_of(lm).no_tokens if gconfig.routing_replay else None
-            group = self._context_group
             return generate_over_ranks(run, prompts, seeds, group, self._device, no_routes)
 
     def stream(
@@ -335,21 +331,28 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         self._weights_number += 1
-        mine: dict[str, list[tuple[WeightBlock, torch.Tensor]]] = {}
-        for name, parameter in self._held_parameters().items():
-            mine[name] = list(held_blocks(name, parameter))
+        mine = {
+            name: list(held_blocks(name, parameter))
+            for name, parameter in self._held_parameters().items()
+        }
         with torch.no_grad():
             for block, theirs in source.parameter_blocks():
-                if block.name not in mine or any(
-                    my_block.shape != block.shape for my_block, _ in mine[block.name]
-                ):
-                    raise ModelError(
-                        f"role {self.role} cannot follow {block.name}: it has no such parameter"
-                    )
-                for my_block, my_values in mine[block.name]:
-                    if (common := my_block.common(block)) is not None:
-                        shared = my_values[common.within(my_block)]
-                        shared.lerp_(theirs[common.within(block)].to(shared), eta)
+                self._mix_in(block, theirs, mine.get(block.name), eta)
+
+    def _mix_in(
+        self, block: WeightBlock, theirs: torch.Tensor, mine: list[HeldBlock] | None, eta: float
+    ) -> None:
+        """Move what is held of a block towards another role's values. Raises ModelError if there is
+        no such parameter."""
+        if mine is None or any(my_block.shape != block.shape for my_block, _ in mine):
+            raise ModelError(
+                f"role {self.role} cannot follow {block.name}: it has no such parameter"
+            )
+        for my_block, my_values in mine:
+            common = my_block.common(block)
+            if common is not None:
+                shared = my_values[common.within(my_block)]
+                shared.lerp_(theirs[common.within(block)].to(shared), eta)
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         blocks = (

@@ -4,15 +4,13 @@ schedule."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.distributed as dist
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from rlcli.api.data import SequenceSample
@@ -28,7 +26,8 @@ from rlcli.ops.attention import packed_attention
 from rlcli.ops.context_choice import Choice
 from rlcli.ops.packing import positions
 
-from ._megatron_experts import StageRouters
+from ._collectives import all_reduced, from_last_rank
+from ._megatron_experts import StageRouters, stage_routers
 from ._megatron_groups import RoleGroups, role_groups
 from ._megatron_layout import Place, StageLayout, mark_shared
 from ._megatron_messages import StageMessages
@@ -39,11 +38,11 @@ from ._megatron_model import (
     check_model,
     transformer_config,
 )
-from ._megatron_optimizer import ShardedAdamW, data_parallel
+from ._megatron_offload import Offloading
+from ._megatron_optimizer import ShardedAdamW, data_parallel, reduce_gradients
 from ._megatron_state import StageState
 from ._megatron_weights import StageWeights
 from ._process_group import process_group
-from ._put_away import PutAway
 from ._routers import RoutedStep
 from ._routing_replay import RoutedLayers, routes_of
 from ._saving import SavingRanks, describe, save_model
@@ -87,7 +86,7 @@ class MegatronEngine(TrainEngine):
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
         self.layout = StageLayout(config, family, shapes, position)
         self._config = transformer_config(config, position, self._dtype, settings)
-        self.routers = _routers(self.role, config, settings)
+        self.routers = stage_routers(self.role, config, settings)
         self.chunks = self._chunks_of(config, position)
         self.parameters = self.layout.parameters_of(self.chunks)
         mark_shared(self.parameters)
@@ -112,12 +111,10 @@ class MegatronEngine(TrainEngine):
         for wrapped in self.wrapped:
             wrapped.train()  # dropout is off; without this, activations would not be recomputed
         self.optimizer = ShardedAdamW(self.wrapped, self.settings, groups)
-        self._config.finalize_model_grads_func = _reduce_gradients
+        self._config.finalize_model_grads_func = reduce_gradients
         self._state = StageState(self.parameters, self.layout, self.optimizer, groups)
         self._weights = StageWeights(self.parameters, self.layout, self.optimizer, groups)
-        self._away_weights = PutAway()
-        self._away_gradients = PutAway()
-        self._away_optimizer = PutAway()
+        self._offloading = Offloading(self.chunks, self.optimizer)
 
     def _pack_for(self, choice: Choice) -> Pack:
         """How this rank takes its share of a pack of sequences. Raises ModelError."""
@@ -165,24 +162,12 @@ class MegatronEngine(TrainEngine):
         return self.groups.is_last_stage
 
     def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        reduced = value.detach().clone()
-        operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-        if self.dp_size > 1:
-            dist.all_reduce(reduced, op=operations[op], group=self.groups.dp)
-        return reduced
+        return all_reduced(value, op, self.groups.dp)
 
     def from_last_stage(self, value: torch.Tensor) -> torch.Tensor:
-        group = self.groups.pp
-        if group.size() == 1:
+        if self.groups.pp.size() == 1:
             return value
-        last = dist.get_global_rank(group, group.size() - 1)
-        value = value.detach().to(self._device).contiguous()
-        shape = _described(value).to(self._device)
-        dist.broadcast(shape, last, group)
-        if not self.is_last_stage:
-            value = _empty(shape, self._device)
-        dist.broadcast(value, last, group)
-        return value
+        return from_last_rank(value.to(self._device), self.groups.pp)
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -200,7 +185,7 @@ class MegatronEngine(TrainEngine):
             ]
 
     def optimizer_zero_grad(self) -> None:
-        self._away_gradients.bring_back()
+        self._offloading.gradients.bring_back()
         self.optimizer.zero_grad()
 
     def forward_backward_batch(
@@ -250,7 +235,7 @@ class MegatronEngine(TrainEngine):
         """What `then` returns for each micro-batch on the last stage; nothing on other stages."""
         if not micro_batches:
             return []
-        self._away_weights.bring_back()
+        self._offloading.weights.bring_back()
         micro_batches = self._enough(micro_batches)
         stages, chunks = self.groups.pp.size(), len(self.chunks)
         schedule = get_forward_backward_func(stages, chunks if chunks > 1 else None)
@@ -337,7 +322,7 @@ class MegatronEngine(TrainEngine):
         return rate
 
     def optimizer_step(self) -> float:
-        self._away_optimizer.bring_back()
+        self._offloading.optimizer_state.bring_back()
         with process_group():
             return self.optimizer.step()
 
@@ -346,55 +331,30 @@ class MegatronEngine(TrainEngine):
     def offload(self) -> None:
         """Weights are restored by the next pass, the gradient buffer and the optimizer's state by
         the next step."""
-        tensors = [t for chunk in self.chunks for t in (*chunk.parameters(), *chunk.buffers())]
-        self._away_weights.put_away(tensors)
-        self._away_gradients.put_away((), self.optimizer.gradient_buffers())
-        self._offload_optimizer()
-
-    def _offload_optimizer(self) -> None:
-        self._away_optimizer.put_away(self.optimizer.kept_tensors())
-
-    @contextmanager
-    def _brought_back(self) -> Iterator[None]:
-        """Bring weights and optimizer to the device; offload again, at the end,
-        what was offloaded."""
-        with_weights, with_optimizer = self._away_weights.is_away, self._away_optimizer.is_away
-        self._onload()
-        try:
-            yield
-        finally:
-            if with_weights:
-                self.offload()
-            elif with_optimizer:
-                self._offload_optimizer()
-
-    def _onload(self) -> None:
-        """Bring back the optimizer too: if parameters are rounded, it holds the trained values."""
-        self._away_weights.bring_back()
-        self._away_optimizer.bring_back()
+        self._offloading.put_away()
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gathered from the ranks that share a copy of the model."""
-        self._onload()
+        self._offloading.bring_back()
         for name, parameter in self.lm.named_parameters():
             yield name, self._weights.gathered(name, parameter.shape, self._device)
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
-        self._onload()
+        self._offloading.bring_back()
         return self._weights.blocks()
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
-        self._onload()
+        self._offloading.bring_back()
         self._weights.mix_in(source, eta)
 
     # -- saving ------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
-        with self._brought_back():
+        with self._offloading.brought_back():
             return self._state.give(room_for_optimizer)
 
     def state_was_filled(self, state: EngineState) -> None:
-        with self._brought_back():
+        with self._offloading.brought_back():
             self._state.take(state)
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
@@ -425,18 +385,6 @@ def _place(groups: RoleGroups, chunks: int) -> Place:
     return Place(tp.rank(), tp.size(), pp.rank(), pp.size(), ep.rank(), ep.size(), chunks)
 
 
-def _routers(role: str, config: ModelConfig, settings: Megatron) -> StageRouters | None:
-    """Raises ModelError if losses of routers are set for a model without routers."""
-    if config.experts is not None:
-        return StageRouters(config.experts, settings)
-    if (settings.router_aux_loss_coef, settings.router_z_loss_coef) != (None, None):
-        raise ModelError(
-            f"the {config.family} of role {role} has no routers that can be balanced",
-            hint=f"leave out router_… in models.{role}.backend.args",
-        )
-    return None
-
-
 def _operation_count(lm: Any, dtype: torch.dtype, groups: RoleGroups) -> OperationCount:
     """Counts what a rank computes; of the stages, the last one alone computes with the head."""
     stages = groups.pp.size()
@@ -444,32 +392,3 @@ def _operation_count(lm: Any, dtype: torch.dtype, groups: RoleGroups) -> Operati
     products = replace(products, of_score=products.of_score * stages)
     name = str(dtype).removeprefix("torch.")
     return OperationCount(products, name, groups.tp.size() * stages, groups.cp.size())
-
-
-def _reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:
-    """Sum over ranks, also over stages that share the embedding;
-    never divide by a number of tokens."""
-    finalize_model_grads(model, None, **others)
-
-
-_DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.bool,
-)
-_MOST_DIMENSIONS = 6
-
-
-def _described(value: torch.Tensor) -> torch.Tensor:
-    """Dtype and shape as numbers."""
-    shape = [*value.shape, *[0] * (_MOST_DIMENSIONS - value.dim())]
-    return torch.tensor([_DTYPES.index(value.dtype), value.dim(), *shape])
-
-
-def _empty(described: torch.Tensor, device: torch.device) -> torch.Tensor:
-    dtype, dimensions, *shape = described.tolist()
-    return torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device=device)

@@ -25,7 +25,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.nn.functional import grouped_mm, linear
 
-from rlcli.api.family import Experts
+from rlcli.api.family import Experts, ModelConfig
+from rlcli.errors import ModelError
 
 from ._expert_parallel import through_experts
 from ._megatron_groups import RoleGroups
@@ -270,3 +271,15 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad, ctx.loss_is_like
+
+
+def stage_routers(role: str, config: ModelConfig, settings: RouterLosses) -> StageRouters | None:
+    """Raises ModelError if losses of routers are set for a model without routers."""
+    if config.experts is not None:
+        return StageRouters(config.experts, settings)
+    if (settings.router_aux_loss_coef, settings.router_z_loss_coef) != (None, None):
+        raise ModelError(
+            f"the {config.family} of role {role} has no routers that can be balanced",
+            hint=f"leave out router_… in models.{role}.backend.args",
+        )
+    return None

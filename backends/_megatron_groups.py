@@ -41,10 +41,6 @@ class RoleGroups:
     alone: dist.ProcessGroup
 
     @property
-    def is_first_stage(self) -> bool:
-        return self.pp.rank() == 0
-
-    @property
     def is_last_stage(self) -> bool:
         return self.pp.rank() == self.pp.size() - 1
 

@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -36,6 +40,12 @@ def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParal
         grad_reduce_in_fp32=True, use_distributed_optimizer=True
     )
     return DistributedDataParallel(model.config, settings, model, pg_collection=groups.collection())
+
+
+def reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:
+    """Sum over ranks, also over stages that share the embedding;
+    never divide by a number of tokens."""
+    finalize_model_grads(model, None, **others)
 
 
 def _buffers(chunks: Sequence[DistributedDataParallel]) -> list[Any]:

@@ -11,7 +11,7 @@ from rlcli.checkpoint.commit import abandon, commit
 from rlcli.checkpoint.manifest import FileDigest, Manifest
 from rlcli.checkpoint.retention import Best, prune, strangers
 from rlcli.errors import ResourceError
-from rlcli.recipe.schema import Checkpoint
+from rlcli.recipe.checkpoint_section import Checkpoint
 
 MASTER = -1
 """The writer of the master's part of a checkpoint; the writer of a rank's part is its number."""

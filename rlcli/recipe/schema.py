@@ -10,20 +10,16 @@ from pydantic import Field, StringConstraints, create_model, model_validator
 
 from rlcli.api.config import DatasetAbstraction, GenerationHyperparameters
 from rlcli.api.dataflow import Transfer
+from rlcli.recipe.checkpoint_section import Checkpoint
 from rlcli.recipe.launch_section import LaunchSection
+from rlcli.recipe.log_section import Log
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
-from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
+from rlcli.recipe.section import Name, NotNegative, Positive, Section
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 """No dots, because they separate the keys of `models.actor.path`."""
 KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
-STEPS_PATTERN = r"^[1-9][0-9]{0,8}(-[1-9][0-9]{0,8})?$"
-MOST_PROFILED = 10
-"""Steps with a profile; a trace has up to 64 MiB."""
-
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Label = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
 MAX_PROMPTS = 10**7
@@ -31,7 +27,6 @@ MAX_PROMPTS = 10**7
 MAX_STALENESS = 1000
 """Maximum age of a sample in versions; long before that, it says nothing about the policy."""
 Keys = Annotated[list[Key], Field(max_length=256)]
-Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class Component(Section):
@@ -232,96 +227,6 @@ class Cluster(Section):
     """Devices (and worker processes) per machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type of the workers; auto: cuda if available."""
-
-
-class Checkpoint(Section):
-    """What to save from the run, and when."""
-
-    save: bool = True
-    """Write the trained models at the end, as folders that transformers can load."""
-    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type in those folders; auto: that of the weights the role started with. Checkpoints are
-    always exact, whatever this is set to."""
-    roles: list[str] | None = None
-    """Roles to save; null: all trained ones."""
-    every_steps: Positive | None = None
-    """Take a checkpoint every this many steps."""
-    every_epochs: Positive | None = None
-    """Take a checkpoint every this many passes over the training dataset."""
-    every_seconds: Seconds | None = 1800.0
-    """Take a checkpoint at the end of a step if this many seconds have passed since the last."""
-    at_end: bool = True
-    """Take a checkpoint after the last step, so that training can be extended."""
-    on_stop: bool = True
-    """Take a checkpoint when the run is asked to stop."""
-    keep_last: Positive = 2
-    """Number of newest checkpoints to keep."""
-    keep_best: NotNegative = 0
-    """Number of additional checkpoints to keep: those with the best `best_metric`. Only those of
-    evaluated steps have a metric of the evaluation."""
-    best_metric: str = "eval/accuracy"
-    """Metric that ranks checkpoints, named as in the run's metrics: `eval/loss`, `actor/loss`."""
-    best_is: Literal["highest", "lowest"] = "highest"
-    """Whether the highest or the lowest value of it is the best."""
-    asynchronous: bool = True
-    """Continue training while files are written, waiting only for the copy to host memory."""
-    max_failed_saves: NotNegative = 2
-    """How many consecutive checkpoints may fail to be written; the next failure ends the run."""
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the run writes any checkpoints."""
-        return bool(
-            self.every_steps
-            or self.every_epochs
-            or self.every_seconds
-            or self.at_end
-            or self.on_stop
-        )
-
-
-class Log(Section):
-    """What is written during a run."""
-
-    dir: str = "runs"
-    """Folder of the run directories."""
-    trackers: list[Tracker] = Field(default=["tensorboard"])
-    """Tools that show the run, each written to by a process of its own during the run:
-    `tensorboard`, `wandb`, `mlflow`, `trackio`."""
-    project: Name | None = None
-    """Name under which trackers keep runs together, as a project or an experiment; null: the
-    recipe's name."""
-    samples_per_step: NotNegative = 4
-    """Prompts per step whose responses are written to samples.jsonl."""
-    plot: bool = True
-    """Plot the learning curve at the end (curve.png)."""
-    profile: Positive | Annotated[str, StringConstraints(pattern=STEPS_PATTERN)] | None = None
-    """A step, or up to ten, such as `2-3`, whose calls are traced by torch's profiler: one trace
-    for each rank and step in the run's folder `profile`. The rate of matrix products is measured
-    then, unless `peak_tflops` says it."""
-    trace_steps: NotNegative = 20
-    """The number of last steps whose timeline is in trace.json, for `rlcli profile`, `rlcli report`
-    and https://ui.perfetto.dev; 0: there is no such file."""
-    peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """TFLOP/s that a device reaches with matrix products in the dtype of the models, for
-    `perf/<role>/mfu`. null: there is no such metric before profiled steps have measured it."""
-
-    @property
-    def profiled_steps(self) -> range:
-        """Counted from 1."""
-        if self.profile is None:
-            return range(0)
-        first, _, last = str(self.profile).partition("-")
-        return range(int(first), int(last or first) + 1)
-
-    @model_validator(mode="after")
-    def _profiles_few_steps(self) -> Log:
-        if self.profile is not None and not 1 <= len(self.profiled_steps) <= MOST_PROFILED:
-            raise ValueError(
-                f"profile is {self.profile}; it must be a step such as 2, or up to "
-                f"{MOST_PROFILED} steps such as 2-3"
-            )
-        return self
 
 
 class _Generation(Section):

@@ -34,7 +34,7 @@ from rlcli.observe.trackers.contract import CLASSES, Update, make_tracker
 from rlcli.observe.trackers.description import describe_run
 from rlcli.observe.trackers.mirror import Mirror
 from rlcli.observe.trackers.redaction import Redactor
-from rlcli.recipe.schema import Tracker
+from rlcli.recipe.log_section import Tracker
 from rlcli.recipe.synonyms import TRACKERS
 from rlcli.registry.requirements import read_requirements
 

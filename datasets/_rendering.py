@@ -173,25 +173,26 @@ def within_limit(
             within.append((row, tokens))
         elif overlong == "drop":
             dropped.append(row.id)
+        elif overlong == "error":
+            raise _too_long(row, count, longer, len(rows), max_length)
         else:
-            if overlong == "error":
-                raise _too_long(row, count, longer, len(rows), max_length)
             try:
                 within.append((row, fit(tokens, max_length, overlong)))
             except OverlongRow as error:
-                message = (
-                    f"row {row.id} has {count} tokens, more than max_length = "
-                    f"{max_length}, and {error}"
-                )
-                raise DataError(
-                    message, where=row.where, hint=f"{overlong} cannot help", code="F30"
-                ) from None
+                raise _cannot_fit(row, count, max_length, overlong, error) from None
     if dropped:
         logger.warning(
             "%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length
         )
         logger.info("dropped: %s", ", ".join(dropped))
     return within
+
+
+def _cannot_fit(
+    row: Row[Any], count: int, max_length: int, overlong: Overlong, error: OverlongRow
+) -> DataError:
+    message = f"row {row.id} has {count} tokens, more than max_length = {max_length}, and {error}"
+    return DataError(message, where=row.where, hint=f"{overlong} cannot help", code="F30")
 
 
 def _too_long(

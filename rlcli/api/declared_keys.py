@@ -65,23 +65,22 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
 
     Raises ValueError for an entry that cannot be parsed.
     """
-    needed: dict[str, bool | None] = {}
+    needs: dict[str, bool | None] = {}
     due_to: dict[str, str] = {}
     up_to: dict[str, str] = {}
     for entry in map(_parsed, entries):
         counts = _counts(entry, argument)
         due = entry["key"] if entry["form"] else entry["argument"]
         for key in _named(entry, argument):
-            needed[key] = max(needed.get(key, False), counts, key=_WEAKEST_FIRST.index)
+            needs[key] = max(needs.get(key, False), counts, key=_WEAKEST_FIRST.index)
             if due and counts is not None:
                 (due_to if counts else up_to).setdefault(key, due)
-    return DeclaredKeys(
-        tuple(key for key, counts in needed.items() if counts),
-        tuple(key for key, counts in needed.items() if not counts),
-        due_to,
-        tuple(key for key, counts in needed.items() if counts is None),
-        {key: name for key, name in up_to.items() if not needed[key]},
-    )
+    needed = tuple(key for key, counts in needs.items() if counts)
+    optional = tuple(key for key, counts in needs.items() if not counts)
+    if_given = tuple(key for key, counts in needs.items() if counts is None)
+    for key in needed:
+        up_to.pop(key, None)
+    return DeclaredKeys(needed, optional, due_to, if_given, up_to)
 
 
 def largest_number(declared: DeclaredKeys | None, default: int) -> int:

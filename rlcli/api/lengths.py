@@ -54,12 +54,11 @@ def read_lengths(value: Any, subject: str) -> Lengths:
     # the usual case; the general way takes five times as long
     if type(value) is list and all(map(_is_plain, value)):
         return [list(entry) for entry in value]
-    return [
-        [read_length(length, subject) for length in _items(entry, subject)]
-        if _is_sequence(entry)
-        else [read_length(entry, subject)]
-        for entry in _items(value, subject)
-    ]
+    lengths = []
+    for entry in _items(value, subject):
+        of_sample = _items(entry, subject) if _is_sequence(entry) else [entry]
+        lengths.append([read_length(length, subject) for length in of_sample])
+    return lengths
 
 
 def _is_plain(entry: Any) -> bool:

@@ -95,12 +95,14 @@ def check_packing(
 
     topology = plan_topology(recipe)
     cut = not keeps_groups(call)
-    responses = topology.batch.responses_per_prompt
-    steps = [
-        [[length + limits.new_tokens for length in row for _ in range(responses)] for row in step]
-        for step in _steps(recipe, opened, rows)
-    ]
-    if max(max(row) if cut else sum(row) for step in steps for row in step) > limits.microbatch:
+
+    def with_responses(row: Sequence[int]) -> list[int]:
+        lengths = [length + limits.new_tokens for length in row]
+        return [length for length in lengths for _ in range(topology.batch.responses_per_prompt)]
+
+    steps = [[with_responses(row) for row in step] for step in _steps(recipe, opened, rows)]
+    size = max if cut else sum
+    if max(size(row) for step in steps for row in step) > limits.microbatch:
         return None
     packing = pack_steps(
         steps,

@@ -33,22 +33,26 @@ def last_checkpoint(
     from rlcli.checkpoint.disk import check_writable
     from rlcli.checkpoint.run_state import RunState, Start
 
-    checkpoint: CompleteCheckpoint | None = None
     rejected = {} if rejected is None else rejected
-    before = {*rejected}
+    reported = {*rejected}
+    checkpoint: CompleteCheckpoint | None = None
     if os.path.lexists(run.checkpoints):
         check_writable(run.checkpoints)  # it may be a link to a disk that is missing or read-only
         checkpoint = _newest_with_state(run, rejected)
     for path, error in rejected.items():
-        if path not in before:
-            display.warning(f"[{error.code}] {error.where}: {error.what}")
-    if checkpoint is not None:
-        last = run.record.step
-        if last is not None and last > checkpoint.manifest.step and not rejected:
-            display.warning(
-                f"[F21] {run.checkpoints}: the last checkpoint, of step {last}, is missing"
-            )
-        return Start(checkpoint.path, RunState.read(checkpoint.path))
+        if path not in reported:
+            _warn_of(error, display)
+    if checkpoint is None:
+        _require_none_before(run, rejected)
+        return None
+    last = run.record.step
+    if last is not None and last > checkpoint.manifest.step and not rejected:
+        display.warning(f"[F21] {run.checkpoints}: the last checkpoint, of step {last}, is missing")
+    return Start(checkpoint.path, RunState.read(checkpoint.path))
+
+
+def _require_none_before(run: RunDirectory, rejected: dict[Path, ModelError]) -> None:
+    """Raise NoWholeCheckpoint if a run without a whole checkpoint has had one."""
     code, committed = "F21", last_committed(run)
     if rejected:
         code, message = next(iter(rejected.values())).code, "no checkpoint is intact"
@@ -60,12 +64,16 @@ def last_checkpoint(
             "gone or cannot be read"
         )
     else:
-        return None
+        return
     hint = (
         "put it back; or start over in a new folder: rlcli train "
         f"{shlex.quote(str(run.resolved_recipe))}"
     )
     raise NoWholeCheckpoint(message, where=str(run.checkpoints), hint=hint, code=code)
+
+
+def _warn_of(error: ModelError, display: Display) -> None:
+    display.warning(f"[{error.code}] {error.where}: {error.what}")
 
 
 def verified_checkpoint(
@@ -91,7 +99,7 @@ def verified_checkpoint(
         if not faults:
             break
         rejected[start.folder] = faults[0]
-        display.warning(f"[{faults[0].code}] {faults[0].where}: {faults[0].what}")
+        _warn_of(faults[0], display)
         start = last_checkpoint(run, display, rejected)
         if start is not None:
             display.note(f"resuming after step {start.state.step} instead")

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,26 +164,33 @@ def in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[Non
     project that was named.
     """
     environment = known_object(run.environment) if planted(run.environment) is None else {}
-    folder, here = environment.get("working_directory"), Path.cwd()
-    variables = environment.get("variables")
-    project = variables.get(VARIABLE) if isinstance(variables, dict) else None
-    names_project = isinstance(project, str) and project != "" and VARIABLE not in os.environ
-    if names_project:
-        marker = Path(str(project)).expanduser() / "pyproject.toml"
+    project = _recorded_project(environment)
+    if project is not None:
+        marker = Path(project).expanduser() / "pyproject.toml"
         check_not_planted(
             marker, f"the code of project {project}", f"--project {project} resume {run.path}"
         )
+    folder, here = environment.get("working_directory"), Path.cwd()
     if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != here:
         say(f"working in {folder}, where the run was started")
         os.chdir(folder)
     try:
-        if names_project:
-            os.environ[VARIABLE] = str(project)
+        if project is not None:
+            os.environ[VARIABLE] = project
         yield
     finally:
         os.chdir(here)
-        if names_project:
+        if project is not None:
             os.environ.pop(VARIABLE, None)
+
+
+def _recorded_project(environment: Mapping[str, Any]) -> str | None:
+    """The project that a run was started with; None if it was none, or the user names one now."""
+    variables = environment.get("variables")
+    project = variables.get(VARIABLE) if isinstance(variables, dict) else None
+    if not isinstance(project, str) or not project or VARIABLE in os.environ:
+        return None
+    return project
 
 
 def _resolved_recipe(run: RunDirectory) -> Resolved:

@@ -31,24 +31,27 @@ ALIVE_STATES = {"waiting": "waiting", "paused": "paused", "ending": "stopping"}
 def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
     """The same runs, with the scheduler's view of their jobs. If it does not answer: a warning, and
     the files alone."""
-    submitted = {run.folder: job for run in runs if (job := Submission.read(run.folder))}
+    submissions = {run.folder: Submission.read(run.folder) for run in runs}
     open_ids: dict[str | None, list[str]] = {}
     for run in runs:
-        if run.folder in submitted and run.state != "done":
-            job = submitted[run.folder]
-            open_ids.setdefault(job.cluster, []).append(job.job_id)
+        submission = submissions[run.folder]
+        if submission is not None and run.state != "done":
+            open_ids.setdefault(submission.cluster, []).append(submission.job_id)
+    jobs: dict[str | None, dict[str, Job]] = {}
+    is_known = True
     try:
         jobs = {cluster: look_up(ids, cluster) for cluster, ids in open_ids.items()}
-        is_known = True
     except SlurmError as error:
         log.warning("the states of jobs are taken from their files: %s", error.what)
-        jobs, is_known = {}, False
-    return [
-        _joined(run, job.job_id, jobs.get(job.cluster, {}).get(job.job_id), is_known)
-        if (job := submitted.get(run.folder)) is not None
-        else run
-        for run in runs
-    ]
+        is_known = False
+    combined = []
+    for run in runs:
+        submission = submissions[run.folder]
+        if submission is not None:
+            job = jobs.get(submission.cluster, {}).get(submission.job_id)
+            run = _joined(run, submission.job_id, job, is_known)
+        combined.append(run)
+    return combined
 
 
 class Look:
@@ -95,29 +98,32 @@ def _with_state(run: Overview, job_id: str, job: Job | None, is_known: bool) -> 
             f"job {job_id} is not in the queue any more, and the run does not say how it ended"
         )
         return replace(run, job=job_id, state=DIED, message=forgotten)
-    state, why = run.state, run.message
-    if job.is_alive:
-        state = ALIVE_STATES.get(job.state, run.state if run.state in UNDER_WAY else "starting")
-        why = (
-            f"{job.reason}{f', starts {job.starts}' if job.starts else ''}"
-            if job.state == "waiting"
-            else None
-        )
-    elif run.state != "done" and job.state not in ("done", "failed", "unknown"):
-        state = job.state
-        why = "; ".join(filter(None, [f"its job ended: {job.slurm_state}", run.message]))
-    elif run.state == "submitted":
-        state = DIED
-        why = (
+    state, message = _of_live_job(run, job) if job.is_alive else _of_ended_job(run, job)
+    return replace(run, job=job_id, state=state, message=message, nodes=job.nodes)
+
+
+def _of_live_job(run: Overview, job: Job) -> tuple[str, str | None]:
+    """The state of a run, and why it waits, if it does."""
+    state = ALIVE_STATES.get(job.state, run.state if run.state in UNDER_WAY else "starting")
+    if job.state != "waiting":
+        return state, None
+    start = f", starts {job.starts}" if job.starts else ""
+    return state, f"{job.reason}{start}"
+
+
+def _of_ended_job(run: Overview, job: Job) -> tuple[str, str | None]:
+    """The state of a run, and why it ended, if it could not record that itself."""
+    if run.state != "done" and job.state not in ("done", "failed", "unknown"):
+        reasons = [f"its job ended: {job.slurm_state}", run.message]
+        return job.state, "; ".join(filter(None, reasons))
+    if run.state == "submitted":
+        return DIED, (
             f"its job ended ({job.slurm_state}) before the run began: does its "
             "first node see this folder?"
         )
-    elif run.is_under_way:
-        state, why = (
-            DIED,
-            f"its job is over ({job.slurm_state}), and the run does not say how it ended",
-        )
-    return replace(run, job=job_id, state=state, message=why, nodes=job.nodes)
+    if run.is_under_way:
+        return DIED, f"its job is over ({job.slurm_state}), and the run does not say how it ended"
+    return run.state, run.message
 
 
 def stop_job(

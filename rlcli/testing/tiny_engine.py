@@ -45,11 +45,9 @@ class TinyLM(nn.Module):
         def drawn(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=dtype))
 
-        self.embedding, self.head, self.value_head = (
-            drawn(vocab, width),
-            drawn(vocab, width),
-            drawn(width),
-        )
+        self.embedding = drawn(vocab, width)
+        self.head = drawn(vocab, width)
+        self.value_head = drawn(width)
 
     def forward(self, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Hidden states [T, width]."""
@@ -228,26 +226,32 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         responses, scores, ended = [], [], []
         for number, seed in enumerate(seeds):
             prompt = prompts[number // gconfig.responses_per_prompt]
-            generator = torch.Generator().manual_seed(seed)
-            tokens = prompt
-            logprobs: list[torch.Tensor] = []
-            while len(logprobs) < gconfig.max_new_tokens and not (
-                logprobs and int(tokens[-1]) in stops
-            ):
-                output = TinyOutput(self.model, tokens, [len(tokens)])
-                output.temperature = gconfig.temperature
-                choices = output.logits[-1].log_softmax(-1)
-                token = (
-                    choices.argmax()
-                    if gconfig.greedy
-                    else choices.exp().multinomial(1, generator=generator)[0]
-                )
-                logprobs.append(choices[token])
-                tokens = torch.cat([tokens, token[None]])
-            responses.append(tokens[len(prompt) :])
-            scores.append(torch.stack(logprobs).float())
-            ended.append(int(tokens[-1]) in stops)
+            response, logprobs = self._response(prompt, gconfig, stops, seed)
+            responses.append(response)
+            scores.append(logprobs)
+            ended.append(int(response[-1]) in stops)
         return GeneratedResponses(responses, scores, torch.tensor(ended, dtype=torch.bool))
+
+    def _response(
+        self, prompt: torch.Tensor, gconfig: GenerationHyperparameters, stops: set[int], seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens [n] int64 of a response, and their log-probs [n] float32."""
+        generator = torch.Generator().manual_seed(seed)
+        tokens = prompt
+        logprobs: list[torch.Tensor] = []
+        for _ in range(gconfig.max_new_tokens):
+            output = TinyOutput(self.model, tokens, [len(tokens)])
+            output.temperature = gconfig.temperature
+            choices = output.logits[-1].log_softmax(-1)
+            if gconfig.greedy:
+                token = choices.argmax()
+            else:
+                token = choices.exp().multinomial(1, generator=generator)[0]
+            logprobs.append(choices[token])
+            tokens = torch.cat([tokens, token[None]])
+            if int(token) in stops:
+                break
+        return tokens[len(prompt) :], torch.stack(logprobs).float()
 
     def open(
         self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int

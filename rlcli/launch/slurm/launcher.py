@@ -243,13 +243,13 @@ def srun_command(recipe: Recipe, run_dir: Path, mark: str) -> list[str]:
     options, inside = _contained(container, run_dir)
     command = ["srun"]
     for index, nodes in enumerate(parts):
-        cores = os.environ.get(
-            f"SLURM_CPUS_PER_TASK{f'_HET_GROUP_{index}' if len(parts) > 1 else ''}"
-        )
-        command += [
-            *([":"] if index else []),
-            *([f"--het-group={index}"] if len(parts) > 1 else []),
-        ]
+        variable = "SLURM_CPUS_PER_TASK"
+        if index:
+            command.append(":")
+        if len(parts) > 1:
+            variable += f"_HET_GROUP_{index}"
+            command.append(f"--het-group={index}")
+        cores = os.environ.get(variable)
         command += [
             f"--nodes={nodes.nodes}",
             f"--ntasks={nodes.nodes}",

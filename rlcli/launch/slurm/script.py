@@ -131,9 +131,12 @@ def _parts(
             message, where="launch.slurm.parts", hint="submit the runs one by one", code="R49"
         )
     settings = recipe.launch.slurm
-    array = [f"array=0-{runs - 1}{f'%{at_once}' if at_once else ''}"] if runs > 1 else []
+    of_job = [f"job-name={recipe.name}"]
+    if runs > 1:
+        limit = f"%{at_once}" if at_once else ""
+        of_job.append(f"array=0-{runs - 1}{limit}")
     yield itertools.chain(
-        [f"job-name={recipe.name}", *array],
+        of_job,
         _of_part(first, settings, topology),
         _named(settings, OF_JOB),
         [f"signal=B:USR1@{lead}", "requeue"],

@@ -42,6 +42,7 @@ def check_components(tree: MappingNode, problems: Problems, unresolved: Unresolv
     """Check every named component. Returns the tree, with arguments converted to their types."""
     takers = _takers(tree, problems)
     _refuse_replaced(takers, problems)
+    checks = _Checks(takers, problems, unresolved)
     for path, kind in component_paths(tree):
         node = at(tree, path)
         name = _name_of(node, kind) if isinstance(node, MappingNode) else None
@@ -50,69 +51,85 @@ def check_components(tree: MappingNode, problems: Problems, unresolved: Unresolv
         if at(tree, (*path, "type")) is not name:
             tree = with_value(tree, (*path, "type"), name)
         if not unresolved.about((*path, "type")):
-            tree = _checked(tree, path, kind, name, takers, problems, unresolved)
+            tree = checks.of_component(tree, path, kind, name)
     return tree
 
 
-def _checked(
-    tree: MappingNode,
-    path: KeyPath,
-    kind: str,
-    name: Scalar,
-    takers: Mapping[Mark, _Takers],
-    problems: Problems,
-    unresolved: Unresolved,
-) -> MappingNode:
-    """The tree, with the arguments of one component checked."""
-    signature = _readable_signature(kind, name, problems)
-    if signature is None:
-        unresolved.values.add((*path, "type"))
-        return tree
-    written = at(tree, (*path, "args"))
-    args = written or MappingNode({}, name.mark)
-    if not isinstance(args, MappingNode):
-        section = problems.name_at(args.mark) or dotted((*path, "args"))
-        message = f"{section} must be a mapping, found {kind_of(args)}"
-        problems.add("R37", message, args.mark, hint=_missing_space(args))
-        return unresolved.drop_from(tree, (*path, "args"))
-    checked = _checked_arguments(args, signature, name, path, takers, problems, unresolved)
-    if checked is None or written is None:
-        return tree
-    return with_value(tree, (*path, "args"), checked)
+@dataclass(frozen=True)
+class _Checks:
+    """Checks arguments, and collects what is wrong with them."""
 
+    takers: Mapping[Mark, _Takers]
+    problems: Problems
+    unresolved: Unresolved
 
-def _checked_arguments(
-    args: MappingNode,
-    signature: registry.Signature,
-    name: Scalar,
-    path: KeyPath,
-    takers: Mapping[Mark, _Takers],
-    problems: Problems,
-    unresolved: Unresolved,
-) -> MappingNode | None:
-    """The arguments, converted to their types; None if there are none to check, or what they must
-    be cannot be read."""
-    if not args.entries and not any(argument.required for argument in signature.arguments):
-        return None
-    legal = tuple(argument.name for argument in signature.arguments)
-    args = _own(args, legal, takers)
-    model = _read(partial(signature.model, only=args.entries), name, problems)
-    if model is None:
-        return None
-    args = without_removed(model, args, problems, prefix=(*path, "args"))
-    args = _without_leftovers(args, legal, takers, path, problems)
-    unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
-    elsewhere = [argument for mark in unknown for argument in takers[mark].legal]
-    checked = check_against(
-        model,
-        args,
-        problems,
-        unresolved,
-        prefix=(*path, "args"),
-        legal=tuple(dict.fromkeys([*legal, *elsewhere])),
-        component=signature.name,
-    )
-    return checked.tree
+    def of_component(
+        self, tree: MappingNode, path: KeyPath, kind: str, name: Scalar
+    ) -> MappingNode:
+        """The tree, with the arguments of one component checked."""
+        signature = _readable_signature(kind, name, self.problems)
+        if signature is None:
+            self.unresolved.values.add((*path, "type"))
+            return tree
+        written = at(tree, (*path, "args"))
+        args = written or MappingNode({}, name.mark)
+        if not isinstance(args, MappingNode):
+            section = self.problems.name_at(args.mark) or dotted((*path, "args"))
+            message = f"{section} must be a mapping, found {kind_of(args)}"
+            self.problems.add("R37", message, args.mark, hint=_missing_space(args))
+            return self.unresolved.drop_from(tree, (*path, "args"))
+        checked = self._of_arguments(args, signature, name, path)
+        if checked is None or written is None:
+            return tree
+        return with_value(tree, (*path, "args"), checked)
+
+    def _of_arguments(
+        self, args: MappingNode, signature: registry.Signature, name: Scalar, path: KeyPath
+    ) -> MappingNode | None:
+        """The arguments, converted to their types; None if there are none to check, or what they
+        must be cannot be read."""
+        if not args.entries and not any(argument.required for argument in signature.arguments):
+            return None
+        legal = tuple(argument.name for argument in signature.arguments)
+        args = _own(args, legal, self.takers)
+        model = _read(partial(signature.model, only=args.entries), name, self.problems)
+        if model is None:
+            return None
+        args = without_removed(model, args, self.problems, prefix=(*path, "args"))
+        args = self._without_leftovers(args, legal, path)
+        unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
+        elsewhere = [argument for mark in unknown for argument in self.takers[mark].legal]
+        checked = check_against(
+            model,
+            args,
+            self.problems,
+            self.unresolved,
+            prefix=(*path, "args"),
+            legal=tuple(dict.fromkeys([*legal, *elsewhere])),
+            component=signature.name,
+        )
+        return checked.tree
+
+    def _without_leftovers(
+        self, args: MappingNode, legal: Collection[str], path: KeyPath
+    ) -> MappingNode:
+        """Drop the arguments that layers wrote for another component, before a later layer chose
+        this one, or one that the arguments are shared with. Those of built-in layers vanish with
+        it; the user's are refused, as one problem."""
+        left: dict[str, Entry] = {}
+        refused: dict[str, str] = {}
+        for key, entry in args.entries.items():
+            chosen = self.takers[entry.key].chosen
+            later = [words for mark, words in chosen if self.problems.is_below(entry.key, mark)]
+            if later and key not in legal:
+                left[key] = entry
+                if not self.problems.is_built_in(entry.key):
+                    refused[key] = later[0]
+        entries = {key: entry for key, entry in args.entries.items() if key not in left}
+        if refused:
+            marks = {key: left[key].key for key in refused}
+            _refuse_leftovers(refused, marks, (*path, "args"), not entries, self.problems)
+        return replace(args, entries=entries)
 
 
 def _missing_space(node: Node) -> str | None:
@@ -147,32 +164,6 @@ def _name_of(node: MappingNode, kind: str) -> Scalar | None:
     if isinstance(name.value, str) or not name.text:
         return name
     return Scalar(name.text, name.mark, name.text, plain=False)
-
-
-def _without_leftovers(
-    args: MappingNode,
-    legal: Collection[str],
-    takers: Mapping[Mark, _Takers],
-    path: KeyPath,
-    problems: Problems,
-) -> MappingNode:
-    """Drop the arguments that layers wrote for another component, before a later layer chose this
-    one, or one that the arguments are shared with. Those of built-in layers vanish with it; the
-    user's are refused, as one problem."""
-    left: dict[str, Entry] = {}
-    refused: dict[str, str] = {}
-    for key, entry in args.entries.items():
-        chosen = takers[entry.key].chosen
-        later = [words for mark, words in chosen if problems.is_below(entry.key, mark)]
-        if later and key not in legal:
-            left[key] = entry
-            if not problems.is_built_in(entry.key):
-                refused[key] = later[0]
-    entries = {key: entry for key, entry in args.entries.items() if key not in left}
-    if refused:
-        marks = {key: left[key].key for key in refused}
-        _refuse_leftovers(refused, marks, (*path, "args"), not entries, problems)
-    return replace(args, entries=entries)
 
 
 def _refuse_leftovers(

@@ -75,7 +75,8 @@ class GroupRelativeInterface(AdvantageInterface):
     credit: CreditName = "response"
     """response: each token is credited with all rewards of its response. to_go: only with those
     that come after it, which makes a difference where the KL penalty is in the reward, or rewards
-    are dense."""
+    are dense. The credits of a turn are then compared with those of the same turn of the other
+    responses; one that no other response to the prompt has, with nothing."""
 
     turn_discount: float | None = None
     """With `credit: to_go`: the discount factor of rewards from a turn of an episode to the one

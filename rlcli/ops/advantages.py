@@ -90,6 +90,11 @@ def relative(
                        those of a turn that is k turns later weighted by turn_discount ** k
         advantage    = (credit_{i,t} - baseline_i) / scale_i
 
+    With "to_go", what is compared are turns: in a group with the same turn of other responses, in a
+    batch with all turns. The outcome of a turn is the mean credit of its actions, and standard
+    deviations are those of credits, so that neither what was earned before nor a discount counts as
+    an advantage. Turns, like responses, count equally.
+
     GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3)
     group over none, RLOO (arXiv:2402.14740, eq. 8) leave_one_out over none. REINFORCE++
     (arXiv:2501.03262) credits "to_go" without a baseline, and normalises the advantages of all
@@ -98,15 +103,15 @@ def relative(
     information: divided by it, advantages are 0. A sequence without an action is ignored.
     """
     t = trajectories
-    owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
+    owner = action_owner(t.seqlens, t.mask.device)
     earned = torch.where(t.mask, t.rewards, 0.0).to(torch.float64)
-    total, gross, actions = (
-        summed(numbers, owner, n_seqs) for numbers in (earned, earned.abs(), t.mask)
-    )
-    outcomes = Outcomes(total, gross, t.group, actions > 0, all_reduce)
+    outcomes = _of_responses(t, earned, owner, all_reduce)
     credits = outcomes.total[owner]
     if credit == "to_go":
-        credits = _to_go(earned, owner, TurnSteps(t.mask, turn_discount))
+        turns = TurnSteps(t.mask, turn_discount)
+        credits = _to_go(earned, owner, turns)
+        gross = _to_go(earned.abs(), owner, turns)
+        outcomes, owner = _of_turns(t, turns, credits, gross, all_reduce)
     advantages = (credits - BASELINES[baseline](outcomes)[owner]) / SCALES[scale](outcomes)[owner]
     pair = torch.where(t.mask, torch.stack([advantages, credits]), 0.0).to(torch.float32)
     return pair[0], pair[1]
@@ -120,18 +125,63 @@ def _to_go(earned: torch.Tensor, owner: torch.Tensor, turns: TurnSteps) -> torch
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The total rewards of N responses."""
+    """What N responses, or turns, have earned."""
 
     total: torch.Tensor
-    """[N] float64"""
+    """[N] float64: the mean of the credits of each; of a response as a whole, its rewards."""
     gross: torch.Tensor
-    """[N] float64: the sum of the sizes of the rewards in each total."""
+    """[N] float64: the same of the sizes of rewards."""
     group: torch.Tensor
-    """[N] int64: the prompt of each response."""
+    """[N] int64: the prompt of each response; equal for those that are compared."""
     acted: torch.Tensor
-    """[N] bool: whether each response counts."""
+    """[N] bool: whether each counts."""
     all_reduce: AllReduce
     """The sum over the ranks that share the batch."""
+    within: torch.Tensor
+    """[N] float64: the biased variance of the credits of each."""
+
+
+def _of_responses(
+    t: Trajectories, earned: torch.Tensor, owner: torch.Tensor, all_reduce: AllReduce
+) -> Outcomes:
+    """All rewards of each response; `earned`, `owner`: [A], the reward and response of each
+    action."""
+    total, gross, actions = (
+        summed(numbers, owner, len(t.seqlens)) for numbers in (earned, earned.abs(), t.mask)
+    )
+    return Outcomes(total, gross, t.group, actions > 0, all_reduce, torch.zeros_like(total))
+
+
+def _of_turns(
+    t: Trajectories,
+    turns: TurnSteps,
+    credits: torch.Tensor,
+    gross: torch.Tensor,
+    all_reduce: AllReduce,
+) -> tuple[Outcomes, torch.Tensor]:
+    """(the turns of all responses, grouped by prompt and by their number in the response; the turn
+    of each action, [A] int64). `credits` and `gross` are [A] float64."""
+    turn, group = _numbered(t, turns)
+    size = summed(t.mask, turn, len(group))
+
+    def mean(numbers: torch.Tensor) -> torch.Tensor:
+        return summed(torch.where(t.mask, numbers, 0.0), turn, len(group)) / size.clamp(min=1)
+
+    total = mean(credits)
+    within = mean((credits - total[turn]).square())
+    return Outcomes(total, mean(gross), group, size > 0, all_reduce, within), turn
+
+
+def _numbered(t: Trajectories, turns: TurnSteps) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the turn of each action, [A] int64; of each turn a number that those with its prompt and
+    place in their responses share, int64)."""
+    owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
+    begins = turns.begins(owner)
+    sizes = 1 + summed(begins, owner, n_seqs).long()
+    response = torch.repeat_interleave(torch.arange(n_seqs, device=owner.device), sizes)
+    firsts = (sizes.cumsum(0) - sizes)[response]
+    ordinal = torch.arange(len(response), device=owner.device) - firsts
+    return owner + begins.cumsum(0), t.group[response] + n_seqs * ordinal
 
 
 def group_mean(outcomes: Outcomes) -> torch.Tensor:
@@ -164,8 +214,10 @@ def group_std(outcomes: Outcomes) -> torch.Tensor:
     infinite where they earned the same."""
     count, _, variance = group_moments(outcomes.total, outcomes.group, outcomes.acted)
     _, gross, _ = group_moments(outcomes.gross, outcomes.group, outcomes.acted)
+    _, within, _ = group_moments(outcomes.within, outcomes.group, outcomes.acted)
     unbiased = (variance * count / (count - 1).clamp(min=1)).sqrt()
-    return torch.where(unbiased > ROUNDING * gross, unbiased + SCALE_EPS, math.inf)[outcomes.group]
+    std = torch.where(unbiased > ROUNDING * gross, unbiased + SCALE_EPS, math.inf)[outcomes.group]
+    return std.hypot(within.sqrt()[outcomes.group])
 
 
 def batch_std(outcomes: Outcomes) -> torch.Tensor:
@@ -173,10 +225,10 @@ def batch_std(outcomes: Outcomes) -> torch.Tensor:
     infinite if they earned the same."""
     count, _, variance = masked_moments(outcomes.total, outcomes.acted, outcomes.all_reduce)
     _, gross, _ = masked_moments(outcomes.gross, outcomes.acted, outcomes.all_reduce)
+    _, within, _ = masked_moments(outcomes.within, outcomes.acted, outcomes.all_reduce)
     unbiased = (variance * count / max(count - 1, 1.0)) ** 0.5
-    return torch.full_like(
-        outcomes.total, unbiased + SCALE_EPS if unbiased > ROUNDING * gross else math.inf
-    )
+    std = unbiased + SCALE_EPS if unbiased > ROUNDING * gross else math.inf
+    return torch.full_like(outcomes.total, math.hypot(std, within**0.5))
 
 
 def group_mean_scale(outcomes: Outcomes) -> torch.Tensor:
@@ -213,5 +265,6 @@ def standardized(numbers: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     prompt; 0 where they are equal. numbers, group (int64, from 0) are [N]."""
     total = numbers.to(torch.float64)
     everything = torch.ones_like(group, dtype=torch.bool)
-    outcomes = Outcomes(total, total.abs(), group, everything, identity)
+    nothing = torch.zeros_like(total)
+    outcomes = Outcomes(total, total.abs(), group, everything, identity, nothing)
     return (total - group_mean(outcomes)) / group_std(outcomes)

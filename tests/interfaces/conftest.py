@@ -106,34 +106,52 @@ def rollout_by_hand(advantages, batch):
 
 def _compared(args, sequences):
     """Each response by what it earned, against what others did."""
-    in_batch = [sum(sequence["earned"]) for sequence in sequences]
+    of_each = [_credits(args, sequence) for sequence in sequences]
     for index, sequence in enumerate(sequences):
         neighbours = [
             i for i, neighbour in enumerate(sequences) if neighbour["sample"] == sequence["sample"]
         ]
-        in_group = [in_batch[i] for i in neighbours]
+        in_group = [of_each[i] for i in neighbours]
         baseline = {
-            "group": statistics.fmean(in_group),
-            "leave_one_out": statistics.fmean(in_batch[i] for i in neighbours if i != index),
-            "batch": statistics.fmean(in_batch),
+            "group": _mean_of(in_group),
+            "leave_one_out": _mean_of([of_each[i] for i in neighbours if i != index]),
+            "batch": _mean_of(of_each),
             "none": 0.0,
         }[args.baseline]
         scale = {
-            "group": statistics.stdev(in_group) + 1e-6,
-            "batch": statistics.stdev(in_batch) + 1e-6,
-            "mean": statistics.fmean(in_group) + 1e-6,
+            "group": _deviation(in_group) + 1e-6,
+            "batch": _deviation(of_each) + 1e-6,
+            "mean": _mean_of(in_group) + 1e-6,
             "none": 1.0,
         }[args.scale]
-        earned, response = sequence["earned"], sequence["response"]
-        credits = [
-            sum(earned if args.credit == "response" else earned[t:]) * response[t]
-            for t in range(len(earned))
-        ]
-        sequence["returns"] = credits
+        credits, response = iter(of_each[index]), sequence["response"]
+        sequence["returns"] = [next(credits) if acted else 0.0 for acted in response]
         sequence["advantages"] = [
-            (credits[t] - baseline) / scale * response[t] for t in range(len(earned))
+            (credit - baseline) / scale * acted
+            for credit, acted in zip(sequence["returns"], response, strict=True)
         ]
     return sequences
+
+
+def _credits(args, sequence):
+    """Of the actions of a response of one turn: all that it earned, or what it earned from there
+    on."""
+    earned, response = sequence["earned"], sequence["response"]
+    actions = [t for t, acted in enumerate(response) if acted]
+    return [sum(earned if args.credit == "response" else earned[t:]) for t in actions]
+
+
+def _mean_of(credits):
+    """Each response counts equally."""
+    return statistics.fmean(map(statistics.fmean, credits))
+
+
+def _deviation(credits):
+    """Of the credits of all actions, where each response counts equally."""
+    return math.hypot(
+        statistics.stdev(map(statistics.fmean, credits)),
+        statistics.fmean(map(statistics.pvariance, credits)) ** 0.5,
+    )
 
 
 def _valued(args, sequences):

@@ -61,6 +61,16 @@ class Responses:
         return torch.bincount(self.owner[self.actions], minlength=len(self.lengths))
 
     @property
+    def extents(self) -> torch.Tensor:
+        """[N] int64: the number of tokens from the first action of each response on. Of an episode
+        that includes what it observed, as `max_new_tokens` does."""
+        firsts = torch.full_like(self.group, len(self.owner))
+        places = self.actions.nonzero().squeeze(1)
+        firsts.scatter_reduce_(0, self.owner[places], places, "amin")
+        ends = torch.bincount(self.owner, minlength=len(firsts)).cumsum(0)
+        return (ends - firsts).clamp(min=0)
+
+    @property
     def rereading(self) -> torch.Tensor | None:
         """[A] bool: the actions that chose a token of what a policy read again because a template
         had rewritten it: from where a row begins to its first sampled token. None without
@@ -171,7 +181,8 @@ def shaped_scores(settings: AdvantageInterface, responses: Responses) -> torch.T
     if settings.overlong_buffer is None:
         return scores
     assert settings.overlong_limit is not None  # NEEDS
-    beyond = overlong_penalties(responses.sizes, settings.overlong_limit, settings.overlong_buffer)
+    limit, buffer = settings.overlong_limit, settings.overlong_buffer
+    beyond = overlong_penalties(responses.extents, limit, buffer)
     return scores + settings.overlong_penalty * beyond.to(scores)
 
 

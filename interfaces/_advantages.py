@@ -175,7 +175,8 @@ class AdvantageInterface(ModelInterface):
 
     overlong_buffer: int | None = None
     """Soft overlong penalty (DAPO): if a response reaches the last `overlong_buffer` tokens before
-    `overlong_limit`, each further token lowers its reward, in total by up to `overlong_penalty`."""
+    `overlong_limit`, each further token lowers its reward, in total by up to `overlong_penalty`.
+    Of an episode what was observed counts too, as it does for `generation.max_new_tokens`."""
 
     overlong_penalty: float = 1.0
     """With `overlong_buffer`: amount subtracted from the reward of a response of full length."""

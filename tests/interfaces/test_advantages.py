@@ -210,6 +210,38 @@ def test_mean_advantage_counts_every_response_alike(rollout):
     assert numbers["advantage_abs"] == pytest.approx(0.5, rel=1e-5)
 
 
+def answered(masks):
+    """Responses to one prompt with reward 1 and values 0, one letter for each token: `a` where it
+    was sampled."""
+    tokens = "".join(masks)
+    is_prompt = torch.tensor([token != "a" for token in tokens])
+    return SequenceSample.from_default(
+        ids=["a"],
+        seqlens=[[len(mask) for mask in masks]],
+        data={
+            "packed_input_ids": torch.ones(len(tokens), dtype=torch.int64),
+            "prompt_mask": is_prompt,
+            "values": torch.zeros(len(tokens)),
+            "packed_logprobs": torch.zeros(len(tokens) - len(masks)),
+            "rewards": torch.ones(len(masks)),
+            "seq_no_eos_mask": torch.zeros(len(masks)).bool(),
+        },
+    )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_overlong_penalty_counts_what_an_episode_observed(estimator):
+    """An episode with three tokens observed between its turns, a single turn of six, and a response
+    without tokens. `max_new_tokens` counts six in the first, too."""
+    settings = {"kl_ctl": 0.0, "adv_norm": False, "overlong_limit": 8, "overlong_buffer": 4}
+    batch, numbers = rate(
+        estimator(**settings), tiny_model(), answered(["PPaaoooa", "PPaaaaaa", "PP"])
+    )
+    assert batch.data["returns"].tolist() == [0, *[0.5] * 2, *[0] * 3, 0.5, 0, *[0.5] * 6, 0]
+    assert numbers["shaped_reward"] == pytest.approx(2 / 3)
+    assert numbers["response_length"] == 3, "of sampled tokens"
+
+
 def test_clipped_rewards_are_counted(rollout):
     """Of sixteen rewards, two are above the clip and one is below."""
     rollout.data["rewards"] = torch.tensor([0.0] * 13 + [1.6, -1.4, 30.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -111,6 +112,24 @@ def test_a_mistake_in_advantages_is_found(cls, start, finding):
     check(rating(GAEInterface if issubclass(cls, GAEInterface) else Relative))
     with pytest.raises(Violation, match=finding):
         check(rating(cls))
+
+
+@dataclass(kw_only=True)
+class ReadsDenseRewardsOneTokenEarly(GAEInterface):
+    def inference(self, model, data, mb_spec):
+        early = data.select(data.keys)
+        early.data["dense_rewards"] = early.data["dense_rewards"].roll(1)
+        return super().inference(model, early, mb_spec)
+
+
+@pytest.mark.parametrize("reward_delta", [True, False])
+def test_dense_rewards_that_are_read_one_token_early_are_found(reward_delta):
+    settings = {"use_dense_reward": True, "reward_delta": reward_delta}
+    check = AdvantageChecks().test_a_reward_of_a_token_counts_for_the_action_that_chose_it
+    for cls in (GAEInterface, GroupRelativeInterface):
+        check(rating(partial(cls, **settings)))
+    with pytest.raises(Violation, match="raise its last advantage by"):
+        check(rating(partial(ReadsDenseRewardsOneTokenEarly, **settings)))
 
 
 def test_a_flag_that_is_refused_with_these_arguments_is_not_tried():

@@ -12,7 +12,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import inherited, largest_number
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import ADVANTAGES, NOT_ENDED, REFERENCE, REWARDS
+from rlcli.api.key_meaning import ADVANTAGES, DENSE_REWARDS, NOT_ENDED, REFERENCE, REWARDS
 from rlcli.api.metrics import declared_metrics
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
@@ -34,6 +34,8 @@ from rlcli.testing.interface.training_trial import Batches
 
 THREES: Lengths = [[(2, 3 + i % 2), (2, 2 + i % 3), (2, 1 + i % 5)] for i in range(6)]
 """Groups of three: the mean of three equal numbers is often another number."""
+LARGE = 50.0
+"""A reward beyond those of the usual batch."""
 NOTHING = 0.05
 """Most that the last bit of a reward may change an advantage by."""
 FACTOR = re.compile("discount|gamma|lambda|decay")
@@ -74,6 +76,28 @@ class AdvantageChecks(CallSubject):
         if _credits_what_follows(rating.interface):
             _demand_own_rise(rating, rises_of_first, "the first advantage")
         _demand_rise_of_ended(rating, rises.diagonal())
+
+    def test_a_reward_of_a_token_counts_for_the_action_that_chose_it(
+        self, rating: CallTrial
+    ) -> None:
+        """a higher number of `dense_rewards` at the last token of a response raises its last
+        advantage"""
+        declared, batch = rating.interface.reads(rating.call), rating.batch
+        if DENSE_REWARDS not in (batch.keys if declared is None else declared.needed):
+            pytest.skip("makes no advantages from dense_rewards")
+        sizes = torch.tensor([len(group) for group in batch.seqlens[DENSE_REWARDS]])
+        firsts = sizes.cumsum(0) - sizes
+        higher = tensor_of(batch, DENSE_REWARDS).clone()
+        higher[torch.tensor(batch.flat_seqlens(DENSE_REWARDS)).cumsum(0)[firsts] - 1] += LARGE
+        raised = _of_responses(rating, with_tensor(batch, DENSE_REWARDS, higher))
+        rise = float((raised - _of_responses(rating, batch))[-1][firsts].nanmean())
+        if rise <= TOLERANCE:
+            raise Violation(
+                f"dense_rewards higher by {LARGE:g} at the last token of a response raise its last "
+                f"advantage by {rise:.3g} on average",
+                "action t chose token t + 1, whose number is in row t + 1 of dense_rewards",
+                rating.where,
+            )
 
     def test_shifting_the_rewards_of_a_group_changes_no_advantage(
         self, rating: CallTrial, inference_batches: Batches
@@ -126,7 +150,7 @@ class AdvantageChecks(CallSubject):
         for key in policies:  # so that no penalty is paid
             batch = with_tensor(batch, key, tensor_of(batch, policies[0]))
         smaller = batch
-        for key in {VALUES, REWARDS, "dense_rewards"} & set(batch.keys):
+        for key in {VALUES, REWARDS, DENSE_REWARDS} & set(batch.keys):
             smaller = with_tensor(smaller, key, tensor_of(batch, key) / 2)
         returns, halves = (tensor_of(rating.run(b), RETURNS) for b in (batch, smaller))
         largest = float((returns / 2 - halves).abs().max())

@@ -61,6 +61,7 @@ OF_INFERENCE = (
 )
 OF_ADVANTAGES = (
     AdvantageChecks.test_a_reward_reaches_its_last_action,
+    AdvantageChecks.test_a_reward_of_a_token_counts_for_the_action_that_chose_it,
     AdvantageChecks.test_the_order_within_a_group_changes_nothing,
     AdvantageChecks.test_nothing_comes_after_an_end,
     AdvantageChecks.test_returns_are_in_the_units_of_the_rewards,

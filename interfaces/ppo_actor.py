@@ -172,9 +172,10 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     tokens' ratios (try `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios
     only weight the log-probs, so no token loses its gradient. sequence: a response is a single
     action, with the product of its tokens' ratios (RLOO: with `loss_aggregation: constant` and
-    `loss_constant: 1`). sapo: no clip, but a sigmoid that flattens the objective away from a ratio
-    of 1 (`tau_pos`, `tau_neg`). dppo_tv, dppo_kl: a token is left out once its probability has
-    moved too far from that of the old policy, in total variation or KL (`eps_clip`)."""
+    `loss_constant: 1`, or with `loss_aggregation: sequence`). sapo: no clip, but a sigmoid that
+    flattens the objective away from a ratio of 1 (`tau_pos`, `tau_neg`). dppo_tv, dppo_kl: a token
+    is left out once its probability has moved too far from that of the old policy, in total
+    variation or KL (`eps_clip`)."""
 
     loss_aggregation: LossAggregationName = "token"
     """token: every token has the same weight, so long responses have more influence. sequence:

@@ -120,7 +120,11 @@ def mean_clipped(
 
 
 def product_clipped(
-    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
+    actions: Actions,
+    *,
+    eps_clip: float,
+    eps_clip_high: float | None = None,
+    loss_aggregation: LossAggregationName = "token",
 ) -> LossesAndSums:
     """A whole sequence as one action, whose ratio is the product of its tokens' ratios: RLOO as a
     bandit (arXiv:2402.14740, section 3), with PPO's clip.
@@ -129,10 +133,13 @@ def product_clipped(
         loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
 
     Its loss is spread evenly over its actions, which therefore add up to that of the sequence: with
-    the aggregation "constant" and a constant of 1, the loss is the mean over the responses.
+    the aggregation "constant" and a constant of 1, the loss is the mean over the responses. It is
+    also with "sequence": as this takes the mean over the actions, each of them has the whole loss.
     """
     log_ratio = sequence_product_ratio(actions.log_ratio, actions.mask, actions.seqlens)
     loss, stats = _clipped_as_one(actions, log_ratio, eps_clip, eps_clip_high)
+    if loss_aggregation == "sequence":
+        return loss, stats
     owner, counts = _trained(actions.mask, actions.seqlens)
     return loss / counts.clamp(min=1)[owner], stats
 

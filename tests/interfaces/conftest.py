@@ -275,6 +275,7 @@ def policy_loss_by_hand(policy, sequences, model):
     """(sum over tokens or responses of the loss, with its gradient; what it is divided by), in
     float64, with the settings of `ppo_actor`."""
     loss, count = torch.zeros((), dtype=torch.float64), 0
+    is_spread = policy.policy_loss == "sequence" != policy.loss_aggregation
     for sequence in sequences:
         output = TinyOutput(model, sequence["tokens"], [len(sequence["tokens"])])
         output.temperature = policy.generation.temperature
@@ -291,7 +292,7 @@ def policy_loss_by_hand(policy, sequences, model):
                 logprobs[t],
                 sequence["old"][t],
             )
-            / (len(trained) if policy.policy_loss == "sequence" else 1)
+            / (len(trained) if is_spread else 1)
             - policy.entropy_coef * -(scores[t].exp() * scores[t]).sum()
             + sequence["kl_weight"]
             * sequence["weights"][t]

@@ -78,6 +78,7 @@ def grpo(**settings):
         {"overlong_limit": 6, "overlong_buffer": 4, "overlong_penalty": 0.5},
         {"mask_too_long": True},
         {"policy_loss": "gspo", "eps_clip": 0.02, "eps_clip_high": 0.03},
+        {"policy_loss": "sequence"},
         {
             "use_decoupled_loss": True,
             "behav_imp_weight_cap": 1.1,

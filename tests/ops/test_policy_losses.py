@@ -151,21 +151,33 @@ def test_the_upper_clip_may_differ_from_the_lower(loss):
         assert losses.tolist() == pytest.approx([expected])
 
 
-def test_the_product_ratio_of_a_sequence_equals_that_worked_by_hand():
-    """Ratios 2 · 0.5 · 1.5 = 1.5, clipped at 1.2, and 0.9 · 1.1 = 0.99 for another sequence,
-    each spread evenly."""
+def two_sequences():
+    """Ratios 2 · 0.5 · 1.5 = 1.5 and 0.9 · 1.1 = 0.99; advantages 1 and -2."""
     new = torch.tensor([2.0, 0.5, 1.5, 0.9, 1.1], dtype=torch.float64).log().requires_grad_()
-    inputs = Actions(
-        new,
-        torch.zeros(5),
-        torch.tensor([1.0] * 3 + [-2.0] * 2),
-        torch.ones(5, dtype=torch.bool),
-        [4, 3],
-    )
+    advantages = torch.tensor([1.0] * 3 + [-2.0] * 2)
+    return Actions(new, torch.zeros(5), advantages, torch.ones(5, dtype=torch.bool), [4, 3])
+
+
+def test_the_product_ratio_of_a_sequence_equals_that_worked_by_hand():
+    """1.5 is clipped at 1.2; the loss of each sequence is spread evenly."""
+    inputs = two_sequences()
+    new = inputs.logprobs
     losses, _ = product_clipped(inputs, eps_clip=0.2)
     assert losses.tolist() == pytest.approx([-0.4] * 3 + [0.99] * 2)
     losses.sum().backward()
     assert new.grad.tolist() == pytest.approx([0, 0, 0, 1.98, 1.98])
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "settings"), [("sequence", {}), ("constant", {"loss_constant": 1.0})]
+)
+def test_a_sequence_as_one_action_has_the_same_weight_however_long(aggregation, settings):
+    """Losses of -1.2 and 1.98."""
+    inputs = two_sequences()
+    losses, _ = product_clipped(inputs, eps_clip=0.2, loss_aggregation=aggregation)
+    shares, total = LOSS_AGGREGATIONS[aggregation](inputs.mask, inputs.seqlens, **settings)
+    mean = (losses * shares).sum().detach() / total
+    assert float(mean) == pytest.approx((-1.2 + 1.98) / 2)
 
 
 def test_clipped_weights_keep_the_gradient_of_every_token():

@@ -54,7 +54,8 @@ class GAEInterface(AdvantageInterface):
     instead of over the batch."""
 
     disable_value: bool = False
-    """Train without a critic: all values are 0, advantages are the discounted future rewards."""
+    """Train without a critic: all values are 0, advantages are the future rewards. As there are no
+    values to take their place, `gae_lambda` discounts them too: leave it at 1."""
 
     bootstrap_no_eos: bool = True
     """For a response that was cut off, the critic's value of its last state replaces the missing

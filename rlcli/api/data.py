@@ -12,6 +12,7 @@ see `Preview`.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
@@ -243,20 +244,19 @@ class SequenceSample:
         """One batch for each group of sample indices."""
         for group in groups:
             check_indices(group, self.bs)
-        pieces: dict[str, Sequence[torch.Tensor] | None] = {}
-        for key, tensor in (self.data or {}).items():
-            rows = [sum(inner) for inner in self.seqlens[key]]
-            pieces[key] = None if tensor is None else tensor.split(rows)
-        return [self._group(group, pieces) for group in groups]
+        bounds = {
+            key: list(itertools.accumulate(map(sum, self.seqlens[key]), initial=0))
+            for key in self.data or ()
+        }
+        return [self._group(group, bounds) for group in groups]
 
-    def _group(
-        self, group: Sequence[int], pieces: Mapping[str, Sequence[torch.Tensor] | None]
-    ) -> SequenceSample:
-        """The samples of these indices; `pieces` are the tensors of each key, cut by samples."""
+    def _group(self, group: Sequence[int], bounds: Mapping[str, Sequence[int]]) -> SequenceSample:
+        """The samples of these indices; `bounds`: key → where the rows of each sample begin, and
+        those of the last one end."""
         data = None
         if self.data is not None:
             tensors = _data(self)
-            data = {key: rows_of_samples(tensors[key], pieces[key], group) for key in self.keys}
+            data = {key: rows_of_samples(tensors[key], bounds[key], group) for key in self.keys}
         seqlens = {key: copied(at(rows, group)) for key, rows in self.seqlens.items()}
         return self._made(
             ids=at(self.ids, group),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+import heapq
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -132,18 +132,21 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
     """
     _check_allocation(values, capacity, min_groups)
     groups: list[list[int]] = []
-    sums: list[tuple[int, int]] = []  # (sum, group), ascending
+    by_count: list[list[tuple[int, int]]] = [[]]
+    """Number of items → a heap of (sum, group)."""
     for index in sorted(range(len(values)), key=lambda i: -values[i]):
-        value = values[index]
-        fitting = bisect.bisect_right(sums, (capacity - value, len(values)))
-        if len(groups) < min_groups or fitting == 0:
-            bisect.insort(sums, (value, len(groups)))
-            groups.append([index])
-            continue
-        chosen = min(range(fitting), key=lambda index: len(groups[sums[index][1]]))
-        total, group = sums.pop(chosen)
-        bisect.insort(sums, (total + value, group))
+        room = capacity - values[index]
+        fitting = (count for count, heap in enumerate(by_count) if heap and heap[0][0] <= room)
+        count = next(fitting, 0) if len(groups) >= min_groups else 0
+        if count:
+            total, group = heapq.heappop(by_count[count])
+        else:
+            total, group = 0, len(groups)
+            groups.append([])
         groups[group].append(index)
+        if len(by_count) == count + 1:
+            by_count.append([])
+        heapq.heappush(by_count[count + 1], (total + values[index], group))
     return groups
 
 

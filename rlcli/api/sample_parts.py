@@ -55,21 +55,16 @@ def joined(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def rows_of_samples(
-    tensor: torch.Tensor | None,
-    pieces: Sequence[torch.Tensor] | None,
-    indices: Sequence[int],
+    tensor: torch.Tensor | None, bounds: Sequence[int], indices: Sequence[int]
 ) -> torch.Tensor | None:
     """The rows of the samples with these indices: a view if they are contiguous, else a copy.
-    `pieces` is the tensor, cut by samples."""
-    if tensor is None or pieces is None:
+    `bounds`: where the rows of each sample begin, and those of the last one end."""
+    if tensor is None:
         return None
     if not indices:
         return tensor[:0]
-    if len(indices) == 1:
-        return pieces[indices[0]]
     if all(i + 1 == j for i, j in itertools.pairwise(indices)):
-        start = sum(len(piece) for piece in pieces[: indices[0]])
-        return tensor[start : start + sum(len(pieces[i]) for i in indices)]
+        return tensor[bounds[indices[0]] : bounds[indices[-1] + 1]]
     import torch
 
-    return torch.cat([pieces[i] for i in indices])
+    return torch.cat([tensor[bounds[i] : bounds[i + 1]] for i in indices])

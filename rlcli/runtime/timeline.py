@@ -97,10 +97,12 @@ class Timeline:
         its ranks computed nothing, and `time/idle_share/<roles>`."""
         window = TimeSpan(f"step {step}", STEP, self._began, self._clock(), STEPS)
         works, spans = self._ranks.drain()
+        master, self._master = [*self._master, window], []
+        calls, self._ended = self._ended, []
         gaps = self._gaps(works, window)
         if self._file is not None:
             self._file.clocks = self._ranks.clocks.described()
-            self._file.add(step, self._traced(window, works, spans, gaps))
+            self._file.add(step, self._traced(master, calls, works, spans, gaps))
         return self._metrics(window.seconds, works, gaps)
 
     def write(self) -> None:
@@ -161,15 +163,14 @@ class Timeline:
 
     def _traced(
         self,
-        window: TimeSpan,
+        master: Sequence[TimeSpan],
+        calls: Sequence[CallTimes],
         works: Sequence[RankWork],
         spans: Sequence[tuple[int, TimeSpan]],
         gaps: dict[int, list[Gap]],
     ) -> Iterator[Traced]:
         """Everything that ended in a step."""
-        master, self._master = self._master, []
-        calls, self._ended = self._ended, []
-        yield from (Traced(MASTER, span) for span in [*master, window])
+        yield from (Traced(MASTER, span) for span in master)
         for call in sorted(calls, key=lambda call: call.stages[0].began):
             yield from self._of_call(call)
         for work in sorted(works, key=lambda work: work.timing.began):

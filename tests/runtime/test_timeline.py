@@ -2,6 +2,7 @@
 follow."""
 
 import itertools
+import weakref
 from collections import defaultdict
 
 import pytest
@@ -202,6 +203,16 @@ def test_tasks_and_waits_inside_a_call_are_drawn_with_it(run):
     inner = {each.span.name: each for each in read_trace(run.folder).steps[1] if each.of}
     assert inner["score"].span.track in (POOL, "reward-pool0")
     assert inner["waits for other calls that sample"].span.track == POOL
+
+
+def test_calls_of_a_step_are_not_kept_where_no_timeline_is_written(run, tmp_path):
+    run.timeline.write_to(TraceFile(tmp_path, 0))
+    call = run.timeline.follow("gen", "generate", "step 1", (0,))
+    run.timeline.end(call)
+    kept = weakref.ref(call)
+    del call
+    run.timeline.end_step(1)
+    assert kept() is None
 
 
 def test_seconds_of_a_call_are_without_those_that_it_waits_for_others():

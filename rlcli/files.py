@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +119,14 @@ def not_writable(path: Path, error: OSError, hint: str | None = None) -> Resourc
     )
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file so that a reader, or a crash, sees either all of the old content or all of the
-    new."""
+    new, which may come in parts."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         descriptor = open_private(temporary, os.O_WRONLY | os.O_EXCL)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

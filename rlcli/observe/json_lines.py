@@ -9,10 +9,10 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlcli.errors import DataError, ResourceError
 from rlcli.files import open_private, open_regular, replace_file
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 LARGEST_BACKLOG = 64 << 20
 """Maximum size of the lines that wait in memory, in bytes."""
 BLOCK = 1 << 16
+
+Span = tuple[int, int]
+"""[begin, end) in bytes of a file."""
 
 
 def encode(value: Mapping[str, Any]) -> str:
@@ -106,7 +109,8 @@ class JsonLines:
         try:
             # a file whose sync failed cannot be trusted any more, so it is rewritten
             if self._is_doubtful:
-                replace_file(self.path, self.path.read_bytes())
+                with open(open_regular(self.path), "rb") as written:
+                    replace_file(self.path, written)
                 self._let_go()
                 self._open()
             os.fsync(self._descriptor)
@@ -207,19 +211,21 @@ def keep_until(path: Path, step: int) -> Dropped | None:
     """
     if not path.exists():
         return None
-    with open(open_regular(path), "rb") as file:
-        lines = file.read().splitlines(keepends=True)
-    retained: list[bytes] = []
+    retained: list[Span] = []
     dropped_steps: list[float] = []
-    for line in lines:
-        line_step = _step_of(line)
-        if line.endswith(b"\n") and line_step <= step:
-            retained.append(line)
-        else:
-            dropped_steps.append(line_step)
-    if not dropped_steps:
-        return None
-    replace_file(path, b"".join(retained))
+    with open(open_regular(path), "rb") as file:
+        begin = end = 0
+        for line in file:
+            line_step, begin, end = _step_of(line), end, end + len(line)
+            if not (line.endswith(b"\n") and line_step <= step):
+                dropped_steps.append(line_step)
+            elif retained and retained[-1][1] == begin:
+                retained[-1] = retained[-1][0], end
+            else:
+                retained.append((begin, end))
+        if not dropped_steps:
+            return None
+        replace_file(path, _blocks(file, retained))
     readable = [int(dropped) for dropped in dropped_steps if math.isfinite(dropped)]
     return Dropped(
         path.name,
@@ -227,6 +233,14 @@ def keep_until(path: Path, step: int) -> Dropped | None:
         len(dropped_steps),
         len(dropped_steps) - len(readable),
     )
+
+
+def _blocks(file: BinaryIO, spans: Iterable[Span]) -> Iterator[bytes]:
+    """The content of parts of a file, a part of it at a time: files of long runs are large."""
+    for begin, end in spans:
+        file.seek(begin)
+        for start in range(begin, end, BLOCK):
+            yield file.read(min(BLOCK, end - start))
 
 
 def _step_of(line: bytes) -> float:

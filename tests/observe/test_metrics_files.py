@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,19 @@ def test_lines_of_later_steps_are_dropped_and_counted(tmp_path, content, step, r
     dropped = keep_until(path, step)
     assert path.read_text() == remaining
     assert (str(dropped) if dropped else None) == reported
+
+
+def test_a_large_file_is_not_read_into_memory_to_drop_lines(tmp_path):
+    path = tmp_path / "x.jsonl"
+    line = b'{"step": %d, "response": "' + b"x" * 1000 + b'"}\n'
+    path.write_bytes(b"".join(line % step for step in range(4000)))
+    kept = b"".join(line % step for step in range(3990))
+    tracemalloc.start()
+    keep_until(path, 3989)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.read_bytes() == kept
+    assert peak < len(kept) / 8
 
 
 def test_a_file_that_cannot_be_opened_is_one_warning(tmp_path):

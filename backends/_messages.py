@@ -5,7 +5,8 @@ passes in which only the load of experts is counted, and messages of a few numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ def total(messages: Messages) -> dict[str, int]:
     for kind, count in messages:
         totals[kind] = totals.get(kind, 0.0) + count
     return {kind: round(count) for kind, count in totals.items() if count}
+
+
+def _times(count: int, *messages: Iterable[tuple[str, float]]) -> Messages:
+    """Messages that are sent `count` times."""
+    yield from ((kind, count * size) for kind, size in chain(*messages))
 
 
 def _to_others(ranks: int) -> float:
@@ -66,10 +72,12 @@ def of_fsdp(memory: FSDPMemory, tokens: int, micro_batches: int) -> Messages:
     yield from _of_sharded_parameters(memory, micro_batches)
     layers, recomputes = memory.sizes.layers, memory.checkpointing
     sparse = sum(layer.experts > 0 for layer in layers)
-    for _ in range(micro_batches):
-        yield "all-reduce", _of_tensor_parallelism(memory, tokens)
-        yield from _of_context(memory, tokens, len(layers), recomputes)
-        yield from _of_experts(memory, tokens, sparse, recomputes, memory.expert_ranks, 4)
+    yield from _times(
+        micro_batches,
+        [("all-reduce", _of_tensor_parallelism(memory, tokens))],
+        _of_context(memory, tokens, len(layers), recomputes),
+        _of_experts(memory, tokens, sparse, recomputes, memory.expert_ranks, 4),
+    )
 
 
 def _of_sharded_parameters(memory: FSDPMemory, micro_batches: int) -> Messages:
@@ -139,11 +147,15 @@ def of_megatron(memory: MegatronMemory, stage: Stage, tokens: int, micro_batches
     layers, ranks = stage.layers, memory.expert_ranks
     sparse = sum(layer.experts > 0 for layer in layers)
     recomputes = memory.recomputed != "nothing"
-    for _ in range(micro_batches):
-        yield "all-reduce", _of_tensor_parallel_stage(memory, stage, tokens)
-        yield "pipeline", _between_stages(memory, stage) * memory.slots(tokens)
-        yield from _of_context(memory, tokens, len(layers), recomputes)
-        yield from _of_experts(memory, tokens, sparse, recomputes, ranks, memory.width)
+    yield from _times(
+        micro_batches,
+        [
+            ("all-reduce", _of_tensor_parallel_stage(memory, stage, tokens)),
+            ("pipeline", _between_stages(memory, stage) * memory.slots(tokens)),
+        ],
+        _of_context(memory, tokens, len(layers), recomputes),
+        _of_experts(memory, tokens, sparse, recomputes, ranks, memory.width),
+    )
 
 
 def _of_distributed_optimizer(memory: MegatronMemory, stage: Stage) -> Messages:

@@ -432,6 +432,12 @@ def test_experts_over_ranks_are_gathered_in_part_and_exchange_tokens():
     assert recomputed.sent(100, 1)["all-to-all"] == 100 * 4 * 2 * 2 * 3 * 3 * 512
 
 
+def test_messages_of_many_micro_batches_are_multiplied_instead_of_added_up():
+    model, many = memory("fsdp", QWEN, "lm", ("train_step",), tp=2), 10**12
+    one, two = (model.sent(100, count)["all-reduce"] for count in (1, 2))
+    assert model.sent(100, many)["all-reduce"] == one + (many - 1) * (two - one)
+
+
 def test_replicas_and_deferred_reductions_need_more_memory():
     sharded, hybrid = qwen(dp=8), qwen(dp=8, shard_size=2)
     assert (

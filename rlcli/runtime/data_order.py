@@ -81,7 +81,7 @@ class DataOrder:
             return 0, position
         epoch, row = divmod(position, self.rows)
         if self.shuffle:
-            row = _permutation(self.rows, stable_seed(self.seed, "order", epoch))[row]
+            row = int(_permutation(self.rows, stable_seed(self.seed, "order", epoch))[row])
         return epoch, row
 
 
@@ -110,8 +110,10 @@ class StepSizes:
 
 
 @lru_cache(maxsize=4)
-def _permutation(rows: int, seed: int) -> tuple[int, ...]:
-    return tuple(np.random.Generator(np.random.PCG64(seed)).permutation(rows).tolist())
+def _permutation(rows: int, seed: int) -> np.ndarray:
+    """[rows], in the smallest dtype: there may be many millions."""
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(rows)
+    return order.astype(np.min_scalar_type(rows))
 
 
 def digest_rows(dataset: Any, name: str = "train") -> str:

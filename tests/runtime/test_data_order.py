@@ -1,5 +1,6 @@
 """Which rows make up which step."""
 
+import tracemalloc
 from collections import Counter
 
 from hypothesis import given
@@ -33,6 +34,15 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone():
     first, second = rows(3, range(50)), rows(3, range(50, 100))
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
+
+
+def test_the_order_of_many_rows_takes_four_bytes_for_each():
+    rows = 100_000
+    tracemalloc.start()
+    DataOrder(rows, seed=12345).at(0)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 5 * rows
 
 
 def test_the_order_stays_the_same_from_version_to_version():

@@ -101,7 +101,10 @@ class RowSource:
                     raise ValueError(f"it has no split {self.split}, but one without a name")
                 yield from _of_library(saved)
             else:
-                yield from _of_library(load_dataset(str(folder), self.config, split=self.split))
+                rows = load_dataset(
+                    str(folder), self.config, split=self.split, streaming=self.streaming
+                )
+                yield from _of_library(rows)
         except Exception as error:  # broken files make the library raise all kinds
             raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
 

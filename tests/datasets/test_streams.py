@@ -88,17 +88,22 @@ def test_readers_of_a_stream_are_independent(eleven_rows):
     assert contents(mixed[1::2]) == expected[7:]
 
 
-def test_the_hub_is_read_only_when_a_row_is_requested(monkeypatch):
+@pytest.mark.parametrize("path", ["hf:owner/name", "folder"])
+def test_the_library_reads_only_when_a_row_is_requested(monkeypatch, tmp_path, path):
+    """Without `streaming` it copies all of a folder to its cache first."""
     read = []
+    (tmp_path / "folder").mkdir()
+    as_jsonl(tmp_path / "folder" / "rows.jsonl", [{"prompt": "p"}])
+    monkeypatch.chdir(tmp_path)
 
-    def load_dataset(name, config, *, split, streaming):
+    def load_dataset(name, config, *, split, streaming=False):
         assert streaming
         for number in range(100):
             read.append(number)
             yield {"prompt": f"p{number}"}
 
     monkeypatch.setattr(library, "load_dataset", load_dataset)
-    stream = build("hf:owner/name", streaming=True)
+    stream = build(path, streaming=True)
     assert read == []
     next(stream.rows_from(0, 0))
     assert read == [0, 1, 2]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rlcli.api.chat_template import DAY, conversation_text, name_of, opens_reasoning
-from rlcli.api.special_tokens import as_content, tokens_of, unmarked
+from rlcli.api.special_tokens import as_content, in_parts, tokens_of, unmarked
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
@@ -63,7 +63,12 @@ def encode_prompts(
             message, hint="use a chat model's tokenizer, and set chat: auto", code="F32"
         )
     plain = [text if system is None else f"{system}\n\n{text}" for text in texts]
-    return [_open_ended(tokenizer, list(ids)) for ids in tokenizer(plain).input_ids]
+    known: dict[int, int] = {}  # equal ids are one object
+    return [
+        _open_ended(tokenizer, list(map(known.setdefault, ids, ids)))
+        for part in in_parts(plain)
+        for ids in tokenizer(part).input_ids
+    ]
 
 
 def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Tokens]:

@@ -236,8 +236,9 @@ class FileRows:
     ) -> list[tuple[Row[Content], T]]:
         """Rows with their tokens, none longer than `max_length`;
         `prompt` returns a row's prompt."""
+        lengths = [length(tokens) for tokens in encoded]  # so that no row is kept as it was before
         self._make_survey = lambda: Survey(
-            lengths=[length(tokens) for tokens in encoded],
+            lengths=lengths,
             prompts=[(row.where, text_of(prompt(row))) for row in rows],
             max_length=self.max_length,
             overlong=self.overlong,

@@ -254,17 +254,16 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row[Spoken]]
         return []
     texts = [row.content.text for row in rows]
     try:
-        encoded = tokens_with_offsets(tokenizer, texts)
+        return [
+            _masked(tokenizer, row, ids, offsets)
+            for row, (ids, offsets) in zip(rows, tokens_with_offsets(tokenizer, texts), strict=True)
+        ]
     except NotImplementedError:
         message = (
             f"{name_of(tokenizer)} cannot say which token covers which characters: "
             "it has no tokenizer.json"
         )
         raise ModelError(message, hint="save it with a fast tokenizer class", code="F32") from None
-    return [
-        _masked(tokenizer, row, ids, offsets)
-        for row, (ids, offsets) in zip(rows, encoded, strict=True)
-    ]
 
 
 def _masked(

@@ -9,7 +9,7 @@ split at the marks when it is tokenized.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +18,9 @@ MARK = "\ufdd0"
 """A character that no text may contain: Unicode reserves it for the internal use of programs."""
 
 Span = tuple[int, int]
+
+AT_ONCE = 256
+"""Texts that a tokenizer gets at once."""
 
 _TURN = re.compile(r"<[|｜].*[|｜]>")
 """Names that structure conversations, in some models without being declared special."""
@@ -60,7 +63,9 @@ def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return [ids for ids, _ in _encoded(tokenizer, texts)]
 
 
-def tokens_with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[Span]]]:
+def tokens_with_offsets(
+    tokenizer: Any, texts: Sequence[str]
+) -> Iterator[tuple[list[int], list[Span]]]:
     """The tokens of rendered texts, each with the [start, end) of its characters, marks included.
 
     Raises NotImplementedError for a tokenizer that cannot say which these are.
@@ -68,7 +73,24 @@ def tokens_with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list
     return _encoded(tokenizer, texts, return_offsets_mapping=True)
 
 
+def in_parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Texts, as many as a tokenizer gets at once: what it returns takes many times the memory of
+    the token ids."""
+    return (texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE))
+
+
 def _encoded(
+    tokenizer: Any, texts: Sequence[str], **how: bool
+) -> Iterator[tuple[list[int], list[Span]]]:
+    """The tokens of texts, with their offsets if these are asked for. Equal ids are one object:
+    rows of millions of tokens are kept."""
+    known: dict[int, int] = {}
+    for part in in_parts(texts):
+        for ids, spans in _encoded_at_once(tokenizer, part, **how):
+            yield list(map(known.setdefault, ids, ids)), spans
+
+
+def _encoded_at_once(
     tokenizer: Any, texts: Sequence[str], **how: bool
 ) -> list[tuple[list[int], list[Span]]]:
     pieces = [(number, piece) for number, text in enumerate(texts) for piece in _pieces(text)]

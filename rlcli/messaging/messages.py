@@ -20,8 +20,9 @@ import msgpack
 from rlcli import errors
 from rlcli.errors import RlcliError
 
-LARGEST = 1 << 26
-"""Bytes of one message; the metadata of a batch is far smaller."""
+LARGEST = 1 << 30
+"""Bytes of one message. That of a batch holds the metadata of its rows, of which the tests of a
+single program may take megabytes."""
 FRAME = 1 << 18
 """Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that
 it has the key, no more than one is held in memory."""

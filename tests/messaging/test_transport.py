@@ -140,7 +140,17 @@ def test_a_message_travels_in_frames_of_bounded_size(ranks, size):
 
 def test_frames_that_do_not_make_a_message_are_refused():
     with pytest.raises(ProtocolError, match="bytes; at most"):
-        messages.unpack([b"x" * (messages.LARGEST // 2)] * 3, b"token", Reply)
+        messages.unpack([b"x" * 100] * 3, b"token", Reply, most=250)
+
+
+def test_rows_of_a_step_may_have_much_metadata(ranks):
+    tests = ["x" * (1 << 20)] * 65
+    ranks.start(0, lambda request: {"batch": {"metadata": {"tests": tests}}})
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "load_rows"))
+    reply = ranks.master.receive(60, "rows")
+    assert reply.failure is None
+    assert reply.value["batch"]["metadata"]["tests"] == tests
 
 
 def test_messages_of_strangers_are_discarded(ranks):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _LONGEST_KEPT = 4000
 """Characters of a reply that are stored with its score."""
+_MOST_KEPT = 1 << 16
+"""Scores that are kept in memory."""
 
 
 @dataclass(kw_only=True)
@@ -82,7 +84,7 @@ class LLMJudgeInterface(Judging):
 
     cache: str | None = None
     """Folder that caches scores, also for later runs, keyed by the whole question; null: in
-    memory."""
+    memory, the last 65,536 of them."""
 
     scores_by_key: dict[str, float] = field(init=False, repr=False, default_factory=dict)
     endpoint: ChatEndpoint = field(init=False, repr=False)
@@ -137,6 +139,8 @@ class LLMJudgeInterface(Judging):
         asked = list(dict.fromkeys(questions.of_responses))
         with ThreadPoolExecutor(self.concurrency) as threads:
             scores = dict(zip(asked, threads.map(score, asked), strict=True))
+        for oldest in list(self.scores_by_key)[:-_MOST_KEPT]:
+            self.scores_by_key.pop(oldest, None)
         return [scores[question] for question in questions.of_responses]
 
     def _scores_control(self, questions: Questions, stop: threading.Event) -> bool:

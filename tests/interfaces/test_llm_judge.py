@@ -15,6 +15,7 @@ import torch
 
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ResourceError, WorkerError
+from rlcli.interfaces.rewards import llm_judge
 from rlcli.interfaces.rewards._judge_questions import question_of
 from rlcli.interfaces.rewards.llm_judge import LLMJudgeInterface
 from rlcli.testing.interface import InterfaceContract
@@ -147,6 +148,18 @@ def test_the_same_question_is_asked_once(server):
     assert run(judge, "a", "a", "bb", "a").data["rewards"].tolist() == [1.0, 1.0, 2.0, 1.0]
     assert run(judge, "a", "bb").data["rewards"].tolist() == [1.0, 2.0]
     assert len(server.asked) == 2
+
+
+def test_only_the_last_scores_are_kept_in_memory(server, monkeypatch):
+    monkeypatch.setattr(llm_judge, "_MOST_KEPT", 2)
+    judge = interface(server)
+    for response in ("a", "bb", "ccc", "dddd"):
+        run(judge, response)
+    assert len(judge.scores_by_key) == 2
+    run(judge, "ccc", "dddd")
+    assert len(server.asked) == 4
+    assert run(judge, "a").data["rewards"].tolist() == [1.0]
+    assert len(server.asked) == 5
 
 
 def test_scores_are_cached_in_a_folder(server, tmp_path):

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from rlcli.observe.series import NAMES, find_key, number
@@ -48,10 +49,8 @@ class Progress:
         self._ticks.append((self._clock(), self.done))
         for group in (key for key in self.last if key.startswith(RESTARTS)):
             self.restarts[group.removeprefix(RESTARTS)] += int(self.last[group])
-        for name, values in self.curves.items():
-            key = find_key(self.last, name)
-            if key is not None:
-                values.append(self.last[key])
+        for name, key in _keys_of_curves(tuple(self.last)).items():
+            self.curves[name].append(self.last[key])
 
     def evaluation(self, step: int, record: Mapping[str, Any]) -> dict[str, float]:
         """Take the results of an evaluation and return them, with names without `eval/`."""
@@ -115,3 +114,9 @@ class Progress:
     @property
     def tokens_per_second(self) -> float | None:
         return self.last.get("tokens_per_second")
+
+
+@lru_cache(maxsize=64)
+def _keys_of_curves(keys: tuple[str, ...]) -> Mapping[str, str]:
+    """Curve → its key among those of a record. Most records of a run have the same keys."""
+    return {name: key for name in NAMES if (key := find_key(keys, name)) is not None}

@@ -7,9 +7,11 @@ import os
 import pytest
 from rich.console import Console
 
+from rlcli.observe import progress
 from rlcli.observe.charts import ChartLine, chart, mean_of, metric_key
 from rlcli.observe.live import LiveDisplay
 from rlcli.observe.replay import FollowedRun, follow, records_of, replay
+from rlcli.observe.series import NAMES, find_key
 from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
 from rlcli.observe.terminal_chart import HEIGHT, chart_lines
 
@@ -83,6 +85,19 @@ def test_replay_takes_the_pace_from_records_and_skips_unreadable_lines():
     assert records_of([b'{"step": 1, "a": null, "nonfinite": {"a": "inf", "b": "__import__"}}'])[0][
         "a"
     ] == float("inf")
+
+
+def test_the_keys_of_curves_are_looked_for_once_in_records_that_have_the_same(monkeypatch):
+    looked = []
+
+    def find(keys, name):
+        looked.append(name)
+        return find_key(keys, name)
+
+    monkeypatch.setattr(progress, "find_key", find)
+    records = [{"step": step, "of_this_test/kl": 0.5, "x/reward": step} for step in range(1, 101)]
+    assert replay(records, 100, until=1e9).curves["reward"] == [*range(1, 101)]
+    assert len(looked) == len(NAMES)
 
 
 def test_the_duration_of_a_finished_run_is_the_sum_of_its_steps(tmp_path):

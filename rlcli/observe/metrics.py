@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def with_nonfinite(record: dict[str, Any]) -> dict[str, Any]:
-    """A line's record with the non-finite values restored."""
+    """A line's record with the non-finite values restored. Names are shared with other records:
+    they take more memory than the numbers."""
     lost = record.pop(NONFINITE, None)
     for key, text in lost.items() if isinstance(lost, dict) else ():
         record[key] = float(text) if text in ("nan", "inf", "-inf") else None
-    return record
+    return {sys.intern(key): value for key, value in record.items()}

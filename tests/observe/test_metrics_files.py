@@ -217,6 +217,16 @@ def test_lines_of_later_steps_are_dropped_and_counted(tmp_path, content, step, r
     assert (str(dropped) if dropped else None) == reported
 
 
+def test_records_share_the_names_of_their_metrics(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        for step in (1, 2):
+            writer.write(step, {"actor/loss": 0.5, "actor/kl": math.nan})
+    first, second = read_metrics(path)
+    assert list(first) == ["step", "actor/loss", "actor/kl"]
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
 def test_a_large_file_is_not_read_into_memory_to_drop_lines(tmp_path):
     path = tmp_path / "x.jsonl"
     line = b'{"step": %d, "response": "' + b"x" * 1000 + b'"}\n'

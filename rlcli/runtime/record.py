@@ -66,7 +66,7 @@ class Recorder:
         self._incidents = Incidents(ranks, display)
         sources = sources_of(recipe.datasets[recipe.train.dataset])
         self._totals = Totals(calls.buffer, sources, state)
-        self._writing: list[asyncio.Task[None]] = []
+        self._writing: set[asyncio.Task[None]] = set()
         """Responses that are being written."""
 
     def as_state(self) -> dict[str, Any]:
@@ -100,15 +100,16 @@ class Recorder:
         """Write some responses of a step, whose samples may be released after this."""
         if self._shown:
             lines = self._calls.describe(step.samples.all_ids[: self._shown])
-            self._writing.append(tasks.create_task(self._write_lines(step.number + 1, lines)))
+            writing = tasks.create_task(self._write_lines(step.number + 1, lines))
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
 
     async def _write_lines(self, step: int, lines: Awaitable[list[Fields]]) -> None:
         self.outputs.show(step, "train", await lines)
 
     async def wait(self) -> None:
         """Wait until all responses are written."""
-        while self._writing:
-            await self._writing.pop(0)
+        await asyncio.gather(*self._writing)
 
     def write(self, step: Step, numbers: Mapping[str, float], steps: int) -> None:
         """Write down a step of a run of `steps` steps. Raises NumericError F37 if too many steps in

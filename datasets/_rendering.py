@@ -63,9 +63,9 @@ def encode_prompts(
             message, hint="use a chat model's tokenizer, and set chat: auto", code="F32"
         )
     plain = [text if system is None else f"{system}\n\n{text}" for text in texts]
-    known: dict[int, int] = {}  # equal ids are one object
+    shared_ids: dict[int, int] = {}  # equal ids are one object
     return [
-        _open_ended(tokenizer, list(map(known.setdefault, ids, ids)))
+        _open_ended(tokenizer, list(map(shared_ids.setdefault, ids, ids)))
         for part in in_parts(plain)
         for ids in tokenizer(part).input_ids
     ]

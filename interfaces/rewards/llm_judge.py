@@ -111,7 +111,9 @@ class LLMJudgeInterface(Judging):
         settings = {
             name: getattr(self, name) for name in ("url", "model", "temperature", "max_tokens")
         }
-        return self.judged(data, self._scores(self.questions(model.data_tokenizer, data, settings)))
+        scores = self._scores(self.questions(model.data_tokenizer, data, settings))
+        self._forget_oldest()
+        return self.judged(data, scores)
 
     def _scores(self, questions: Questions) -> list[Score | None]:
         """Ask identical questions only once. None for questions left when there are too many
@@ -139,8 +141,6 @@ class LLMJudgeInterface(Judging):
         asked = list(dict.fromkeys(questions.of_responses))
         with ThreadPoolExecutor(self.concurrency) as threads:
             scores = dict(zip(asked, threads.map(score, asked), strict=True))
-        for oldest in list(self.scores_by_key)[:-_MOST_KEPT]:
-            self.scores_by_key.pop(oldest, None)
         return [scores[question] for question in questions.of_responses]
 
     def _scores_control(self, questions: Questions, stop: threading.Event) -> bool:
@@ -183,6 +183,10 @@ class LLMJudgeInterface(Judging):
             replace_file(
                 file, json.dumps({"score": score, "reply": reply[-_LONGEST_KEPT:]}).encode()
             )
+
+    def _forget_oldest(self) -> None:
+        for key in list(self.scores_by_key)[:-_MOST_KEPT]:
+            self.scores_by_key.pop(key, None)
 
 
 class _Once:

@@ -136,8 +136,7 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
     """Number of items → a heap of (sum, group)."""
     for index in sorted(range(len(values)), key=lambda i: -values[i]):
         room = capacity - values[index]
-        fitting = (count for count, heap in enumerate(by_count) if heap and heap[0][0] <= room)
-        count = next(fitting, 0) if len(groups) >= min_groups else 0
+        count = _fewest_items(by_count, room) if len(groups) >= min_groups else 0
         if count:
             total, group = heapq.heappop(by_count[count])
         else:
@@ -148,6 +147,12 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
             by_count.append([])
         heapq.heappush(by_count[count + 1], (total + values[index], group))
     return groups
+
+
+def _fewest_items(by_count: Sequence[Sequence[tuple[int, int]]], most: int) -> int:
+    """The fewest items of a group whose sum is at most `most`; 0 if there is none."""
+    fitting = (count for count, heap in enumerate(by_count) if heap and heap[0][0] <= most)
+    return next(fitting, 0)
 
 
 def _check_allocation(values: Sequence[int], capacity: int, min_groups: int) -> None:

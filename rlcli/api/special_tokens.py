@@ -84,10 +84,10 @@ def _encoded(
 ) -> Iterator[tuple[list[int], list[Span]]]:
     """The tokens of texts, with their offsets if these are asked for. Equal ids are one object:
     rows of millions of tokens are kept."""
-    known: dict[int, int] = {}
-    for part in in_parts(texts):
-        for ids, spans in _encoded_at_once(tokenizer, part, **how):
-            yield list(map(known.setdefault, ids, ids)), spans
+    shared_ids: dict[int, int] = {}
+    for some_texts in in_parts(texts):
+        for ids, spans in _encoded_at_once(tokenizer, some_texts, **how):
+            yield list(map(shared_ids.setdefault, ids, ids)), spans
 
 
 def _encoded_at_once(

@@ -211,18 +211,8 @@ def keep_until(path: Path, step: int) -> Dropped | None:
     """
     if not path.exists():
         return None
-    retained: list[Span] = []
-    dropped_steps: list[float] = []
     with open(open_regular(path), "rb") as file:
-        begin = end = 0
-        for line in file:
-            line_step, begin, end = _step_of(line), end, end + len(line)
-            if not (line.endswith(b"\n") and line_step <= step):
-                dropped_steps.append(line_step)
-            elif retained and retained[-1][1] == begin:
-                retained[-1] = retained[-1][0], end
-            else:
-                retained.append((begin, end))
+        retained, dropped_steps = _divided(file, step)
         if not dropped_steps:
             return None
         replace_file(path, _blocks(file, retained))
@@ -233,6 +223,21 @@ def keep_until(path: Path, step: int) -> Dropped | None:
         len(dropped_steps),
         len(dropped_steps) - len(readable),
     )
+
+
+def _divided(file: BinaryIO, step: int) -> tuple[list[Span], list[float]]:
+    """Where the lines up to a step are, and the steps of the others."""
+    retained, dropped_steps = list[Span](), list[float]()
+    begin = end = 0
+    for line in file:
+        line_step, begin, end = _step_of(line), end, end + len(line)
+        if not (line.endswith(b"\n") and line_step <= step):
+            dropped_steps.append(line_step)
+        elif retained and retained[-1][1] == begin:
+            retained[-1] = retained[-1][0], end
+        else:
+            retained.append((begin, end))
+    return retained, dropped_steps
 
 
 def _blocks(file: BinaryIO, spans: Iterable[Span]) -> Iterator[bytes]:

@@ -434,8 +434,8 @@ def test_experts_over_ranks_are_gathered_in_part_and_exchange_tokens():
 
 def test_messages_of_many_micro_batches_are_multiplied_instead_of_added_up():
     model, many = memory("fsdp", QWEN, "lm", ("train_step",), tp=2), 10**12
-    one, two = (model.sent(100, count)["all-reduce"] for count in (1, 2))
-    assert model.sent(100, many)["all-reduce"] == one + (many - 1) * (two - one)
+    single, double = (model.sent(100, count)["all-reduce"] for count in (1, 2))
+    assert model.sent(100, many)["all-reduce"] == single + (many - 1) * (double - single)
 
 
 def test_replicas_and_deferred_reductions_need_more_memory():

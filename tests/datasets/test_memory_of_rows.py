@@ -65,7 +65,7 @@ def test_rows_that_are_cut_are_not_kept_as_they_were_before(written):
     tracemalloc.start()
     dataset = build(path, "plain_text", tokenizer, overlong="truncate_right", max_length=10)
     gc.collect()
-    kept, _ = tracemalloc.get_traced_memory()
+    memory, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert min(dataset.survey().lengths) > length
-    assert kept < 100 * length * 4
+    assert memory < 100 * length * 4

@@ -231,13 +231,13 @@ def test_a_large_file_is_not_read_into_memory_to_drop_lines(tmp_path):
     path = tmp_path / "x.jsonl"
     line = b'{"step": %d, "response": "' + b"x" * 1000 + b'"}\n'
     path.write_bytes(b"".join(line % step for step in range(4000)))
-    kept = b"".join(line % step for step in range(3990))
+    remaining = b"".join(line % step for step in range(3990))
     tracemalloc.start()
     keep_until(path, 3989)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert path.read_bytes() == kept
-    assert peak < len(kept) / 8
+    assert path.read_bytes() == remaining
+    assert peak < len(remaining) / 8
 
 
 def test_a_file_that_cannot_be_opened_is_one_warning(tmp_path):

@@ -40,9 +40,9 @@ def test_the_order_of_many_rows_takes_four_bytes_for_each():
     rows = 100_000
     tracemalloc.start()
     DataOrder(rows, seed=12345).at(0)
-    kept, _ = tracemalloc.get_traced_memory()
+    memory, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept < 5 * rows
+    assert memory < 5 * rows
 
 
 def test_the_order_stays_the_same_from_version_to_version():

@@ -209,10 +209,10 @@ def test_calls_of_a_step_are_not_kept_where_no_timeline_is_written(run, tmp_path
     run.timeline.write_to(TraceFile(tmp_path, 0))
     call = run.timeline.follow("gen", "generate", "step 1", (0,))
     run.timeline.end(call)
-    kept = weakref.ref(call)
+    reference = weakref.ref(call)
     del call
     run.timeline.end_step(1)
-    assert kept() is None
+    assert reference() is None
 
 
 def test_seconds_of_a_call_are_without_those_that_it_waits_for_others():

@@ -245,6 +245,21 @@ def test_a_users_own_template_is_used(tmp_path):
         script("launch.slurm.template=mine.j2")
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{{ cycler.__init__.__globals__.os.mkdir('made') }}",
+        "{{ log.parents[1].joinpath('made').touch() }}",
+        "{% for one in range(10**9) %}{% endfor %}",
+    ],
+)
+def test_a_template_runs_no_code(tmp_path, hostile):
+    (tmp_path / "mine.j2").write_text(hostile)
+    with pytest.raises(UsageError, match=r"the template mine\.j2 cannot be used"):
+        script("launch.slurm.template=mine.j2", folder=tmp_path)
+    assert not list(tmp_path.rglob("made"))
+
+
 def test_an_unmeasured_run_is_warned_at_most_a_quarter_before_its_end():
     def lead(time):
         text = JobArray(

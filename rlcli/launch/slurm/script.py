@@ -57,11 +57,15 @@ def batch_script(
     `lead`: how many seconds before the time limit it is warned; `runs`: more than one form an
     array, of which `at_once` may run at a time. Raises UsageError for options that cannot be given,
     or a template that cannot be used."""
-    from jinja2 import Environment, StrictUndefined, TemplateError
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     settings = recipe.launch.slurm
     template = Path(settings.template).expanduser() if settings.template else TEMPLATE
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    # a recipe names it, and a job that is only looked at runs nothing of a recipe
+    environment = ImmutableSandboxedEnvironment(
+        undefined=StrictUndefined, keep_trailing_newline=True
+    )
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     try:
         return environment.from_string(template.read_text()).render(
@@ -70,11 +74,11 @@ def batch_script(
             lead=lead,
             modules=settings.modules,
             setup=settings.setup,
-            log=log,
+            log=str(log),  # a path could be written to
             python=sys.executable,
-            values=values,
+            values=str(values),
         )
-    except (OSError, UnicodeDecodeError, TemplateError) as error:
+    except (OSError, UnicodeDecodeError, OverflowError, TemplateError) as error:
         message = f"the template {template} cannot be used: {error}"
         raise UsageError(
             message, where="launch.slurm.template", hint=f"the default is {TEMPLATE}"

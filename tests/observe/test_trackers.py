@@ -223,6 +223,32 @@ def test_secrets_of_the_environment_and_of_the_recipe_are_redacted(tmp_path, mon
     assert tracker.run.origins == {"train.steps": "toy.yaml:3:16"}
 
 
+@pytest.mark.parametrize("secret", [
+    {"setup": ["module load x", "export HF_TOKEN=canary-1 && export WANDB_API_KEY='canary 2'"]},
+    {"setup": "AWS_SECRET_ACCESS_KEY=canary-1 python serve.py"},
+    {"command": ["serve", "--api-key", "canary-1", "--port", "8000"]},
+    {"command": ["serve", "--api-key=canary-1"]},
+    {"command": ["sh", "-c", "serve --auth-token canary-1"]},
+    {"command": ["serve", "--header", "Authorization: Bearer canary-1.0123456789abc"]},
+    {"headers": {"X-Api-Key": "canary-1", "Authorization": "canary-2"}},
+    {"url": "https://judge/v1?version=2&api_key=canary-1"},
+    {"models.judge.args.key": "canary-1"},
+])  # fmt: skip
+def test_secrets_in_lines_of_shells_and_in_options_and_headers_are_redacted(secret):
+    redacted = repr(Redactor({}).value(secret))
+    assert "canary" not in redacted
+    assert "<redacted>" in redacted
+
+
+def test_what_is_no_secret_is_shown():
+    shown = {
+        "setup": ["export NCCL_DEBUG=WARN", "export MAX_TOKENS=512", "ulimit -n 4096"],
+        "command": ["serve", "--tokenizer", "gpt2", "--max-tokens=512", "-x"],
+        "prompt": "x = y; key=2 & bearer bonds?", "url": "http://judge/v1?model=small",
+    }  # fmt: skip
+    assert Redactor({}).value(shown) == shown
+
+
 def test_runs_that_differ_in_their_seed_are_one_group(tmp_path):
     redactor = Redactor({})
     texts = {

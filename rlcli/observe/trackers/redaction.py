@@ -15,6 +15,16 @@ NOT_SECRET = re.compile(r"[-+\d.,\s\[\]]*|true|false|null")
 """Values of settings such as `max_new_tokens`, whose names are like those of secrets."""
 IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 """User and password of a URL."""
+ASSIGNED = re.compile(
+    r"""(?P<name>(?<![\w$])[A-Z][A-Z0-9_]{1,80}= | \bexport\s+\w{1,80}= | (?<=[?&])[\w.-]{1,80}=
+    | --[A-Za-z][\w-]{0,80}(?:=|[ ]+))
+    (?P<value>"[^"]*"|'[^']*'|[^\s"'&;]+)""",
+    re.VERBOSE,
+)
+"""A variable in a line of a shell, an option of a command, or a part of a URL's query, with its
+value."""
+BEARER = re.compile(r"(?<=\bBearer )[\w.~+/=-]{16,}")
+"""The token in a header of HTTP."""
 
 
 def bare_address(url: str) -> str:
@@ -36,10 +46,12 @@ class Redactor:
         self._secrets = re.compile("|".join(map(re.escape, longest_first))) if secrets else None
 
     def text(self, text: str) -> str:
-        """A text without the secrets of the environment and those in URLs."""
+        """A text without the secrets of the environment, those in URLs and headers, and those that
+        it gives to variables and options."""
         if self._secrets is not None:
             text = self._secrets.sub(REDACTED, text)
-        return IN_URL.sub(REDACTED, text)
+        text = BEARER.sub(REDACTED, IN_URL.sub(REDACTED, text))
+        return ASSIGNED.sub(_without_value, text)
 
     def value(self, value: Any, key: str = "") -> Any:
         """A value of plain data, at any depth, without secrets."""
@@ -48,7 +60,8 @@ class Redactor:
                 self.text(str(name)): self.value(inner, str(name)) for name, inner in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.value(inner, key) for inner in value]
+            keys = [key, *(_as_option(word) or key for word in value)]
+            return [self.value(inner, named) for inner, named in zip(value, keys, strict=False)]
         if isinstance(value, str):
             return REDACTED if value and is_secret_name(key) else self.text(value)
         return value
@@ -60,3 +73,15 @@ class Redactor:
         if is_secret and not NOT_SECRET.fullmatch(value):
             return f"{key}={REDACTED}"
         return self.text(word)
+
+
+def _without_value(match: re.Match[str]) -> str:
+    """What gives a value to a name, without the value of a secret."""
+    name, value = match["name"], match["value"]
+    is_secret = is_secret_name(name.strip("-= ")) and not NOT_SECRET.fullmatch(value)
+    return f"{name}{REDACTED}" if is_secret else match[0]
+
+
+def _as_option(word: Any) -> str:
+    """A word of a command, if it is an option whose value is the next word; else empty."""
+    return word if isinstance(word, str) and re.fullmatch(r"--[A-Za-z][\w-]*", word) else ""

@@ -42,14 +42,15 @@ _KEYS = re.compile(r"[^\s.{}$:]+(\.[^\s.{}$:]+)*")
 _VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 _SECRET = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASS(W|P|_|$)|PRIVATE|CREDENTIAL|API_?KEY|ACCESS_?KEY|_PWD$"
-    r"|(^|_)(KEY|AUTH|BEARER|COOKIE|DSN)$",
+    r"|(^|_)(KEY|AUTH(ORIZATION)?|BEARER|COOKIE|DSN|PAT)$",
     re.IGNORECASE,
 )
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or a key of this name holds a secret, as far as its name says."""
-    return _SECRET.search(name) is not None
+    """Whether a variable, a key (`X-Api-Key`, `judge.key`) or an option of this name holds a
+    secret, as far as its name says."""
+    return _SECRET.search(re.sub("[-.]", "_", name)) is not None
 
 
 @dataclass(frozen=True)

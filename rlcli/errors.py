@@ -17,6 +17,8 @@ RlcliError                 1  a bug in rlcli unless a subclass says otherwise
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +77,24 @@ def _printable(character: str) -> str:
     if character.isprintable() or character == "\n":
         return character
     return character.encode("unicode_escape").decode()
+
+
+class PrintableRecord(logging.LogRecord):
+    """A record of a log whose message is safe to print, whatever names it contains: those of
+    tensors and rows are chosen by whoever has published them."""
+
+    def getMessage(self) -> str:
+        return escape_control(super().getMessage())
+
+
+def log_printably() -> None:
+    """From now on all that this process logs, libraries included, is safe to print."""
+    logging.setLogRecordFactory(PrintableRecord)
+
+
+def printable_traceback(error: BaseException) -> str:
+    """The traceback of an error, safe to print."""
+    return escape_control("".join(traceback.format_exception(error)).rstrip("\n"))
 
 
 def first_line(error: BaseException) -> str:

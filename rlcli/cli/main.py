@@ -41,6 +41,8 @@ from rlcli.errors import (
     RlcliError,
     as_document,
     escape_control,
+    log_printably,
+    printable_traceback,
 )
 from rlcli.garbage import collect_rarely
 from rlcli.launch import lifeline
@@ -154,6 +156,7 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the code of the outcome."""
     open_closed_streams()
+    log_printably()
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] != [ANSWER]:
         words = _in_order(words)
@@ -332,9 +335,7 @@ def _crash(error: Exception, debug: bool) -> int:
 
 
 def _print_traceback(error: Exception) -> None:
-    import traceback
-
-    traceback.print_exception(error)
+    print(printable_traceback(error), file=sys.stderr)
 
 
 def _write_report(error: Exception) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -18,7 +19,7 @@ from typing import Any, get_origin, get_type_hints
 import msgpack
 
 from rlcli import errors
-from rlcli.errors import RlcliError
+from rlcli.errors import RlcliError, printable_traceback
 
 LARGEST = 1 << 30
 """Bytes of one message. That of a batch holds the metadata of its rows, of which the tests of a
@@ -189,7 +190,7 @@ def logged_failure(where: str) -> FailureOf:
     """Makes failures of a process, and prints each error into its log."""
 
     def failure(error: BaseException) -> Failure:
-        traceback.print_exception(error)
+        print(printable_traceback(error), file=sys.stderr)
         return Failure.of(error, where)
 
     return failure

@@ -25,7 +25,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import DROPPED, REASONS
 from rlcli.api.model import call_interface
 from rlcli.api.timing import TimeSpan, Timing, add_span
-from rlcli.errors import HangError, ResourceError, WorkerError
+from rlcli.errors import HangError, ResourceError, WorkerError, log_printably
 from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
 from rlcli.messaging.control import Control
 from rlcli.messaging.messages import (
@@ -201,6 +201,7 @@ def unpacked(fields: Fields) -> SequenceSample:
 def main(role: str, run_dir: Path, index: int) -> None:
     collect_rarely()
     keep_private()
+    log_printably()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     failure = logged_failure(f"{pool_name(role)}{index}")

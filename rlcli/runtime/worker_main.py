@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.errors import log_printably
 from rlcli.files import open_private
 from rlcli.garbage import collect_rarely, leave_garbage
 from rlcli.processes import die_with_parent, keep_private
@@ -40,6 +41,7 @@ CALLS_AT_ONCE = 256
 def main(run_dir: Path) -> None:
     collect_rarely()
     keep_private()
+    log_printably()
     _die_with_parent()
     _leave_stopping_to_the_master()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])

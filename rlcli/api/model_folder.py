@@ -11,7 +11,7 @@ from typing import Any
 
 from rlcli.api.headway import BYTES, Headway, doing
 from rlcli.api.model_sizes import LAYERS, wrong_sizes
-from rlcli.api.weight_files import MAX_JSON, SAVE_AGAIN, check_weights
+from rlcli.api.weight_files import MAX_JSON, SAVE_AGAIN, check_weights, inside
 from rlcli.errors import ModelError, first_line
 from rlcli.files import read_regular
 
@@ -28,6 +28,8 @@ WANTED_FILES = (
     "*.model",
 )
 """Files that are downloaded for a model on the Hub: no code, no pickles."""
+TEMPLATES = "additional_chat_templates/*"
+"""Files with the other chat templates of a model."""
 
 ADAPTER = "adapter_config.json"
 """If this file exists, transformers first loads another model, which has not been checked."""
@@ -93,6 +95,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
     """Check that a model folder is complete and safe before transformers sees it. Needs no torch.
     Raises ModelError."""
     _refuse_special_files(folder)
+    _refuse_links_out(folder)
     config = folder / "config.json"
     if weights and not config.is_file():
         raise ModelError(
@@ -133,11 +136,19 @@ def _refuse_special_files(folder: Path) -> None:
             )
 
 
+def _refuse_links_out(folder: Path) -> None:
+    """What a model's files say is saved with every checkpoint, and published with it: none of them
+    may be a link to a file of this machine. Raises ModelError S7."""
+    for pattern in (*WANTED_FILES, TEMPLATES):
+        for file in sorted(folder.glob(pattern)):
+            inside(folder, file)
+
+
 def _check_described(folder: Path, stored: Counter[str]) -> None:
     """Check that config.json does not describe more than the files hold: missing weights would be
     made up, in any amount. `stored`: tensor → its numbers in the files. Raises ModelError."""
     config = _read_json(folder / "config.json")
-    inner = config.get("text_config") or config
+    inner = _of_text(config)
     layers = max((inner.get(key) or 0 for key in LAYERS), default=0)
     width = (
         inner.get("embedding_size")
@@ -159,13 +170,19 @@ def _check_described(folder: Path, stored: Counter[str]) -> None:
         raise ModelError(message, where=str(folder / "config.json"), hint=hint)
 
 
+def _of_text(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that describes the language model."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) and inner else config
+
+
 def check_sizes(model: Path, tokenizer: Path) -> None:
     """Compare the files of a model and a tokenizer, before anything is loaded.
     Raises ModelError F32."""
     config, words = _read_json(model / "config.json"), tokenizer / "tokenizer.json"
     if not words.is_file() or not isinstance(config, dict):
         return
-    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    rows = config.get("vocab_size") or _of_text(config).get("vocab_size")
     ids = list(token_ids(_read_json(words)))
     if isinstance(rows, int) and ids and max(ids) >= rows:
         raise ModelError(

@@ -1,0 +1,44 @@
+"""Model folders of strangers: what their files may be, without reading any weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlcli.api.model_folder import check_folder, check_sizes
+from rlcli.errors import ModelError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"num_hidden_layers": 1}')
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "tokenizer_config.json", "additional_chat_templates/rag.jinja"]
+)
+def test_a_link_to_a_file_of_this_machine_is_no_file_of_a_model(folder, tmp_path, name):
+    (tmp_path / "private").write_text('{"auths": "canary"}')
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(tmp_path / "private")
+    with pytest.raises(ModelError, match="is a link out of its folder") as raised:
+        check_folder(folder, weights=False)
+    assert raised.value.code == "S7"
+    (folder / name).unlink()
+    (folder / name).symlink_to(folder / "tokenizer.json")
+    check_folder(folder, weights=False)
+
+
+@pytest.mark.parametrize("inner", [0.5, "llama", ["llama"]])
+def test_an_inner_configuration_that_is_none_is_left_to_transformers(folder, inner):
+    (folder / "config.json").write_text(json.dumps({"text_config": inner}))
+    check_folder(folder, weights=True)
+    check_sizes(folder, folder)

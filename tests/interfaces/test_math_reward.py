@@ -400,6 +400,12 @@ def test_hostile_answers_are_scored_without_a_comparison(monkeypatch):
         assert time.process_time() - begun < 5.0, "about 0.2 seconds, or endless"
 
 
+def test_a_long_answer_of_a_row_is_refused_at_once():
+    begun = time.process_time()
+    assert MathRewardInterface().score_texts(["5"], ["x" * 20_000]) == [None]
+    assert time.process_time() - begun < 1.0, "no time at all, or its square"
+
+
 def test_a_batch_of_hostile_answers_does_not_end_the_run():
     data = batch([["#### 9^{9^9}"] * 8] * 8, ["5", "\\sqrt{3}"] * 4)
     interface = MathRewardInterface()

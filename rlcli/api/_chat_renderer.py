@@ -70,7 +70,9 @@ def rendered(
         length += len(piece)
         if length > LONGEST:
             raise TooLong(f"it writes more than {LONGEST >> 20} million characters")
-    return _without_marks("".join(text))
+    marked = "".join(text)
+    marked.encode()  # raises an error for half of a surrogate pair, which no tokenizer reads
+    return _without_marks(marked)
 
 
 def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:

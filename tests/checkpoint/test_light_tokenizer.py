@@ -252,6 +252,7 @@ def test_a_template_may_use_the_date():
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{% set ns = namespace(_x=1) %}", "SecurityError"),
+        ("{{ '\\ud800' }}", "UnicodeEncodeError"),
         ("{% if %}", "TemplateSyntaxError"),
     ],
 )

@@ -252,7 +252,7 @@ def _step_of(line: bytes) -> float:
     """The step of a line; infinite if it cannot be read."""
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return math.inf
 
 
@@ -264,12 +264,19 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 value = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 if not line.endswith("\n"):
                     return
                 raise DataError(
-                    f"not JSON: {error.msg}", where=f"{path}:{number}", code="F31"
+                    f"not JSON: {_reason(error)}", where=f"{path}:{number}", code="F31"
                 ) from None
             if not isinstance(value, dict):
                 raise DataError("not a JSON object", where=f"{path}:{number}", code="F31")
             yield value
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    """Why a line is not JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return "nested too deeply" if isinstance(error, RecursionError) else "too long a number"

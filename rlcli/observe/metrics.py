@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlcli.errors import DataError
 from rlcli.observe.json_lines import JsonLines, Warn, is_nonfinite, plain_number, read_json_lines
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,12 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl in order, with the non-finite values restored."""
-    return [with_nonfinite(record) for record in read_json_lines(path)]
+    """The records of a metrics.jsonl in order, with the non-finite values restored. Raises
+    DataError for a line that is none."""
+    records = [with_nonfinite(record) for record in read_json_lines(path)]
+    if any(type(record.get("step")) is not int for record in records):
+        raise DataError("a line has no step", where=str(path), code="F31")
+    return records
 
 
 def with_nonfinite(record: dict[str, Any]) -> dict[str, Any]:

@@ -122,6 +122,8 @@ def _fields(sample: SampleRecord) -> dict[str, Any]:
 
 TEXTS = ("prompt", "response", "phase")
 NUMBERS = ("reward", "logprob", "advantage", "length")
+LARGEST = 1 << 63
+"""Whole numbers that are larger have not been written by a run."""
 
 
 def iterate_samples(path: Path) -> Iterator[SampleRecord]:
@@ -140,11 +142,14 @@ def iterate_samples(path: Path) -> Iterator[SampleRecord]:
 
 def _has_valid_types(record: SampleRecord) -> bool:
     texts = all(isinstance(getattr(record, name), str) for name in TEXTS)
-    numbers = all(isinstance(getattr(record, name), int | float | None) for name in NUMBERS)
+    numbers = all(_is_number(getattr(record, name)) for name in NUMBERS)
     return (
         texts
         and numbers
-        and isinstance(record.step, int)
+        and _is_count(record.step)
+        and _is_count(record.number)
+        and isinstance(record.id, str | int)
+        and isinstance(record.finish, str | None)
         and isinstance(record.answer, str | None)
         and isinstance(record.reason, str | None)
     )
@@ -154,8 +159,15 @@ def _has_valid_turns(record: SampleRecord) -> bool:
     turns, rewards = record.turns, record.turn_rewards
     if not (isinstance(turns, list | None) and isinstance(rewards, list | None)):
         return False
-    has_numbers = all(isinstance(reward, int | float | None) for reward in rewards or ())
-    return has_numbers and all(map(_is_turn, turns or ()))
+    return all(map(_is_number, rewards or ())) and all(map(_is_turn, turns or ()))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | None) or _is_count(value)
 
 
 def _is_turn(turn: Any) -> bool:
@@ -169,8 +181,10 @@ def _is_turn(turn: Any) -> bool:
 def _has_valid_tokens(record: SampleRecord) -> bool:
     return (
         _is_list_of(str, record.tokens)
-        and _is_list_of(int | float | None, record.token_logprobs)
-        and _is_list_of(int | float | None, record.token_advantages)
+        and _is_list_of(object, record.token_logprobs)
+        and _is_list_of(object, record.token_advantages)
+        and all(map(_is_number, record.token_logprobs or ()))
+        and all(map(_is_number, record.token_advantages or ()))
         and _is_list_of(list, record.versions)
         and all(len(span) == 2 and _is_list_of(int, span) for span in record.versions or ())
     )

@@ -265,6 +265,30 @@ def test_samples_survive_a_round_trip_with_control_characters(tmp_path):
     assert (second.reward, second.phase) == (None, "eval")
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("[" * 5000, "nested"), ('{"step": ' + "9" * 5000 + "}", "number"), ('{"step": {}}', "step")],
+)
+def test_lines_of_strangers_are_reported(tmp_path, line, says):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(DataError, match=says):
+        read_metrics(path)
+    assert keep_until(path, 3) is not None
+
+
+@pytest.mark.parametrize("field", [
+    {"id": [1]}, {"reward": 10**400}, {"number": "1"}, {"finish": {}},
+    {"token_logprobs": [10**400]},
+])  # fmt: skip
+def test_fields_that_no_run_writes_are_reported(tmp_path, field):
+    path = tmp_path / "samples.jsonl"
+    sample = {"step": 1, "id": 1, "prompt": "", "response": "", **field}
+    path.write_text(json.dumps(sample) + "\n")
+    with pytest.raises(DataError, match="a field has the wrong type"):
+        read_samples(path)
+
+
 def test_a_line_that_is_not_a_sample_is_reported(tmp_path):
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "who": "a stranger"}\n')
     with pytest.raises(DataError, match=r"not a sample.*who"):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.api.run_folder import is_run
 from rlcli.errors import ModelError, ResourceError
+from rlcli.files import known_object
 from rlcli.launch.run_jobs import with_jobs
 from rlcli.observe.run_overview import Overview, read_overview
 from rlcli.observe.run_search import RUNS, find_run, find_runs
@@ -126,16 +127,20 @@ class Run:
         """A trained model in transformers' own class, on the CPU unless `options`, which are those
         of `from_pretrained`, name a device. `step`: a checkpoint instead of the newest weights.
         Raises ModelError, UsageError."""
+        from rlcli.api.model_folder import model_folder
         from rlcli.launch.trained_model import trained_model
 
         with _quiet_loading(), trained_model(str(self.path), role, step) as trained:
+            folder = model_folder(trained.source, weights=True)  # it may be a stranger's
             import transformers
 
-            config = transformers.AutoConfig.from_pretrained(trained.source)
-            name = next(iter(config.architectures or ()), None)
-            if not isinstance(name, str) or not hasattr(transformers, name):
-                raise ModelError(f"{trained.described}: transformers has no class {name!r}")
-            return getattr(transformers, name).from_pretrained(trained.source, **options)
+            names = known_object(folder / "config.json").get("architectures")
+            name = names[0] if isinstance(names, list) and names else None
+            kind: Any = getattr(transformers, str(name), None)
+            is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+            if not is_model:
+                raise ModelError(f"{trained.described}: transformers has no model {name!r}")
+            return kind.from_pretrained(folder, **options)
 
     def tokenizer(self, role: str = "actor", step: int | None = None) -> Any:
         """The tokenizer of a trained model. Raises ModelError, UsageError."""

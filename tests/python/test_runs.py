@@ -4,6 +4,7 @@ import json
 import math
 import operator
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from warm_processes import warm_processes
 import rlcli
 from rlcli.errors import (
     Errors,
+    ModelError,
     NumericError,
     Problem,
     RecipeError,
@@ -26,6 +28,7 @@ from rlcli.errors import (
     as_document,
     from_document,
 )
+from rlcli.observe.page.rendering import DEMO
 from rlcli.observe.run_search import NoSuchRun
 from rlcli.python.metrics import Metrics
 from rlcli.python.runs import as_words
@@ -106,6 +109,21 @@ def test_a_run_that_does_not_exist_is_refused(tmp_path):
     assert rlcli.runs(tmp_path) == []
     with pytest.raises(ResourceError, match="is not the folder of a run"):
         rlcli.run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [({"auto_map": {"AutoConfig": "code.Configuration"}}, "S6"), ({}, "MODEL")],
+)
+def test_a_model_in_the_run_of_a_stranger_runs_no_code(tmp_path, config, code):
+    run = shutil.copytree(DEMO, tmp_path / "run")
+    actor = run / "models/actor"
+    actor.mkdir(parents=True)
+    (actor / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (actor / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(ModelError) as caught:
+        rlcli.run(run).model()
+    assert caught.value.code == code
 
 
 def test_what_components_print_is_shown_and_the_result_is_not(capsys):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.api.weight_files import inside
 from rlcli.errors import ResourceError
 from rlcli.launch.trained_model import TrainedModel
 from rlcli.observe.model_card import model_card
@@ -24,11 +25,12 @@ Files = dict[str, Path | bytes]
 
 def files_to_push(trained: TrainedModel, repository: str) -> Files:
     """The files of a run's model on the Hub, its card included. Raises ResourceError F72,
-    DataError F31."""
+    DataError F31, or ModelError S7 for a link to a file of this machine."""
     assert trained.run is not None
     model = Path(trained.source)
-    of_model = {file.relative_to(model).as_posix(): file for file in sorted(model.rglob("*"))}
-    of_run = {name: trained.run / name for name in OF_THE_RUN}
+    own_files = (inside(model, file) for file in sorted(model.rglob("*")))
+    of_model = {file.relative_to(model).as_posix(): file for file in own_files}
+    of_run = {name: inside(trained.run, trained.run / name) for name in OF_THE_RUN}
     card = model_card(trained.run, trained.role or "", repository, model)
     files: Files = {name: file for name, file in (of_model | of_run).items() if file.is_file()}
     return files | {CARD: card.encode()} | _without_secrets(trained.run)

@@ -13,6 +13,7 @@ import yaml
 from hub_uploads import TOKEN, uploading_hub
 from recorded_runs import record_run
 
+from rlcli.errors import ModelError
 from rlcli.launch.hub_upload import files_to_push
 from rlcli.launch.trained_model import TrainedModel
 from rlcli.observe.page.contents import contents
@@ -83,6 +84,17 @@ def test_a_model_is_pushed_again_into_its_repository(push, tmp_path):
         for _ in range(2):
             assert push(run, endpoint=hub.endpoint).returncode == 0
         assert (list(hub.repositories), len(hub.messages)) == (["me/sums"], 2)
+
+
+@pytest.mark.parametrize("name", ["models/actor/.env", "curve.png"])
+def test_a_file_behind_a_link_is_not_uploaded(tmp_path, name):
+    run = trained_run(tmp_path / "run")
+    (tmp_path / "private").write_text("canary")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path / "private")
+    trained = TrainedModel(str(run / "models/actor"), "run", run, "actor")
+    with pytest.raises(ModelError, match="is a link out of its folder"):
+        files_to_push(trained, "me/sums")
 
 
 @pytest.mark.parametrize(

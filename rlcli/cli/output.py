@@ -153,15 +153,13 @@ def print_table(
         file=paper, highlight=False, soft_wrap=False, force_terminal=has_colour(sys.stdout)
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
-    cells = [[escape_control(cell) for cell in row] for row in rows]
-    widths = (
-        _widths_of_numbers([columns, *cells], console.width) if numbers else [None] * len(columns)
-    )
-    for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
-        is_last = index == len(columns) - 1 and not numbers
+    heads, *cells = [[escape_control(cell) for cell in row] for row in (columns, *rows)]
+    widths = _widths_of_numbers([heads, *cells], console.width) if numbers else [None] * len(heads)
+    for index, (head, width) in enumerate(zip(heads, widths, strict=True)):
+        is_last = index == len(heads) - 1 and not numbers
         is_whole = index == 0 and not numbers
         table.add_column(
-            column, no_wrap=is_whole, overflow="fold", ratio=1 if is_last else None, width=width
+            Text(head), no_wrap=is_whole, overflow="fold", ratio=1 if is_last else None, width=width
         )
     for row in cells:
         table.add_row(*map(Text, row))

@@ -204,6 +204,14 @@ def test_no_color_takes_precedence_over_force_color(start, name):
     assert not re.search(rb"\x1b\[(\d+;)*(3|4|9|10)[0-7]\b", done.stdout)
 
 
+def test_heads_of_tables_are_printed_as_they_are_and_safe_for_a_terminal(capsys):
+    heads = ["", "held-out accuracy[easy]", "held-out [/bold]", "held-out \x1b[2J\u202e"]
+    print_table(heads, [["a", "1", "2", "3"]], numbers=True)
+    head = capsys.readouterr().out.splitlines()[0]
+    shown = [*heads[1:3], "held-out \\x1b[2J\\u202e"]
+    assert re.split(" {2,}", head.strip()) == shown
+
+
 @pytest.mark.parametrize(
     "label", ["ppo.kl_ctl=0.02", "ppo.kl_ctl=0.02 ppo.eps_clip=0.3 models.actor.backend=fsdp"]
 )

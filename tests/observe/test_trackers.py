@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -25,7 +26,7 @@ from tracked_runs import (
 )
 
 from rlcli.cli import track
-from rlcli.errors import ResourceError
+from rlcli.errors import ResourceError, RlcliError
 from rlcli.files import replace_file
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.samples import SampleRecord
@@ -247,6 +248,24 @@ def test_what_is_no_secret_is_shown():
         "prompt": "x = y; key=2 & bearer bonds?", "url": "http://judge/v1?model=small",
     }  # fmt: skip
     assert Redactor({}).value(shown) == shown
+
+
+def test_small_numbers_of_the_recipe_are_numbers(tmp_path):
+    recipe = RECIPE + "optimizer: {lr: 1e-06, note: '$${literal}'}\n"
+    settings = describe_run(make_run(tmp_path / "run", recipe=recipe).path, Redactor({})).settings
+    assert settings["optimizer.lr"] == 1e-6
+    assert settings["optimizer.note"] == "${literal}"
+
+
+@pytest.mark.parametrize("recipe", [
+    "[toy]", "name: [toy]\nlog: {}", "name: toy\nlog: 1",
+    "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmn")),
+])  # fmt: skip
+def test_the_recipe_of_a_strangers_run_is_refused(tmp_path, recipe):
+    run = make_run(tmp_path / "run", recipe=recipe)
+    with pytest.raises(RlcliError) as caught:
+        describe_run(run.path, Redactor({}))
+    assert caught.value.exit_code in (2, 6)
 
 
 def test_runs_that_differ_in_their_seed_are_one_group(tmp_path):

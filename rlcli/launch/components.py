@@ -5,22 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.errors import UsageError
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import parse
+from rlcli.recipe.parsing.tree import plain
 
 Component = dict[str, Any]
 """`{type: …, args: …}`, as in a recipe."""
 
 
 def read_component(text: str, option: str) -> Component:
-    """A component on the command line: its name, or `{type: …, args: {…}}`. Raises UsageError."""
-    import yaml
-
-    try:
-        component = yaml.safe_load(text) if text.lstrip().startswith("{") else {"type": text}
-    except yaml.YAMLError:
-        component = None
+    """A component on the command line: its name, or `{type: …, args: {…}}`, read as in a recipe.
+    Raises UsageError."""
+    if not text.lstrip().startswith("{"):
+        return {"type": text}
+    problems = Problems()
+    tree = parse(text, option, problems)
+    problems.raise_if_any()
+    component = plain(tree) if tree is not None else None
     if (
         not isinstance(component, dict)
-        or "type" not in component
+        or not isinstance(component.get("type"), str)
         or not isinstance(component.get("args") or {}, dict)
     ):
         hint = "write '{type: NAME, args: {KEY: VALUE}}'"

@@ -221,7 +221,7 @@ def test_eval_uses_the_held_out_rows_of_a_recipe(rlcli):
         (("chat", "--dataset", "sft_math#train"), 2, "no prompts to answer in its dataset train"),
         (("chat", "--dataset", "ppo_math#other"), 2, "name one: --dataset ppo_math#train"),
         (("chat", "--dataset", "ppo_math#other"), 2, "has no dataset 'other'"),
-        (("chat", "--dataset", "{type: "), 2, "names no component"),
+        (("chat", "--dataset", "{type: "), 2, "is never closed"),
         (
             ("chat", "--dataset", "{type: prompt_only, args: {path: prompts.jsonl}}"),
             4,

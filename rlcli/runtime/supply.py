@@ -203,7 +203,9 @@ class Supply:
         """Whether a step can begin. Samples that have become too stale for it are given back."""
         if not self.samples.has(size) or self.samples.waits_for(step):
             return False
-        self._calls.forget(self.samples.expire(step))
+        if stale := self.samples.expire(step):
+            self._calls.forget(stale)
+            self._flow.progress.note()  # there is room for others
         return self.samples.has(size)
 
     # -- reporting ---------------------------------------------------------------------------------

@@ -130,6 +130,12 @@ def test_a_run_ahead_whose_samples_are_all_dropped_ends_with_the_reason(project)
     assert "dropped: score 32 (divisible)" in caught.value.what
 
 
+def test_too_stale_samples_make_room_for_others_while_none_are_in_progress(project):
+    settings = ("train.max_staleness=1", "train.take_first=freshest", "launch.step_deadline=20")
+    assert set(lags(trained(project, *settings, *DROPPING))) == {0, 1}
+    assert sum(record["samples/expired"] for record in records(project)) > 0
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("quick_ranks")
 def test_a_follower_generates_while_the_critic_trains_on_the_other_rank(project):

@@ -3,6 +3,7 @@ of its fields. Everything else about servers is the same code (`_server_*.py`)."
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ class ResponseRequest:
     """Room for the experts of all tokens in the answer."""
     taken_at: int | None = None
     """The update (`Servers.updates`) after which the response was last taken from a server."""
+
+
+def new_id() -> str:
+    """An id for a request: a server refuses one that it works on already."""
+    return uuid.uuid4().hex
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 from ._server_admission import LOOK_AGAIN_S, RequestAdmission
 from ._server_answers import Answer, Sampling, largest_answer, read_answer
 from ._server_balance import Flight
-from ._server_dialect import Call, ResponseRequest, WeightUpdate
+from ._server_dialect import Call, ResponseRequest, WeightUpdate, new_id
 from ._server_http import ServerRefused
 from ._server_metrics import PATH, Meter, read_metrics
 from ._server_process import TRIES, Server
@@ -218,6 +218,7 @@ class Servers:
                 return Served(server, answer, flight.is_taken)
             if not stop.is_set():
                 breaks += self._lost(server, life, failed, breaks, stop)
+            request = replace(request, id=new_id())  # it may still be working on this one
         return None
 
     def _ask(self, server: Server, request: ResponseRequest, sampling: Sampling) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +11,7 @@ from rlcli.api.config import stable_seed
 from rlcli.api.model import FinishedResponse, Segment
 
 from ._server_answers import Answer, Sampling
-from ._server_dialect import ResponseRequest
+from ._server_dialect import ResponseRequest, new_id
 from ._server_experts import bytes_of_experts
 
 
@@ -90,7 +89,7 @@ class Requests:
             self.sampling.parameters,
             self.limit - len(response.tokens),
             seed,
-            uuid.uuid4().hex,
+            new_id(),
             room,
             self.taken_at,
         )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -117,6 +118,28 @@ def test_a_request_is_retried_after_a_broken_connection(attached, fault, kind):
     actual = generate(engine)
     assert [one.tolist() for one in actual.tokens] == [one.tolist() for one in expected.tokens]
     assert fake.count(kind.load) == 1
+
+
+def break_connections(engine, path):
+    """Break those of requests that wait for an answer, as a proxy does that has seen no data for
+    too long: the server does not notice at once."""
+    for request in tuple(engine._servers.servers[0].endpoint._waits):
+        if request._target == path:
+            request._socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_request_is_repeated_while_the_server_still_works_on_it(attached, kind):
+    engine, (fake,) = attached()
+    fake.token_s, fake.most_at_once = 0.2, 0
+    fake.calls.clear()
+    with engine.open(TinyTokenizer(), GenerationHyperparameters(max_new_tokens=2), 8) as stream:
+        stream.submit(torch.tensor([3, 4]), 1)
+        while not fake.most_at_once:
+            time.sleep(0.001)
+        break_connections(engine, kind.generate)
+        (response,) = stream.collect()
+    assert fake.count(kind.generate) == 2
+    assert len(response.tokens) == len(response.logprobs) > 0
 
 
 def test_many_connections_broken_at_once_do_not_mark_a_server_as_dead(attached, kind):

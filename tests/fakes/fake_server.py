@@ -221,6 +221,8 @@ class FakeServer:
         with self._state:
             if self.in_memory != {"weights", "kv_cache"}:
                 raise Refused(f"memory is given back; it has {sorted(self.in_memory)}")
+            if wish.id in self._running:
+                raise Refused(f"Duplicate request ID detected: {wish.id}")
             self._running[wish.id] = False
             self.most_at_once = max(self.most_at_once, len(self._running))
             self.prompt_tokens += len(wish.prompt)

@@ -291,7 +291,7 @@ class Servers:
             self._admission.check()  # another request may have failed while this one waited
             if server.lives != life:
                 return False
-            lives = not server.has_died and server.is_up and self._has_present(server)
+            lives = not server.has_died and server.is_up and server.has_weights
             if stop.is_set():
                 return False
             if lives and breaks + 1 == 2 * TRIES:
@@ -300,19 +300,13 @@ class Servers:
                 )
             if lives and breaks + 1 != TRIES:
                 return True
-            assert self._present is not None
+            assert server.weights is not None
             try:
-                self._revive(server, life, problem, self._present)
+                self._revive(server, life, problem, server.weights)
             except RlcliError as error:
                 self._admission.fail(error)
                 raise
             return lives
-
-    def _has_present(self, server: Server) -> bool:
-        try:
-            return self._present is not None and server.label() == self._present.label
-        except BEHIND:
-            return False
 
     # -- pauses and memory -------------------------------------------------------------------------
 
@@ -337,8 +331,8 @@ class Servers:
         def ask(server: Server) -> None:
             with server.lock:  # it may just be starting again
                 problem = self._refusal(server, *calls)
-                if problem is not None and self._present is not None:
-                    self._revive(server, server.lives, problem, self._present)
+                if problem is not None and server.weights is not None:
+                    self._revive(server, server.lives, problem, server.weights)
                     problem = self._refusal(server, *calls)
             if problem is not None:
                 raise self._failed(server, calls[-1], problem) from problem

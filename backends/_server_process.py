@@ -146,6 +146,8 @@ class Server:
     """Whether it has given back the memory of its devices."""
     lives: int = 0
     """How many times it was made ready: failures in an earlier life say nothing about this one."""
+    weights: WeightUpdate | None = None
+    """Those that it has been given: again, when it is started again."""
     digest: Any = None
     """Digest of the weights that it holds, if it reports one."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -206,6 +208,14 @@ class Server:
         """Whether it can still write a token."""
         return self._answers(self.dialect.ALIVE)
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether it reports the weights that it has been given."""
+        try:
+            return self.weights is not None and self.label() == self.weights.label
+        except (ServerGone, ServerLate, ServerRefused):
+            return False
+
     def _answers(self, path: str) -> bool:
         try:
             self.endpoint.get(path, self.patience)
@@ -240,6 +250,7 @@ class Server:
         if reported != update.label:
             message = f"reports the weights {reported!r} after loading {update.label!r}"
             raise self.endpoint.hostile(message)
+        self.weights = update
         self.digest = self.dialect.digest(self.endpoint, seconds)
 
     def _our_address(self) -> str:

@@ -671,6 +671,33 @@ def test_a_failed_update_is_retried_once(attached, kind):
     generate(engine)
 
 
+def test_a_broken_connection_of_a_paused_request_leaves_the_new_weights(attached, kind):
+    engine, (fake,) = attached(on_pause="in_place")
+    fake.token_s = 0.02
+    fake.calls.clear()
+    load, settings = fake.load, GenerationHyperparameters(max_new_tokens=20)
+
+    def break_and_load(folder):
+        fake.load = load
+        break_connections(engine, kind.generate)
+        time.sleep(0.2)  # until that is noticed
+        load(folder)
+
+    with engine.open(TinyTokenizer(), settings, 8) as stream:
+        numbers = {stream.submit(torch.tensor([3, 4]), seed) for seed in range(16)}
+        while fake.count(kind.generate) < 16:
+            time.sleep(0.001)
+        stream.pause()
+        fake.load = break_and_load
+        follow(engine, seed=7)
+        stream.resume()
+        assert fake.label == engine._servers.label(engine.weights_number)
+        while numbers:
+            numbers -= {response.number for response in stream.collect()}
+    assert fake.count(kind.load) == 1, "the server was alive"
+    assert fake.count(kind.generate) > 16
+
+
 def test_servers_that_report_different_weights_are_refused(attached):
     engine, fakes = attached(2)
     fakes[1].model.digest = lambda: "other"

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from rlcli.api.http_request import ServerGone
 
 from ._server_dialect import WeightUpdate
-from ._server_http import Endpoint
+from ._server_http import Endpoint, ServerRefused
 
 BUCKET_BYTES = 256 << 20
 """Maximum size of tensors that are sent together; a larger tensor is sent alone."""
@@ -37,7 +37,7 @@ def by_process_group(
     """
     group = _WeightGroup(server, ranks, address, seconds)
     try:
-        server.post("/begin_weight_update", {}, seconds)
+        _begin(server, seconds)
         buckets = _buckets(update.folder)
         bucket: tuple[list[str], list[torch.Tensor]] | None = next(buckets)
         while bucket is not None:
@@ -48,6 +48,16 @@ def by_process_group(
         server.post("/end_weight_update", {}, seconds)
     finally:
         group.close()
+
+
+def _begin(server: Endpoint, seconds: float) -> None:
+    """Begin an update. One that has been left open, because its connection broke or its run was
+    killed, is ended first: the server refuses a second one."""
+    try:
+        server.post("/begin_weight_update", {}, seconds)
+    except ServerRefused:
+        server.post("/end_weight_update", {}, seconds)
+        server.post("/begin_weight_update", {}, seconds)
 
 
 def _listening(address: str) -> socket.socket:

@@ -50,6 +50,21 @@ def test_a_refused_process_group_fails_the_update_at_once(engine_with_process_gr
     assert time.monotonic() - began < 15
 
 
+def test_an_update_whose_connection_has_broken_is_repeated(engine_with_process_group):
+    engine, (fake,) = engine_with_process_group
+    fake.fail("/update_weights_from_distributed", "reset")
+    follow(engine, seed=7)
+    assert fake.label == engine._servers.label(engine.weights_number)
+
+
+def test_an_update_that_a_killed_run_has_left_open_is_ended(engine_with_process_group):
+    engine, (fake,) = engine_with_process_group
+    fake._is_open = True
+    follow(engine, seed=7)
+    assert fake.label == engine._servers.label(engine.weights_number)
+    assert not fake._is_open
+
+
 def test_updates_leave_no_threads_behind(engine_with_process_group):
     """A process group has three threads on each side, one of which wakes up 100 times a second."""
     engine, _ = engine_with_process_group

@@ -16,7 +16,7 @@ from rlcli.launch.slurm import allocations, commands, jobs
 from rlcli.launch.slurm.jobs import Submission, look_up
 from rlcli.launch.slurm.launcher import names_of_nodes
 from rlcli.launch.slurm.script import TEMPLATE
-from rlcli.launch.slurm.submit import VALUES, submit_again
+from rlcli.launch.slurm.submit import VALUES, planned, submit_again
 from rlcli.launch.supervisor import PARENT
 from rlcli.observe.display import EVENTS
 from rlcli.observe.run_directory import RunDirectory
@@ -290,3 +290,21 @@ def test_the_job_of_another_cluster_is_asked_for_there(elsewhere, tmp_path):
     asked = (tmp_path / "asked").read_text().splitlines()
     assert {line.split()[0] for line in asked} == {"squeue", "scontrol", "scancel"}
     assert all(line.split()[1] == "--clusters=alps" for line in asked)
+
+
+def test_the_time_of_a_partition_is_that_of_the_cluster_that_the_options_choose(
+    project, tmp_path, monkeypatch
+):
+    lines = ['limit="infinite infinite"', '[ "$1" = --clusters=alps ] && limit="20:00 1-0"']
+    body = "\n".join(["#!/bin/sh", *lines, 'echo "CLUSTER: here"; echo "long $limit"'])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sinfo").write_text(body)
+    (tmp_path / "bin/sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    settings = ["launch=slurm", "launch.slurm.partition=long"]
+
+    def script(*overrides):
+        return planned(load_recipe("toy.yaml", [*settings, *overrides]), None).script()
+
+    assert "signal=B:USR1@900\n" in script()
+    assert "signal=B:USR1@300\n" in script("launch.slurm.options.clusters=alps")

@@ -18,12 +18,13 @@ from rlcli.files import make_folder, replace_file
 from rlcli.launch.slurm.allocations import lead_of
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.job import LOG
-from rlcli.launch.slurm.jobs import JOB_ID, Submission, look_up_one
+from rlcli.launch.slurm.jobs import JOB_ID, Submission, look_up_one, of_cluster
 from rlcli.launch.slurm.script import batch_script, seconds_of
 from rlcli.launch.sweep import Sweep, open_sweep
 from rlcli.project import VARIABLE, current_project
 
 if TYPE_CHECKING:
+    from rlcli.recipe.launch_section import Slurm
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
 
@@ -53,9 +54,7 @@ class JobArray:
         from rlcli.topology import plan_topology
 
         settings = self.recipe.launch.slurm
-        limit = (
-            seconds_of(settings.time) if settings.time else _limit_of_partition(settings.partition)
-        )
+        limit = seconds_of(settings.time) if settings.time else _limit_of_partition(settings)
         return batch_script(
             self.recipe,
             plan_topology(self.recipe),
@@ -211,11 +210,15 @@ def _new_folder(resolved: Resolved) -> Path:
     return free_folder(Path(resolved.recipe.log.dir).expanduser() / resolved.recipe.name)
 
 
-def _limit_of_partition(name: str | None) -> int | None:
-    """Default time limit of a partition's jobs, in seconds; None if unlimited or unknown."""
+def _limit_of_partition(settings: Slurm) -> int | None:
+    """Default time limit of a partition's jobs, in seconds, in the cluster that the options choose;
+    None if unlimited or unknown."""
+    name, options = settings.partition, settings.options
+    in_cluster = of_cluster(str(options.get("clusters") or options.get("cluster") or ""))
     try:
         asked = [
             "sinfo",
+            *in_cluster,
             "--noheader",
             "--format=%P %L %l",
             *([f"--partition={name}"] if name else []),

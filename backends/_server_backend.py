@@ -181,7 +181,8 @@ class ServerBackend(ModelBackend):
 
     def _started(self, undo: ExitStack, servers: Sequence[Server]) -> Servers:
         """Ready servers, which `undo` ends. Raises WorkerError, ResourceError."""
-        from ._server_pool import Deadlines, Servers
+        from ._server_http import Deadlines
+        from ._server_pool import Servers
 
         deadlines = Deadlines(self.request_deadline_s, self.update_deadline_s)
         pool = Servers(servers, self.update, deadlines)

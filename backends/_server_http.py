@@ -14,10 +14,24 @@ from rlcli.errors import RlcliError, WorkerError, escape_control
 
 ANSWER = Size(8 << 20, 400_000)
 """Maximum size of an answer that is not a response."""
-BUSY = (429, 502, 503, 504)
-"""Status codes of a server that is starting or ending, or of a proxy in front of one."""
+BUSY = (429, 503)
+"""Status codes of a server that takes no more requests, or is starting or ending."""
+AWAY = (502, 504)
+"""Those of a proxy whose server does not answer."""
 SHOWN = 200
 """Characters of an answer that an error shows."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Deadlines in seconds."""
+
+    request: float
+    update: float
+
+
+class ServerBusy(ServerGone):
+    """The server, or a proxy in front of it, takes no more requests now."""
 
 
 class ServerRefused(Exception):
@@ -92,10 +106,12 @@ class Endpoint:
             raise self.hostile(f"was not asked: {problem}") from None
         finally:
             self._waits.discard(request)
-        if answer.status in BUSY:
-            raise ServerGone(f"status {answer.status}: {self._shown(answer.content)}")
+        shown = self._shown(answer.content)
+        if answer.status in (*BUSY, *AWAY):
+            kind = ServerBusy if answer.status in BUSY else ServerGone
+            raise kind(f"status {answer.status}: {shown}")
         if answer.status != 200:
-            raise ServerRefused(answer.status, self._shown(answer.content))
+            raise ServerRefused(answer.status, shown)
         return answer.content
 
     def _parsed(self, path: str, content: bytes, most: Size) -> Any:

@@ -26,13 +26,15 @@ from ._server_admission import LOOK_AGAIN_S, RequestAdmission
 from ._server_answers import Answer, Sampling, largest_answer, read_answer
 from ._server_balance import Flight
 from ._server_dialect import Call, ResponseRequest, WeightUpdate, new_id
-from ._server_http import ServerRefused
+from ._server_http import Deadlines, ServerBusy, ServerRefused
 from ._server_metrics import PATH, Meter, read_metrics
 from ._server_process import TRIES, Server
 from ._server_times import RequestTimes
 
 READ_AGAIN_S = 5.0
 """Seconds between readings of the servers' metrics."""
+BUSY_S = 1.0
+"""Seconds until a server that takes no more requests is asked again."""
 ABORT_S = 5.0
 """Seconds in which a server must say that it has ended all responses."""
 BEHIND = (ServerGone, ServerLate, ServerRefused)
@@ -47,14 +49,6 @@ class Served:
     answer: Answer
     was_taken: bool
     """Whether the rest must come from another server, because this one is slow."""
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Deadlines in seconds."""
-
-    request: float
-    update: float
 
 
 class Servers:
@@ -196,19 +190,14 @@ class Servers:
 
         Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
-        breaks = 0
+        breaks, end = 0, time.monotonic() + self._deadlines.request
         while (flight := self._admission.admit(request, stop)) is not None:
             server, answer = self.servers[flight.server], None
             life = server.lives
             try:
                 answer = self._ask(server, request, sampling)
-            except ServerGone as problem:
-                failed: Exception = problem
-            except ServerLate as problem:
-                if not stop.is_set() and server.is_alive:
-                    raise HangError(
-                        f"{server.name} is alive, but gave {problem}", code="F91"
-                    ) from None
+            except (ServerGone, ServerLate) as problem:
+                self._check_hang(server, problem, stop)
                 failed = problem
             finally:
                 self._take(self._ended(flight, request, answer))
@@ -217,7 +206,8 @@ class Servers:
             if answer is not None:
                 return Served(server, answer, flight.is_taken)
             if not stop.is_set():
-                breaks += self._lost(server, life, failed, breaks, stop)
+                is_alive = self._lost(server, life, failed, breaks, stop)
+                breaks += is_alive and not self._rests(failed, end, stop)
             request = replace(request, id=new_id())  # it may still be working on this one
         return None
 
@@ -229,6 +219,17 @@ class Servers:
         except ServerRefused as problem:
             raise ModelError(f"{server.name} refuses a request: {problem}", code="F90") from None
         return read_answer(self.dialect, raw, request, sampling, server.endpoint.hostile)
+
+    def _check_hang(self, server: Server, problem: Exception, stop: threading.Event) -> None:
+        """Raise HangError if a server is alive, but has not answered in time."""
+        if isinstance(problem, ServerLate) and not stop.is_set() and server.is_alive:
+            raise HangError(f"{server.name} is alive, but gave {problem}", code="F91") from None
+
+    def _rests(self, problem: Exception, end: float, stop: threading.Event) -> bool:
+        """Wait a moment for a server that takes no more requests; whether that is why a request has
+        failed. From `end` on, that is no excuse any more."""
+        is_busy = isinstance(problem, ServerBusy) and time.monotonic() < end
+        return is_busy and not stop.wait(BUSY_S)
 
     def _ended(
         self, flight: Flight, request: ResponseRequest, answer: Answer | None

@@ -151,6 +151,24 @@ def test_many_connections_broken_at_once_do_not_mark_a_server_as_dead(attached, 
     assert fake.count(kind.load) == 1
 
 
+def test_a_server_that_takes_no_more_requests_is_asked_again_later(attached, kind, monkeypatch):
+    monkeypatch.setattr("rlcli.backends._server_pool.BUSY_S", 0.05)
+    engine, (fake,) = attached()
+    undisturbed = generate(engine)
+    fake.fail(kind.generate, *["busy"] * 60)
+    later = generate(engine)
+    assert [one.tolist() for one in later.tokens] == [one.tolist() for one in undisturbed.tokens]
+    assert fake.count(kind.load) == 1, "it was started again"
+
+
+def test_a_server_that_stays_busy_ends_the_call_after_the_deadline(attached, kind, monkeypatch):
+    monkeypatch.setattr("rlcli.backends._server_pool.BUSY_S", 0.05)
+    engine, (fake,) = attached(request_deadline_s=2.0)
+    fake.fail(kind.generate, *["busy"] * 10_000)
+    with pytest.raises(WorkerError, match=r"8 times: status 503: .*The request queue is full"):
+        generate(engine)
+
+
 def test_a_request_that_keeps_failing_ends_the_call_and_names_the_server(attached, kind):
     engine, (fake,) = attached()
     fake.fail(kind.generate, *["reset"] * 1000)

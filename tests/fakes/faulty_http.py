@@ -103,6 +103,9 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200, {"output_ids": [1, 2]}, promised=10_000)
         self.close_connection = True
 
+    def _busy(self) -> None:
+        self._send(503, {"error": {"message": "The request queue is full."}})
+
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
@@ -123,6 +126,7 @@ class Handler(BaseHTTPRequestHandler):
 
     FAULTS: ClassVar[dict[str, Callable[[Any], None]]] = {
         "garbage": _garbage,
+        "busy": _busy,
         "half": _half,
         "reset": _reset,
         "silence": _silence,

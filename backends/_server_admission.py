@@ -91,11 +91,14 @@ class RequestAdmission:
                         "requests are still in flight, so the servers cannot take new weights",
                         code="F91",
                     )
+        began = time.monotonic()
         try:
             yield
         finally:
             with self._changed:
                 self._holds -= 1
+                if not self._holds:  # an update holds them while they are paused
+                    self._balance.resumed(time.monotonic() - began)
                 self._changed.notify_all()
 
     def weights_changed(self) -> None:

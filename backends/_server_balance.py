@@ -45,6 +45,8 @@ class Flight:
     """False once its response has been taken from a server, until the next update."""
     is_taken: bool = False
     """Whether it is being taken from this one."""
+    paused: float = 0.0
+    """Seconds for which it was paused."""
 
 
 @dataclass
@@ -141,7 +143,7 @@ class Balance:
         del load.in_flight[flight.id]
         if tokens is None:
             return []
-        load.add(tokens, now - flight.began, now)
+        load.add(tokens, now - flight.began - flight.paused, now)
         self._prefixes.note(text, flight.server)
         if not self._is_slow(flight.server):
             self._forget_slowness(flight.server)
@@ -164,6 +166,13 @@ class Balance:
         for load in self._loads:
             for flight in load.in_flight.values():
                 flight.can_move = True
+
+    def resumed(self, seconds: float) -> None:
+        """Note that all servers were paused for so long: this says nothing about any of them."""
+        for load in self._loads:
+            load.last_answer += seconds
+            for flight in load.in_flight.values():
+                flight.paused += seconds
 
     def started(self, server: int) -> None:
         """Note that a server was started again: what it did before says nothing about it now."""
@@ -191,7 +200,7 @@ class Balance:
         load = self._loads[server]
         if not load.in_flight or any(flight.is_taken for flight in load.in_flight.values()):
             return False
-        silence = now - max(load.oldest.began, load.last_answer)
+        silence = now - max(load.oldest.began + load.oldest.paused, load.last_answer)
         if silence <= SHORTEST_S:
             return False
         answers = [seconds for other in self._others(server) for _, seconds in other.answers]

@@ -1,8 +1,13 @@
 """Which server a request goes to, and what is taken from a slow one."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 
+from rlcli.backends._server_admission import RequestAdmission
 from rlcli.backends._server_balance import AHEAD, BLOCK, FIRST_REST_S, Balance
+from rlcli.backends._server_dialect import ResponseRequest, new_id
 
 SERVERS = 3
 LATER = 1000.0
@@ -158,6 +163,30 @@ def test_the_other_responses_of_a_silent_server_follow_if_it_is_slow(balance):
     oldest, *_ = in_flight(balance, 0, "a", "b", "c", now=1.0)
     assert ids(balance.overdue(12.0)) == ["a"]
     assert ids(balance.end(oldest, 12.0, tokens=30)) == ["b", "c"]
+
+
+def test_a_long_pause_for_new_weights_makes_no_server_slow_or_silent(monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("rlcli.backends._server_admission.time", clock)
+    admission = RequestAdmission(SERVERS, lambda: range(SERVERS), deadline=1.0)
+
+    def begin(count):
+        requests = [ResponseRequest([], {}, 100, 0, new_id()) for _ in range(count)]
+        return [admission.admit(request, threading.Event()) for request in requests]
+
+    def end(flights):
+        clock.now += 1.0
+        return [flight for each in flights for flight in admission.end(each, [], 100)]
+
+    for _ in range(4):
+        assert end(begin(SERVERS)) == []
+    flights = begin(2 * SERVERS)
+    with admission.hold(drained=False):
+        clock.now += 30.0
+        with admission.hold(drained=False):
+            clock.now += 30.0
+    assert admission.overdue(slow_only=False) == []
+    assert end(flights) == []
 
 
 def test_every_server_may_be_as_slow_as_the_others(balance):

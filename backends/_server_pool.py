@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +68,9 @@ class Servers:
         self._aside = ThreadPoolExecutor(2, "aside")
         """Threads for requests that no response waits for."""
         self._next_look, self._next_reading = 0.0, 0.0
+        self._reading: Future[None] = Future()
+        """The last reading of their metrics."""
+        self._reading.set_result(None)
         self._mute: set[int] = set()
         """Servers that report no metrics."""
         self._present: WeightUpdate | None = None
@@ -249,9 +252,9 @@ class Servers:
         if now >= self._next_look:
             self._next_look = now + LOOK_AGAIN_S
             self._take(self._admission.overdue(slow_only))
-        if now >= self._next_reading:
+        if now >= self._next_reading and self._reading.done():  # servers may not answer
             self._next_reading = now + READ_AGAIN_S
-            self._aside.submit(self._read_metrics)
+            self._reading = self._aside.submit(self._read_metrics)
 
     def _read_metrics(self) -> None:
         for server in self.servers:

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -588,6 +589,17 @@ def test_servers_report_their_load(attached):
     assert 0.5 <= measured["servers/cache_hits"] <= 0.75, "each prompt was read at least once"
     assert measured["servers/preemptions"] == 10 / 20
     assert engine.measured() == {}
+
+
+def test_readings_of_metrics_that_servers_do_not_answer_do_not_accumulate(attached, monkeypatch):
+    servers, begun, end = attached()[0]._servers, [], threading.Event()
+    monkeypatch.setattr(servers, "_read_metrics", lambda: (begun.append(True), end.wait()))
+    for _ in range(5):
+        servers._next_reading = 0.0
+        servers.look(slow_only=True)
+    end.set()
+    servers._aside.shutdown(wait=True)
+    assert len(begun) == 1
 
 
 @pytest.mark.parametrize("fault", ["refuse", "huge", "reset", "garbage"])

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.recipe.introspection.difference import Values, differences, grouped, sections_of_one
+from rlcli.recipe.introspection.difference import (
+    Values,
+    differences,
+    grouped,
+    sections_of_one,
+    values_of,
+)
+from rlcli.recipe.resolve import load_recipe
 
 plain = st.one_of(
     st.none(),
@@ -78,3 +86,11 @@ def test_sections_that_only_one_recipe_has_are_found():
         "m.a.x": "m.a",
         "m.b.x": "m.b",
     }
+
+
+@pytest.mark.parametrize("args", ["text", ["list"], 3])
+def test_arguments_of_another_type_in_a_recipe_that_was_not_checked_are_compared_as_they_are(args):
+    recipe = load_recipe("sft_math").recipe.model_dump(mode="json")
+    recipe["models"]["actor"]["backend"]["args"] = args
+    compared = values_of(recipe, {}).of
+    assert any(key[:4] == ("models", "actor", "backend", "args") for key in compared)

@@ -103,7 +103,9 @@ def completed(recipe: dict[str, Any]) -> dict[str, Any]:
     result: Any = copy.deepcopy(recipe)
     for path, signature in components_in(node_of(recipe, default_mark())):
         section = reduce(getitem, path, result)
-        section["args"] = _with_defaults(signature.arguments, section.get("args") or {})
+        args = section.get("args") or {}
+        if isinstance(args, dict):  # not so in a recipe that was not checked
+            section["args"] = _with_defaults(signature.arguments, args)
     return result
 
 

@@ -94,15 +94,17 @@ def _describe(model: Model, folder: Path) -> list[Path]:
 def restore_roles(
     models: Mapping[str, Model],
     folder: Path,
-    mirrored: Mapping[str, str],
+    followed: Mapping[str, str],
     first_ranks: Mapping[str, int],
     rank: int,
 ) -> None:
     """Fill the weights and optimizers of this rank's roles from a checkpoint of any number of
-    ranks. `mirrored`: role → the role whose weights it has; `first_ranks`: role → the rank that
-    leads it."""
+    ranks. A role that it does not hold had the weights of the one it follows. `followed`: role →
+    that one; `first_ranks`: role → the rank that leads it."""
     for name, model in models.items():
-        optimizer, source = folder / OPTIMIZERS / name, mirrored.get(name, name)
+        is_stored = (folder / MODELS / name).is_dir()
+        source = name if is_stored else followed.get(name, name)
+        optimizer = folder / OPTIMIZERS / name
         state = model.module.state(room_for_optimizer=optimizer.is_dir())
         first = first_ranks[source]
         fill(state.weights, folder / MODELS / source, writers_of(state.weights, rank, first))

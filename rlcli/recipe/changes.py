@@ -48,6 +48,7 @@ RULES: dict[str, Kind] = {
     "graph.*.model": Kind.FORBIDDEN,
     "graph.*.call": Kind.FORBIDDEN,
     "graph.*.interface.type": Kind.FORBIDDEN,
+    "graph.*.hooks.copy_to": Kind.FORBIDDEN,
     "graph.*.microbatches": Kind.SAFE,
     "graph.*.max_tokens_per_microbatch": Kind.SAFE,
     "datasets": Kind.ALTERS,

@@ -18,25 +18,30 @@ def weights_origin(recipe: Recipe, role: str) -> str:
     return role
 
 
+def followed_roles(recipe: Recipe) -> dict[str, str]:
+    """Role → the one role whose weights are copied to it, whole or as a moving average."""
+    followed: dict[str, str] = {}
+    for role in recipe.changing_roles:
+        sources = {call.model for call in recipe.graph.values() if call.hooks.copy_to == role}
+        if len(sources) == 1:
+            followed[role] = sources.pop()
+    return followed
+
+
 def mirrored_roles(recipe: Recipe) -> dict[str, str]:
     """Role → the trained role whose weights it has between any two steps: it starts with them, and
     takes them over whole whenever they have changed."""
     mirrored: dict[str, str] = {}
-    for role in recipe.changing_roles:
-        sources = {call.model for call in recipe.graph.values() if call.hooks.copy_to == role}
-        for source in sources if len(sources) == 1 else ():
-            updates = [
-                call
-                for call in recipe.graph.values()
-                if (call.model, call.call) == (source, "train_step")
-            ]
-            is_copied = all((call.hooks.copy_to, call.hooks.eta) == (role, 1) for call in updates)
-            if (
-                updates
-                and is_copied
-                and weights_origin(recipe, role) == weights_origin(recipe, source)
-            ):
-                mirrored[role] = source
+    for role, source in followed_roles(recipe).items():
+        updates = [
+            call
+            for call in recipe.graph.values()
+            if (call.model, call.call) == (source, "train_step")
+        ]
+        is_copied = all((call.hooks.copy_to, call.hooks.eta) == (role, 1) for call in updates)
+        starts_alike = weights_origin(recipe, role) == weights_origin(recipe, source)
+        if updates and is_copied and starts_alike:
+            mirrored[role] = source
     return mirrored
 
 

@@ -33,7 +33,7 @@ from rlcli.messaging.messages import END_LANE, LAST_REQUEST, Fields, Request, Te
 from rlcli.observe.responses import describe_samples
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.measured import Choice, with_choices
-from rlcli.recipe.role_sources import mirrored_roles, stored_roles
+from rlcli.recipe.role_sources import followed_roles, stored_roles
 from rlcli.recipe.schema import Recipe
 from rlcli.registry.faults import attribute_user_errors, origin_of_call
 from rlcli.runtime.call_outputs import NO_OUTPUT, accept_output, measured_by
@@ -338,9 +338,9 @@ class ModelWorker:
     ) -> Fields:
         """Resume from a checkpoint written by any number of ranks."""
         changing = self._held(self.recipe.changing_roles)
-        mirrored = mirrored_roles(self.recipe)
+        followed = followed_roles(self.recipe)
         leaders = {placement.role: placement.ranks[0] for placement in self.topology.placements}
-        restore_roles(changing, Path(folder), mirrored, leaders, self.rank)
+        restore_roles(changing, Path(folder), followed, leaders, self.rank)
         self._copies.torn.clear()
         for name, model in self.models.items():
             model.version = ModelVersion(**versions[name]) if name in versions else model.version

@@ -1,6 +1,7 @@
 """A rank's files of a checkpoint: its own, and none that another rank has half done in the same
 folder."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import EngineState
 from rlcli.api.model import Model
-from rlcli.checkpoint.rank_files import read_samples, write_roles, write_samples
+from rlcli.checkpoint.rank_files import read_samples, restore_roles, write_roles, write_samples
 from rlcli.checkpoint.state import copy_to_host
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM
 
@@ -60,6 +61,25 @@ def test_unfinished_files_of_another_rank_are_not_part_of_the_description(tmp_pa
         "models/actor/config.json",
         "models/actor/model.safetensors",
     }
+
+
+def tiny(role, seed):
+    engine = BesideAnotherRank(TinyLM(seed=seed))
+    return {role: Model(role, engine, None, torch.device("cpu"))}
+
+
+def test_a_role_has_its_own_weights_if_they_are_stored_or_else_those_it_mirrored(tmp_path):
+    for role, seed in (("actor", 0), ("ref", 1)):
+        model = tiny(role, seed)
+        model[role].module.checkpoint = tmp_path / role
+        copy = copy_to_host(model[role].module.state(), leads=True)
+        write_roles({role: copy}, model, tmp_path / "both", rank=0)
+    mirrored = tmp_path / "mirrored"
+    shutil.copytree(tmp_path / "both/models/actor", mirrored / "models/actor")
+    for folder, seed in ((tmp_path / "both", 1), (mirrored, 0)):
+        model = tiny("ref", seed=2)
+        restore_roles(model, folder, {"ref": "actor"}, {"actor": 0, "ref": 0}, rank=0)
+        assert torch.equal(model["ref"].module.model.head, TinyLM(seed=seed).head)
 
 
 def test_keys_of_samples_may_share_a_tensor(tmp_path):

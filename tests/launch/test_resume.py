@@ -52,6 +52,26 @@ def test_the_weights_of_a_role_that_mirrors_another_are_stored_once(train, resum
     assert numbers(uninterrupted.parent / "run") == numbers(uninterrupted)
 
 
+def test_a_role_that_no_longer_mirrors_another_continues_with_its_weights(train, resume, project):
+    """They are not in the checkpoint; its last step samples with them, as without the change."""
+    follower = ("models.actor_mirror={init: actor, backend: toy}", "graph.gen.model=actor_mirror")
+    follower += ("graph.train_actor.hooks={copy_to: actor_mirror}",)
+    _, unchanged = train("train.steps=3", *follower, name="whole")
+    train("train.steps=2", *follower)
+    resume("train.steps=3", "graph.train_actor.hooks.eta=0.5", accept=True)
+    assert numbers(project / "run") == numbers(unchanged)
+
+
+def test_whom_a_role_follows_cannot_change(train, resume):
+    """A role that follows none is not in a checkpoint: its weights would be those that it started
+    with."""
+    follower = ("models.actor_mirror={init: actor, backend: toy}", "graph.gen.model=actor_mirror")
+    train("train.steps=1", *follower, "graph.train_actor.hooks={copy_to: actor_mirror, eta: 0.5}")
+    with pytest.raises(UsageError, match=r"another graph\.train_actor\.hooks\.copy_to") as caught:
+        resume("train.steps=2", "graph.train_actor.hooks={_replace_: true}", accept=True)
+    assert caught.value.code == "F84"
+
+
 def test_no_sample_is_trained_on_twice_in_an_epoch(train):
     _, folder = train("train.steps=5")  # 20 rows, 8 a step: two epochs
     taken = [line["sample"] for line in ledger(folder)]

@@ -58,16 +58,16 @@ def drive(
     recipe_digest: Callable[[int], str],
     start: Start | None = None,
     title: str = STEP,
-    write_down: Callable[[int], None] | None = None,
+    write_down: Callable[[Start | None], None] | None = None,
 ) -> Finished:
     """Run to the end, from a checkpoint if there is a `start`; workers that die are replaced while
     restarts are left.
 
     The ranks verify the checkpoint first; if it is damaged, the run continues from an earlier one.
     `recipe_digest` says the recipe's digest for the step that is continued from. `write_down` is
-    called with that step once the workers are up and have loaded data and state. If anything fails
-    before that, a run that is being resumed stays as it was, its status included,
-    unless it is a job.
+    called with the checkpoint that is continued from, once the workers are up and have loaded data
+    and state. If anything fails before that, a run that is being resumed stays as it was, its
+    status included, unless it is a job.
     """
     from rlcli.observe.setup_times import SetupTimes, usual_times
 
@@ -91,7 +91,7 @@ class _Drive:
     start: Start | None
     """The checkpoint that the next attempt begins with."""
     title: str
-    write_down: Callable[[int], None] | None
+    write_down: Callable[[Start | None], None] | None
     times: SetupTimes
     mirrors: Mirrors
 
@@ -149,7 +149,7 @@ class _Drive:
                 self.title,
             )
             master.start()
-            self._begin(start.state.step if start is not None else -1, master.choices)
+            self._begin(start, master.choices)
             with open_outputs(run, display.warning) as outputs:
                 master.run(outputs)
             master.shut_down()
@@ -163,16 +163,17 @@ class _Drive:
         _draw_curves(self.recipe, self.run)
         return Finished(outcome, code, done, steps, before)
 
-    def _begin(self, step: int, choices: Sequence[Choice]) -> None:
-        """The workers are up and have loaded data, and state of after `step`, if that is not -1."""
+    def _begin(self, start: Start | None, choices: Sequence[Choice]) -> None:
+        """The workers are up and have loaded data, and the state of `start`."""
         from rlcli.observe.setup_times import FILE
         from rlcli.recipe.measured import with_choices
 
+        step = start.state.step if start is not None else -1
         if self.start is not None and not self._has_begun:
             self._name_lost_records(step)
         self._forget_after(step)
         if self.write_down is not None and not self._has_begun:
-            self.write_down(max(step, 0))
+            self.write_down(start)
         self.recipe = with_choices(self.recipe, choices)
         if choices:
             record_choices(self.run, choices, self.display)

@@ -108,7 +108,7 @@ def _continued(
     if now.recipe.launch.type != "slurm":
         Submission.forget(run.path)
     if was_begun := _was_begun(run):
-        _say(now.recipe, changes, start, display)
+        _say_where(now.recipe, start, display)
     recipe, stopped = _with_starts(run, now, display, stop)
     if stopped is not None:
         return Resumed(start.state.step if start is not None else 0, changes, stopped)
@@ -117,8 +117,10 @@ def _continued(
     def recipe_digest(step: int) -> str:
         return _digest(first_digest, changes, step)
 
-    def write_down(step: int) -> None:
+    def write_down(start: Start | None) -> None:
+        step = start.state.step if start is not None else 0
         _write_down(run, now, changes, step, recipe_digest(step))
+        _say_what(now.recipe, changes, start, display)
 
     begins = write_down if was_begun else None
     finished = drive(
@@ -279,15 +281,22 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
 
 
-def _say(now: Recipe, changes: Sequence[Change], start: Start | None, display: Display) -> None:
-    """Show from where the run continues, and what is different now."""
+def _say_where(now: Recipe, start: Start | None, display: Display) -> None:
+    """Show from where the run continues."""
     if start is None:
         display.note("no checkpoint was committed yet: starting from step 0")
-    else:
-        ranks = known_object(start.folder / "MANIFEST.json").get("world_size")
-        world = now.cluster.nodes * now.cluster.devices_per_node
-        moved = f" (saved on {ranks} ranks, continuing on {world})" if ranks != world else ""
-        display.note(f"resuming after step {start.state.step}{moved}")
+        return
+    ranks = known_object(start.folder / "MANIFEST.json").get("world_size")
+    world = now.cluster.nodes * now.cluster.devices_per_node
+    moved = f" (saved on {ranks} ranks, continuing on {world})" if ranks != world else ""
+    display.note(f"resuming after step {start.state.step}{moved}")
+
+
+def _say_what(
+    now: Recipe, changes: Sequence[Change], start: Start | None, display: Display
+) -> None:
+    """Show what was restored, and what is different now."""
+    if start is not None:
         roles = ", ".join(
             f"{role} weights" + (" and optimizer" if role in now.trained_roles else "")
             for role in now.changing_roles

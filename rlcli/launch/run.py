@@ -123,7 +123,7 @@ def _run_first(
                     recipe_digest=lambda step: digest(resolved),
                     start=start,
                     title=title,
-                    write_down=run.note_resume,
+                    write_down=lambda start: run.note_resume(start.state.step if start else 0),
                 )
         except NoWholeCheckpoint as error:
             display.warning(f"{error}\nstarting over in a new folder")

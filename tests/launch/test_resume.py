@@ -253,9 +253,12 @@ def test_a_change_that_alters_the_run_is_refused(train, resume, change, accept):
     assert change.partition("=")[0] in caught.value.what
 
 
-def test_a_smaller_batch_continues_at_the_same_row(train, resume, project):
+def test_a_smaller_batch_continues_at_the_same_row(train, resume, project, capsys):
     train("train.steps=2")
     resume("train.steps=4", "train.prompts_per_step=2", accept=True)
+    messages = capsys.readouterr().err
+    assert "restored  actor weights and optimizer, critic weights and optimizer" in messages
+    assert "position 16 in the training data\n  changed   train.steps: 2 → 4\n" in messages
     taken = [line["sample"] for line in ledger(project / "run")]
     assert len(taken) == len(set(taken)) == 8 + 8 + 2 + 2
 
@@ -318,13 +321,14 @@ def test_resuming_a_completed_run_of_epochs_changes_nothing(train, resume, proje
 
 
 @pytest.mark.parametrize("change", [("train.steps=4",), ("train.steps=null", "train.epochs=1")])
-def test_an_end_before_the_steps_already_done_is_refused(train, resume, change):
+def test_an_end_before_the_steps_already_done_is_refused(train, resume, change, capsys):
     _, folder = train("train.steps=5")
     before = files(folder)
     with pytest.raises(UsageError, match="but the run has done 5 steps") as caught:
         resume(*change)
     assert caught.value.code == "F84"
     assert files(folder) == before
+    assert "restored" not in capsys.readouterr().err
 
 
 def test_epochs_are_counted_in_rows_after_the_batch_size_changes(train, resume, project):

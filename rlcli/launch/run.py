@@ -105,7 +105,9 @@ def _run_first(
 ) -> Finished:
     """Run a recipe whose result another one starts from,
     or continue a run of it that was interrupted."""
+    from rlcli.recipe.measured import with_choices_of
     from rlcli.recipe.parsing.layers import shown
+    from rlcli.recipe.resolve import load_recipe
 
     title, folder = f"warm start {recipe.name}", find_interrupted(resolved, log_dir)
     if folder is not None and (interrupted := _reopened(folder, display)) is not None:
@@ -115,8 +117,9 @@ def _run_first(
         )
         try:
             with run:
+                before = load_recipe(str(run.resolved_recipe), ()).recipe
                 return drive(
-                    recipe,
+                    with_choices_of(before, recipe),
                     run,
                     display,
                     stop,

@@ -10,11 +10,14 @@ import torch
 
 from rlcli.errors import DataError
 from rlcli.files import make_folder, replace_file
+from rlcli.ops.reduce import AllReduce, identity
 
 
 class LogprobStore:
-    """Log-probs present when the store was opened, plus those it has written since: ranks that
-    compute together find the same, whatever others write meanwhile.
+    """Log-probs present when the store was opened, plus those that the ranks of the role have
+    written since: ranks that compute together find the same, whatever others write meanwhile. So
+    does a run that is resumed and one that is not: what is stored is not computed again in another
+    batch, where it is the same up to rounding only.
 
     A part is one safetensors file: `keys` [n, 32] uint8, `lengths` [n], and `logprobs`,
     concatenated. Parts are never changed, and are read piece by piece.
@@ -31,13 +34,29 @@ class LogprobStore:
         ranges = [self._places.get(_key(tokens)) for tokens in sequences]
         return [None if stored is None else _rows(*stored) for stored in ranges]
 
-    def write(self, sequences: Sequence[torch.Tensor], logprobs: Sequence[torch.Tensor]) -> None:
-        """Add log-probs of sequences that are not stored yet."""
-        if not sequences:
+    def write(
+        self,
+        sequences: Sequence[torch.Tensor],
+        logprobs: Sequence[torch.Tensor],
+        all_reduce: AllReduce = identity,
+    ) -> None:
+        """Add log-probs of sequences that are not stored yet, each rank its own, none if it has
+        computed none. `all_reduce` sums over the ranks, which all take part."""
+        keys = [_key(tokens) for tokens in sequences]
+        digest = hashlib.sha256(b"".join(keys)).digest()[:16]
+        number = torch.tensor(int.from_bytes(digest[:6]) if keys else 0)
+        call = int(all_reduce(number))
+        if not call:  # all of them found everything
             return
+        if keys:
+            self._write(f"{call:016x}-{digest.hex()}", keys, logprobs)
+        all_reduce(number)  # all have written
+        for path in sorted(self.folder.glob(f"{call:016x}-*.safetensors")):
+            self._open(path)
+
+    def _write(self, name: str, keys: Sequence[bytes], logprobs: Sequence[torch.Tensor]) -> None:
         from safetensors.torch import save
 
-        keys = [_key(tokens) for tokens in sequences]
         lengths = torch.tensor([len(row) for row in logprobs])
         content = save(
             {
@@ -47,9 +66,7 @@ class LogprobStore:
             }
         )
         make_folder(self.folder)
-        path = self.folder / f"{hashlib.sha256(b''.join(keys)).hexdigest()[:32]}.safetensors"
-        replace_file(path, content)
-        self._open(path)
+        replace_file(self.folder / f"{name}.safetensors", content)
 
     def _open(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open

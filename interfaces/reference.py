@@ -92,7 +92,7 @@ class ReferenceInterface(ModelInterface):
             scores = computed.data["packed_ref_logprobs"].split(
                 computed.flat_seqlens("packed_ref_logprobs")
             )
-            store.write([sequences[index] for index in missing], scores)
+            store.write([sequences[index] for index in missing], scores, model.all_reduce)
             for index, row in zip(missing, scores, strict=True):
                 rows[index] = row
         return [row for row in rows if row is not None]

@@ -10,7 +10,7 @@ from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.registry import make_interface
 from rlcli.testing.batches import make_batch
 from rlcli.testing.interface import InterfaceContract
-from rlcli.testing.tiny_engine import tiny_model
+from rlcli.testing.tiny_engine import TinyRanks, tiny_model
 
 
 class TestContract(InterfaceContract):
@@ -78,6 +78,22 @@ def test_missing_log_probs_are_computed_and_stored(batch, tmp_path):
         make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"],
     )
     assert passes == 2
+    assert stored(tmp_path, tiny_model(), batch)[1] == 0
+
+
+def test_what_another_rank_has_stored_is_not_computed_again(batch, tmp_path):
+    """else a run that is resumed, which finds all of it, would differ from one that is not"""
+    ranks, halves = TinyRanks(2), [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    def passes_of_two_epochs(rank):
+        model, reference = tiny_model(ranks=ranks, rank=rank), make(store=str(tmp_path))
+        passes = []
+        for half in (halves[rank], halves[1 - rank]):
+            reference.inference(model, batch.select_indices(half), MicroBatchSpec())
+            passes.append(model.module.micro_batches)
+        return passes
+
+    assert ranks.run(passes_of_two_epochs) == [[1, 1], [1, 1]]
     assert stored(tmp_path, tiny_model(), batch)[1] == 0
 
 

@@ -120,7 +120,7 @@ class AdaptiveKLController:
     def __init__(self, coef: float, target: float, horizon: float):
         if not (target > 0 and horizon > 0):
             raise ValueError(f"the KL target ({target}) and horizon ({horizon}) must be above 0")
-        self.coef = coef
+        self.coef = self.start = coef
         self.target = target
         self.horizon = horizon
 
@@ -136,9 +136,10 @@ class AdaptiveKLController:
         self.coef *= 1 + error * n_steps / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        return {"coef": self.coef}
+        return {"coef": self.coef, "start": self.start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the coefficient; the state of a fixed controller has none,
-        so the recipe's is kept."""
-        self.coef = state.get("coef", self.coef)
+        """Restore the coefficient. The recipe's is kept if it has changed since it was the start,
+        and after a fixed controller, whose state has none."""
+        if state.get("start", self.start) == self.start:
+            self.coef = state.get("coef", self.coef)

@@ -136,3 +136,22 @@ def test_a_nonfinite_kl_leaves_the_coefficient_unchanged(kl):
     controller = AdaptiveKLController(0.1, target=6.0, horizon=100)
     controller.update(kl, 10)
     assert controller.coef == 0.1
+
+
+@pytest.mark.parametrize(("start", "coef"), [(0.1, 0.102), (0.3, 0.3)])
+def test_an_adaptive_coefficient_is_restored_unless_it_starts_from_another(start, coef):
+    """A run may be resumed with another kl_ctl, which it then has."""
+    before = AdaptiveKLController(0.1, target=6, horizon=100)
+    before.update(60.0, 10)
+    resumed = AdaptiveKLController(start, target=6, horizon=100)
+    resumed.load_state_dict(before.state_dict())
+    assert resumed.coef == pytest.approx(coef)
+    again = AdaptiveKLController(start, target=6, horizon=100)
+    again.load_state_dict(resumed.state_dict())
+    assert again.coef == resumed.coef
+
+
+def test_an_adaptive_coefficient_is_restored_from_a_state_without_its_start():
+    controller = AdaptiveKLController(0.1, target=6, horizon=100)
+    controller.load_state_dict({"coef": 0.05})
+    assert controller.coef == 0.05

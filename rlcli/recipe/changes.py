@@ -50,6 +50,8 @@ RULES: dict[str, Kind] = {
     "graph.*.call": Kind.FORBIDDEN,
     "graph.*.interface.type": Kind.FORBIDDEN,
     "graph.*.hooks.copy_to": Kind.FORBIDDEN,
+    "graph.*.hooks.offload": Kind.SAFE,
+    "graph.*.hooks.transfer": Kind.SAFE,
     "graph.*.microbatches": Kind.SAFE,
     "graph.*.max_tokens_per_microbatch": Kind.SAFE,
     "datasets": Kind.ALTERS,

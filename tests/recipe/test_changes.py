@@ -20,6 +20,8 @@ def test_every_section_has_a_rule():
         ("graph.critic_train.call=evaluate", Kind.FORBIDDEN),
         ("graph.actor_train.hooks.copy_to=ref", Kind.FORBIDDEN),
         ("graph.actor_train.hooks.eta=0.5", Kind.ALTERS),
+        ("graph.actor_train.hooks.offload=true", Kind.SAFE),
+        ("graph.actor_train.hooks.transfer=delta", Kind.SAFE),
         ("ppo.kl_ctl=0.5", Kind.ALTERS),
         ("models.actor.backend.args.lr=1e-6", Kind.ALTERS),
         ("train.prompts_per_step=16", Kind.ALTERS),

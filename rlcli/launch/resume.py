@@ -251,8 +251,8 @@ def _with_choices_of(before: Resolved, now: Resolved) -> Resolved:
 
 def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]:
     """Changes to the run's recipe. Raises UsageError F84 for those that are forbidden,
-    have no effect, or need to be accepted."""
-    from rlcli.recipe.changes import Kind, changes, without_effect
+    or that need to be accepted."""
+    from rlcli.recipe.changes import Kind, changes
 
     accepted = changes(before, now)
     forbidden = [change for change in accepted if change.kind is Kind.FORBIDDEN]
@@ -260,12 +260,6 @@ def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]
         raise UsageError(
             f"a run cannot be resumed with another {_keys(forbidden)}",
             hint="start a new run; models.<role>.path may name a model that this one has trained",
-            code="F84",
-        )
-    for key, keys in without_effect(accepted, now).items():
-        raise UsageError(
-            f"another {key} has no effect now: each call of the run has its own",
-            hint=f"set {', '.join(keys)}" if keys else "no call has such a setting",
             code="F84",
         )
     altering = [change for change in accepted if change.kind is Kind.ALTERS]

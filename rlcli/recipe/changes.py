@@ -12,7 +12,6 @@ unless they have the given value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -98,29 +97,6 @@ def changes(before: Recipe, now: Recipe) -> list[Change]:
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
-
-
-def without_effect(accepted: Sequence[Change], now: Recipe) -> dict[str, list[str]]:
-    """The changes of `generation` that reach no call, each with the keys of calls that have such a
-    setting: a run continues with a resolved recipe, in which nothing refers to that section."""
-    unused: dict[str, list[str]] = {}
-    for section, setting, *_ in (change.key.split(".") for change in accepted if "." in change.key):
-        reaching = [change for change in accepted if setting in change.key.split(".")[2:]]
-        if section == "generation" and not reaching:
-            unused[f"{section}.{setting}"] = _calls_with(setting, now)
-    return unused
-
-
-def _calls_with(setting: str, recipe: Recipe) -> list[str]:
-    """The keys of a setting of generation in the arguments of calls."""
-    graphs = {"graph": recipe.graph, "train.eval.graph": recipe.train.eval.graph}
-    keys = []
-    for path, graph in graphs.items():
-        for name, call in graph.items():
-            args, key = call.interface.args, f"{path}.{name}.interface.args"
-            keys += [f"{key}.generation.{setting}"] if "generation" in args else []
-            keys += [f"{key}.{setting}"] if setting in args else []
-    return keys
 
 
 def follows_length(recipe: Recipe) -> bool:

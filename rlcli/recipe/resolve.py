@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -50,12 +50,12 @@ from rlcli.recipe.preparation import with_preparation
 from rlcli.recipe.role_backends import with_backends
 from rlcli.recipe.rollouts import as_rollout, with_rollouts
 from rlcli.recipe.schema import FORMAT, SECTIONS, Recipe
+from rlcli.recipe.unread import refuse_unread
 from rlcli.recipe.validation.component_arguments import check_components
 from rlcli.recipe.validation.scratch import check_scratch
 from rlcli.recipe.validation.semantics import check_semantics
 from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
-from rlcli.spelling import did_you_mean
 
 MAX_NAMES = 256
 """Most roles, datasets or calls of a recipe."""
@@ -340,40 +340,9 @@ def _merged(
     layer_trees = [layer.tree for layer in layers]
     orphaned = _orphaned_blocks([*layer_trees, *override_trees])
     blocks = (referenced_blocks(tree) | orphaned) - set(SECTIONS)
-    _refuse_unread(blocks, layer_trees, override_trees, problems)
+    refuse_unread(blocks, tree, layer_trees, override_trees, problems)
     sections = {key: entry for key, entry in spelt.entries.items() if key not in blocks}
     return replace(spelt, entries=sections), blocks
-
-
-def _refuse_unread(
-    blocks: set[str],
-    layer_trees: Sequence[MappingNode],
-    override_trees: Sequence[MappingNode],
-    problems: Problems,
-) -> None:
-    """Refuse a key of a block that only the command line has, and that no reference leads to. A
-    layer may have keys for just some of the recipes that extend it."""
-    trees = [*layer_trees, *override_trees]
-    targets = {reference.target for tree in trees for reference in references_in(tree)}
-    for override in override_trees:
-        if blocks.isdisjoint(override.entries):
-            continue
-        for path in _unread(override, targets, layer_trees):
-            key, keys = str(path[-1]), keys_at(problems.written, path[:-1])
-            hint = did_you_mean(key, (name for name in keys if name != key))
-            mark = key_mark(override, path)
-            problems.add("R42", f"unknown key {dotted(path)}", mark, hint, width=len(key))
-
-
-def _unread(
-    override: MappingNode, targets: set[KeyPath], layer_trees: Sequence[MappingNode]
-) -> Iterator[KeyPath]:
-    """The keys of an override to which no target of a reference leads, and that no layer has; no
-    other override has them either, for what is set twice is refused."""
-    for path, _ in leaves(override):
-        is_read = any(path[: len(target)] == target[: len(path)] for target in targets)
-        if not is_read and all(at(tree, path) is None for tree in layer_trees):
-            yield path
 
 
 def _orphaned_blocks(layers: Sequence[MappingNode]) -> set[str]:

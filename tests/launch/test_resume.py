@@ -243,7 +243,6 @@ def test_replaced_ranks_use_what_the_first_ones_measured(train, monkeypatch, cap
         ("seed=6", True),
         ("train.prompts_per_step=4", False),
         ("train.shuffle=false", True),
-        ("generation.temperature=0.5", True),  # of no call: it would have no effect
     ],
 )
 def test_a_change_that_alters_the_run_is_refused(train, resume, change, accept):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcli.recipe.changes import RULES, Kind, changes, kind_of_change, without_effect
+from rlcli.recipe.changes import RULES, Kind, changes, kind_of_change
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import SECTIONS
 
@@ -148,25 +148,3 @@ def test_a_change_holds_both_values():
 def test_equal_recipes_have_no_changes():
     recipe = load_recipe("ppo_math").recipe
     assert changes(recipe, recipe) == []
-
-
-def test_settings_of_generation_have_no_effect_in_a_resolved_recipe_unless_a_call_has_them(
-    tmp_path,
-):
-    before = load_recipe("ppo_math")
-    file = tmp_path / "recipe.resolved.yaml"
-    file.write_text(before.to_yaml())
-
-    def unused(*overrides):
-        now = load_recipe(str(file), overrides).recipe
-        return without_effect(changes(before.recipe, now), now)
-
-    of_call = "graph.actor_gen.interface.args.generation"
-    keys = unused("generation.temperature=0.5")["generation.temperature"]
-    assert {f"{of_call}.temperature", "graph.ref_inf.interface.args.temperature"} <= {*keys}
-    assert f"{of_call}.top_p" in unused("generation.top_p=0.9")["generation.top_p"]
-    of_calls = [f"{key}=0.5" for key in keys]
-    assert not unused("generation.temperature=0.5", *of_calls)
-    assert not unused(*of_calls, "train.steps=30")
-    same = load_recipe("ppo_math", ["generation.temperature=0.5"]).recipe
-    assert not without_effect(changes(before.recipe, same), same)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +21,7 @@ from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_inte
 from rlcli.api.model_folder import model_folder
 from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.api.tokenizer_limits import check_tokenizer
+from rlcli.api.value_model import CRITIC
 from rlcli.errors import DataError, ModelError
 
 from ._scores import one_each, ones, shares
@@ -122,13 +124,18 @@ class HFRewardInterface(ModelInterface):
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             with _LOADING:
-                classifier = AutoModelForSequenceClassification.from_pretrained(
-                    folder, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+                classifier, loaded = AutoModelForSequenceClassification.from_pretrained(
+                    folder,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    dtype=torch.float32,
+                    output_loading_info=True,
                 )
         except (OSError, ValueError, ImportError) as problem:
             raise ModelError(
                 f"cannot load the reward classifier {self.path}: {problem}"
             ) from problem
+        _demand_classifier(self.path, classifier.config, loaded["missing_keys"])
         # a classifier finds the end of a text as the last token that is not its config's padding
         padding = _padding_token(classifier, self.tokenizer)
         if padding is None:
@@ -228,6 +235,23 @@ class HFRewardInterface(ModelInterface):
     def _within_limit(self, ids: list[int]) -> list[int]:
         room = self.limit - len(self.before) - len(self.after)
         return ids[-room:] if self.overlong == "truncate_left" else ids[:room]
+
+
+def _demand_classifier(name: str, config: Any, missing: Collection[str]) -> None:
+    """Refuse a model of another class, of which transformers would take what fits. `missing`: what
+    its files lack, and transformers has drawn at random. Raises ModelError."""
+    if missing:
+        raise ModelError(
+            f"{name} is not a classifier: its files have no {', '.join(sorted(missing)[:3])}",
+            hint="path names a model whose class in config.json is a …ForSequenceClassification",
+        )
+    if any(architecture.endswith(CRITIC) for architecture in config.architectures or ()):
+        raise ModelError(
+            f"{name} is a {config.architectures[0]}, which gives each token a number",
+            hint="a reward model that rlcli has trained is a role: set models.reward.path to it, "
+            "models.reward.head=value, models.reward.backend=inference, and the interface "
+            "reward_model",
+        )
 
 
 def _padding_token(classifier: Any, tokenizer: Any) -> int | None:

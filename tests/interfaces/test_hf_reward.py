@@ -12,7 +12,9 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
+    LlamaForTokenClassification,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -321,6 +323,24 @@ def test_unusable_models_and_settings_are_refused(tmp_path, role, data):
         HFRewardInterface(path=path, label=3).inference(role, data, MicroBatchSpec())
     with pytest.raises(ValueError, match="one of logit, prob, logprob"):
         HFRewardInterface(path=path, output="score")
+
+
+@pytest.mark.parametrize(
+    ("cls", "problem", "hint"),
+    [
+        (
+            LlamaForCausalLM,
+            r"is not a classifier: its files have no score\.weight",
+            "Classification",
+        ),
+        (LlamaForTokenClassification, "gives each token a number", "models.reward.head=value"),
+    ],
+)
+def test_a_model_that_is_no_classifier_is_refused(tmp_path, role, data, cls, problem, hint):
+    path = saved(tmp_path, lambda: cls(llama(padding=0).config))
+    with pytest.raises(ModelError, match=problem) as refused:
+        HFRewardInterface(path=path).inference(role, data, MicroBatchSpec())
+    assert hint in refused.value.hint
 
 
 def test_a_classifier_without_any_padding_is_refused(tmp_path, role, data):

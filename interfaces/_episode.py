@@ -258,7 +258,8 @@ class Episode:
             raise UsageError(
                 "the rows have no messages, which the chat template of "
                 f"{name_of(rules.tokenizer)} could write with the tools",
-                hint="use a dataset of prompts with chat: auto, or return messages from reset()",
+                hint="use a dataset that has them in its metadata, as prompt_only with chat: auto, "
+                "or return messages from reset()",
             )
         tools = rules.tool_format.tools or None
         return Conversation(rules.tokenizer, messages, tools, rules.on_rewrite)

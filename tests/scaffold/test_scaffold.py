@@ -12,11 +12,14 @@ from jinja2 import UndefinedError
 from warm_command import load_everything, run_here
 
 from rlcli import registry
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility
 from rlcli.errors import ResourceError, UnknownComponent, UsageError
 from rlcli.scaffold import KINDS, plan, plan_project, write
 from rlcli.scaffold.names import class_name
 from rlcli.scaffold.plan import COPIES
 from rlcli.scaffold.templates import HERE, render
+from rlcli.testing.tokenizer import byte_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("qa", "my-own_rather-long-name-of-some-thing-2")
@@ -95,6 +98,16 @@ def test_a_copied_interface_differs_only_in_its_names(project, like):
     mine, original = registry.signature("interfaces", name), registry.signature("interfaces", like)
     assert [a.name for a in mine.arguments] == [a.name for a in original.arguments]
     assert text.count(cls) >= 2
+
+
+def test_episodes_begin_with_the_rows_of_a_new_dataset(project):
+    write(plan("dataset", "zz-rows", project))
+    Path("rows.jsonl").write_text('{"prompt": "What is 6*7?", "answer": "42"}\n')
+    described = DatasetAbstraction("zz-rows", {"path": "rows.jsonl"})
+    tokenizer = byte_tokenizer(chat=True)
+    (sample,) = registry.make_dataset(described, DatasetUtility(1, 0, 1, tokenizer))
+    question = [{"role": "user", "content": "What is 6*7?"}]
+    assert sample.metadata == {"answer": ["42"], "messages": [question]}
 
 
 @pytest.mark.long

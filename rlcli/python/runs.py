@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.run_folder import is_run
-from rlcli.errors import ModelError, ResourceError
+from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.files import known_object
 from rlcli.launch.run_jobs import with_jobs
 from rlcli.observe.run_overview import Overview, read_overview
@@ -223,18 +223,23 @@ def _run_to_end(words: Sequence[str], quiet: bool) -> Run:
 
 
 def as_words(overrides: Overrides) -> list[str]:
-    """Overrides as on the command line: values are JSON, which is YAML."""
+    """Overrides as on the command line: values are JSON, which is YAML. Raises UsageError for a
+    value that a recipe cannot have."""
     if isinstance(overrides, str):
         return [overrides]
     if not isinstance(overrides, Mapping):
         return list(overrides or ())
-    return [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]
+    return [f"{key}={_as_yaml(key, value)}" for key, value in overrides.items()]
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(key: str, value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        hint = "give numbers, texts, True, False, None, and lists and dictionaries of these"
+        raise UsageError(str(error), where=key, hint=hint) from None
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from rlcli.errors import (
     RecipeError,
     ResourceError,
     Stopped,
+    UsageError,
     as_document,
     from_document,
 )
@@ -65,8 +66,14 @@ def test_a_value_of_python_arrives_as_it_is(key, value, resolved):
 def test_values_without_a_json_form_are_written_as_yaml_or_refused():
     assert as_words({"a": math.inf, "b": -math.inf}) == ["a=.inf", "b=-.inf"]
     assert as_words(["a=1"]) == as_words("a=1") == ["a=1"]
-    with pytest.raises(TypeError, match="no values of type object"):
-        as_words({"a": object()})
+    for value, why in (
+        ({1, 2}, "no values of type set"),
+        ([object()], "no values of type object"),
+        ({"b": math.inf}, "Out of range float"),
+    ):
+        with pytest.raises(UsageError, match=why) as refused:
+            as_words({"a": value})
+        assert refused.value.where == "a"
 
 
 def test_metrics_are_arrays_with_nan_where_a_step_has_none():

@@ -38,7 +38,7 @@ def eval(  # the verb's name
     dataset: Annotated[
         str | None,
         typer.Option(
-            "--dataset", metavar="ROWS", help="A .jsonl file, a dataset, or RECIPE[#DATASET]."
+            "--dataset", metavar="ROWS", help="A file of rows, a dataset, or RECIPE[#DATASET]."
         ),
     ] = None,
     reward: Annotated[

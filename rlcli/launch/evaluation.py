@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,16 @@ from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
 from rlcli.launch.components import Component, read_component
 from rlcli.launch.playing import environment_argument, played_by, played_in
+from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.owned_folder import temporary_folder
 from rlcli.project import check_run_not_planted
+from rlcli.recipe.parsing.layers import ROWS
+from rlcli.recipe.prompt_format import PromptFormat, prompt_format
+from rlcli.recipe.schema import Recipe
 from rlcli.spelling import nearest_name
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
-    from rlcli.recipe.schema import Recipe
     from rlcli.runtime.evaluation import Evaluated
 
 LAYER = "base/scored"
@@ -57,16 +60,17 @@ class Exam:
 
 
 def find_exam(named: str | None, run: Path | None) -> Exam:
-    """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE`, with
-    `#DATASET` if it is not the one that the recipe evaluates on. None: the exam of the run. A run
-    whose policy plays episodes plays them with any rows.
+    """What `--dataset` names: a file or folder of rows, a dataset, `{type: …, args: …}`, or
+    `RECIPE`, with `#DATASET` if it is not the one that the recipe evaluates on. None: the exam of
+    the run. Rows alone are asked and judged as in the run; a run whose policy plays episodes plays
+    them with any rows.
 
     Raises UsageError, RecipeError; ProjectError if another user may have planted the run.
     """
     if named is None and run is None:
         raise UsageError(
             "no rows are named: --dataset is missing",
-            hint="give a .jsonl file, a dataset or a recipe",
+            hint="give a file of rows, a dataset or a recipe",
         )
     if named is None:
         assert run is not None
@@ -75,13 +79,29 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
     exam = _named_exam(named)
     if run is None or exam.player is not None:
         return exam
-    return replace(exam, player=played_in(run, "eval"))
+    if exam.generation:  # a recipe's
+        return replace(exam, player=played_in(run, "eval"))
+    return _as_in_run(exam, run)
+
+
+def _as_in_run(exam: Exam, run: Path) -> Exam:
+    """The rows of an exam with what the run has around them: its reward, the limits of responses
+    and, for a file, the format of its prompts."""
+    check_run_not_planted(run, "eval")
+    recipe = Recipe.model_validate(recorded_recipe(run))
+    dataset = exam.dataset
+    if "type" not in dataset:
+        style = asdict(prompt_format(recipe))
+        default = asdict(PromptFormat())
+        differing = {name: value for name, value in style.items() if value != default[name]}
+        dataset = dataset | {"args": dataset["args"] | differing}
+    return Exam(dataset, _reward_of(recipe), _limits(recipe), played_by(recipe))
 
 
 def _named_exam(named: str) -> Exam:
     if named.lstrip().startswith("{"):
         return Exam(read_component(named, "--dataset"))
-    if Path(named).expanduser().is_file() and Path(named).suffix in (".jsonl", ".json"):
+    if Path(named).expanduser().is_file() and Path(named).suffix in (*ROWS, ".json"):
         return Exam({"args": {"path": named}})
     return _exam_by_name(named)
 
@@ -175,11 +195,13 @@ def _exam_by_name(named: str) -> Exam:
     recipe, _, dataset = named.partition("#")
     if recipe in recipes or Path(recipe).is_file() or Path(f"{recipe}.yaml").is_file():
         return _exam_of_recipe(recipe, dataset or None)
+    if Path(named).expanduser().is_dir():
+        return Exam({"args": {"path": named}})
     close = nearest_name(named, [*datasets, *recipes])
     hint = (
         f"did you mean {close}?"
         if close
-        else "give a .jsonl file, a dataset (rlcli ls) or a recipe"
+        else "give a file of rows, a dataset (rlcli ls) or a recipe"
     )
     raise UsageError(
         f"no rows {named!r}: neither a file, nor a dataset, nor a recipe",
@@ -198,12 +220,16 @@ def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
         raise _no_rows(named, recipe, problem)
     if not _has_prompts(recipe, chosen):
         raise _no_rows(named, recipe, f"has no prompts to answer in its dataset {chosen}")
+    rows = recipe.datasets[chosen].model_dump()
+    return Exam(rows, _reward_of(recipe), _limits(recipe), played_by(recipe))
+
+
+def _limits(recipe: Recipe) -> dict[str, Any]:
     generation = recipe.generation.build()
-    limits = {
+    return {
         "max_new_tokens": generation.max_new_tokens,
         "stop_token_ids": list(generation.stop_token_ids),
     }
-    return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), limits, played_by(recipe))
 
 
 def _has_prompts(recipe: Recipe, dataset: str) -> bool:

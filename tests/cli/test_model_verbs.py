@@ -7,8 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow.csv
 import pytest
 from chat_model import write_chat_model
+from pyarrow import parquet
 
 from rlcli.launch.answering import Answerer
 from rlcli.observe.samples import read_samples
@@ -266,6 +268,38 @@ def test_a_run_without_prompts_is_evaluated_on_the_rows_that_its_hint_names(rlcl
     assert "--dataset ppo_math" in err
     rows = ("--dataset", "ppo_math", "--rows", "2", "--max-new-tokens", "3")
     assert parsed(rlcli("eval", run, *rows, "--json"))["results"]["accuracy"]["prompts"] == 2
+
+
+def test_other_rows_are_asked_and_judged_like_those_of_the_run(rlcli, run_of, tmp_path):
+    (tmp_path / "half.py").write_text("def score(response, answer):\n    return int(answer) / 2\n")
+    (tmp_path / "other.csv").write_text("question,answer\nWhat is 7+7?,14\n")
+    rows = {"path": "rows.jsonl", "system": "Be brief.", "template": "{question} Say it."}
+    run = run_of(
+        "grpo",
+        "models.actor.path=chat",
+        f"datasets.train={json.dumps({'type': 'math_prompts', 'args': rows})}",
+        "graph.reward_inf.interface={type: function_reward, args: {path: half.py}}",
+        "generation.max_new_tokens=3",
+        model="chat",
+    )
+    document = parsed(rlcli("eval", run, "--dataset", "other.csv", "--json"))
+    assert document["dataset"]["args"] == {**rows, "path": "other.csv"}
+    assert "What is 7+7? Say it." in document["samples"][0]["prompt"]
+    assert document["generation"]["max_new_tokens"] == 3
+    assert document["results"]["reward"]["mean"] == 7
+    arguments = ("--dataset", "other.csv", "--reward", "math_reward", "--json")
+    assert parsed(rlcli("eval", run, *arguments))["results"]["reward"]["mean"] == 0
+
+
+@pytest.mark.parametrize("rows", ["rows.csv", "rows.parquet", "folder"])
+def test_rows_are_read_in_the_formats_of_training(rlcli, tmp_path, rows):
+    table = pyarrow.Table.from_pylist(ROWS[:2])
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    pyarrow.csv.write_csv(table, tmp_path / "rows.csv")
+    (tmp_path / "folder").mkdir()
+    parquet.write_table(table, tmp_path / "folder/rows.parquet")
+    arguments = ("--dataset", rows, "--max-new-tokens", "2", "--json")
+    assert parsed(rlcli("eval", "chat", *arguments))["results"]["accuracy"]["prompts"] == 2
 
 
 def test_eval_plays_the_episodes_of_a_run(rlcli, run_of):

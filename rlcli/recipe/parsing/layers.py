@@ -20,7 +20,7 @@ from rlcli.recipe.synonyms import absent
 from rlcli.spelling import did_you_mean, name_of_file, nearest_name
 
 MAX_LAYERS = 64
-ROWS = (".jsonl", ".csv", ".parquet", ".arrow", ".txt")
+ROWS = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 """Endings of files of rows, none of which is that of a recipe."""
 
 PROFILES = "profiles/"

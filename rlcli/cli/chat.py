@@ -60,18 +60,18 @@ def chat(
     settings = options.sampling(max_new_tokens, temperature, top_p)
     with options.answering(model, role, step, seed) as (trained, answerer):
         interface = chosen_interface(trained.run, environment, "chat")
+        style = options.prompt_format_of(trained, system)
         if interface is not None:
             player = Player(answerer, interface, settings)
             rows = rows_to_play(trained.run) if trained.run and environment is None else None
             print_talk(f"{trained.described}, playing with {player.environment}.")
             print_talk(_to_play(rows))
-            _play(player, rows, options.prompt_format_of(trained, system))
+            _play(player, rows, style)
         elif answerer.chats:
             answerer.check_template()
             print_talk(f"{trained.described}. {HELP}, /reset forgets the conversation")
-            _talk(answerer, settings, system)
+            _talk(answerer, settings, style.system)
         else:
-            style = options.prompt_format_of(trained, system)
             print_talk(f"{trained.described}. {_no_template(style)}. {HELP}")
             _answer_each(answerer, settings, style)
     print_text()

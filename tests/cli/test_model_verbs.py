@@ -558,6 +558,13 @@ def test_chat_without_a_template_writes_prompts_like_training_rows(
     assert out.rstrip("\n") == answer.rstrip("\n")
 
 
+def test_a_chat_with_a_run_begins_with_its_system_prompt(chat_with, heard_conversations, run_of):
+    rows = "{type: math_prompts, args: {path: rows.jsonl, system: Be brief.}}"
+    run = run_of("grpo", "models.actor.path=chat", f"datasets.train={rows}", model="chat")
+    assert chat_with("one", model=run)[0] == 0
+    assert heard_conversations[1] == [("system", "Be brief."), ("user", "one")]
+
+
 def test_chat_plays_the_environment_of_a_run_turn_by_turn(chat_with, run_of):
     code, out, err = chat_with("", "mine", model=run_of("grpo_guess"), longest=64)
     assert code == 0

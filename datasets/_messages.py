@@ -82,8 +82,24 @@ def read_conversation(
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a field holds messages."""
+    """Whether a field holds messages, which tables often have as JSON text."""
+    if isinstance(value, str):
+        return _holds_messages(value)
     return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
+
+
+def _holds_messages(text: str) -> bool:
+    """Whether a text is a JSON list of messages; any other JSON is a text like all others."""
+    if not re.match(r"\s*\[\s*\{", text):
+        return False
+    try:
+        written = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return is_conversation(written) and all(
+        message.keys() >= {"role", "content"} or message.keys() >= {"from", "value"}
+        for message in written
+    )
 
 
 def prompt_field(fields: dict[str, Any], key: str) -> Prompt:

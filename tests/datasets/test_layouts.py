@@ -213,3 +213,37 @@ def test_names_that_do_not_suffice_are_reported_with_what_is_missing(
         build(tmp_path, "hf", [RENAMED], kind=list(kinds), columns=columns)
     assert caught.value.where.endswith("rows.jsonl:1")
     assert hint in caught.value.hint
+
+
+USER, GOOD, BAD = (
+    {"role": role, "content": text}
+    for role, text in (("user", "Hi"), ("assistant", "Yes."), ("assistant", "No."))
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "args"),
+    [
+        ("prompt_only", {"prompt": [USER]}, {}),
+        ("prompt_answer", {"prompt": [USER], "answer": [GOOD]}, {}),
+        ("paired", {"prompt": "Hi", "pos_answers": [GOOD], "neg_answers": [BAD]}, {}),
+        ("hf", {"chosen": [USER, GOOD], "rejected": [USER, BAD]}, {}),
+        ("hf", {"messages": [USER, GOOD], "label": True}, {"kind": "unpaired"}),
+    ],
+)
+def test_messages_may_be_json_texts_as_in_tables(tmp_path, name, row, args):
+    written = {
+        key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()
+    }
+    expected, read = (build(tmp_path, name, [each], **args).preview(0) for each in (row, written))
+    assert read == expected
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"name": "Ann"}]', '[{"role": "user"', "[1]", "[{}]", "[{" * 9999]
+)
+def test_other_json_is_a_text(tmp_path, text):
+    assert (
+        build(tmp_path, "prompt_only", [{"prompt": text}], max_length=99999).preview(0).prompt
+        == text
+    )

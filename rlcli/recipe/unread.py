@@ -65,10 +65,10 @@ def _refuse_generation(
         setting = str(path[-1])
         if path != (GENERATION, setting) or setting not in Generation.model_fields:
             continue  # an unknown key is refused as such
-        own = [dotted(key) for key in _settings_of_calls(tree, setting)]
-        if own:
+        of_calls = [dotted(key) for key in _settings_of_calls(tree, setting)]
+        if of_calls:
             message = f"{dotted(path)} has no effect: each call has its own"
-            problems.add("R42", message, key_mark(override, path), f"set {', '.join(own)}")
+            problems.add("R42", message, key_mark(override, path), f"set {', '.join(of_calls)}")
 
 
 def _without_reference(override: MappingNode, targets: set[KeyPath]) -> Iterator[KeyPath]:

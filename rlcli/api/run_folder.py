@@ -7,6 +7,7 @@ from pathlib import Path
 
 STATUS = "status.json"
 RESOLVED_RECIPE = "recipe.resolved.yaml"
+ENVIRONMENT = "environment.json"
 COMMITTED = "committed.json"
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"

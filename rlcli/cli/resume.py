@@ -116,5 +116,5 @@ def _submit(
     named = ["--recipe", str(found_from_here(recipe))] if recipe else []
     options = [*named, *(["--accept-changes"] if accept_changes else [])]
     run = RunDirectory.open(folder)
-    with in_its_folder(run, print_talk):  # where the job is to work, with which project
+    with in_its_folder(run.path, print_talk):  # where the job is to work, with which project
         return submit_again(run.path, overrides, options, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlcli.launch.playing import environment_argument, played_by, played_in
 from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.owned_folder import temporary_folder
 from rlcli.project import check_run_not_planted
+from rlcli.recipe.files import for_any_folder
 from rlcli.recipe.parsing.layers import ROWS
 from rlcli.recipe.prompt_format import PromptFormat, prompt_format
 from rlcli.recipe.schema import Recipe
@@ -24,6 +26,8 @@ from rlcli.spelling import nearest_name
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
     from rlcli.runtime.evaluation import Evaluated
+
+log = logging.getLogger(__name__)
 
 LAYER = "base/scored"
 HELD_OUT = "held_out"
@@ -75,7 +79,7 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
     if named is None:
         assert run is not None
         check_run_not_planted(run, "eval")
-        return _exam_of_recipe(str(run / RESOLVED_RECIPE), None)
+        return _exam_of_run(run)
     exam = _named_exam(named)
     if run is None or exam.player is not None:
         return exam
@@ -87,8 +91,11 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
 def _as_in_run(exam: Exam, run: Path) -> Exam:
     """The rows of an exam with what the run has around them: its reward, the limits of responses
     and, for a file, the format of its prompts."""
+    from rlcli.launch.resume import in_its_folder
+
     check_run_not_planted(run, "eval")
-    recipe = Recipe.model_validate(recorded_recipe(run))
+    with in_its_folder(run, log.debug):
+        recipe = for_any_folder(Recipe.model_validate(recorded_recipe(run)))
     dataset = exam.dataset
     if "type" not in dataset:
         style = asdict(prompt_format(recipe))
@@ -210,10 +217,25 @@ def _exam_by_name(named: str) -> Exam:
     )
 
 
+def _exam_of_run(run: Path) -> Exam:
+    """What a run evaluates on, for any folder: its paths are those of the folder that it was
+    started in."""
+    from rlcli.launch.resume import in_its_folder
+    from rlcli.recipe.resolve import load_recipe
+
+    file = str(run.absolute() / RESOLVED_RECIPE)
+    with in_its_folder(run, log.debug):
+        recipe = for_any_folder(load_recipe(file).recipe)
+    return _exam_of(recipe, file, None)
+
+
 def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
     from rlcli.recipe.resolve import load_recipe
 
-    recipe = load_recipe(named).recipe
+    return _exam_of(load_recipe(named).recipe, named, dataset)
+
+
+def _exam_of(recipe: Recipe, named: str, dataset: str | None) -> Exam:
     chosen = dataset or recipe.train.eval.dataset
     if chosen is None or chosen not in recipe.datasets:
         problem = f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset"

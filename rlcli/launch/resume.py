@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from yaml import YAMLError
 
 from rlcli.api.headway import heard_by
+from rlcli.api.run_folder import ENVIRONMENT
 from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object, read_text
 from rlcli.launch import lifeline
@@ -73,7 +74,7 @@ def resume_run(
         heard_by(display),
         RunDirectory.reopen(run_dir, lifeline.supervisor) as run,
         StopSignals(display.warning) as stop,
-        in_its_folder(run, display.note),
+        in_its_folder(run.path, display.note),
     ):
         before = _resolved_recipe(run)
         now = _with_choices_of(before, _load(named or str(run.resolved_recipe), overrides))
@@ -143,7 +144,7 @@ def resumed_recipe(
     named = found_from_here(recipe_file)
     check_run_not_planted(run_dir, "resume")
     run = RunDirectory.open(run_dir)
-    with in_its_folder(run, log.debug):
+    with in_its_folder(run.path, log.debug):
         before = _resolved_recipe(run)
         now = before
         if named or overrides:
@@ -160,17 +161,18 @@ def found_from_here(recipe_file: str | None) -> str | None:
 
 
 @contextmanager
-def in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
+def in_its_folder(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Work in the folder that the run was started in, where its relative paths and its project are;
     then return. A run that another user may have planted works in the user's current folder, in the
     project that was named.
     """
-    environment = known_object(run.environment) if planted(run.environment) is None else {}
+    record = run_dir / ENVIRONMENT
+    environment = known_object(record) if planted(record) is None else {}
     project = _recorded_project(environment)
     if project is not None:
         marker = Path(project).expanduser() / "pyproject.toml"
         check_not_planted(
-            marker, f"the code of project {project}", f"--project {project} resume {run.path}"
+            marker, f"the code of project {project}", f"--project {project} resume {run_dir}"
         )
     folder, here = environment.get("working_directory"), Path.cwd()
     if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != here:

@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcli.api.run_folder import CHECKPOINTS, LOCK, LOGS, RESOLVED_RECIPE, STATUS
+from rlcli.api.run_folder import CHECKPOINTS, ENVIRONMENT, LOCK, LOGS, RESOLVED_RECIPE, STATUS
 from rlcli.errors import ResourceError, UsageError
 from rlcli.files import (
     FOLDER_MODE,
@@ -85,7 +85,7 @@ class RunDirectory:
         self.resolved_recipe = path / RESOLVED_RECIPE
         self.origins = path / "origins.json"
         self.logs = path / LOGS
-        self.environment = path / "environment.json"
+        self.environment = path / ENVIRONMENT
         self.readme = path / "README.md"
         self.record = Record(path, run_id)
         """What is safely on disk."""

@@ -291,6 +291,27 @@ def test_other_rows_are_asked_and_judged_like_those_of_the_run(rlcli, run_of, tm
     assert parsed(rlcli("eval", run, *arguments))["results"]["reward"]["mean"] == 0
 
 
+def test_a_run_is_evaluated_from_any_folder(rlcli, run_of, tmp_path, monkeypatch):
+    (tmp_path / "half.py").write_text("def score(response, answer):\n    return int(answer) / 2\n")
+    held_out = {"type": "math_prompts", "args": {"path": "rows.jsonl"}}
+    run = tmp_path / run_of(
+        "grpo",
+        "models.actor.path=chat",
+        f"datasets.train={json.dumps(held_out)}",
+        f"datasets.held_out={json.dumps(held_out)}",
+        "train.eval.dataset=held_out",
+        "graph.reward_inf.interface={type: function_reward, args: {path: half.py}}",
+        "generation.max_new_tokens=3",
+    )
+    (run / "environment.json").write_text(json.dumps({"working_directory": str(tmp_path)}))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for rows in ((), ("--dataset", str(tmp_path / "rows.jsonl"))):
+        document = parsed(rlcli("eval", str(run), *rows, "--rows", "2", "--json"))
+        assert document["dataset"]["args"]["path"] == str(tmp_path / "rows.jsonl")
+        assert document["results"]["reward"]["mean"] > 0
+
+
 @pytest.mark.parametrize("rows", ["rows.csv", "rows.parquet", "folder"])
 def test_rows_are_read_in_the_formats_of_training(rlcli, tmp_path, rows):
     table = pyarrow.Table.from_pylist(ROWS[:2])

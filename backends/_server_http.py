@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlcli.api.http_request import HttpRequest, ServerGone, ServerUntrusted
+from rlcli.api.http_request import HttpRequest, ServerGone, ServerLate, ServerUntrusted
 from rlcli.api.peer_json import Size, parsed
 from rlcli.errors import RlcliError, WorkerError, escape_control
 
@@ -40,6 +40,10 @@ class ServerRefused(Exception):
     def __init__(self, status: int, text: str):
         super().__init__(f"status {status}: {text}")
         self.status = status
+
+
+NOT_DONE = (ServerGone, ServerLate, ServerRefused)
+"""What a request raises that its server has not carried out, as far as is known."""
 
 
 @dataclass(frozen=True)

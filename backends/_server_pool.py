@@ -26,7 +26,7 @@ from ._server_admission import LOOK_AGAIN_S, RequestAdmission
 from ._server_answers import Answer, Sampling, largest_answer, read_answer
 from ._server_balance import Flight
 from ._server_dialect import Call, ResponseRequest, WeightUpdate, new_id
-from ._server_http import Deadlines, ServerBusy, ServerRefused
+from ._server_http import NOT_DONE, Deadlines, ServerBusy, ServerRefused
 from ._server_metrics import PATH, Meter, read_metrics
 from ._server_process import TRIES, Server
 from ._server_times import RequestTimes
@@ -37,8 +37,6 @@ BUSY_S = 1.0
 """Seconds until a server that takes no more requests is asked again."""
 ABORT_S = 5.0
 """Seconds in which a server must say that it has ended all responses."""
-BEHIND = (ServerGone, ServerLate, ServerRefused)
-"""Errors that keep a server from taking an update."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class Servers:
             life = server.lives
             try:
                 server.take(update, self._way, self._deadlines.update)
-            except BEHIND as problem:
+            except NOT_DONE as problem:
                 self._revive(server, life, problem, update)
             else:
                 server.lives += server.lives == 0
@@ -156,7 +154,7 @@ class Servers:
             try:
                 server.start()
                 server.take(update, self._way, self._deadlines.update)
-            except BEHIND as again:
+            except NOT_DONE as again:
                 message = (
                     f"{server.name} failed ({problem}), and did not take the "
                     f"weights after that: {again}"
@@ -282,7 +280,7 @@ class Servers:
     def _end(self, server: Server, id_: str | None, seconds: float) -> None:
         """End one response, or all."""
         path, body = self.dialect.abort(id_)
-        with suppress(*BEHIND, RlcliError):
+        with suppress(*NOT_DONE, RlcliError):
             server.endpoint.post(path, body, min(seconds, server.patience))
 
     def _lost(
@@ -348,7 +346,7 @@ class Servers:
         try:
             for path, body in calls:
                 server.endpoint.post(path, body, self._deadlines.update)
-        except BEHIND as problem:
+        except NOT_DONE as problem:
             return problem
         return None
 

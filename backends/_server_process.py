@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcli.api.http_request import ServerGone, ServerLate
 from rlcli.api.network import LOOPBACK, address_of, free_port
 from rlcli.errors import RlcliError, WorkerError
 from rlcli.files import replace_file
@@ -21,7 +20,7 @@ from rlcli.processes import ended_how
 from rlcli.server_slot import PORT, ServerSlot
 
 from ._server_dialect import Dialect, WeightUpdate
-from ._server_http import Endpoint, ServerRefused
+from ._server_http import NOT_DONE, Endpoint
 
 PROBE_S = 120.0
 """Seconds for a request that takes a server no time, on a busy machine;
@@ -213,13 +212,13 @@ class Server:
         """Whether it reports the weights that it has been given."""
         try:
             return self.weights is not None and self.label() == self.weights.label
-        except (ServerGone, ServerLate, ServerRefused):
+        except NOT_DONE:
             return False
 
     def _answers(self, path: str) -> bool:
         try:
             self.endpoint.get(path, self.patience)
-        except (ServerGone, ServerLate, ServerRefused):
+        except NOT_DONE:
             return False
         return True
 

@@ -66,8 +66,8 @@ def encode_prompts(
     shared_ids: dict[int, int] = {}  # equal ids are one object
     return [
         _open_ended(tokenizer, list(map(shared_ids.setdefault, ids, ids)))
-        for part in in_parts(plain)
-        for ids in tokenizer(part).input_ids
+        for some_texts in in_parts(plain)
+        for ids in tokenizer(some_texts).input_ids
     ]
 
 

@@ -106,8 +106,9 @@ def _submit(
 ) -> str | None:
     """Submit the job that continues a run, and return its id;
     None if the run is not to be a job."""
-    from rlcli.launch.resume import found_from_here, in_its_folder, resumed_recipe
+    from rlcli.launch.resume import found_from_here, resumed_recipe
     from rlcli.launch.slurm.submit import submit_again
+    from rlcli.launch.working_folder import in_its_folder
     from rlcli.observe.run_directory import RunDirectory
 
     now = resumed_recipe(folder, overrides, recipe_file=recipe, accept_changes=accept_changes)
@@ -116,5 +117,6 @@ def _submit(
     named = ["--recipe", str(found_from_here(recipe))] if recipe else []
     options = [*named, *(["--accept-changes"] if accept_changes else [])]
     run = RunDirectory.open(folder)
-    with in_its_folder(run.path, print_talk):  # where the job is to work, with which project
+    # where the job is to work, with which project
+    with in_its_folder(run.path, "resume", print_talk):
         return submit_again(run.path, overrides, options, now)

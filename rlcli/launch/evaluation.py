@@ -14,6 +14,7 @@ from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
 from rlcli.launch.components import Component, read_component
 from rlcli.launch.playing import environment_argument, played_by, played_in
+from rlcli.launch.working_folder import in_its_folder
 from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.owned_folder import temporary_folder
 from rlcli.project import check_run_not_planted
@@ -91,10 +92,8 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
 def _as_in_run(exam: Exam, run: Path) -> Exam:
     """The rows of an exam with what the run has around them: its reward, the limits of responses
     and, for a file, the format of its prompts."""
-    from rlcli.launch.resume import in_its_folder
-
     check_run_not_planted(run, "eval")
-    with in_its_folder(run, log.debug):
+    with in_its_folder(run, "eval", log.debug):
         recipe = for_any_folder(Recipe.model_validate(recorded_recipe(run)))
     dataset = exam.dataset
     if "type" not in dataset:
@@ -220,13 +219,13 @@ def _exam_by_name(named: str) -> Exam:
 def _exam_of_run(run: Path) -> Exam:
     """What a run evaluates on, for any folder: its paths are those of the folder that it was
     started in."""
-    from rlcli.launch.resume import in_its_folder
     from rlcli.recipe.resolve import load_recipe
 
-    file = str(run.absolute() / RESOLVED_RECIPE)
-    with in_its_folder(run, log.debug):
-        recipe = for_any_folder(load_recipe(file).recipe)
-    return _exam_of(recipe, file, None)
+    file = run / RESOLVED_RECIPE
+    absolute = str(file.absolute())
+    with in_its_folder(run, "eval", log.debug):
+        recipe = for_any_folder(load_recipe(absolute).recipe)
+    return _exam_of(recipe, str(file), None)
 
 
 def _exam_of_recipe(named: str, dataset: str | None) -> Exam:

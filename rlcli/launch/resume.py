@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from yaml import YAMLError
 
 from rlcli.api.headway import heard_by
-from rlcli.api.run_folder import ENVIRONMENT
 from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object, read_text
 from rlcli.launch import lifeline
@@ -26,8 +23,9 @@ from rlcli.launch.recipe_record import STARTS, write_starts
 from rlcli.launch.run import with_warm_starts
 from rlcli.launch.slurm.jobs import Submission
 from rlcli.launch.stopping import StopSignals
+from rlcli.launch.working_folder import in_its_folder
 from rlcli.observe.results import DIGEST_FILE, digest, recorded_digest
-from rlcli.project import VARIABLE, check_not_planted, check_run_not_planted, planted
+from rlcli.project import check_run_not_planted
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.run_state import Start
@@ -74,7 +72,7 @@ def resume_run(
         heard_by(display),
         RunDirectory.reopen(run_dir, lifeline.supervisor) as run,
         StopSignals(display.warning) as stop,
-        in_its_folder(run.path, display.note),
+        in_its_folder(run.path, "resume", display.note),
     ):
         before = _resolved_recipe(run)
         now = _with_choices_of(before, _load(named or str(run.resolved_recipe), overrides))
@@ -144,7 +142,7 @@ def resumed_recipe(
     named = found_from_here(recipe_file)
     check_run_not_planted(run_dir, "resume")
     run = RunDirectory.open(run_dir)
-    with in_its_folder(run.path, log.debug):
+    with in_its_folder(run.path, "resume", log.debug):
         before = _resolved_recipe(run)
         now = before
         if named or overrides:
@@ -158,43 +156,6 @@ def found_from_here(recipe_file: str | None) -> str | None:
     a name stays a name."""
     candidates = [Path(recipe_file), Path(f"{recipe_file}.yaml")] if recipe_file else []
     return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
-
-
-@contextmanager
-def in_its_folder(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Work in the folder that the run was started in, where its relative paths and its project are;
-    then return. A run that another user may have planted works in the user's current folder, in the
-    project that was named.
-    """
-    record = run_dir / ENVIRONMENT
-    environment = known_object(record) if planted(record) is None else {}
-    project = _recorded_project(environment)
-    if project is not None:
-        marker = Path(project).expanduser() / "pyproject.toml"
-        check_not_planted(
-            marker, f"the code of project {project}", f"--project {project} resume {run_dir}"
-        )
-    folder, here = environment.get("working_directory"), Path.cwd()
-    if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != here:
-        say(f"working in {folder}, where the run was started")
-        os.chdir(folder)
-    try:
-        if project is not None:
-            os.environ[VARIABLE] = project
-        yield
-    finally:
-        os.chdir(here)
-        if project is not None:
-            os.environ.pop(VARIABLE, None)
-
-
-def _recorded_project(environment: Mapping[str, Any]) -> str | None:
-    """The project that a run was started with; None if it was none, or the user names one now."""
-    variables = environment.get("variables")
-    project = variables.get(VARIABLE) if isinstance(variables, dict) else None
-    if not isinstance(project, str) or not project or VARIABLE in os.environ:
-        return None
-    return project
 
 
 def _resolved_recipe(run: RunDirectory) -> Resolved:

@@ -276,7 +276,7 @@ class _Base:
 
     @property
     def description(self) -> list[int]:
-        """What the source is told: the digest of the numbers, and a code for each dtype."""
+        """What is sent to the source: the digest of the numbers, and a code for each dtype."""
         return [*digest(self.numbers), *(_DTYPES.index(dtype) for dtype in self.dtypes)]
 
 

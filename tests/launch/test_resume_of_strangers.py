@@ -91,6 +91,9 @@ def test_a_project_planted_by_another_user_is_refused(
         resume(trained, "train.steps=2")
     assert caught.value.where == str(home)
     assert f"--project {home} resume" in caught.value.hint
+    with pytest.raises(ProjectError) as caught:
+        find_exam(None, trained)
+    assert f"--project {home} eval" in caught.value.hint
     assert (trained / "status.json").read_bytes() == before
     assert "RLCLI_PROJECT" not in os.environ
     monkeypatch.setenv("RLCLI_PROJECT", str(home))  # what --project does

@@ -93,9 +93,12 @@ class AdvantageInterface(ModelInterface):
     }
     NEEDS: ClassVar[Needs] = {
         "overlong_buffer": "overlong_limit",
+        "overlong_penalty": "overlong_buffer",
         "reward_output_bias": "use_dense_reward=False",
         "mask_no_eos_with_zero": "use_dense_reward=False",
         "adaptive_kl_ctl": "kl_ctl",
+        "adaptive_kl_target": "adaptive_kl_ctl",
+        "adaptive_kl_horizon": "adaptive_kl_ctl",
         "behav_imp_weight_cap": "use_decoupled_loss",
         "behav_imp_weight_floor": "use_decoupled_loss",
         "behav_imp_weight_level=sequence|geometric": "use_decoupled_loss",

@@ -19,9 +19,10 @@ Alternatives = tuple[str, ...]
 ClassVar[Alternatives] = ("python", "urls")`."""
 
 Needs = Mapping[str, str]
-"""Argument, or `ARGUMENT=VALUE` → what it needs to make sense: another argument that is set (not
-null, false or 0), or `ARGUMENT=VALUE`, with `|` between several values. `NEEDS: ClassVar[Needs] =
-{"group_adv_norm": "adv_norm", "gamma": "loss=sigmoid|robust"}`."""
+"""Argument that is set to something else than its default, or `ARGUMENT=VALUE` → what it needs to
+make sense: another argument that is set (not null, false or 0), or `ARGUMENT=VALUE`, with `|`
+between several values. `NEEDS: ClassVar[Needs] = {"group_adv_norm": "adv_norm", "gamma":
+"loss=sigmoid|robust"}`."""
 
 ArgumentCheck = str | None
 """The function that compares a component's arguments with each other, as `_file.function` of a
@@ -51,16 +52,23 @@ def check_arguments(component: Any) -> None:
             raise ValueError(
                 f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
             )
-    for problem in unmet(needs_of(type(component)), partial(getattr, component)).values():
+    cls = type(component)
+    problems = unmet(
+        needs_of(cls), partial(getattr, component), lambda name: getattr(cls, name, None)
+    )
+    for problem in problems.values():
         raise ValueError(problem)
 
 
-def unmet(needs: Needs, value_of: Callable[[str], Any]) -> dict[tuple[str, str], str]:
+def unmet(
+    needs: Needs, value_of: Callable[[str], Any], default_of: Callable[[str], Any]
+) -> dict[tuple[str, str], str]:
     """(argument, the other that it needs) → what is wrong, for each need that is not met."""
     problems: dict[tuple[str, str], str] = {}
     for condition, need in needs.items():
         argument, needed = condition.partition("=")[0], need.partition("=")[0]
-        if _is_met(condition, value_of) and not _is_met(need, value_of):
+        is_default = condition == argument and value_of(argument) == default_of(argument)
+        if not is_default and _is_met(condition, value_of) and not _is_met(need, value_of):
             problems[argument, needed] = f"{condition} needs {need}; {needed} is {value_of(needed)}"
     return problems
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from rlcli.api.limits import unmet
 from rlcli.recipe.call_keys import calls_of
@@ -29,7 +30,9 @@ def _components(notes: Notes) -> Iterator[tuple[str, Component, KeyPath]]:
 
 def _needs(notes: Notes, kind: str, component: Component, args: KeyPath) -> None:
     needs = declared(kind, component.type, "NEEDS") or {}
-    problems = unmet(needs, lambda name: argument_of(kind, component.type, component.args, name))
+    value_of = partial(argument_of, kind, component.type, component.args)
+    default_of = partial(argument_of, kind, component.type, {})
+    problems = unmet(needs, value_of, default_of)
     for (argument, needed), problem in problems.items():
         places: list[KeyPath] = [(*args, argument), (*args, needed)]
         written = f" ({notes.mark(places[1])})" if notes.is_set(places[1]) else ""

@@ -21,6 +21,7 @@ class PlainText(FileRows):
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
     PAIRS: ClassVar[str] = ""
+    PROMPT: ClassVar[str] = "{question}"
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"text": "Two and two are four."},
         {"text": "Ein Käse, zwei Käse.\nKein Käse."},

@@ -98,7 +98,7 @@ def dataset_keys(
             ).needed
         except (ValueError, TypeError):
             return None  # `rlcli test dataset` reports it
-    keys = [dataset_keys(datasets, source, (*asking, name)) for source in _made_of(dataset)]
+    keys = [dataset_keys(datasets, source, (*asking, name)) for source in handled_as(dataset)]
     return keys[0] if keys and all(others == keys[0] for others in keys) else None
 
 
@@ -111,12 +111,12 @@ def holds_pairs(
     argument = declared("datasets", dataset.type, "PAIRS")
     if argument is not None or name in asking:
         return None if argument is None else bool(argument)
-    answers = {holds_pairs(datasets, source, (*asking, name)) for source in _made_of(dataset)}
+    answers = {holds_pairs(datasets, source, (*asking, name)) for source in handled_as(dataset)}
     return answers.pop() if len(answers) == 1 else None
 
 
-def _made_of(dataset: Component) -> list[str]:
-    """The datasets that the argument `KEYS_OF` of a dataset names."""
+def handled_as(dataset: Component) -> list[str]:
+    """The datasets that the argument `KEYS_OF` of a dataset names: its rows are theirs."""
     argument = declared("datasets", dataset.type, "KEYS_OF")
     named = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
     return [named] if isinstance(named, str) else list(map(str, named or ()))

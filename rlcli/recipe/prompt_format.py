@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlcli.recipe.components import argument_of, declared, sources_of
+from rlcli.recipe.components import argument_of, declared, handled_as, sources_of
 from rlcli.recipe.schema import Recipe
 
 QUESTION = "{question}"
@@ -40,8 +40,10 @@ def prompt_format(recipe: Recipe) -> PromptFormat:
     def argument(name: str) -> object:
         return argument_of("datasets", dataset.type, dataset.args, name)
 
+    kinds = handled_as(dataset)
+    kind = kinds[0] if len(kinds) == 1 else dataset.type
     written, template, system = (
-        declared("datasets", dataset.type, "PROMPT"),
+        declared("datasets", kind, "PROMPT"),
         argument("template"),
         argument("system"),
     )

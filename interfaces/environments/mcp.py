@@ -20,7 +20,7 @@ from rlcli.api.environment import (
 from rlcli.api.limits import Alternatives, alternatives_problem
 from rlcli.api.tool_schema import Schema
 
-from ._token import token_headers
+from ._token import check_way_of_token, token_headers
 
 LONGEST = 1 << 16
 """Characters of what a tool returns."""
@@ -83,6 +83,7 @@ class Mcp(Environment):
             raise ValueError(f"{problem}: the program of a server, or its address")
         if self.token_variable and not self.url:
             raise ValueError("token_variable is for url; name what command needs in variables")
+        check_way_of_token(self.url or "", self.token_variable)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
         self._connected()

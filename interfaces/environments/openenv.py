@@ -16,7 +16,7 @@ from rlcli.api.environment import (
     register_environment,
 )
 
-from ._token import token_headers
+from ._token import check_way_of_token, token_headers
 
 LONGEST = 1 << 16
 """Characters of an observation."""
@@ -78,6 +78,7 @@ class OpenEnv(Environment):
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url is {self.url!r}; it must begin with http:// or https://")
+        check_way_of_token(self.url, self.token_variable)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
         from websockets.sync.client import connect

@@ -3,7 +3,6 @@ each within a wall-clock deadline."""
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import threading
 import time
@@ -19,6 +18,7 @@ from rlcli.api.http_request import (
     ServerLate,
     ServerUntrusted,
 )
+from rlcli.api.network import is_readable_on_the_way
 from rlcli.api.peer_json import Size, parsed
 
 LARGEST = Size(4 << 20, 200_000)
@@ -76,7 +76,7 @@ class ChatEndpoint:
             raise ValueError(f"url is {url!r}; it must be like http://localhost:8000/v1")
         if key and not (key.isascii() and key.isprintable()):
             raise ValueError("the key has characters that no key has, such as the end of a line")
-        if key and parts.scheme == "http" and not _is_loopback(parts.hostname):
+        if key and is_readable_on_the_way(url):
             raise ValueError(
                 f"url is {url!r}; a key is only sent over https, except to this machine"
             )
@@ -164,10 +164,3 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         return 0.0
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

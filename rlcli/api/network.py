@@ -1,12 +1,14 @@
-"""The network interfaces and ports of this machine."""
+"""The network interfaces and ports of this machine, and the ways to others."""
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rlcli.errors import ResourceError
 
@@ -51,3 +53,16 @@ def _ports_of_connections() -> range:
     except (OSError, ValueError):
         return range(0)
     return range(first, last + 1)
+
+
+def is_readable_on_the_way(url: str) -> bool:
+    """Whether others may read what is sent to a URL: it is plain http, to another machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not _is_loopback(parts.hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -128,9 +128,13 @@ def test_a_server_that_does_not_start_is_a_failure_with_a_reason(make, args, mes
         ({"command": []}, "command or url is needed"),
         ({"command": ["a"], "url": "http://b"}, "command and url are given; keep one"),
         ({"command": ["a"], "token_variable": "DESK_KEY"}, "token_variable is for url"),
+        (
+            {"url": "http://desk.example/mcp", "token_variable": "DESK_KEY"},
+            "a token is only sent over https",
+        ),
     ],
 )
-def test_either_a_command_or_an_address_is_set(make, args, message):
+def test_impossible_ways_to_a_server_are_refused(make, args, message):
     with pytest.raises(UsageError, match=message):
         make(**args)
 

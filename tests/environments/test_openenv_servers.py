@@ -157,6 +157,13 @@ def test_an_address_has_a_scheme(make):
         make(url="127.0.0.1:8000")
 
 
+def test_no_token_goes_to_another_machine_in_plain_text(make):
+    with pytest.raises(UsageError, match="a token is only sent over https"):
+        make(url="http://games.example:8000", token_variable="PARROT_TOKEN")
+    make(url="https://games.example", token_variable="PARROT_TOKEN")
+    make(url="http://games.example:8000")
+
+
 def test_a_slow_step_ends_the_episode(pool, asked, url):
     with pool(url=url, seconds=5.0).calls() as calls:
         begun, slow = asked(

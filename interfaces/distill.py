@@ -22,6 +22,7 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.ops.distillation import full_reverse_kl, sampled_reverse_kl
+from rlcli.ops.kl import kl_of_policy
 from rlcli.ops.packing import action_mask, all_but_last
 
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
@@ -110,11 +111,10 @@ class DistillInterface(OptimizerSteps, ModelInterface):
             )
         else:
             output.actions = mask
-            logprobs, teacher = output.logprobs[mask], tensors["packed_ref_logprobs"][mask]
-            terms = sampled_reverse_kl(
-                logprobs, teacher, tensors["packed_logprobs"][mask], self.ratio_cap
-            )
-            divergence = logprobs - teacher
+            logprobs, sampled = output.logprobs[mask], tensors["packed_logprobs"][mask]
+            teacher = tensors["packed_ref_logprobs"][mask]
+            terms = sampled_reverse_kl(logprobs, teacher, sampled, self.ratio_cap)
+            divergence = kl_of_policy(logprobs, sampled, teacher)
         return terms.sum(), {"reverse_kl": (divergence.detach().sum(), mask.count_nonzero())}
 
     def _distributions(self, output: ModelOutput, batch: SequenceSample) -> torch.Tensor:

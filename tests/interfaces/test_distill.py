@@ -119,7 +119,9 @@ def test_the_sampled_loss_is_half_the_squared_log_ratio(rollout):
     lengths = rollout.flat_seqlens("packed_input_ids")
     mask = torch.cat([~m[1:] for m in rollout.data["prompt_mask"].split(lengths)])
     ratio = (rollout.data["packed_logprobs"] - rollout.data["packed_ref_logprobs"])[mask]
-    assert stats["reverse_kl"] == pytest.approx(float(ratio.mean()), rel=1e-5)
+    assert stats["reverse_kl"] == pytest.approx(
+        float((ratio + (-ratio).exp() - 1).mean()), rel=1e-5
+    )
     assert stats["loss"] == pytest.approx(float(0.5 * ratio.square().mean()), rel=1e-5)
 
 
@@ -147,8 +149,27 @@ def test_the_temperature_divides_the_students_logits(rollout, estimator):
         following = torch.cat([t[1:] for t in rollout.data["packed_input_ids"].split(lengths)])[
             :, None
         ]
-        expected = student.gather(1, following)[:, 0] - rollout.data["packed_ref_logprobs"]
+        chosen = student.gather(1, following)[:, 0]
+        distance = rollout.data["packed_ref_logprobs"] - chosen
+        since_sampling = (chosen - rollout.data["packed_logprobs"]).exp()
+        expected = since_sampling * (distance.exp() - 1 - distance)
     assert stats["reverse_kl"] == pytest.approx(float(expected[mask].mean()), rel=1e-5)
+
+
+def test_the_distance_is_that_of_the_updated_student_not_of_the_one_that_sampled():
+    """averaged over all tokens that the older student may sample, each as often as it does"""
+    batch = make_batch(["packed_input_ids", "prompt_mask"], [[(1, 1)]] * 11)
+    batch.data["packed_input_ids"] = torch.tensor([[0, sampled] for sampled in range(11)]).ravel()
+    student, older, teacher = (distributions(TinyLM(seed=seed), batch)[0] for seed in (0, 1, 7))
+    columns = {"packed_logprobs": older, "packed_ref_logprobs": teacher}
+    seqlens = dict.fromkeys(columns, [[1]] * 11)
+    batch.update_(SequenceSample.from_default(ids=batch.ids, seqlens=seqlens, data=columns))
+    interface = DistillInterface(minibatches=1)
+    reported = [
+        interface.train_step(tiny_model(), sample, SPEC)["reverse_kl"] for sample in batch.unpack()
+    ]
+    expected = full_reverse_kl(student[None], teacher[None])
+    torch.testing.assert_close((older.exp() * torch.tensor(reported)).sum(), expected[0])
 
 
 def test_a_student_equal_to_its_teacher_has_no_gradient(rollout):

@@ -93,6 +93,17 @@ class Start:
                 code="F65",
             )
 
+    def changed_evaluation(self, digests: Mapping[str, str], recipe: Recipe) -> str:
+        """What to know if the evaluation has other rows than when the checkpoint was taken; empty
+        if it has the same. Training does not depend on them."""
+        name = recipe.train.eval.dataset
+        if name is None or self.state.datasets.get(name) in (None, digests.get(name)):
+            return ""
+        return (
+            f"dataset {name} has changed since step {self.state.step}: evaluations cannot be "
+            "compared with those before"
+        )
+
     def check_end(self, steps: int, recipe: Recipe) -> None:
         """Check that the run does not end before the steps already done. Raises UsageError F84."""
         if steps >= self.state.step:

@@ -154,6 +154,8 @@ class MasterWorker:
         if self._start is not None:
             self._start.check_datasets(self._digests, self.recipe)
             self._start.check_end(self.steps, self.recipe)
+            if warning := self._start.changed_evaluation(self._digests, self.recipe):
+                self.display.warning(warning)
 
     async def _build_roles(self) -> None:
         say(LOADING)

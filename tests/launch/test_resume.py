@@ -368,6 +368,16 @@ def test_changed_training_data_is_refused_and_the_run_is_unchanged(train, resume
     assert files(folder) == before
 
 
+def test_changed_rows_of_the_evaluation_are_reported(train, resume, capsys):
+    evaluation = "datasets.heldout={type: toy_rows, args: {rows: %d}}"
+    train("train.steps=2", "train.eval.dataset=heldout", evaluation % 4)
+    resume("train.steps=3", evaluation % 4)
+    assert "cannot be compared" not in capsys.readouterr().err
+    resume("train.steps=4", evaluation % 5, accept=True)
+    warning = "heldout has changed since step 3: evaluations cannot be compared with those before"
+    assert warning in capsys.readouterr().err
+
+
 def test_resuming_without_a_needed_library_leaves_the_run_unchanged(
     train, resume, project, monkeypatch
 ):

@@ -7,8 +7,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import FORKS
-from rlcli.errors import UsageError
+from rlcli.api.key_meaning import FORKS, MESSAGES
+from rlcli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,35 @@ def prompt_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
     last row, if a template has rewritten it."""
     rows = zip(_masked(data), _last_rows(data), strict=True)
     return _decode(tokenizer, [ids[begin:][mask[begin:]].tolist() for (ids, mask), begin in rows])
+
+
+def conversations(tokenizer: Any, data: SequenceSample) -> list[list[dict[str, Any]]]:
+    """Each sequence as messages: those that its prompt was made of, or the prompt's text if no chat
+    template has written it, and the response. Raises DataError for a response of several turns."""
+    sizes = [len(group) for group in data.seqlens["packed_input_ids"]]
+    prompts = data.metadata.get(MESSAGES, [None] * len(sizes))
+    of_samples = [
+        messages for messages, size in zip(prompts, sizes, strict=True) for _ in range(size)
+    ]
+    rows = zip(of_samples, prompt_texts(tokenizer, data), turn_texts(tokenizer, data), strict=True)
+    return [
+        [*(messages or [_message("user", prompt)]), _message("assistant", _only(turns))]
+        for messages, prompt, turns in rows
+    ]
+
+
+def _only(turns: list[str]) -> str:
+    if len(turns) > 1:
+        raise DataError(
+            f"a response has {len(turns)} turns; only one can be written as a message of a chat",
+            hint="a reward of episodes may read the text instead: text: full",
+            code="F30",
+        )
+    return "".join(turns)
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
 
 
 def full_texts(tokenizer: Any, data: SequenceSample) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from rlcli.api.chat_template import DAY, conversation
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
@@ -25,12 +26,12 @@ from rlcli.api.value_model import CRITIC
 from rlcli.errors import DataError, ModelError
 
 from ._scores import one_each, ones, shares
-from ._text import full_texts, response_texts
+from ._text import conversations, full_texts, response_texts
 
 log = logging.getLogger(__name__)
 
 Output = Literal["logit", "prob", "logprob"]
-Text = Literal["full", "response"]
+Text = Literal["full", "response", "chat"]
 Overlong = Literal["truncate_left", "truncate_right", "error"]
 
 _LOADING = threading.Lock()
@@ -49,7 +50,11 @@ class HFRewardInterface(ModelInterface):
         "truncated": ("share", "share of texts that were truncated, mean over the prompts")
     }
     READS: ClassVar[Declaration] = {
-        "inference": ("packed_input_ids", "prompt_mask if text=response")
+        "inference": (
+            "packed_input_ids",
+            "prompt_mask if text=response",
+            "prompt_mask if text=chat",
+        )
     }
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     TRIED: ClassVar[bool] = False
@@ -67,7 +72,9 @@ class HFRewardInterface(ModelInterface):
     or the log of that."""
 
     text: Text = "full"
-    """Score prompt and response together, or the response only (needs `prompt_mask`)."""
+    """full: score prompt and response together, as one text. response: the response alone. chat:
+    the conversation as the classifier's own chat template writes it, for reward models that were
+    trained on chats; its roles are those of the messages in the dataset."""
 
     batch_size: int = 32
     """Texts per forward pass of the classifier."""
@@ -97,8 +104,7 @@ class HFRewardInterface(ModelInterface):
         each sample's texts that were truncated."""
         if self.classifier is None:
             self._load(model.device)
-        texts = (full_texts if self.text == "full" else response_texts)(model.data_tokenizer, data)
-        tokens = tokens_of(self.tokenizer, [as_content(self.tokenizer, text) for text in texts])
+        tokens = tokens_of(self.tokenizer, self._texts(model, data))
         truncated = self._truncated([len(ids) for ids in tokens], data)
         # minimises padding per batch
         order = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))
@@ -115,6 +121,14 @@ class HFRewardInterface(ModelInterface):
         prob = uniform(model, data, ones(data), "rewards").clamp(0.01, 0.99)
         rewards = {"logit": prob.logit(), "prob": prob, "logprob": prob.log()}[self.output]
         return _rewarded(data, rewards, [False] * len(rewards))
+
+    def _texts(self, model: Model, data: SequenceSample) -> list[str]:
+        """The text of each sequence, meant for `tokens_of`."""
+        if self.text == "chat":
+            chats = conversations(model.data_tokenizer, data)
+            return [conversation(self.tokenizer, chat, day=DAY).text for chat in chats]
+        read = full_texts if self.text == "full" else response_texts
+        return [as_content(self.tokenizer, text) for text in read(model.data_tokenizer, data)]
 
     def _load(self, device: torch.device) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -156,9 +170,27 @@ class HFRewardInterface(ModelInterface):
             raise ModelError(
                 f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}"
             )
-        self.before, self.after = _surroundings(self.tokenizer)
+        self._check_template()
+        if self.text != "chat":  # a template writes special tokens itself
+            self.before, self.after = _surroundings(self.tokenizer)
         self.limit = self._most_tokens(classifier)
         self.classifier = classifier.to(device).eval()
+
+    def _check_template(self) -> None:
+        """Raises ModelError if there is none for `text: chat`;
+        warns if there is one for another text."""
+        has_template = self.tokenizer.chat_template is not None
+        if self.text == "chat" and not has_template:
+            raise ModelError(
+                f"{self.path} has no chat template, which text: chat needs",
+                hint="set text to full, or to response",
+            )
+        if self.text != "chat" and has_template:
+            log.warning(
+                "%s has a chat template, without which it may score badly; set text to chat if it "
+                "was trained on chats",
+                self.path,
+            )
 
     def _most_tokens(self, classifier: Any) -> int:
         """The smallest of `max_length`, the classifier's positions and its tokenizer's limit."""

@@ -41,9 +41,9 @@ def word_tokenizer(words, **special):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
-def bert(labels=3):
+def bert(labels=3, vocabulary=12):
     config = BertConfig(
-        vocab_size=12,
+        vocab_size=vocabulary,
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
@@ -93,9 +93,23 @@ def saved(folder, make, words=WORDS, padding="[PAD]"):
     return str(folder)
 
 
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} {{ message.content }} {{ eos_token }} "
+    "{% endfor %}"
+)
+
+
+def with_template(path, template=TEMPLATE):
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def digit_classifier(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("classifier"), bert, [*WORDS[:3], *"012345678"])
+    path = saved(tmp_path_factory.mktemp("classifier"), bert, [*WORDS[:3], *"012345678"])
+    return with_template(path)
 
 
 class TestContract(InterfaceContract):
@@ -204,6 +218,54 @@ def test_outputs_labels_and_response_only_are_supported(tmp_path, role, data):
     torch.testing.assert_close(rewards(label=1, output="logprob"), full.log_softmax(-1)[:, 1])
     torch.testing.assert_close(rewards(label="positive", text="response"), response[:, 2])
     assert not torch.allclose(full[:, 2], response[:, 2])
+
+
+CHAT_WORDS = [*WORDS, "system", "user", "assistant"]
+
+
+def test_a_conversation_is_written_by_the_template_of_the_classifier(tmp_path, role, data):
+    """The prompt's messages where the dataset has them; else the prompt is what a user says."""
+    path = with_template(saved(tmp_path, lambda: bert(vocabulary=16), CHAT_WORDS))
+    prompts = [
+        [{"role": "system", "content": "good film"}, {"role": "user", "content": "so a"}],
+        [{"role": "user", "content": "a film"}],
+        None,
+    ]
+    data.metadata["messages"] = prompts
+    interface = HFRewardInterface(path=path, text="chat", batch_size=3)
+    rewards = interface.inference(role, data, MicroBatchSpec()).data["rewards"]
+    prompts[2] = [{"role": "user", "content": "so"}]
+    chats = [
+        [*prompt, {"role": "assistant", "content": response}]
+        for prompt, response in zip([prompts[0], *prompts], RESPONSES, strict=True)
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    with torch.no_grad():
+        expected = [
+            model(**tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True))
+            for chat in chats
+        ]
+    torch.testing.assert_close(rewards, torch.cat([each.logits[:, -1] for each in expected]))
+
+
+def test_a_response_of_several_turns_is_no_message(tmp_path, role, data):
+    path = with_template(saved(tmp_path, bert))
+    data.data["prompt_mask"][3] = True  # the second of three tokens of the first response
+    with pytest.raises(DataError, match="a response has 2 turns"):
+        HFRewardInterface(path=path, text="chat").inference(role, data, MicroBatchSpec())
+
+
+def test_a_chat_needs_a_template_and_a_template_that_is_not_used_is_reported(
+    tmp_path, role, data, caplog
+):
+    path = saved(tmp_path, bert)
+    with pytest.raises(ModelError, match="has no chat template, which text: chat needs"):
+        HFRewardInterface(path=path, text="chat").inference(role, data, MicroBatchSpec())
+    HFRewardInterface(path=path).inference(role, data, MicroBatchSpec())
+    assert not caplog.records
+    HFRewardInterface(path=with_template(path)).inference(role, data, MicroBatchSpec())
+    assert "set text to chat if it was trained on chats" in caplog.text
 
 
 def forging(text):

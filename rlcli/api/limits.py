@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any, Literal, get_args, get_origin
 
 Limits = Mapping[str, Mapping[str, float]]
@@ -40,6 +41,16 @@ def check_arguments(component: Any) -> None:
 
     None is always allowed: it stands for "off" or for a default.
     """
+    _check_values(component)
+    needs = needs_of(type(component))
+    arguments = signature(type(component)).parameters if needs else {}
+    defaults = {name: argument.default for name, argument in arguments.items()}
+    for problem in unmet(needs, partial(getattr, component), defaults.get).values():
+        raise ValueError(problem)
+
+
+def _check_values(component: Any) -> None:
+    """Each by itself."""
     limits, choices = _declared(type(component))
     for name, bounds in limits.items():
         value = getattr(component, name)
@@ -52,12 +63,6 @@ def check_arguments(component: Any) -> None:
             raise ValueError(
                 f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
             )
-    cls = type(component)
-    problems = unmet(
-        needs_of(cls), partial(getattr, component), lambda name: getattr(cls, name, None)
-    )
-    for problem in problems.values():
-        raise ValueError(problem)
 
 
 def unmet(

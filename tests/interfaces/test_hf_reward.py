@@ -223,6 +223,16 @@ def test_outputs_labels_and_response_only_are_supported(tmp_path, role, data):
 CHAT_WORDS = [*WORDS, "system", "user", "assistant"]
 
 
+def direct_chats(path, chats):
+    """Scores by transformers alone, one conversation at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    as_tensors = {"return_tensors": "pt", "return_dict": True}
+    with torch.no_grad():
+        written = (tokenizer.apply_chat_template(chat, **as_tensors) for chat in chats)
+        return torch.cat([model(**tokens).logits for tokens in written])
+
+
 def test_a_conversation_is_written_by_the_template_of_the_classifier(tmp_path, role, data):
     """The prompt's messages where the dataset has them; else the prompt is what a user says."""
     path = with_template(saved(tmp_path, lambda: bert(vocabulary=16), CHAT_WORDS))
@@ -234,19 +244,12 @@ def test_a_conversation_is_written_by_the_template_of_the_classifier(tmp_path, r
     data.metadata["messages"] = prompts
     interface = HFRewardInterface(path=path, text="chat", batch_size=3)
     rewards = interface.inference(role, data, MicroBatchSpec()).data["rewards"]
-    prompts[2] = [{"role": "user", "content": "so"}]
+    of_responses = [prompts[0], prompts[0], prompts[1], [{"role": "user", "content": "so"}]]
     chats = [
         [*prompt, {"role": "assistant", "content": response}]
-        for prompt, response in zip([prompts[0], *prompts], RESPONSES, strict=True)
+        for prompt, response in zip(of_responses, RESPONSES, strict=True)
     ]
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
-    with torch.no_grad():
-        expected = [
-            model(**tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True))
-            for chat in chats
-        ]
-    torch.testing.assert_close(rewards, torch.cat([each.logits[:, -1] for each in expected]))
+    torch.testing.assert_close(rewards, direct_chats(path, chats)[:, -1])
 
 
 def test_a_response_of_several_turns_is_no_message(tmp_path, role, data):

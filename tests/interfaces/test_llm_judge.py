@@ -78,11 +78,16 @@ def by_length(handler, body, number):
     handler.verdict(body, len(judged(body)) % 11, "Well.")
 
 
+class JudgeServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """Linux repeats the beginning of a connection that finds no room only after a second."""
+
+
 @pytest.fixture
 def server():
     """An HTTP server that replies to its requests by `server.answer(handler, body, number)`."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = JudgeServer(("127.0.0.1", 0), Handler)
     server.lock, server.asked, server.keys, server.paths = threading.Lock(), [], [], []
     server.at_work = server.most = 0
     server.answer = by_length
@@ -101,7 +106,7 @@ class TestContract(InterfaceContract):
 
     @pytest.fixture
     def args(self, server):
-        return {"url": server.url, "model": "judge"}
+        return {"url": server.url, "model": "judge", "pause_s": 0.01}
 
 
 def interface(server, **args):

@@ -388,11 +388,12 @@ def test_in_one_process_a_report_is_a_call_in_the_thread_that_reports():
 
 
 @pytest.mark.long
-def test_processes_are_checked_while_replies_keep_coming(ranks):
+def test_processes_are_checked_while_replies_keep_coming(ranks, monkeypatch):
     """Else the silence of an agent is noticed only once a run is idle."""
+    monkeypatch.setattr(zmq_master, "CHECK_SECONDS", 0.2)
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)
-    checked, end, number = [], time.monotonic() + 2.5, 0
+    checked, end, number = [], time.monotonic() + 0.5, 0
     ranks.master._is_alive = checked.append
     while time.monotonic() < end:
         number += 1

@@ -35,7 +35,7 @@ test: $(TEST_STAMP) ## run the tests in a few processes (WORKERS=0: in this one;
 	$(PYTEST_OF_ALL) -m "not exhaustive and not long" $(ARGS)
 
 # Not part of `make test`, so that nobody waits for it there: runs of several processes, most of which wait for each other,
-# and the contract of `megatron`, `deepspeed`, `sglang` and `vllm`, whose own code other tests run.
+# and the contract of `code_reward`, `megatron`, `deepspeed`, `sglang` and `vllm`, whose own code other tests run.
 test-long: $(TEST_STAMP) ## run the tests that are marked long
 	$(PYTEST_OF_ALL) -m "long and not exhaustive" $(ARGS)
 

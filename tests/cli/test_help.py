@@ -63,7 +63,14 @@ def test_every_help_page_has_one_example(rlcli, verb):
     assert f"rlcli {verb}" in example
 
 
-@pytest.mark.parametrize("verb", [verb for verb in ALL if verb not in STARTS_SOMETHING])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param(verb, marks=pytest.mark.long) if verb == "test" else verb
+        for verb in ALL
+        if verb not in STARTS_SOMETHING
+    ],
+)
 def test_the_example_of_each_help_page_works(rlcli, verb):
     example = rlcli(verb, "--help")[1].partition("\nExample\n")[2]
     command = example.strip().removeprefix("source <(").removesuffix(")")

@@ -47,6 +47,7 @@ SUM = "print(sum(map(int, input().split())))\n"
 SUMS = [{"input": "1 2\n", "output": "3\n"}, {"input": "4 5 6\n", "output": "15"}]
 
 
+@pytest.mark.long
 class TestContract(InterfaceContract):
     name = "code_reward"
     args = {"workers": 1, "score": "share", "wrong_reward": -1.0}

@@ -41,8 +41,6 @@ from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 # ranks that wait for each other are found by the contract itself
 pytestmark = [needs_pretend_device, pytest.mark.timeout(900)]
 
-pytest.importorskip("megatron.core")
-
 SIZE = {"hidden_size": 64}
 ROLES = {
     "tied, tp2 x pp2": ("llama", "lm", {"pp": 2, "tp": 2}, {"tie_word_embeddings": True}),
@@ -76,6 +74,12 @@ SETTINGS_OF_ROLES = {
 }
 STEPS = 2
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    """Importing it takes seconds, so that only the process imports it which runs these tests."""
+    pytest.importorskip("megatron.core")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -31,8 +31,6 @@ from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
 pytestmark = needs_pretend_device
 
-pytest.importorskip("megatron.core")
-
 HERE = Path(__file__).parent
 PRETEND_RANKS = runpy.run_path(str(HERE / "pretend_ranks" / "sitecustomize.py"))
 
@@ -53,6 +51,12 @@ SMALL = (
     "log.trackers=[]",
     "log.plot=false",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    """Importing it takes seconds, so that only the process imports it which runs these tests."""
+    pytest.importorskip("megatron.core")
 
 
 def losses(folder):

@@ -14,8 +14,6 @@ import pytest
 import torch
 from warm_command import load_everything, run_here
 
-pytest.importorskip("deepspeed")
-
 KILL_ANYWHERE = runpy.run_path(str(Path(__file__).with_name("kill_anywhere.py")))
 HOME = str(Path(__file__).resolve().parents[2])
 RUN = (
@@ -44,6 +42,12 @@ FULL_ONCE_THEN_FROZEN = {
 }
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]  # four runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    """Importing it takes seconds, so that only the process imports it which runs these tests."""
+    pytest.importorskip("deepspeed")
 
 
 @pytest.fixture(scope="module")

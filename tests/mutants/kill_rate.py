@@ -62,6 +62,7 @@ BY_SIGNAL = 128
 """Added to the number of a signal that ended a suite, for its exit code."""
 LOOK_SECONDS = 0.02
 """Between two counts of them."""
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SECONDS = 600
 CHECK_SECONDS = 180
 
@@ -112,7 +113,7 @@ def mutants(kind: str | None = None, folder: Path = HERE) -> list[Mutant]:
         if kind is None or of == kind:
             listed += [
                 Mutant(kind=of, **entry)
-                for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ()
+                for entry in yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER) or ()
             ]
     return listed
 

@@ -6,14 +6,12 @@ import contextlib
 import math
 
 import pytest
-import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import LOSS_MASK, trained_actions, without_trained_actions
-from rlcli.testing.interface.invariants import SIGNALS
 from rlcli.testing.interface.loss import counts_tokens
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
@@ -64,33 +62,6 @@ class EdgeChecks(InterfaceSubject):
                 "count only what is trained on, or declare COUNTS_LEFT_OUT",
                 place_of_number(rehearsal, "loss_weight", outcome),
             )
-
-    def test_equal_rewards(self, rehearsal: Rehearsal) -> None:
-        """equal rewards, advantages or returns, all 1 or all 0"""
-        batch = _batch(rehearsal, [[(2, 3), (2, 4)], [(1, 2), (1, 5)]])
-        keys = [key for key in SIGNALS if key in batch.keys]
-        if not keys:
-            pytest.skip("reads no rewards, advantages or returns")
-        for number in (0.0, 1.0):
-            for key in keys:
-                batch.data[key] = torch.full_like(batch.data[key], number)
-            _survive(rehearsal, batch, f"{' and '.join(keys)} that are all {number:g}")
-
-    def test_identical_responses(self, rehearsal: Rehearsal) -> None:
-        """samples that are all the same"""
-        sample = _batch(rehearsal, [[(2, 4)]])
-        copies = []
-        for number in range(4):
-            copied = sample.select(sample.keys)
-            copied.ids = [f"copy{number}"]
-            copied.metadata = {**copied.metadata, "batch_index": [number]}
-            copies.append(copied)
-        _survive(rehearsal, SequenceSample.gather(copies), "four equal samples")
-
-    def test_no_samples(self, rehearsal: Rehearsal) -> None:
-        """a rank without samples"""
-        outcome = _survive(rehearsal, rehearsal.batch.select_indices([]), "a batch without samples")
-        demand_nothing_learned(rehearsal, outcome, "a batch without samples")
 
 
 _ROUNDING = 1e-9

@@ -13,6 +13,7 @@ import typer
 from rlcli.api.headway import doing
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import NoSuchRun, find_run, find_runs, folder_of_runs
+from rlcli.observe.series import NAMES
 
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
@@ -64,11 +65,15 @@ def runs_named(word: str, runs: Path) -> list[Path]:
 def runs_and_metrics(
     words: Sequence[str], find: Callable[[str], Sequence[Path]]
 ) -> tuple[list[Path], list[str]]:
-    """The folders that words name, each once, and the words after the first that name no folder:
-    metrics. Raises ResourceError F72."""
+    """The folders that words name, each once, and the words after the first that name no folder, or
+    a curve, as `reward` does even if there are runs of that recipe: metrics. Raises ResourceError
+    F72."""
     folders: list[Path] = []
     metrics: list[str] = []
     for word in words:
+        if folders and word in NAMES:
+            metrics.append(word)
+            continue
         try:
             folders += [folder for folder in find(word) if folder not in folders]
         except NoSuchRun:

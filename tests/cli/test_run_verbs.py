@@ -370,6 +370,19 @@ def test_metrics_are_plotted_in_the_terminal(rlcli):
     assert rlcli("plot", "nothing", "reward")[0] == 6
 
 
+def test_a_curve_is_a_metric_even_if_a_recipe_or_a_folder_is_called_like_it(rlcli):
+    record("runs/ppo_math/one")
+    record("runs/reward/two")
+    Path("loss").mkdir()
+    document = json.loads(rlcli("plot", "one", "reward", "--json")[1])
+    (drawn,) = document["charts"]
+    assert (drawn["metric"], len(drawn["lines"])) == ("reward", 1)
+    code, _, err = rlcli("plot", "one", "loss")
+    assert (code, "'loss' is neither a run nor a metric" in err) == (2, True)
+    document = json.loads(rlcli("plot", "reward", "reward", "--json")[1])
+    assert document["charts"][0]["lines"][0]["label"] == "reward/two"
+
+
 def test_metrics_are_plotted_to_a_file(rlcli, tmp_path):
     record("runs/ppo_math/one")
     code, out, err = rlcli("plot", "one", "reward", "-o", "curves.png")

@@ -37,17 +37,18 @@ class Chart:
 
 
 def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
-    """One line for each run that has the metric, as `metric_key` finds it.
-    Raises UsageError if none has it."""
-    lines, drawn = [], metric
+    """One line for each run that has the metric, as `metric_key` finds it: the accuracy of
+    evaluations is not drawn next to that of training. Raises UsageError if none has it."""
+    if any(recorded(metric, records)[0] == EVALUATED_ACCURACY for records in runs.values()):
+        metric = EVALUATED_ACCURACY
+    lines = []
     for index, (label, records) in enumerate(runs.items()):
-        key, steps, values = recorded(metric, records)
+        _, steps, values = recorded(metric, records)
         if values:
             lines.append(ChartLine(label, steps, values, number=index))
-            drawn = EVALUATED_ACCURACY if key == EVALUATED_ACCURACY else metric
     if not lines:
         raise _unknown(metric, runs)
-    return Chart(drawn, lines)
+    return Chart(metric, lines)
 
 
 def recorded(metric: str, records: Records) -> tuple[str | None, list[float], list[float]]:

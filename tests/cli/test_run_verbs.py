@@ -383,6 +383,18 @@ def test_a_curve_is_a_metric_even_if_a_recipe_or_a_folder_is_called_like_it(rlcl
     assert document["charts"][0]["lines"][0]["label"] == "reward/two"
 
 
+def test_the_accuracy_of_evaluations_and_that_of_training_share_no_chart(rlcli):
+    line = {"step": 1, "reward/accuracy": 0.25, "time/step": 2.0}
+    record("runs/ppo_math/one")
+    (record("runs/ppo_math/two") / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    for names in (("one", "two"), ("two", "one")):
+        (drawn,) = json.loads(rlcli("plot", *names, "accuracy", "--json")[1])["charts"]
+        labels = [each["label"] for each in drawn["lines"]]
+        assert (drawn["metric"], labels) == ("eval/accuracy", ["ppo_math/one"])
+    (drawn,) = json.loads(rlcli("plot", "two", "accuracy", "--json")[1])["charts"]
+    assert (drawn["metric"], drawn["lines"][0]["values"]) == ("accuracy", [0.25])
+
+
 def test_metrics_are_plotted_to_a_file(rlcli, tmp_path):
     record("runs/ppo_math/one")
     code, out, err = rlcli("plot", "one", "reward", "-o", "curves.png")

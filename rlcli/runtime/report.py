@@ -97,6 +97,11 @@ class Answered:
             copy_bytes=self.copy_bytes + later.copy_bytes,
         )
 
+    @property
+    def names(self) -> set[str]:
+        """What the call has measured, whether or not it is reported."""
+        return {*self.counts, *self.scores, *self.stats}
+
     def averages(self) -> dict[str, Moments]:
         """Scores, and counts of errors and the like if there were any."""
         counts = {name: moments for name, moments in self.counts.items() if moments.total}
@@ -196,13 +201,14 @@ def named_reports(
     section: Callable[[MFCDef], str],
 ) -> dict[str, T]:
     """Reports of calls as `<section>/<name>`, or as `<call>/<name>` where several calls of a
-    section report the same name: `math_inf/reward`."""
+    section measure something of the same name: `math_inf/reward`."""
     named = [
         (answered.mfc, name, value)
         for answered in calls
         for name, value in reports(answered).items()
     ]
-    uses = Counter((section(mfc), name) for mfc, name, _ in named)
+    # also what a call has measured and does not report now, so that a name is that of one call
+    uses = Counter((section(answered.mfc), name) for answered in calls for name in answered.names)
 
     def full(mfc: MFCDef, name: str) -> str:
         prefix = section(mfc) if uses[section(mfc), name] == 1 else mfc.name

@@ -58,6 +58,33 @@ def test_one_call_reports_under_its_section():
     }
 
 
+def test_a_name_does_not_depend_on_which_calls_had_errors():
+    """What never happened in a step is not reported, but its name is not another call's then."""
+    none, some = {"counts": {"errors": (0.0, 0.0, 4)}}, {"counts": {"errors": (1.0, 1.0, 4)}}
+    for of_judge, of_code, reported in (
+        (some, some, {"judge_inf/errors": 0.25, "code_inf/errors": 0.25}),
+        (some, none, {"judge_inf/errors": 0.25}),
+        (none, some, {"code_inf/errors": 0.25}),
+        (none, none, {}),
+    ):
+        calls = [
+            running("judge_inf", "reward", {}, work=of_judge),
+            running("code_inf", "reward", {}, work=of_code),
+        ]
+        assert by_role(calls) == reported
+
+
+def test_scores_and_statistics_of_two_calls_do_not_overwrite_each_other():
+    calls = [
+        running("gen", "actor", {"accuracy": (1.0, 1.0, 4)}),
+        running("classify", "reward", {}, {"accuracy": 0.75}),
+    ]
+    scores = named_reports(calls, Answered.averages, lambda _: "")
+    stats = named_reports(calls, lambda answered: answered.stats, lambda _: "")
+    assert {name: moments.mean for name, moments in scores.items()} == {"gen/accuracy": 0.25}
+    assert stats == {"classify/accuracy": 0.75}
+
+
 def test_a_call_on_several_draws_of_a_step_reports_once():
     first = running("math_inf", "reward", {"reward": (3.0, 9.0, 3)})
     second = running("math_inf", "reward", {"reward": (1.0, 1.0, 1), "accuracy": (1.0, 1.0, 1)})

@@ -159,7 +159,7 @@ class _Drive:
         """`done`: of the `steps` of the run; `before`: of these, before this attempt."""
         code = 0 if done == steps else self.stop.exit_code
         self.run.write_status("stopped" if code else "done", done, steps, code)
-        outcome = outcome_of(self.recipe, self.run, seconds)
+        outcome = outcome_of(self.recipe, self.run, seconds, before)
         _draw_curves(self.recipe, self.run)
         return Finished(outcome, code, done, steps, before)
 
@@ -232,7 +232,9 @@ def _draw_curves(recipe: Recipe, run: RunDirectory) -> None:
             plot_curves(_read_or_warn(read_metrics, run.metrics), run.curve, title)
 
 
-def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> RunOutcome:
+def outcome_of(
+    recipe: Recipe, run: RunDirectory, seconds: float | None = None, began_after: int = 0
+) -> RunOutcome:
     """The results of a run that has ended. Files that cannot be read are left out, with a warning:
     other code has written to them, and the models are not affected."""
     from rlcli.observe.metrics import read_metrics
@@ -244,6 +246,7 @@ def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) 
         run_dir=run.path,
         records=_read_or_warn(read_metrics, run.metrics),
         seconds=seconds,
+        began_after=began_after,
         models={role: run.model(role) for role in recipe.saved_roles},
         samples=_read_or_warn(changed_responses, run.samples),
     )

@@ -54,6 +54,9 @@ class RunOutcome:
     records: Sequence[Mapping[str, Any]]
     """The records of metrics.jsonl (see `read_metrics`)."""
     seconds: float | None = None
+    """How long the steps after `began_after` took."""
+    began_after: int = 0
+    """The step of the checkpoint that it continued from."""
     models: Mapping[str, Path] = field(default_factory=dict)
     """Role → folder of its saved model."""
     samples: Sequence[tuple[SampleRecord, SampleRecord]] = ()
@@ -126,9 +129,10 @@ def print_report(outcome: RunOutcome, console: Console | None = None) -> None:
 
 
 def _title(outcome: RunOutcome) -> Text:
-    """The recipe, how many steps it ran, and for how long."""
+    """The recipe, how many steps it ran, and for how long: if it was resumed, since then."""
     steps = max((int(record["step"]) for record in outcome.records if "step" in record), default=0)
-    duration = f" in {clock_time(outcome.seconds)}" if outcome.seconds is not None else ""
+    resumed = f", {steps - outcome.began_after} of them" if outcome.began_after else ""
+    duration = f"{resumed} in {clock_time(outcome.seconds)}" if outcome.seconds is not None else ""
     return Text.assemble((one_line(outcome.recipe), "bold"), f": {steps} steps{duration}")
 
 

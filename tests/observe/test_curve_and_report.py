@@ -243,6 +243,11 @@ def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome, monkeypatch)
     assert "tensorboard --logdir" not in report(outcome)
 
 
+def test_the_time_of_a_resumed_run_is_said_of_the_steps_that_took_it(outcome):
+    resumed = replace(outcome, seconds=9.0, began_after=38)
+    assert "ppo_math: 40 steps, 2 of them in 0:09\n" in report(resumed)
+
+
 def test_report_on_a_terminal_fits_80_columns(outcome):
     text = report(outcome, force_terminal=True, color_system=None)
     assert "───" in text

@@ -148,6 +148,16 @@ def test_the_first_and_the_last_response_to_a_prompt_are_side_by_side(opened, tm
         assert "it is 2" not in pair
 
 
+def test_evaluations_and_checkpoints_are_no_part_of_a_step(opened, tmp_path):
+    times = {"time/gen": 1.0, "time/eval": 4.0, "time/checkpoint": 30.0}
+    with opened([record_run(tmp_path / "run", metrics=lambda step: times)]) as page:
+        rows = page.locator("#time tr").all_inner_texts()
+    cells = {row.split("\t")[0]: row.split("\t")[1:3] for row in rows}
+    assert cells["time/gen"] == ["1 s", "50 %"]
+    assert cells["time/eval"] == ["4 s", ""]
+    assert cells["time/checkpoint"] == ["30 s", ""]
+
+
 def test_a_metric_is_added_by_name_and_closed(opened, tmp_path):
     with opened([record_run(tmp_path / "run")]) as page:
         page.locator("#curves input[type=search]").fill("time/step")

@@ -2,6 +2,8 @@
 
 // Where the time of a step goes.
 
+const BESIDES_STEPS = ["time/eval", "time/checkpoint"];
+
 function time(page) {
   const { groups } = page;
   return groups.flatMap((group, number) => {
@@ -18,7 +20,7 @@ function time(page) {
 
 function timeRow([name, value], step) {
   const isTime = name.startsWith("time/") && !name.startsWith("time/idle_share/");
-  const share = isTime && step && name !== "time/eval" ? value / step : null;
+  const share = isTime && step && !BESIDES_STEPS.includes(name) ? value / step : null;
   const bar = element("span", { class: "bar" });
   bar.style.width = `${Math.min((share ?? 0) * 160, 160)}px`;
   return [name, isTime ? `${short(value)} s` : short(value), share == null ? "" : `${Math.round(share * 100)} %`, share ? bar : ""];

@@ -66,7 +66,7 @@ def tokens(
         numbers += range(row + 1, min(row + ROWS_OF_PAGE, len(opened) + 1))
     rows = [_row_of(resolved, opened, name, number) for number in numbers]
     if html is not None:
-        _write_page(html, [shown for _, shown in rows])
+        _write_page(html, [shown for _, shown in rows], as_json)
         return
     (preview, shown), *_ = rows
     if as_json:
@@ -184,13 +184,16 @@ def _print_ids(row: PageRow) -> None:
         print_text(f"{name:<8}{value}")
 
 
-def _write_page(file: Path, rows: Sequence[PageRow]) -> None:
+def _write_page(file: Path, rows: Sequence[PageRow], as_json: bool) -> None:
     from rlcli.inspect.token_page import token_page
 
     try:
         file.write_text(token_page(rows), encoding="utf-8")
     except OSError as error:
         raise not_writable(file, error, "give another --html FILE") from None
+    if as_json:
+        print_json({"file": str(file), "rows": [row.number for row in rows]})
+        return
     several = f": rows {rows[0].number} to {rows[-1].number}" if len(rows) > 1 else ""
     print_text(f"wrote {file}{several}")
 

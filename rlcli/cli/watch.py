@@ -45,6 +45,8 @@ def watch(
     folders = list(dict.fromkeys(named)) if words else _under_way(runs)
     if not folders:
         print_talk("no run is under way; rlcli status lists those that are over")
+        if as_json:
+            print_json({"runs": []})
         return 0
     watched = [WatchedRun(folder, short_name(folder, runs), Look()) for folder in folders]
     try:

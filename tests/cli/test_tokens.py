@@ -152,6 +152,8 @@ def test_links_lead_from_row_to_row(rlcli, tmp_path):
     assert reader.addresses == ["#row2", "#row1"]
     assert reader.names == ["row1", "row2"]
     assert "row 2 →row 1 of train" in reader.text
+    document = json.loads(rlcli("tokens", "mine.yaml", "--html", "page.html", "--json")[1])
+    assert document == {"file": "page.html", "rows": [1, 2]}
 
 
 def test_a_page_of_a_prompt_mentions_the_response():

@@ -34,3 +34,4 @@ def test_without_running_runs_there_is_nothing_to_watch(rlcli):
     code, out, err = rlcli("watch")
     assert (code, out) == (0, "")
     assert "rlcli status" in err
+    assert json.loads(rlcli("watch", "--json")[1]) == {"runs": []}

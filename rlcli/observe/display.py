@@ -114,6 +114,7 @@ class PlainDisplay:
         self.note(f"run {run_name} -> {one_line(short_path(run_dir))}")
 
     def take_up(self, progress: Progress) -> None:
+        progress.title = self._need_progress().title
         self._progress = progress
         if progress.done:
             self._printed = (self._clock(), progress.done)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from rlcli.api.headway import Count
 from rlcli.observe.display import Display
 from rlcli.observe.progress import Progress
+from rlcli.observe.replay import progress_so_far
 from rlcli.observe.terminal import PatientStream
 
 
@@ -19,14 +21,17 @@ class EventDisplay:
     def __init__(self, descriptor: int):
         os.set_inheritable(descriptor, False)
         self._pipe = PatientStream(os.fdopen(descriptor, "w", encoding="utf-8"))
+        self._run_dir = ""
 
     def start(
         self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step"
     ) -> None:
-        self._send("start", run_name, os.fspath(run_dir), steps, title)
+        self._run_dir = os.fspath(run_dir)
+        self._send("start", run_name, self._run_dir, steps, title)
 
     def take_up(self, progress: Progress) -> None:
-        """Do nothing: only a run of another process has progress to take up."""
+        """Have it read from the files of the run: it is too much for a line."""
+        self._send("take_up", self._run_dir, progress.steps, progress.done)
 
     def phase(self, text: str) -> None:
         self._send("phase", text)
@@ -76,5 +81,8 @@ def show_event(line: str, display: Display) -> None:
     if name == "count":
         count, of = arguments
         display.count(Count(*count), of)
+    elif name == "take_up":
+        folder, steps, done = arguments
+        display.take_up(progress_so_far(Path(folder) / "metrics.jsonl", steps, done))
     elif name in SENT:
         getattr(display, name)(*arguments)

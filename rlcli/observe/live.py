@@ -91,6 +91,7 @@ class LiveDisplay:
 
     def take_up(self, progress: Progress) -> None:
         with self._lock:
+            progress.title = self._need_progress().title
             self._progress = progress
 
     def phase(self, text: str) -> None:

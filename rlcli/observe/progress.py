@@ -62,6 +62,11 @@ class Progress:
             self._ticks[0] = (self._clock(), 0)
         return results
 
+    def resume(self) -> None:
+        """Continue now: the pace is that of the steps from here on."""
+        self._ticks.clear()
+        self._ticks.append((self._clock(), self.done))
+
     def end(self, at: float) -> None:
         """Stop the clock: the run was over at that time."""
         self._clock = lambda: at

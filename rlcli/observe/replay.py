@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,16 @@ def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Pr
 def progress_of(run: Overview, records: Sequence[Mapping[str, Any]]) -> Progress:
     """The progress of a run after these records, its last."""
     return replay(records, run.steps or 0, run.updated or time.time())
+
+
+def progress_so_far(metrics: Path, steps: int, until: int | None = None) -> Progress:
+    """The progress of a run that is resumed after what its metrics.jsonl has, or after the step
+    `until`."""
+    records = records_of(Tail(metrics).lines()[0])
+    last = math.inf if until is None else until
+    progress = replay([each for each in records if each["step"] <= last], steps, time.time())
+    progress.resume()
+    return progress
 
 
 class FollowedRun:

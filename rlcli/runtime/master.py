@@ -18,6 +18,7 @@ from rlcli.garbage import collect_as_usual
 from rlcli.messaging.transport import Transport
 from rlcli.observe.display import Display
 from rlcli.observe.outputs import Outputs
+from rlcli.observe.replay import progress_so_far
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.trace import TraceFile
 from rlcli.recipe.dataset_sizes import training_steps
@@ -190,6 +191,8 @@ class MasterWorker:
 
     async def _run(self) -> None:
         self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
+        if self._start is not None:
+            self.display.take_up(progress_so_far(self.directory.metrics, self.steps))
         self.directory.write_status("running", self.steps_done, self.steps)
         async with asyncio.TaskGroup() as tasks:
             ahead = tasks.create_task(self.supply.make_ahead())

@@ -39,6 +39,16 @@ def test_a_resumed_run_equals_the_uninterrupted_run(train, resume):
     assert ledger(folder) == ledger(uninterrupted)
 
 
+def test_the_display_of_a_resumed_run_begins_with_what_is_done(train, resume, capsys):
+    train("train.steps=2")
+    capsys.readouterr()
+    resume("train.steps=3")
+    lines = capsys.readouterr().err.splitlines()
+    steps = [line.split("  ")[:2] for line in lines if line.startswith("step ")]
+    assert [words[0] for words in steps] == ["step 2/3", "step 3/3"]
+    assert steps[0][1].startswith("reward ")
+
+
 @pytest.mark.parametrize("eta", [1.0, 0.5])
 def test_the_weights_of_a_role_that_mirrors_another_are_stored_once(train, resume, eta):
     """One that only approaches the other has weights of its own, which are stored."""

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from rlcli.observe import progress
 from rlcli.observe.charts import ChartLine, chart, mean_of, metric_key
+from rlcli.observe.events import EventDisplay, show_event
 from rlcli.observe.live import LiveDisplay
-from rlcli.observe.replay import FollowedRun, follow, records_of, replay
+from rlcli.observe.replay import FollowedRun, follow, progress_so_far, records_of, replay
 from rlcli.observe.series import NAMES, find_key
 from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
 from rlcli.observe.terminal_chart import HEIGHT, chart_lines
@@ -117,6 +118,41 @@ def test_the_duration_of_a_finished_run_is_the_sum_of_its_steps(tmp_path):
         assert not follow(FollowedRun(tmp_path), display, "old").is_under_way
         display.finish()
     assert "took 0:30" in paper.getvalue()[paper.getvalue().rindex("step 10/10") :]
+
+
+def test_a_resumed_run_continues_in_the_display_of_another_program(tmp_path):
+    """What it has written meanwhile comes with the events that follow."""
+    records = [{"step": n, "actor/reward": n / 10, "time/step": 3.0} for n in range(1, 5)]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 0, "eval/reward": 0.5}\n' + "".join(map(as_line, records[:3])))
+    reading, writing = os.pipe()
+    with EventDisplay(writing) as sender:
+        sender.start("toy", tmp_path, 5, "warm start toy")
+        sender.take_up(progress_so_far(file, 5))
+        sender.step(records[3])
+        sender.evaluation(4, {"eval/reward": 0.75})
+    del sender
+    file.write_text(file.read_text() + as_line(records[3]))
+    display = LiveDisplay(Console(file=io.StringIO(), force_terminal=True, width=80))
+    with display, os.fdopen(reading) as events:
+        for _ in range(4):
+            show_event(events.readline(), display)
+        lines = [line.plain for line in display.picture().renderables]
+    assert lines[0].startswith("warm start toy 4/5")
+    assert "▁▃▆█" in lines[1]
+    assert "0.500 at first, last at step 4" in lines[2]
+
+
+def test_the_pace_of_a_resumed_run_is_that_of_its_steps_since_then(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(as_line({"step": 1, "time/step": 1000.0}))
+    progress = progress_so_far(tmp_path / "metrics.jsonl", 5)
+    assert (progress.done, progress.seconds_per_step) == (1, None)
+    progress.step({"step": 2})
+    assert progress.seconds_per_step < 10
+
+
+def as_line(record):
+    return json.dumps(record) + "\n"
 
 
 def test_a_metric_name_is_resolved_to_its_key():

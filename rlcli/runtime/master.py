@@ -190,9 +190,7 @@ class MasterWorker:
     # -- the run -----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
-        if self._start is not None:
-            self.display.take_up(progress_so_far(self.directory.metrics, self.steps))
+        self._start_display()
         self.directory.write_status("running", self.steps_done, self.steps)
         async with asyncio.TaskGroup() as tasks:
             ahead = tasks.create_task(self.supply.make_ahead())
@@ -206,6 +204,12 @@ class MasterWorker:
             self.display.phase(f"saving {role}")
             args = {"role": role, "folder": str(self.directory.model(role))}
             await self.ranks.ask_all("save", args, ranks=self.topology.placement(role).ranks)
+
+    def _start_display(self) -> None:
+        """Show the run: of one that is resumed, what it has done."""
+        self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
+        if self._start is not None:
+            self.display.take_up(progress_so_far(self.directory.metrics, self.steps))
 
     async def _train(self, tasks: asyncio.TaskGroup) -> None:
         """Do all steps, or, once the run is to stop, those already begun. A step may begin while

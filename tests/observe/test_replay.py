@@ -133,14 +133,19 @@ def test_a_resumed_run_continues_in_the_display_of_another_program(tmp_path):
         sender.evaluation(4, {"eval/reward": 0.75})
     del sender
     file.write_text(file.read_text() + as_line(records[3]))
+    steps, reward, evaluated, *_ = shown_after(reading)
+    assert steps.startswith("warm start toy 4/5")
+    assert "▁▃▆█" in reward
+    assert "0.500 at first, last at step 4" in evaluated
+
+
+def shown_after(reading):
+    """The lines of the live display after all events from a pipe."""
     display = LiveDisplay(Console(file=io.StringIO(), force_terminal=True, width=80))
     with display, os.fdopen(reading) as events:
-        for _ in range(4):
-            show_event(events.readline(), display)
-        lines = [line.plain for line in display.picture().renderables]
-    assert lines[0].startswith("warm start toy 4/5")
-    assert "▁▃▆█" in lines[1]
-    assert "0.500 at first, last at step 4" in lines[2]
+        for line in events:
+            show_event(line, display)
+        return [line.plain for line in display.picture().renderables]
 
 
 def test_the_pace_of_a_resumed_run_is_that_of_its_steps_since_then(tmp_path):

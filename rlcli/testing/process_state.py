@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Set
+from concurrent.futures import thread as pool_threads
 from dataclasses import dataclass, fields
 from multiprocessing import resource_tracker
 
@@ -16,7 +17,13 @@ import psutil
 from rlcli.launch.orphans import name_of
 from rlcli.processes import isolated
 
-NOT_COMPARED = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_", "KINETO_", "NVTE_", "DS_", "GLOO_")
+NOT_COMPARED = (
+    *("PYTEST_", "PYTORCH_", "TORCH", "TRITON_", "KINETO_", "NVTE_", "DS_", "GLOO_", "CUBLAS_"),
+    "KMP_",  # scikit-learn, and all that import it
+    *("LD_LIBRARY_PATH", "QT_"),  # OpenCV
+    "MPLCONFIGDIR",  # matplotlib
+    "TIKTOKEN_CACHE_DIR",  # LiteLLM
+)
 """Beginnings of the names of variables that pytest changes all the time, and libraries when they
 are imported or first used."""
 END_WITHIN = 2.0
@@ -81,13 +88,13 @@ class StartedTasks:
 
     processes: Set[psutil.Process]
     threads: Set[threading.Thread]
-    """Threads that Python waits for before it exits."""
+    """Threads that Python waits for before it exits, other than idle ones of a pool."""
 
     @classmethod
     def now(cls) -> StartedTasks:
         tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
         children = psutil.Process().children(recursive=True)
-        threads = [thread for thread in threading.enumerate() if not thread.daemon]
+        threads = [thread for thread in threading.enumerate() if _keeps_process(thread)]
         lasting = [child for child in children if child.pid not in {tracker, *isolated}]
         return cls(frozenset(lasting), frozenset(threads))
 
@@ -103,10 +110,18 @@ class StartedTasks:
         threads = self.threads - before.threads
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        names += [f"thread {thread.name}" for thread in threads if thread.is_alive()]
+        names += [f"thread {thread.name}" for thread in threads if _keeps_process(thread)]
         if len(names) > MOST_NAMES:
             names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
         return ", ".join(names)
+
+
+def _keeps_process(thread: threading.Thread) -> bool:
+    """Whether Python waits for it before it exits. It ends those of a ThreadPoolExecutor that have
+    nothing to do."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    is_idle = frame is not None and frame.f_code is pool_threads._worker.__code__
+    return thread.is_alive() and not thread.daemon and not is_idle
 
 
 def _settings_of_torch() -> tuple[str, bool]:

@@ -246,3 +246,29 @@ def test_unknown_keys_come_from_the_batches_of_the_author():
 def test_what_makes_all_answers_less_likely_is_reported():
     with pytest.raises(Violation, match="the log-prob of responses"):
         LearningChecks().test_it_learns(rehearsal_of(AvoidsLikelyTokens))
+
+
+class WidensMargins(FavoursLikelyTokens):
+    """The squared error of the margin between the two sequences of a pair: at a learning rate at
+    which others learn, this loss diverges."""
+
+    def loss(self, output, batch):
+        counts = [length - 1 for length in batch.flat_seqlens("packed_input_ids")]
+        logprobs = (output.logprobs * self.mask(batch)).split(counts)
+        chosen, rejected = torch.stack([each.sum() for each in logprobs]).view(-1, 2).unbind(1)
+        return (chosen - rejected - 1).square().sum()
+
+    def weight(self, batch):
+        return len(batch.flat_seqlens("packed_input_ids")) // 2
+
+
+class NarrowsMargins(WidensMargins):
+    def loss(self, output, batch):
+        loss = super().loss(output, batch)
+        return loss.detach() * 2 - loss
+
+
+def test_a_steep_loss_is_tried_with_smaller_steps():
+    LearningChecks().test_it_learns(rehearsal_of(WidensMargins))
+    with pytest.raises(Violation, match="minus the loss"):
+        LearningChecks().test_it_learns(rehearsal_of(NarrowsMargins))

@@ -30,7 +30,7 @@ from rlcli.api.limits import Limits
 from rlcli.errors import ProjectError, UsageError
 from rlcli.registry.class_fields import COMPUTED, Argument, arguments_of, nested_dataclass
 from rlcli.registry.signature import signature
-from rlcli.registry.source import Definition, Module, dotted, find
+from rlcli.registry.source import Definition, Module, dotted, find, imported_name
 
 _PLAIN: dict[str, Any] = {
     "int": StrictInt,
@@ -165,6 +165,31 @@ def type_of_argument(argument: Argument) -> Any:
     """The type used to check its values. Raises ProjectError for an unreadable annotation."""
     assert argument.type_node is not None
     assert argument.module is not None
+def _bounded(argument: Argument, kind: Any, bounds: Mapping[str, float]) -> Any:
+    """A type that has others than numbers, such as `float | Literal["auto"]`, with bounds for the
+    numbers. Raises ProjectError for a list, or another container."""
+    for member in _members(kind):
+        if (get_origin(member) or member) in _CONTAINERS.values():
+            raise ProjectError(
+                f"LIMITS bounds {argument.name}, whose type is {argument.annotation}: it is for "
+                "numbers",
+                where=f"{argument.path}:{argument.line}",
+                hint="raise ValueError in __post_init__ for what must not be in it",
+            )
+    numbers = (StrictInt, StrictFloat, Any)
+    return _union(
+        [
+            Annotated[member, Field(**bounds)] if member in numbers else member
+            for member in _members(kind)
+        ]
+    )
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; or the only one."""
+    return get_args(kind) if get_origin(kind) is Union else (kind,)
+
+
     try:
         kind = _type(argument.module, argument.type_node, argument.fields)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:

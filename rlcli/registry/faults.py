@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from rlcli.api.component import registered
 from rlcli.api.dataflow import MFCDef
 from rlcli.errors import NumericError, ProjectError, RlcliError, WorkerError
 from rlcli.project import component_folders, is_built_in
@@ -64,11 +66,11 @@ def fault(error: BaseException) -> RlcliError:
         *_, (frame, number) = traceback.walk_tb(error.__traceback__)
         where = f"{frame.f_code.co_filename}:{number}"
         return WorkerError(message, where=where, hint="only rlcli itself may end its process")
-    kind, file, _ = innermost
+    kind, name, *_ = innermost
     alone = (
         ""
-        if file.stem.startswith("_")
-        else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
+        if name.startswith("_")
+        else f"rlcli test {kind.removesuffix('s')} {name} tries it alone; "
     )
     return ProjectError(
         message, where=innermost.where, hint=f"{alone}--debug before the verb shows the traceback"
@@ -86,6 +88,7 @@ class SourceLine(NamedTuple):
     """A line of a user's component."""
 
     kind: str
+    name: str
     file: Path
     number: int
 
@@ -102,16 +105,25 @@ def _innermost_line(error: BaseException) -> SourceLine | None:
         for folder in component_folders(kind)
         if not is_built_in(folder)
     }
-    frames = (
-        (Path(frame.f_code.co_filename), number)
-        for frame, number in traceback.walk_tb(error.__traceback__)
-    )
-    lines = [
-        SourceLine(folders[file.parent], file, number)
-        for file, number in frames
-        if file.parent in folders
-    ]
-    return lines[-1] if lines else None
+    named_by_module = _files_of_installed()
+    innermost = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if file in named_by_module:
+            innermost = SourceLine(*named_by_module[file], file, number)
+        elif file.parent in folders:
+            innermost = SourceLine(folders[file.parent], file.stem, file, number)
+    return innermost
+
+
+def _files_of_installed() -> dict[Path, tuple[str, str]]:
+    """The file of each component that is named by its module → (its kind, its name)."""
+    return {
+        Path(file): (kind, name)
+        for kind in KINDS
+        for name, cls in registered(kind).items()
+        if "." in name and (file := getattr(sys.modules.get(cls.__module__), "__file__", None))
+    }
 
 
 @dataclass(frozen=True)

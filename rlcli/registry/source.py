@@ -18,6 +18,7 @@ from rlcli.project import (
     PACKAGE,
     component_folders,
     module_place,
+    package_of,
     search_path,
     search_paths_kept,
 )
@@ -179,11 +180,26 @@ def _file_of(module: str) -> Path | None:
         for path in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")):
             if path.is_file():
                 return path
-    if folders != [PACKAGE] and len(parts) > 1:  # of a component named by its module
-        place_there = module_place(".".join(parts))
-        if place_there is not None:
-            return place_there / "__init__.py" if place_there.is_dir() else place_there
-    return None
+    return _installed_file(_installed_name(module))
+
+
+def imported_name(module: Module) -> str:
+    """The name that Python imports a module by. `signature` puts the package of its kind before
+    that of a component named by its module."""
+    name = _installed_name(module.name)
+    return name if _installed_file(name) == module.path else module.name
+
+
+def _installed_name(module: str) -> str:
+    packages = (f"{package_of(kind)}." for kind in (*NESTED, *FOLDERS))  # the inner ones first
+    package = next((package for package in packages if module.startswith(package)), "")
+    return module.removeprefix(package)
+
+
+def _installed_file(module: str) -> Path | None:
+    """The file of an installed module that is in a package, as such a component is."""
+    place = module_place(module) if "." in module else None
+    return place / "__init__.py" if place is not None and place.is_dir() else place
 
 
 def top_level(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -208,12 +208,26 @@ def _copied(like: str, name: str, cls: str) -> str:
     subfolder = (
         registry.module_of("interfaces", like).removeprefix("rlcli.interfaces").rpartition(".")[0]
     )
-    if "." not in like and subfolder:
+    if "." in like:
+        text = _with_absolute_imports(text, like)
+    elif subfolder:
         text = _moved_up(text, subfolder)
     return re.sub(r"(\bregister_interface\(\s*)([\"'])[^\"']+\2", rf"\g<1>\g<2>{name}\g<2>", text)
 
 
 def _moved_up(text: str, subfolder: str) -> str:
+def _with_absolute_imports(text: str, module: str) -> str:
+    """A file of an installed package with the imports that it needs in a project; `module` is
+    "their_lab.rewards.brevity"."""
+
+    def absolute(found: re.Match[str]) -> str:
+        package = module.split(".")[: -len(found["dots"])]
+        return found["before"] + ".".join(filter(None, [*package, found["name"]]))
+
+    statement = r"^(?P<before>\s*from )(?P<dots>\.+)(?P<name>\w*)"
+    return re.sub(statement, absolute, text, flags=re.MULTILINE)
+
+
     """A file of a subfolder with the relative imports that it needs one folder above;
     `subfolder` is ".rewards"."""
     text = re.sub(r"^from \.(?=\w)", f"from {subfolder}.", text, flags=re.MULTILINE)

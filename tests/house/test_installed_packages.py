@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from rlcli import project, registry
+from rlcli.api.config import EnvironmentAbstraction, ModelInterfaceAbstraction
 from rlcli.errors import ProjectError, UnknownComponent
 from rlcli.inspect.doctor import examine
+from rlcli.registry.faults import attribute_user_errors
+from rlcli.scaffold import plan
 
 HOME = Path(__file__).parents[2]
 BREVITY = '''
@@ -121,6 +124,66 @@ def test_a_component_may_be_named_by_its_module(site):
     assert registry.module_of("interfaces", name) == name
     assert name not in sys.modules
     assert registry.load("interfaces", name).__module__ == name
+
+
+SETTINGS = """
+from dataclasses import dataclass, field
+from rlcli.api.component import {registrar}
+from ._scale import Scale
+
+@dataclass(kw_only=True)
+class Scaled:
+    scale: Scale = field(default_factory=Scale)
+
+{registrar}("scaled", Scaled)
+"""
+SCALE = """
+from dataclasses import dataclass
+
+@dataclass
+class Scale:
+    factor: float = 2.0
+"""
+
+
+@pytest.mark.parametrize("kind", ["interface", "environment"])
+def test_a_component_named_by_its_module_may_have_settings_of_its_own(site, kind):
+    (site / "their_lab/rewards/_scale.py").write_text(SCALE)
+    registrar = f"register_{kind}"
+    (site / "their_lab/rewards/scaled.py").write_text(SETTINGS.format(registrar=registrar))
+    name, args = "their_lab.rewards.scaled", {"scale": {"factor": 3.0}}
+    abstraction, make = {
+        "interface": (ModelInterfaceAbstraction, registry.make_interface),
+        "environment": (EnvironmentAbstraction, registry.make_environment),
+    }[kind]
+    made = make(abstraction(name, args))
+    assert (type(made.scale).__module__, made.scale.factor) == ("their_lab.rewards._scale", 3.0)
+
+
+def test_an_error_in_a_component_named_by_its_module_is_the_components(site):
+    cls = registry.load("interfaces", "their_lab.rewards.brevity")
+    with (
+        pytest.raises(ProjectError, match="NotImplementedError") as caught,
+        attribute_user_errors(),
+    ):
+        cls().inference(None, None, None)
+    assert caught.value.where == f"{site / 'their_lab/rewards/brevity.py'}:18"
+    assert caught.value.hint.startswith("rlcli test interface their_lab.rewards.brevity tries")
+
+
+def test_a_copy_of_a_component_named_by_its_module_finds_what_that_imports(site, tmp_path):
+    (site / "their_lab/rewards/deep.py").write_text(
+        BREVITY.format(shared="._bounded", name="deep")
+        .replace("from rlcli.api.model", "from . import _bounded\nfrom rlcli.api.model")
+        .replace("        raise", "        from ..rewards import _bounded\n        raise")
+    )
+    code, _ = plan("interface", "mine", tmp_path, like="their_lab.rewards.deep").files
+    imports = [line.strip() for line in code.text.splitlines() if "_bounded" in line]
+    assert imports == [
+        "from their_lab.rewards._bounded import Bounded",
+        "from their_lab.rewards import _bounded",
+        "from their_lab.rewards import _bounded",
+    ]
 
 
 def test_packages_may_have_modules_of_the_same_name(site):

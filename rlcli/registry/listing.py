@@ -40,19 +40,19 @@ def _files(kind: str) -> dict[str, list[Path]]:
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of component; the kinds are {', '.join(KINDS)}")
     files: dict[str, list[Path]] = {}
-    subfolders = _subfolders(kind)
+    inner = subfolders(kind)
     for folder in component_folders(kind):
         with os.scandir(folder) as entries:
             modules = [entry.name[:-3] for entry in entries if _is_module(entry)]
         for stem in modules:
             files.setdefault(stem, []).append(folder / f"{stem}.py")
-    for name in files.keys() & subfolders.keys():
-        problem = f"a component named {name!r} would hide the folder {subfolders[name]}"
+    for name in files.keys() & inner.keys():
+        problem = f"a component named {name!r} would hide the folder {inner[name]}"
         raise ProjectError(problem, where=str(files[name][0]), hint="rename the file")
     return dict(sorted(files.items()))
 
 
-def _subfolders(kind: str) -> dict[str, Path]:
+def subfolders(kind: str) -> dict[str, Path]:
     """The subfolders with components of a kind, or of one within it, by name."""
     inner = component_folders(kind)[len(search_path(kind)) :]
     nested = {name: Path(kind, name) for name, outer in NESTED.items() if outer == kind}

@@ -12,6 +12,7 @@ from rlcli import registry
 from rlcli.api.component import module_name
 from rlcli.errors import UsageError
 from rlcli.project import PACKAGE
+from rlcli.registry.listing import subfolders
 from rlcli.scaffold.names import checked, class_name, title_of_project
 from rlcli.scaffold.templates import render
 
@@ -215,7 +216,6 @@ def _copied(like: str, name: str, cls: str) -> str:
     return re.sub(r"(\bregister_interface\(\s*)([\"'])[^\"']+\2", rf"\g<1>\g<2>{name}\g<2>", text)
 
 
-def _moved_up(text: str, subfolder: str) -> str:
 def _with_absolute_imports(text: str, module: str) -> str:
     """A file of an installed package with the imports that it needs in a project; `module` is
     "their_lab.rewards.brevity"."""
@@ -228,6 +228,7 @@ def _with_absolute_imports(text: str, module: str) -> str:
     return re.sub(statement, absolute, text, flags=re.MULTILINE)
 
 
+def _moved_up(text: str, subfolder: str) -> str:
     """A file of a subfolder with the relative imports that it needs one folder above;
     `subfolder` is ".rewards"."""
     text = re.sub(r"^from \.(?=\w)", f"from {subfolder}.", text, flags=re.MULTILINE)
@@ -236,8 +237,14 @@ def _with_absolute_imports(text: str, module: str) -> str:
 
 
 def _refuse_taken(folder: str, name: str, root: Path) -> None:
-    """Refuse a name that a component elsewhere has; `write` reports one that exists in the project
-    itself."""
+    """Refuse a name that a component elsewhere has, or a folder of components, which its module
+    would hide; `write` reports one that exists in the project itself."""
+    if (hidden := subfolders(folder).get(module_name(name))) is not None:
+        raise UsageError(
+            f"{name!r} is the name of a folder of components: {hidden}",
+            hint="choose another name",
+            code="R68",
+        )
     taken = registry.names(folder).get(module_name(name))
     if taken is not None and not taken.resolve().is_relative_to((root / folder).resolve()):
         singular = folder.removesuffix("s")

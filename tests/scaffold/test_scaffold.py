@@ -236,6 +236,8 @@ def test_a_failure_removes_the_files_already_written(project):
         ("recipe", "ppo_math", "built-in recipe"),
         ("family", "llama", "built-in family"),
         ("interface", "model", "ModelInterface"),
+        ("interface", "environments", "a folder of components: interfaces/environments"),
+        ("reward", "rewards", "a folder of components"),
     ],
 )
 def test_bad_names_are_refused(project, kind, name, message):

@@ -258,7 +258,10 @@ def _nested(definition: Definition, fields: Sequence[Argument]) -> type[Argument
     """The model of a nested dataclass."""
 
     class Nested(ArgumentsModel):
-        home: ClassVar[tuple[str, str] | None] = (definition.module.name, definition.name)
+        home: ClassVar[tuple[str, str] | None] = (
+            imported_name(definition.module),
+            definition.name,
+        )
 
     return _model(definition.name, fields or arguments_of(definition), Nested)
 

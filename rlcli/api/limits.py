@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, Literal, get_args, get_origin
@@ -43,10 +44,22 @@ def check_arguments(component: Any) -> None:
     """
     _check_values(component)
     needs = needs_of(type(component))
-    arguments = signature(type(component)).parameters if needs else {}
-    defaults = {name: argument.default for name, argument in arguments.items()}
+    defaults = _defaults(component) if needs else {}
     for problem in unmet(needs, partial(getattr, component), defaults.get).values():
         raise ValueError(problem)
+
+
+def _defaults(component: Any) -> dict[str, Any]:
+    """Argument → its default."""
+    arguments = signature(type(component)).parameters.values()
+    factories = {
+        field.name: field.default_factory
+        for field in (fields(component) if is_dataclass(component) else ())
+        if field.default_factory is not MISSING
+    }
+    return {each.name: each.default for each in arguments} | {
+        name: make() for name, make in factories.items()
+    }
 
 
 def _check_values(component: Any) -> None:

@@ -5,7 +5,11 @@ import textwrap
 import pytest
 
 from rlcli import registry
-from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction
+from rlcli.api.config import (
+    DatasetAbstraction,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+)
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.recipe.resolve import load_recipe
 
@@ -253,3 +257,32 @@ def test_a_signature_is_read_again_after_one_of_its_files_changed(write):
     heir.unlink()
     with pytest.raises(UnknownComponent):
         defaults()
+
+
+DECLARING = """
+    from dataclasses import dataclass, field
+    from typing import ClassVar, Literal
+    from rlcli.api.component import register_interface
+    from rlcli.api.limits import check_arguments
+
+    @register_interface("zz_declaring")
+    @dataclass(kw_only=True)
+    class Declaring:
+        {declares}
+
+        sizes: list[int] = field(default_factory=lambda: [1, 2])
+        rate: float | Literal["auto"] = "auto"
+        flag: bool = False
+
+        def __post_init__(self):
+            check_arguments(self)
+"""
+
+
+def test_a_default_that_is_made_anew_needs_nothing(write):
+    needs = 'NEEDS: ClassVar = {"sizes": "flag"}'
+    write("interfaces/zz_declaring.py", DECLARING.format(declares=needs))
+    for args in ({}, {"sizes": [1, 2]}, {"sizes": [3], "flag": True}):
+        registry.make_interface(ModelInterfaceAbstraction("zz_declaring", args))
+    with pytest.raises(UsageError, match="sizes needs flag; flag is False"):
+        registry.make_interface(ModelInterfaceAbstraction("zz_declaring", {"sizes": [3]}))

@@ -67,7 +67,8 @@ def _check_values(component: Any) -> None:
     limits, choices = _declared(type(component))
     for name, bounds in limits.items():
         value = getattr(component, name)
-        if value is not None and not all(_holds(value, *bound) for bound in bounds.items()):
+        is_number = isinstance(value, int | float)  # or a text such as "auto"
+        if is_number and not all(_holds(value, *bound) for bound in bounds.items()):
             words = " and ".join(f"{BOUNDS[kind]} {bound}" for kind, bound in bounds.items())
             raise ValueError(f"{name} is {value}; it must be {words}")
     for name, allowed in choices.items():

@@ -8,7 +8,8 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, Union
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -148,7 +149,10 @@ def _model(
         computed: dict[str, Any] | None = (
             {"default": argument.default_text} if argument.default is COMPUTED else None
         )
+        kind = type_of_argument(argument)
         bounds: Any = (limits or {}).get(argument.name, {})
+        if bounds and not {*_members(kind)} <= {StrictInt, StrictFloat, NoneType}:
+            kind, bounds = _bounded(argument, kind, bounds), {}
         info = Field(
             default,
             alias=argument.name,
@@ -157,14 +161,10 @@ def _model(
             **bounds,
         )
         # An alias, because a field may have the name of a pydantic method (copy, json, schema).
-        fields[f"arg_{argument.name}"] = (type_of_argument(argument), info)
+        fields[f"arg_{argument.name}"] = (kind, info)
     return create_model(name, __base__=base, **fields)
 
 
-def type_of_argument(argument: Argument) -> Any:
-    """The type used to check its values. Raises ProjectError for an unreadable annotation."""
-    assert argument.type_node is not None
-    assert argument.module is not None
 def _bounded(argument: Argument, kind: Any, bounds: Mapping[str, float]) -> Any:
     """A type that has others than numbers, such as `float | Literal["auto"]`, with bounds for the
     numbers. Raises ProjectError for a list, or another container."""
@@ -190,6 +190,10 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) is Union else (kind,)
 
 
+def type_of_argument(argument: Argument) -> Any:
+    """The type used to check its values. Raises ProjectError for an unreadable annotation."""
+    assert argument.type_node is not None
+    assert argument.module is not None
     try:
         kind = _type(argument.module, argument.type_node, argument.fields)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:

@@ -33,12 +33,14 @@ def load(kind: str, name: str) -> type:
     requires is not installed."""
     path = path_of(kind, name)
     try:
-        for error in missing_libraries(signature(kind, name)):
-            raise error
+        described = signature(kind, name)
     except ProjectError:
         if "." in name:  # a module that is not a component is not imported
             raise
         # importing the file gives a better error
+    else:
+        for error in missing_libraries(described):
+            raise error
     _import_file(kind, path, module_of(kind, name))
     classes_by_name = {
         key: cls for key, cls in registered(kind).items() if module_name(key) == module_name(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.api.component import module_name
 from rlcli.api.declared_keys import inherited
-from rlcli.api.limits import BOUNDS, Limits
+from rlcli.api.limits import BOUNDS, Limits, Needs
 from rlcli.errors import ProjectError
 from rlcli.project import package_of
 from rlcli.registry.class_fields import Argument, arguments_of, class_named, lineage
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 CALLS = ("train_step", "inference", "generate")
 """Interface methods that are called with a batch."""
+
+LIMITS_EXAMPLE = '{"minibatches": {"ge": 1, "le": 10}}'
+NEEDS_EXAMPLE = '{"gamma": "loss=sigmoid|robust"}'
 
 
 @dataclass(frozen=True)
@@ -79,18 +82,33 @@ class Signature:
     def limits(self) -> Limits:
         """The bounds of its numbers, declared in `LIMITS`. Raises ProjectError for invalid ones."""
         limits = self.constants.get("LIMITS", {})
-        for name, bounds in limits.items() if isinstance(limits, dict) else ():
+        if not isinstance(limits, dict):
+            raise self._misdeclared(f"LIMITS of {self.class_name} is {limits!r}", LIMITS_EXAMPLE)
+        for name, bounds in limits.items():
             if not isinstance(bounds, dict) or not set(bounds) <= set(BOUNDS):
                 message = (
                     f"LIMITS of {self.class_name} gives {name} {bounds!r}; valid bounds "
                     f"are {', '.join(BOUNDS)}"
                 )
-                raise ProjectError(
-                    message,
-                    where=f"{self.path}:{self.line}",
-                    hint="for example {'ge': 1, 'le': 10}",
-                )
-        return limits if isinstance(limits, dict) else {}
+                raise self._misdeclared(message, LIMITS_EXAMPLE)
+        return limits
+
+    @property
+    def needs(self) -> Needs:
+        """What its arguments need, declared in `NEEDS`. Raises ProjectError if that is no mapping
+        of texts."""
+        needs = self.constants.get("NEEDS", {})
+        if isinstance(needs, dict) and all(map(_is_text, (*needs, *needs.values()))):
+            return needs
+        raise self._misdeclared(f"NEEDS of {self.class_name} is {needs!r}", NEEDS_EXAMPLE)
+
+    def _misdeclared(self, message: str, example: str) -> ProjectError:
+        where = f"{self.path}:{self.line}"
+        return ProjectError(message, where=where, hint=f"for example {example}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 @kept_while_unchanged

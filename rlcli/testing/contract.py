@@ -80,8 +80,7 @@ def skip_without_arguments(kind: str, name: str, args: Mapping[str, Any]) -> Non
     required = [(argument.name,) for argument in described.arguments if argument.required]
     alternatives = tuple(described.constants.get("ONE_OF", ()))
     defaults = {argument.name: argument.default for argument in described.arguments}
-    needs = described.constants.get("NEEDS", {})
-    needed = [names[::-1] for names in unmet(needs, defaults.get, defaults.get)]
+    needed = [names[::-1] for names in unmet(described.needs, defaults.get, defaults.get)]
     choices = [*required, *needed, *([alternatives] if alternatives else [])]
     lacking = [names for names in choices if args.keys().isdisjoint(names)]
     if lacking:

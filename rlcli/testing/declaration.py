@@ -77,6 +77,7 @@ class DeclaredSubject(Contract):
     def test_arguments_are_typed(self) -> None:
         """arguments have types that a recipe is checked by"""
         described = self.described()
+        assert described.needs is not None  # it raises ProjectError for what cannot be read
         for argument in _all(described.arguments):
             if argument.annotation in ("", "Any", "object", "typing.Any"):
                 raise Violation(

@@ -279,6 +279,40 @@ DECLARING = """
 """
 
 
+@pytest.mark.parametrize(
+    ("declares", "says"),
+    [
+        ('NEEDS: ClassVar = ["sizes"]', "NEEDS of Declaring is"),
+        ('NEEDS: ClassVar = {"sizes": ("flag",)}', "NEEDS of Declaring is"),
+        ('LIMITS: ClassVar = ["sizes"]', "LIMITS of Declaring is"),
+        ('LIMITS: ClassVar = {"sizes": {"ge": 1}}', r"LIMITS bounds sizes, .* list\[int\]"),
+    ],
+)
+def test_a_declaration_that_cannot_be_used_is_named(write, declares, says):
+    file = write("interfaces/zz_declaring.py", DECLARING.format(declares=declares))
+    recipe = "extends: ppo_math\ngraph: {reward_inf: {interface: {type: zz_declaring}}}\n"
+    write("recipes/declaring.yaml", recipe)
+    with pytest.raises(UsageError, match=says) as caught:
+        load_recipe("declaring", ["graph.reward_inf.interface.args.sizes=[3]"])
+    assert str(file) in str(caught.value)
+
+
+def test_a_requirement_that_is_no_tuple_is_refused_before_the_file_is_imported(write):
+    write("interfaces/zz_declaring.py", DECLARING.format(declares='REQUIRES: ClassVar = ("torch")'))
+    with pytest.raises(ProjectError, match="REQUIRES of Declaring is 'torch'; it must be a tuple"):
+        registry.load("interfaces", "zz_declaring")
+
+
+def test_limits_are_for_the_numbers_among_other_values(write):
+    limits = 'LIMITS: ClassVar = {"rate": {"gt": 0}}'
+    write("interfaces/zz_declaring.py", DECLARING.format(declares=limits))
+    for rate in ("auto", 0.5):
+        made = registry.make_interface(ModelInterfaceAbstraction("zz_declaring", {"rate": rate}))
+        assert made.rate == rate
+    with pytest.raises(UsageError, match="greater than 0"):
+        registry.make_interface(ModelInterfaceAbstraction("zz_declaring", {"rate": -1.0}))
+
+
 def test_a_default_that_is_made_anew_needs_nothing(write):
     needs = 'NEEDS: ClassVar = {"sizes": "flag"}'
     write("interfaces/zz_declaring.py", DECLARING.format(declares=needs))

@@ -7,7 +7,7 @@ from functools import partial
 
 from rlcli.api.limits import unmet
 from rlcli.recipe.call_keys import calls_of
-from rlcli.recipe.components import argument_of, declared
+from rlcli.recipe.components import argument_of, known_signature
 from rlcli.recipe.parsing.tree import KeyPath
 from rlcli.recipe.schema import Component
 from rlcli.recipe.validation.semantics.notes import Notes
@@ -29,7 +29,8 @@ def _components(notes: Notes) -> Iterator[tuple[str, Component, KeyPath]]:
 
 
 def _needs(notes: Notes, kind: str, component: Component, args: KeyPath) -> None:
-    needs = declared(kind, component.type, "NEEDS") or {}
+    signature = known_signature(kind, component.type)
+    needs = signature.needs if signature is not None else {}
     value_of = partial(argument_of, kind, component.type, component.args)
     default_of = partial(argument_of, kind, component.type, {})
     problems = unmet(needs, value_of, default_of)

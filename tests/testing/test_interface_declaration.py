@@ -48,6 +48,12 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
             "READS names 'trainstep', which is not a call",
         ),
         (
+            f'{CLASS}    "Does."\n    READS: ClassVar = {{"inference": ("values")}}\n'
+            "    inference = print\n",
+            "declares_the_keys_of_its_calls",
+            "READS has the text 'values' for inference, not a tuple of texts",
+        ),
+        (
             (
                 f'{CLASS}    "Does."\n    def train_step(self, model, data, '
                 "mb_spec):\n        return {}\n"
@@ -96,6 +102,13 @@ def test_a_wrong_declaration_is_a_violation(tmp_path, monkeypatch, source, check
                 "it runs (and 1 more): "
                 'READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "values",)}'
             ),
+        ),
+        (
+            f'KEY = "values"\n{CLASS}    "Does."\n    READS: ClassVar = {{"inference": (KEY,)}}\n'
+            '    WRITES: ClassVar = {"inference": ("scores",)}\n    inference = print\n',
+            "declares_the_keys_of_its_calls",
+            "READS of inference is computed, so that recipes lack its keys: write the names of the "
+            "keys: recipes read it without importing it",
         ),
         (
             f'{CLASS}    "Does."\n    READS: ClassVar = {{"inference": ("values",)}}\n'

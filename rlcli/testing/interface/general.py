@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -41,15 +41,33 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             )
         self._require_calls_in_declarations(interface)
         self._require_group_sizes(interface, calls)
-        self.tell_unsaid([*_undeclared(interface, calls)], record_property)
+        computed = [] if self.described().has_unread_bases else [*self._computed(interface, calls)]
+        self.tell_unsaid([*_undeclared(interface, calls), *computed], record_property)
+
+    def _computed(self, interface: ModelInterface, calls: list[str]) -> Iterator[Violation]:
+        """What READS and WRITES have that their source does not say."""
+        for declaration in ("READS", "WRITES"):
+            written = self.described().constants.get(declaration, {})
+            for call in getattr(type(interface), declaration).keys() & set(calls):
+                if call not in written:
+                    finding = f"{declaration} of {call} is computed, so that recipes lack its keys"
+                    cause = "write the names of the keys: recipes read it without importing it"
+                    yield Violation(finding, cause, place_of_call(interface, call))
 
     def _require_calls_in_declarations(self, interface: ModelInterface) -> None:
         for declaration in DECLARATIONS:
-            for call in getattr(type(interface), declaration, {}):
+            declared = getattr(type(interface), declaration, {})
+            for call in declared:
                 if call not in CALLS:
                     raise Violation(
                         f"{declaration} names {call!r}, which is not a call",
                         f"the calls are {', '.join(CALLS)}",
+                        place_of(type(interface)),
+                    )
+                if isinstance(declared, Mapping) and isinstance(text := declared[call], str):
+                    raise Violation(
+                        f"{declaration} has the text {text!r} for {call}, not a tuple of texts",
+                        f'a tuple of one has a comma: {{"{call}": ("{text}",)}}',
                         place_of(type(interface)),
                     )
 

@@ -165,7 +165,7 @@ def _model(
     return create_model(name, __base__=base, **fields)
 
 
-def _bounded(argument: Argument, kind: Any, bounds: Mapping[str, float]) -> Any:
+def _bounded(argument: Argument, kind: Any, bounds: Any) -> Any:
     """A type that has others than numbers, such as `float | Literal["auto"]`, with bounds for the
     numbers. Raises ProjectError for a list, or another container."""
     for member in _members(kind):

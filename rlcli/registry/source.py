@@ -198,8 +198,8 @@ def _installed_name(module: str) -> str:
 
 def _installed_file(module: str) -> Path | None:
     """The file of an installed module that is in a package, as such a component is."""
-    place = module_place(module) if "." in module else None
-    return place / "__init__.py" if place is not None and place.is_dir() else place
+    path = module_place(module) if "." in module else None
+    return path / "__init__.py" if path is not None and path.is_dir() else path
 
 
 def top_level(body: list[ast.stmt]) -> list[ast.stmt]:

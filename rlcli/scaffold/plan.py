@@ -220,12 +220,12 @@ def _with_absolute_imports(text: str, module: str) -> str:
     """A file of an installed package with the imports that it needs in a project; `module` is
     "their_lab.rewards.brevity"."""
 
-    def absolute(found: re.Match[str]) -> str:
-        package = module.split(".")[: -len(found["dots"])]
-        return found["before"] + ".".join(filter(None, [*package, found["name"]]))
+    def absolute(statement: re.Match[str]) -> str:
+        package = module.split(".")[: -len(statement["dots"])]
+        return statement["before"] + ".".join(filter(None, [*package, statement["name"]]))
 
-    statement = r"^(?P<before>\s*from )(?P<dots>\.+)(?P<name>\w*)"
-    return re.sub(statement, absolute, text, flags=re.MULTILINE)
+    relative = r"^(?P<before>\s*from )(?P<dots>\.+)(?P<name>\w*)"
+    return re.sub(relative, absolute, text, flags=re.MULTILINE)
 
 
 def _moved_up(text: str, subfolder: str) -> str:

@@ -156,8 +156,8 @@ def test_a_component_named_by_its_module_may_have_settings_of_its_own(site, kind
         "interface": (ModelInterfaceAbstraction, registry.make_interface),
         "environment": (EnvironmentAbstraction, registry.make_environment),
     }[kind]
-    made = make(abstraction(name, args))
-    assert (type(made.scale).__module__, made.scale.factor) == ("their_lab.rewards._scale", 3.0)
+    scale = make(abstraction(name, args)).scale
+    assert (type(scale).__module__, scale.factor) == ("their_lab.rewards._scale", 3.0)
 
 
 def test_an_error_in_a_component_named_by_its_module_is_the_components(site):

@@ -307,8 +307,8 @@ def test_limits_are_for_the_numbers_among_other_values(write):
     limits = 'LIMITS: ClassVar = {"rate": {"gt": 0}}'
     write("interfaces/zz_declaring.py", DECLARING.format(declares=limits))
     for rate in ("auto", 0.5):
-        made = registry.make_interface(ModelInterfaceAbstraction("zz_declaring", {"rate": rate}))
-        assert made.rate == rate
+        described = ModelInterfaceAbstraction("zz_declaring", {"rate": rate})
+        assert registry.make_interface(described).rate == rate
     with pytest.raises(UsageError, match="greater than 0"):
         registry.make_interface(ModelInterfaceAbstraction("zz_declaring", {"rate": -1.0}))
 

@@ -1,14 +1,15 @@
 """Writing a model for transformers, one parameter at a time: no process ever holds it whole.
 
 The headers of all files are planned on the meta device; then the parameters arrive one at a time,
-and their bytes are appended.
+and their bytes are written where the headers say.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,7 +39,8 @@ CODES = {
 def write_weights(
     lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path, dtype: torch.dtype
 ) -> None:
-    """Write the files that `from_pretrained` reads, floating-point numbers as `dtype`.
+    """Write the files that `from_pretrained` reads, floating-point numbers as `dtype`, except those
+    that the model's class keeps in float32.
 
     `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself, only names,
     shapes and buffers are used. Holds one of them at a time, or all that form one tensor of a file.
@@ -46,14 +48,16 @@ def write_weights(
     """
     plan = _Plan(lm, dtype)
     with ExitStack() as files:
-        opened: dict[str, BinaryIO] = {}
+        places: dict[str, tuple[BinaryIO, int]] = {}
         for file, tensors in plan.files.items():
-            opened[file] = files.enter_context((folder / file).open("xb"))
-            opened[file].write(
+            opened = files.enter_context((folder / file).open("xb"))
+            opened.write(
                 header([(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()])
             )
+            starts = accumulate((t.nbytes for t in tensors.values()), initial=opened.tell())
+            places |= {name: (opened, start) for name, start in zip(tensors, starts, strict=False)}
         for name, tensor in plan.converted(_with_buffers(lm, parameters)):
-            _append(opened[plan.file_of[name]], tensor)
+            _write(*places[name], tensor)
     write_index(plan.files, folder)
 
 
@@ -79,26 +83,10 @@ def own_weights(lm: Any) -> dict[str, torch.Tensor]:
 def _with_buffers(
     lm: Any, parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Wide integers first and narrow ones last, so that the numbers of a file are aligned whatever
-    type the floating-point ones have."""
-    named = {name for name, _ in lm.named_parameters()}
-    buffers = {name: tensor for name, tensor in own_weights(lm).items() if name not in named}
-    first = [
-        name
-        for name, tensor in buffers.items()
-        if tensor.dtype.itemsize >= 4 and not tensor.is_floating_point()
-    ]
-    yield from (
-        (name, buffers[name])
-        for name in sorted(first, key=lambda name: -buffers[name].dtype.itemsize)
-    )
+    """The parameters, then the buffers that are stored in the model's files."""
     yield from parameters
-    floats = [name for name, tensor in buffers.items() if tensor.is_floating_point()]
-    narrow = [name for name in buffers if name not in first and name not in floats]
-    yield from (
-        (name, buffers[name])
-        for name in (*floats, *sorted(narrow, key=lambda n: -buffers[n].dtype.itemsize))
-    )
+    named = {name for name, _ in lm.named_parameters()}
+    yield from ((name, tensor) for name, tensor in own_weights(lm).items() if name not in named)
 
 
 class _Plan:
@@ -107,12 +95,13 @@ class _Plan:
     def __init__(self, lm: Any, dtype: torch.dtype):
         self._lm = lm
         self._dtype = dtype
+        self._kept_wide = _kept_wide(lm, dtype)
         weights = _with_buffers(lm, lm.named_parameters())
         meta = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in weights}
         self._groups = _groups(lm, meta)
-        self.files = in_files(dict(self.converted(meta.items())))
-        """File → its tensors on the meta device, in the order in which they are written."""
-        self.file_of = {name: file for file, tensors in self.files.items() for name in tensors}
+        files = in_files(dict(self.converted(meta.items())))
+        self.files = {file: _widest_first(tensors) for file, tensors in files.items()}
+        """File → its tensors on the meta device, in the order in which it holds them."""
 
     def converted(
         self, weights: Iterable[tuple[str, torch.Tensor]]
@@ -124,11 +113,24 @@ class _Plan:
             group = self._groups[name]
             if all(member in waiting for member in group):
                 files = _as_stored(self._lm, {member: waiting.pop(member) for member in group})
-                yield from (
-                    (new, _in_dtype(new, tensor, self._dtype)) for new, tensor in files.items()
-                )
+                dtype = torch.float32 if any(map(self._kept_wide, group)) else self._dtype
+                yield from ((new, _in_dtype(new, tensor, dtype)) for new, tensor in files.items())
         if waiting:
             raise AssertionError(f"{min(waiting)} needs weights that were not given")
+
+
+def _kept_wide(lm: Any, dtype: torch.dtype) -> Callable[[str], object]:
+    """Whether transformers keeps a weight in float32 in a model of type `dtype`, by its name: with
+    the bias of a router in 16 bits, tokens go to other experts."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    patterns = list(lm._get_dtype_plan(dtype))
+    return build_glob_alternation(patterns)[0].search if patterns else lambda name: False
+
+
+def _widest_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In an order in which the numbers of a file are aligned."""
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
 
 
 def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
@@ -191,8 +193,9 @@ def _in_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tens
     return converted
 
 
-def _append(file: BinaryIO, tensor: torch.Tensor) -> None:
+def _write(file: BinaryIO, start: int, tensor: torch.Tensor) -> None:
     # A copy, because numpy would permanently prevent the storage of an engine's own weight from
     # being resized.
     flat = tensor.to("cpu", copy=True).contiguous().reshape(-1)
+    file.seek(start)
     file.write(flat.view(torch.uint8).numpy().data)

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcli.api import model_export
 from rlcli.api.model_export import write_weights
@@ -91,6 +91,26 @@ def test_numbers_have_the_requested_dtype(dtype, tmp_path):
         )
         == set()
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_routers_stay_in_float32_where_transformers_keeps_them_there(dtype, tmp_path):
+    """In 16 bits their biases would choose other experts. Sizes are odd: numbers of 16 bits must
+    not move wider ones off their alignment."""
+    config = AutoConfig.for_model(
+        "glm4_moe", vocab_size=97, hidden_size=33, head_dim=8, num_attention_heads=2,
+        num_key_value_heads=1, num_hidden_layers=2, first_k_dense_replace=1, intermediate_size=21,
+        moe_intermediate_size=13, n_routed_experts=5, num_experts_per_tok=2, pad_token_id=0,
+    )  # fmt: skip
+    lm = AutoModelForCausalLM.from_config(config)
+    lm.model.layers[1].mlp.gate.e_score_correction_bias.normal_(12, 0.01)
+    lm.save_pretrained(tmp_path / "exact")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "exact", dtype=dtype)
+    read.save_pretrained(tmp_path / "wanted")
+    actual = read_tensors(export(lm, tmp_path / "found", dtype))
+    assert differing(actual, read_tensors(tmp_path / "wanted")) == set()
+    wide = {name for name, tensor in actual.items() if tensor.dtype is torch.float32}
+    assert wide == {f"model.layers.1.mlp.gate.{n}" for n in ("weight", "e_score_correction_bias")}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -31,7 +31,7 @@ def files_to_push(trained: TrainedModel, repository: str) -> Files:
     own_files = (inside(model, file) for file in sorted(model.rglob("*")))
     of_model = {file.relative_to(model).as_posix(): file for file in own_files}
     of_run = {name: inside(trained.run, trained.run / name) for name in OF_THE_RUN}
-    card = model_card(trained.run, trained.role or "", repository, model)
+    card = model_card(trained.run, trained.role or "", repository, model, trained.step)
     files: Files = {name: file for name, file in (of_model | of_run).items() if file.is_file()}
     return files | {CARD: card.encode()} | _without_secrets(trained.run)
 

@@ -32,6 +32,8 @@ class TrainedModel:
     """The run that it was trained in, if a run was named."""
     role: str | None = None
     """Its role in the run."""
+    step: int | None = None
+    """The step whose checkpoint it is from; None for the model of a run that is done."""
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def trained_model(
     run = path if (path / RESOLVED_RECIPE).is_file() else None
     with temporary_folder("model-") as home:
         folder = _as_published(role_folder, home / "model")
-        yield TrainedModel(str(folder), described, run, role_folder.role)
+        yield TrainedModel(str(folder), described, run, role_folder.role, role_folder.step)
 
 
 def _as_published(role_folder: RoleFolder, target: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,14 +26,17 @@ TOLD = ("datasets", "models", "graph", "train", "generation", "seed")
 """Sections of the recipe whose settings are listed; those of machines and logs are left out."""
 
 
-def model_card(run: Path, role: str, repository: str, model: Path) -> str:
-    """The card of a role's model, in Markdown; `model` is its folder. Raises ResourceError F72,
-    DataError F31."""
+def model_card(run: Path, role: str, repository: str, model: Path, step: int | None = None) -> str:
+    """The card of a role's model, in Markdown; `model` is its folder, `step` the last one that
+    trained it, None for the run's last. Raises ResourceError F72, DataError F31."""
     from jinja2 import Environment, StrictUndefined
 
     recorded, recipe = read_run(run), recorded_recipe(run)
     metrics = RunDirectory.open(run).metrics
-    rows = before_and_after(read_metrics(metrics)) if metrics.is_file() else []
+    last = math.inf if step is None else step
+    records = read_metrics(metrics) if metrics.is_file() else []
+    rows = before_and_after([record for record in records if record["step"] <= last])
+    changes = RunDirectory.open(run).changes_on_resume()
     environment = Environment(
         undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
@@ -43,14 +47,14 @@ def model_card(run: Path, role: str, repository: str, model: Path) -> str:
         role=role,
         **_use(model),
         recipe=recorded.name,
-        steps=recorded.results["steps"],
+        steps=recorded.results["steps"] if step is None else step,
         base=_base(recipe, role),
         datasets=list(_datasets(recipe)),
         algorithms=_algorithms(recipe),
         results=list(map(_result, rows)),
         has_curve=(run / "curve.png").is_file(),
         command=recorded.command,
-        continued=list(map(_continuation, RunDirectory.open(run).changes_on_resume())),
+        continued=[_continuation(resumed) for resumed in changes if resumed[0] < last],
         settings=list(_settings(recorded)),
         facts=recorded.facts,
     )

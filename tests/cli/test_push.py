@@ -141,6 +141,19 @@ def test_a_card_says_with_what_a_run_was_continued(rlcli, tmp_path):
     assert continued == ["It was continued after step 2 with `train.steps=4`."]
 
 
+def test_a_card_of_a_checkpoint_describes_its_step(tmp_path):
+    run = trained_run(tmp_path / "run")
+    entries = [
+        {"step": step, "changes": [{"key": "seed", "before": 1, "now": step}]} for step in (1, 3)
+    ]
+    (run / "resumes.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    trained = TrainedModel(str(run / "models/actor"), "run, actor of step 3", run, "actor", 3)
+    card = files_to_push(trained, "me/sums")["README.md"].decode()
+    assert "after 3 steps" in card
+    assert "| held-out accuracy | 0.250 | 0.750 |" in card
+    assert ("`seed=1`" in card, "`seed=3`" in card) == (True, False)
+
+
 JUDGE = {"url": "http://me:hunter22@judge/", "api_key": "hunter22", "max_new_tokens": 64}
 
 

@@ -26,7 +26,8 @@ def push(
     as_json: options.AsJson = False,
 ) -> None:
     """Upload a model of a run to the Hub in one commit: its files, its learning curve, the recipe,
-    and a model card that says how it was trained. `hf auth login` gives access.
+    and a model card that says how it was trained. The weights of an earlier model are removed from
+    the repository. `hf auth login` gives access.
 
     Example: rlcli push runs/ppo_math/20260412-093011 --to me/arithmetic
     """

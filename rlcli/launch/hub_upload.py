@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
-from rlcli.api.weight_files import inside
+from rlcli.api.weight_files import INDEX, inside
 from rlcli.errors import ResourceError
 from rlcli.launch.trained_model import TrainedModel
 from rlcli.observe.model_card import model_card
@@ -18,6 +19,16 @@ from rlcli.recipe.parsing.write import to_yaml
 CARD = "README.md"
 OF_THE_RUN = (RESOLVED_RECIPE, "curve.png")
 """Files of the run that are uploaded too, if they are there."""
+
+OF_A_MODEL = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    INDEX,
+    "chat_template.jinja",
+    "additional_chat_templates/*",
+)
+"""Files of an earlier model that transformers would read instead of those of the new one, or in
+addition to them."""
 
 Files = dict[str, Path | bytes]
 """Name on the Hub → the file, or its content."""
@@ -44,16 +55,20 @@ def _without_secrets(run: Path) -> Files:
 
 
 def upload(files: Mapping[str, Path | bytes], repository: str, model: str, private: bool) -> str:
-    """Upload files in one commit, into a new repository if there is none; returns its address.
-    `model`: its description, for the commit's message. Raises ResourceError."""
-    from huggingface_hub import CommitOperationAdd, HfApi
+    """Upload files in one commit, into a new repository if there is none; returns its address. It
+    removes weights and chat templates of a model that was there before. `model`: its description,
+    for the commit's message. Raises ResourceError."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     api = HfApi()
-    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+    added = [CommitOperationAdd(name, content) for name, content in files.items()]
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
-        commit = api.create_commit(repository, operations, commit_message=f"Upload {model}")
+        before = (name for name in api.list_repo_files(repository) if name not in files)
+        removed = [CommitOperationDelete(name) for name in before if _is_of_a_model(name)]
+        message = f"Upload {model}"
+        commit = api.create_commit(repository, [*added, *removed], commit_message=message)
     except LocalTokenNotFoundError:
         raise _refused(repository, "nobody is logged in", "hf auth login") from None
     except HfHubHTTPError as error:
@@ -64,6 +79,10 @@ def upload(files: Mapping[str, Path | bytes], repository: str, model: str, priva
         hint = "HF_ENDPOINT names another address of the Hub"
         raise _refused(repository, f"no connection: {error}", hint) from None
     return str(commit.repo_url)
+
+
+def _is_of_a_model(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in OF_A_MODEL)
 
 
 def _reason(status: int) -> tuple[str, str]:

@@ -86,6 +86,22 @@ def test_a_model_is_pushed_again_into_its_repository(push, tmp_path):
         assert (list(hub.repositories), len(hub.messages)) == (["me/sums"], 2)
 
 
+def test_weights_and_templates_of_an_earlier_model_are_removed(push, tmp_path):
+    """transformers would read model.safetensors, not the new files; what it does not read stays."""
+    run = trained_run(tmp_path / "run")
+    with uploading_hub() as hub:
+        assert push(run, endpoint=hub.endpoint).returncode == 0
+        hub.files["notes.json"] = b"{}"
+        model = run / "models/actor"
+        (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+        (model / "model.safetensors.index.json").write_text("{}")
+        (model / "additional_chat_templates/tool_use.jinja").unlink()
+        assert push(run, endpoint=hub.endpoint).returncode == 0
+    new = {"model-00001-of-00001.safetensors", "model.safetensors.index.json"}
+    of_the_run = {"README.md", "curve.png", "recipe.resolved.yaml"}
+    assert hub.files.keys() == new | of_the_run | {"config.json", "tokenizer.json", "notes.json"}
+
+
 @pytest.mark.parametrize("name", ["models/actor/.env", "curve.png"])
 def test_a_file_behind_a_link_is_not_uploaded(tmp_path, name):
     run = trained_run(tmp_path / "run")

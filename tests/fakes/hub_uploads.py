@@ -65,6 +65,8 @@ class UploadingHub(ThreadingHTTPServer):
                 self.files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 self.files[value["path"]] = self._large[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del self.files[value["path"]]
         oid = f"{len(self.messages):040}"
         return {
             "success": True,
@@ -101,6 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {})
 
     def do_GET(self) -> None:
+        if "/tree/" in self.path:
+            entries = [
+                {"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
+                for name, content in self.server.files.items()
+            ]
+            return self._send(200, entries)
         self._send(200, {"id": "me/model", "sha": "0" * 40, "siblings": [], "tags": []})
 
     def _body(self) -> bytes:

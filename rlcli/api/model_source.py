@@ -46,6 +46,8 @@ class ModelSource(abc.ABC):
     dtype: torch.dtype
     """dtype of the stored weights; for random ones, that of their configuration, or float32. Saved
     models have it too, unless the recipe says otherwise."""
+    lacks_head: bool = False
+    """Whether the files that it reads have no value head, so that every value is 0 at first."""
 
     @abc.abstractmethod
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:

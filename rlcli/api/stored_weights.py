@@ -109,6 +109,7 @@ class StoredSource(ModelSource):
         self._opened: tuple[Path, Any] | None = None
         self._found = sources
         self._zeros = value_parameters(lm) - sources.keys() if head == "value" else set[str]()
+        self.lacks_head = any(name.endswith(".weight") for name in self._zeros)
         self._join_tied(lm)
         self._refuse_other_shapes()
         self._refuse_missing(lm)

@@ -81,9 +81,9 @@ def _heads_that_never_learned(resolved: Resolved) -> Iterator[str]:
         has_new_head = role.head == "value" and source.head != "value"
         if has_new_head and start.role not in recipe.changing_roles:
             yield (
-                f"{resolved.origin(('models', start.role, 'path'))}: {start.role} scores with a "
-                f"head of random weights: {start.source.recipe.name} trains a model that predicts "
-                "tokens, and nothing here trains the head; start from a recipe with head: value"
+                f"{resolved.origin(('models', start.role, 'path'))}: {start.role} gives every text "
+                f"the value 0: {start.source.recipe.name} trains a model that predicts tokens, "
+                "and nothing here trains the head; start from a recipe with head: value"
             )
 
 

@@ -18,7 +18,7 @@ from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.api.model_source import ModelSource, open_source
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.huggingface import load_tokenizer
-from rlcli.errors import ResourceError
+from rlcli.errors import ModelError, ResourceError
 from rlcli.recipe.components import complete_arguments
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
@@ -134,17 +134,24 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
 
 
 def role_source(recipe: Recipe, name: str, tokenizer: PreTrainedTokenizerBase) -> ModelSource:
-    """Where a role's weights come from. Roles with the same origin start alike.
-    Raises ModelError."""
+    """Where a role's weights come from. Roles with the same origin start alike. Raises ModelError,
+    also for a model without a value head if nothing trains one."""
     origin = weights_origin(recipe, name)
     start = recipe.models[origin].path or recipe.models[origin].scratch
     assert start is not None
-    return open_source(
+    source = open_source(
         start,
         head=recipe.models[name].head,
         tokenizer=tokenizer,
         seed=stable_seed(recipe.seed, origin),
     )
+    if source.lacks_head and name not in recipe.changing_roles:
+        raise ModelError(
+            f"role {name}, which nothing trains, would give every text the value 0: the weights in "
+            f"{start} have no value head that transformers knows",
+            hint=f"set models.{origin}.path to a reward model, with a tensor score.weight",
+        )
+    return source
 
 
 def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:

@@ -25,7 +25,7 @@ from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.recipe.dataset_sizes import training_steps
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime.roles import build_roles
+from rlcli.runtime.roles import build_roles, role_source
 from rlcli.testing.tiny_models import VOCABULARY, tiny_config, tiny_model
 from rlcli.topology import plan_topology
 from rlcli.topology.configs import vocabulary_of
@@ -129,6 +129,18 @@ def test_a_reward_model_keeps_its_head_weight_and_gets_a_zero_bias(family, tmp_p
     model = load_model(str(tmp_path / "reward"), head="value", tokenizer=None, seed=1)
     assert torch.equal(value_head(model).weight, reward.score.weight)
     assert not value_head(model).bias.any()
+
+
+def test_a_role_with_values_that_nothing_trains_needs_a_head(saved, tmp_path):
+    """A head under a name that transformers does not know counts as none: all rewards were 0."""
+    tiny_model(head="value").save_pretrained(tmp_path / "trained")
+    trained, untrained = (
+        load_recipe("rlhf_arithmetic", [f"models.reward.path={folder}"]).recipe
+        for folder in (tmp_path / "trained", saved)
+    )
+    assert role_source(trained, "reward", None).head == "value"
+    with pytest.raises(ModelError, match="role reward, which nothing trains, would give every"):
+        role_source(untrained, "reward", None)
 
 
 def test_random_weights_depend_only_on_the_seed():

@@ -40,7 +40,7 @@ def test_scores_of_a_head_that_nothing_trained_cause_a_warning():
     (warning,) = recipe_warnings(
         load_recipe("rlhf_arithmetic", ["models.reward.path=recipe:sft_math#actor"])
     )
-    assert "reward scores with a head of random weights: sft_math trains a model" in warning
+    assert "reward gives every text the value 0: sft_math trains a model" in warning
 
 
 def test_log_probs_at_another_temperature_than_that_of_sampling_cause_a_warning():

@@ -95,7 +95,7 @@ class _Plan:
     def __init__(self, lm: Any, dtype: torch.dtype):
         self._lm = lm
         self._dtype = dtype
-        self._kept_wide = _kept_wide(lm, dtype)
+        self._kept_wide = kept_wide(lm, dtype)
         weights = _with_buffers(lm, lm.named_parameters())
         meta = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in weights}
         self._groups = _groups(lm, meta)
@@ -119,12 +119,13 @@ class _Plan:
             raise AssertionError(f"{min(waiting)} needs weights that were not given")
 
 
-def _kept_wide(lm: Any, dtype: torch.dtype) -> Callable[[str], object]:
+def kept_wide(lm: Any, dtype: torch.dtype) -> Callable[[str], object]:
     """Whether transformers keeps a weight in float32 in a model of type `dtype`, by its name: with
-    the bias of a router in 16 bits, tokens go to other experts."""
+    the bias of a router in 16 bits, tokens go to other experts. `lm`: the model, or its class."""
+    from transformers import PreTrainedModel
     from transformers.core_model_loading import build_glob_alternation
 
-    patterns = list(lm._get_dtype_plan(dtype))
+    patterns = list(PreTrainedModel._get_dtype_plan(lm, dtype))
     return build_glob_alternation(patterns)[0].search if patterns else lambda name: False
 
 

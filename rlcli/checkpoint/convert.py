@@ -35,6 +35,7 @@ from rlcli.checkpoint.tensor_moves import (
     in_type,
     plan_moves,
     rows_of_vocabulary,
+    stays_wide,
     strangers,
     with_vocabulary,
 )
@@ -132,7 +133,7 @@ def plan_to_hf(
     if family is not None and config is not None:
         moves, vocabulary = _padded(moves, family, config, "file", padding)
         changes |= vocabulary
-    moves, retyped = _retyped(moves, dtype, hf)
+    moves, retyped = _retyped(moves, dtype, hf, family)
     files = whole_files([spec for move in moves for spec in move.outputs], largest)
     rewritten = _rewritten(hf, changes | retyped)
     if len(files) > 1:
@@ -153,7 +154,7 @@ def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = 
     moves = plan_moves(tensors, family, config, "module")
     if family is not None and config is not None:
         moves, _ = _padded(moves, family, config, "module", "drop")
-    moves, retyped = _retyped(moves, dtype, hf)
+    moves, retyped = _retyped(moves, dtype, hf, family)
     specs = [spec for move in moves for spec in move.outputs]
     size = sum(spec.bytes for spec in specs)
     files = rank_files(specs, ranks, _sharding) if ranks > 1 else whole_files(specs, max(1, size))
@@ -292,12 +293,13 @@ def _padded(
 
 
 def _retyped(
-    moves: list[Move], dtype: str | None, hf: Mapping[str, Any]
+    moves: list[Move], dtype: str | None, hf: Mapping[str, Any], family: HFFamily | None
 ) -> tuple[list[Move], dict[str, Any]]:
-    """The moves with floating-point tensors of type `dtype`,
-    and the matching entry of config.json."""
+    """The moves with floating-point tensors of type `dtype`, except those that transformers keeps
+    in float32, which no family here has; and the matching entry of config.json."""
     if dtype is not None:
-        return [in_type(move, NAMES[dtype]) for move in moves], {"dtype": dtype}
+        stays = stays_wide(hf, dtype) if family is None else lambda name: False
+        return [in_type(move, NAMES[dtype], stays) for move in moves], {"dtype": dtype}
     if _dtype(hf) is not None:
         return moves, {}
     largest = max((spec for move in moves for spec in move.outputs), key=lambda spec: spec.bytes)

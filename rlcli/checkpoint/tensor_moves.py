@@ -7,8 +7,9 @@ of a conversion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlcli.api.family import Form, HFFamily, ModelConfig
 from rlcli.api.parameters import Layout, Link
@@ -81,14 +82,26 @@ def strangers(
     return [name for name in tensors if name not in links]
 
 
-def in_type(move: Move, dtype: str | None) -> Move:
-    """The move with floating-point outputs of another type; None keeps theirs."""
-    if dtype is None:
-        return move
+def in_type(move: Move, dtype: str, stays: Callable[[str], object]) -> Move:
+    """The move with floating-point outputs of another type, except those whose name `stays`."""
     outputs = tuple(
-        replace(spec, dtype=dtype) if spec.dtype in FLOATS else spec for spec in move.outputs
+        replace(spec, dtype=dtype) if spec.dtype in FLOATS and not stays(spec.name) else spec
+        for spec in move.outputs
     )
     return replace(move, outputs=outputs)
+
+
+def stays_wide(hf: Mapping[str, Any], dtype: str) -> Callable[[str], object]:
+    """Whether a tensor keeps its type in a model of type `dtype`, by its name: those that the class
+    of transformers which `hf`, a config.json, names keeps in float32."""
+    import torch
+    import transformers
+
+    from rlcli.api.model_export import kept_wide
+
+    named = getattr(transformers, str((hf.get("architectures") or [""])[0]), None)
+    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+    return kept_wide(named if is_model else transformers.PreTrainedModel, getattr(torch, dtype))
 
 
 def with_vocabulary(

@@ -254,6 +254,23 @@ def test_weights_are_cast_to_the_requested_dtype(dtype, hub, tmp_path):
     assert after == {**before, "dtype": dtype}
 
 
+def test_tensors_that_transformers_keeps_in_float32_stay_so(tmp_path):
+    """The biases of routers, which 16 bits would change by more than what they decide."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    experts = {"n_routed_experts": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 24}
+    config = AutoConfig.for_model(
+        "glm4_moe", **family_models.GQA, **experts, num_experts_per_tok=2, head_dim=8
+    )
+    source = family_models.save(AutoModelForCausalLM.from_config(config), tmp_path / "source")
+    plan = plan_to_hf(source, tmp_path / "out", dtype="bfloat16")
+    assert _check(plan).max_difference == 0.0
+    wide = {name for name, tensor in family_models.stored(plan.target).items()
+            if tensor.dtype is torch.float32}  # fmt: skip
+    gates = {f"model.layers.{index}.mlp.gate" for index in (1, 2)}
+    assert wide == {f"{gate}.{n}" for gate in gates for n in ("weight", "e_score_correction_bias")}
+
+
 @pytest.mark.parametrize(
     ("key", "changes"), [("dtype", False), ("torch_dtype", False), (None, True)]
 )

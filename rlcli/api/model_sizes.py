@@ -22,6 +22,8 @@ SIZES = (
     "n_ctx", "num_experts", "num_local_experts", "n_routed_experts",
     "num_experts_per_tok",
 )  # fmt: skip
+BY_LAYER = ("intermediate_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok")
+"""Those that some families, such as Gemma 3n, have as a list with one for each layer."""
 MOST = 1 << 28
 """Maximum of any other size. Today's longest contexts and largest vocabularies are far smaller."""
 
@@ -43,8 +45,9 @@ def wrong_sizes(config: Mapping[str, Any]) -> Iterator[str]:
     for key, value in config.items():
         if isinstance(value, dict) and key.endswith("_config"):
             yield from wrong_sizes(value)
-        elif key in (*LAYERS, *SIZES) and value is not None and (wrong := wrong_size(key, value)):
-            yield wrong
+        elif key in (*LAYERS, *SIZES) and value is not None:
+            sizes = value if isinstance(value, list) and key in BY_LAYER else [value]
+            yield from filter(None, (wrong_size(key, size) for size in sizes))
 
 
 def shown(value: Any) -> str:

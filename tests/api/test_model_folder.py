@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlcli.api.model_folder import check_folder, check_sizes
+from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError
 
 
@@ -35,6 +35,16 @@ def test_a_link_to_a_file_of_this_machine_is_no_file_of_a_model(folder, tmp_path
     (folder / name).unlink()
     (folder / name).symlink_to(folder / "tokenizer.json")
     check_folder(folder, weights=False)
+
+
+def test_layers_may_differ_in_size():
+    """Those of Gemma 3n have a list of widths; each is checked."""
+    check_config({"text_config": {"intermediate_size": [64, 32]}}, "config.json")
+    for odd in ([64, 1 << 40], [64, "big"], [[64]]):
+        with pytest.raises(ModelError, match="intermediate_size is"):
+            check_config({"intermediate_size": odd}, "config.json")
+    with pytest.raises(ModelError, match="vocab_size is"):
+        check_config({"vocab_size": [64, 32]}, "config.json")
 
 
 @pytest.mark.parametrize("inner", [0.5, "llama", ["llama"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,11 +31,7 @@ def model_card(run: Path, role: str, repository: str, model: Path, step: int | N
     from jinja2 import Environment, StrictUndefined
 
     recorded, recipe = read_run(run), recorded_recipe(run)
-    metrics = RunDirectory.open(run).metrics
-    last = math.inf if step is None else step
-    records = read_metrics(metrics) if metrics.is_file() else []
-    rows = before_and_after([record for record in records if record["step"] <= last])
-    changes = RunDirectory.open(run).changes_on_resume()
+    last = recorded.results["steps"] if step is None else step
     environment = Environment(
         undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
@@ -47,14 +42,14 @@ def model_card(run: Path, role: str, repository: str, model: Path, step: int | N
         role=role,
         **_use(model),
         recipe=recorded.name,
-        steps=recorded.results["steps"] if step is None else step,
+        steps=last,
         base=_base(recipe, role),
         datasets=list(_datasets(recipe)),
         algorithms=_algorithms(recipe),
-        results=list(map(_result, rows)),
+        results=list(map(_result, before_and_after(_records(run, step)))),
         has_curve=(run / "curve.png").is_file(),
         command=recorded.command,
-        continued=[_continuation(resumed) for resumed in changes if resumed[0] < last],
+        continued=list(_continuations(run, step)),
         settings=list(_settings(recorded)),
         facts=recorded.facts,
     )
@@ -74,12 +69,20 @@ def _result(row: MetricRow) -> tuple[str, str, str]:
     return row.label, "" if row.before is None else short(row.before), short(row.after)
 
 
-def _continuation(resumed: tuple[int, dict[str, Any]]) -> str:
-    """When a run was continued with other settings, and which."""
-    step, changes = resumed
+def _records(run: Path, step: int | None) -> list[dict[str, Any]]:
+    """The metrics of the steps up to this one; None: of all. Raises DataError F31."""
+    file = RunDirectory.open(run).metrics
+    records = read_metrics(file) if file.is_file() else []
+    return [record for record in records if step is None or record["step"] <= step]
+
+
+def _continuations(run: Path, step: int | None) -> Iterator[str]:
+    """When a run was continued with other settings before this step, and which."""
     redactor = Redactor(os.environ)
-    settings = ", ".join(_code(redactor.word(f"{key}={now}")) for key, now in changes.items())
-    return f"after step {step} with {settings}"
+    for done, changes in RunDirectory.open(run).changes_on_resume():
+        if step is None or done < step:
+            words = (_code(redactor.word(f"{key}={now}")) for key, now in changes.items())
+            yield f"after step {done} with {', '.join(words)}"
 
 
 def _base(recipe: dict[str, Any], role: str) -> str | None:

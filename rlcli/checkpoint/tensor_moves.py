@@ -84,11 +84,12 @@ def strangers(
 
 def in_type(move: Move, dtype: str, stays: Callable[[str], object]) -> Move:
     """The move with floating-point outputs of another type, except those whose name `stays`."""
-    outputs = tuple(
-        replace(spec, dtype=dtype) if spec.dtype in FLOATS and not stays(spec.name) else spec
-        for spec in move.outputs
-    )
-    return replace(move, outputs=outputs)
+    return replace(move, outputs=tuple(_in_type(spec, dtype, stays) for spec in move.outputs))
+
+
+def _in_type(spec: TensorSpec, dtype: str, stays: Callable[[str], object]) -> TensorSpec:
+    is_cast = spec.dtype in FLOATS and not stays(spec.name)
+    return replace(spec, dtype=dtype) if is_cast else spec
 
 
 def stays_wide(hf: Mapping[str, Any], dtype: str) -> Callable[[str], object]:

@@ -92,7 +92,7 @@ class ModelConfig:
     tied: bool
     """Whether the output matrix is the embedding."""
     activation: str
-    """silu, gelu, or gelu_tanh."""
+    """silu, gelu, gelu_tanh, or relu."""
     norm_eps: float
     gated: bool = True
     """Whether the MLP multiplies the activated gate by up; otherwise, up is activated."""

@@ -81,6 +81,16 @@ def test_gelu_in_first_gemma_releases_means_its_tanh_approximation():
     assert family_of("gemma").config_from_hf(hf).activation == "gelu_tanh"
 
 
+@pytest.mark.parametrize(
+    ("family", "key"), [("llama", "hidden_act"), ("gpt2", "activation_function")]
+)
+def test_a_model_with_relu_has_a_family(family, key):
+    """Without one, its checkpoints could not be converted."""
+    hf = {"model_type": family, **family_models.GQA, key: "relu"}
+    config = family_of(family).config_from_hf(hf)
+    assert (config.activation, family_of(family).config_to_hf(config)[key]) == ("relu", "relu")
+
+
 def test_mistral_has_its_default_window_unless_it_is_null():
     family, hf = family_of("mistral"), {"model_type": "mistral", **family_models.GQA}
     assert family.config_from_hf(hf).windows == (4096,) * 3

@@ -36,7 +36,7 @@ KNOBS: dict[str, list[Any]] = {
     "num_key_value_heads": [1, 4],
     "head_dim": [24, None],
     "sliding_window": [None],
-    "hidden_act": ["silu", "gelu", "gelu_pytorch_tanh"],
+    "hidden_act": ["silu", "gelu", "gelu_pytorch_tanh", "relu"],
     "activation_function": ["gelu"],
     "n_inner": [48],
     "mlp_only_layers": [[1]],

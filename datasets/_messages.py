@@ -28,10 +28,14 @@ ROLES = ("system", "developer", "user", "assistant", *RESULTS)
 OTHER_ROLES = "give it a role that the template writes, such as system instead of developer"
 """The hint for a message that a template leaves out."""
 
+CALL = "function_call"
+"""Who calls a tool in ShareGPT, and the field of a message with its only call in OpenAI's older
+format."""
+
 SHAREGPT = {
     "human": "user",
     "gpt": "assistant",
-    "function_call": "assistant",
+    CALL: "assistant",
     "observation": "tool",
 }
 """Roles of messages in the form `{"from": …, "value": …}`."""
@@ -168,14 +172,14 @@ def _message(written: Any, subject: str) -> Message:
     if "from" in fields and "role" not in fields:
         speaker = fields.pop("from")
         fields["role"] = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
-        fields["content"] = fields.pop("value", None)
+        fields[CALL if speaker == CALL else "content"] = fields.pop("value", None)
     if not isinstance(fields.get("role"), str):
         raise BadRow(f"{subject} has no role; its fields are {sorted(written)}")
     if fields["role"] not in ROLES:
         raise _unknown_role(fields["role"], subject)
     fields["content"] = _text_of(fields.get("content"), subject)
-    if fields.get("tool_calls"):
-        fields["tool_calls"] = _tool_calls(fields["tool_calls"], subject)
+    if called := fields.get("tool_calls") or fields.pop(CALL, None):
+        fields["tool_calls"] = _tool_calls(called, subject)
     elif not fields["content"].strip() and fields["role"] not in RESULTS:
         raise BadRow(f"{subject}, of the {fields['role']}, is empty")
     return fields
@@ -203,17 +207,27 @@ def _text_of(content: Any, subject: str) -> str:
 
 
 def _tool_calls(calls: Any, subject: str) -> list[Any]:
-    """Parse arguments given as JSON text, because templates serialise them themselves."""
+    """The calls of a message, a single one too, in the form that all templates read."""
+    if isinstance(calls, str):
+        calls = _parsed(calls, f"a tool call of {subject}")
+    calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise BadRow(f"tool_calls of {subject} is not a list of mappings")
-    read = []
-    for call in calls:
-        called = call.get("function")
-        if isinstance(called, dict) and isinstance(called.get("arguments"), str):
-            arguments = _parsed(called["arguments"], f"a tool call of {subject}")
-            call = {**call, "function": {**called, "arguments": arguments}}
-        read.append(call)
-    return read
+    return [_tool_call(call, subject) for call in calls]
+
+
+def _tool_call(call: dict[str, Any], subject: str) -> dict[str, Any]:
+    """Name and arguments under `function`. Arguments given as JSON text are parsed, because
+    templates serialise them themselves."""
+    if "function" not in call:
+        named = {key: call[key] for key in ("name", "arguments") if key in call}
+        others = {key: value for key, value in call.items() if key not in named}
+        call = {**others, "type": "function", "function": named}
+    called = call["function"]
+    if isinstance(called, dict) and isinstance(called.get("arguments"), str):
+        arguments = _parsed(called["arguments"], f"a tool call of {subject}")
+        call = {**call, "function": {**called, "arguments": arguments}}
+    return call
 
 
 def left_out(messages: Sequence[Message], text: str) -> str | None:

@@ -430,6 +430,34 @@ def test_sharegpt_messages_and_content_parts_are_read(build):
     assert segments(dataset) == segments(build(DIALOGUE))
 
 
+CALLED = {"name": "add", "arguments": '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+        {"from": "function_call", "value": '[{"name": "add", "arguments": {"a": 1}}]'},
+        {"role": "assistant", "content": None, "function_call": CALLED},
+        {"role": "assistant", "tool_calls": [{"id": "call_1", **CALLED}]},
+        {"role": "assistant", "tool_calls": json.dumps([{"function": CALLED}])},
+    ],
+)
+def test_tool_calls_are_read_in_all_usual_forms(build, message):
+    """Those of ShareGPT were trained on as texts, and arguments without `function` around them as
+    a text within JSON."""
+    dataset = build([DIALOGUE[0], message, DIALOGUE[2], DIALOGUE[3]], template=TOOLS)
+    assert trained(dataset) == ['{"name": "add", "arguments": {"a": 1}}<eos>', "ünd<eos>"]
+
+
+def test_a_call_next_to_a_text_is_not_lost(build):
+    message = {"role": "assistant", "content": "So:", "function_call": CALLED}
+    dataset = build([DIALOGUE[0], message], template=TOOLS)
+    assert trained(dataset) == ['So:{"name": "add", "arguments": {"a": 1}}<eos>']
+    with pytest.raises(DataError, match="a tool call of message 2 is not JSON: 'add"):
+        build([DIALOGUE[0], {"from": "function_call", "value": "add(1)"}], template=TOOLS)
+
+
 @pytest.mark.parametrize("arguments", [{"a": "ä"}, '{"a": "ä"}'])
 def test_a_template_may_expect_the_arguments_of_tool_calls_as_text(build, arguments):
     """As DeepSeek's; whether the row holds them as text makes no difference."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -238,6 +238,38 @@ def left_out(messages: Sequence[Message], text: str) -> str | None:
         if message["role"] != "assistant" and words and words[-1] not in text:
             return f"message {number}, of the {message['role']}"
     return None
+
+
+def trial_of(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a word of its own in place of each text: an answer often repeats what a
+    tool returned, or how its reasoning ended, and a word may be the template's."""
+    return [
+        message
+        | {
+            field: f"trial{number}{field}"
+            for field in ("content", *REASONING_FIELDS)
+            if _is_text(message.get(field))
+        }
+        for number, message in enumerate(messages)
+    ]
+
+
+def shape_of(messages: Sequence[Message]) -> Hashable:
+    """What decides which texts a template leaves out: kinds of messages, the first and the last."""
+    return frozenset(
+        (
+            message["role"],
+            "tool_calls" in message,
+            *(_is_text(message.get(field)) for field in ("content", *REASONING_FIELDS)),
+            number == 0,
+            number == len(messages) - 1,
+        )
+        for number, message in enumerate(messages)
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def called_tools(message: Message) -> list[str]:

@@ -12,7 +12,15 @@ from rlcli.api.special_tokens import as_content, in_parts, tokens_of, unmarked
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
-from ._messages import OTHER_ROLES, Prompt, left_out, messages_of
+from ._messages import (
+    OTHER_ROLES,
+    Message,
+    Prompt,
+    left_out,
+    messages_of,
+    shape_of,
+    trial_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,7 +63,11 @@ def encode_prompts(
     if not prompts:
         return []
     if uses_chat(tokenizer, chat):
-        return tokens_of(tokenizer, [_render(tokenizer, prompt, system) for prompt in prompts])
+        conversations = [messages_of(prompt, system) for prompt in prompts]
+        rendered = [_render(tokenizer, messages) for messages in conversations]
+        for messages in {shape_of(each): each for each in conversations}.values():
+            _try(tokenizer, messages)
+        return tokens_of(tokenizer, rendered)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         message = "prompts of several messages need a chat template"
@@ -97,7 +109,7 @@ def warn_of_open_reasoning(
     without_end = sum("</think>" not in answer for answer in answers)
     if not without_end or not uses_chat(tokenizer, chat):
         return
-    if opens_reasoning(_render(tokenizer, prompt, system)):
+    if opens_reasoning(_render(tokenizer, messages_of(prompt, system))):
         logger.warning(
             "the chat template begins each answer with <think>, and %d of %d answers have no "
             "</think>: the model learns to answer within its reasoning",
@@ -106,13 +118,30 @@ def warn_of_open_reasoning(
         )
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system: str | None) -> str:
-    messages = messages_of(prompt, system)
-    text = conversation_text(tokenizer, messages, add_generation_prompt=True, day=DAY)
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    text = _written(tokenizer, messages)
+    _demand_all(tokenizer, messages, text)
+    return text
+
+
+def _try(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> None:
+    """Raise ModelError for a template that leaves out a message of conversations of this shape."""
+    trial = trial_of(messages)
+    try:
+        text = _written(tokenizer, trial)
+    except ModelError:  # it may refuse other contents
+        return
+    _demand_all(tokenizer, trial, text)
+
+
+def _written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    return conversation_text(tokenizer, messages, add_generation_prompt=True, day=DAY)
+
+
+def _demand_all(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], text: str) -> None:
     if (message := left_out(messages, unmarked(text))) is not None:
         problem = f"the chat template of {name_of(tokenizer)} leaves out {message}, of a prompt"
         raise ModelError(problem, hint=OTHER_ROLES, code="F32")
-    return text
 
 
 def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:

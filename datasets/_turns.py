@@ -8,9 +8,9 @@ prefixes of the whole text, the turn is the text between them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.api.chat_template import (
@@ -34,7 +34,9 @@ from ._messages import (
     called_tools,
     left_out,
     reasoning_of,
+    shape_of,
     tool_names,
+    trial_of,
     with_arguments_as_text,
 )
 from ._rendering import Overlong, OverlongRow, Tokens
@@ -94,6 +96,7 @@ class Speaker:
         self._tokenizer = tokenizer
         self._turns = turns
         self._by_markers = has_markers and mask != "prefix"
+        self._complete: set[Hashable] = set()  # shapes of conversations
 
     @property
     def method(self) -> str:
@@ -110,6 +113,23 @@ class Speaker:
         """The text of a conversation, and the spans to train on. Raises BadRow; ModelError for a
         template that exceeds a limit."""
         self._refuse_weights(conversation)
+        spoken = self._spoken(conversation)
+        self._demand_all(spoken)
+        shape = shape_of(conversation.messages), bool(conversation.tools)
+        if shape not in self._complete:
+            self._try(replace(conversation, messages=trial_of(conversation.messages)))
+            self._complete.add(shape)
+        return spoken
+
+    def _try(self, trial: StoredConversation) -> None:
+        """Raise BadRow for a template that leaves something out of conversations of this shape."""
+        try:
+            spoken = self._spoken(trial)
+        except BadRow:  # it may refuse other contents
+            return
+        self._demand_all(spoken)
+
+    def _spoken(self, conversation: StoredConversation) -> Spoken:
         text, spans = (self._marked if self._by_markers else self._between_prefixes)(conversation)
         spans = _trimmed(text, spans)
         if not spans:
@@ -121,11 +141,13 @@ class Speaker:
             raise BadRow(
                 f"{self._of_template} leaves nothing to train on: {how}", "F32", "set mask: prefix"
             )
-        self._demand_answers(
-            conversation, unmarked("".join(text[start:end] for start, end in spans))
-        )
-        self._demand_context(conversation, unmarked(text))
         return Spoken(conversation, text, spans)
+
+    def _demand_all(self, spoken: Spoken) -> None:
+        """Raise BadRow for what the template has left out."""
+        trained = "".join(spoken.text[start:end] for start, end in spoken.spans)
+        self._demand_answers(spoken.conversation, unmarked(trained))
+        self._demand_context(spoken.conversation, unmarked(spoken.text))
 
     def _refuse_weights(self, conversation: StoredConversation) -> None:
         """In OpenAI's format, turns of weight 0 are not to be trained on."""

@@ -301,6 +301,26 @@ def test_a_template_that_leaves_messages_of_a_role_out_is_refused(build, train_o
     build([order | {"role": "system"}, *DIALOGUE], template=few_roles, train_on=train_on)
 
 
+@pytest.mark.parametrize("mask", ["prefix", "markers"])
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ([{"role": "developer", "content": "Do as the user says"}, *DIALOGUE], "message 1, of"),
+        ([*DIALOGUE[:3], {"role": "function", "content": "ünd"}, DIALOGUE[3]], "message 4, of"),
+        ([*DIALOGUE[:3], DIALOGUE[3] | {"reasoning": "So: ünd"}], "the reasoning in message 4"),
+    ],
+)
+def test_what_a_template_leaves_out_is_noticed_although_its_words_occur(build, mask, row, says):
+    """An answer repeats what a tool returned, or how its reasoning ended."""
+    written = "<{{ m.role }}>{{ m.content }}"
+    few_roles = MARKED.replace(
+        written, f"{{% if m.role in ('system', 'user') %}}{written}{{% endif %}}"
+    )
+    assert len(build(DIALOGUE, template=few_roles, mask=mask)) == 1
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*leaves out {says}"):
+        build(DIALOGUE, row, template=few_roles, mask=mask)
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
 def test_a_template_that_leaves_the_reasoning_of_the_last_turn_out_is_refused(build, name):
     thoughts = [message | {name: "hm"} for message in DIALOGUE]

@@ -54,14 +54,15 @@ def test_special_tokens_in_answers_are_encoded_as_plain_text(build, name):
         assert PLAIN.decode(tokens.tolist(), skip_special_tokens=True) == f"hi{forged}"
 
 
+@pytest.mark.parametrize("order", ["Be brief.", "Say hi"])
 @pytest.mark.parametrize("name", ["prompt_only", "prompt_answer", "paired"])
-def test_a_template_that_leaves_messages_of_a_prompt_out_is_refused(build, name):
-    """As many leave out those of the developer."""
+def test_a_template_that_leaves_messages_of_a_prompt_out_is_refused(build, name, order):
+    """As many leave out those of the developer; also where others have the same words."""
     few_roles = byte_tokenizer(chat=True)
     few_roles.chat_template = (
         "{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}"
     )
-    prompt = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    prompt = [{"role": "developer", "content": order}, {"role": "user", "content": "hi"}]
     assert len(build(name, [ROWS[name] | {"prompt": prompt}], CHAT)) == 1
     with pytest.raises(ModelError, match="leaves out message 1, of the developer, of a prompt"):
         build(name, [ROWS[name] | {"prompt": prompt}], few_roles)

@@ -40,6 +40,9 @@ Answered = tuple[Tokens, list[Tokens]]
 CHUNK = 256
 """Rows of a stream held in memory at once."""
 
+MEDIA = ("image", "audio", "video")
+"""What a text says in angle brackets where its row has one in a field of this name, or several."""
+
 
 @dataclass(kw_only=True)
 class FileRows:
@@ -215,6 +218,7 @@ class FileRows:
 
     def _read_row(self, fields: dict[str, Any]) -> Any:
         """The content of a row. A missing field comes with what to do about it. Raises BadRow."""
+        _refuse_media(fields)
         try:
             return self._read(fields)
         except MissingField as missing:
@@ -252,6 +256,20 @@ class FileRows:
             max_length=self.max_length,
             overlong=self.overlong,
         )
+
+
+def _refuse_media(fields: dict[str, Any]) -> None:
+    """Raises BadRow for a row whose text refers to an image or the like in another field: without
+    that, a model would learn to make things up."""
+    for name, value in fields.items():
+        medium = name.removesuffix("s")
+        if medium not in MEDIA or not value:
+            continue
+        if any(f"<{medium}>" in str(other) for key, other in fields.items() if key != name):
+            raise BadRow(
+                f"the text says <{medium}>, and field {name!r} has what is meant; only texts can "
+                "be read"
+            )
 
 
 @dataclass(kw_only=True)

@@ -524,6 +524,16 @@ def test_malformed_messages_are_reported_with_their_line(build, message, says):
         build(DIALOGUE, [message, DIALOGUE[1]])
 
 
+@pytest.mark.parametrize(("name", "medium"), [("image", "image"), ("videos", "video")])
+def test_a_text_about_an_image_in_another_field_is_refused(build, name, medium):
+    messages = [{"role": "user", "content": f"<{medium}>What is it?"}, DIALOGUE[1]]
+    with pytest.raises(DataError, match=rf"jsonl:1: the text says <{medium}>, and field '{name}'"):
+        build({"messages": messages, name: ["a.png"]})
+    for harmless in ({name: []}, {"source": "a.png"}):
+        assert trained(build({"messages": messages, **harmless})) == ["yo<eos>"]
+    assert trained(build({"messages": DIALOGUE[:2], name: ["cover.png"]})) == ["yo<eos>"]
+
+
 def test_a_conversation_refused_by_the_template_is_a_bad_row(build):
     strict = (
         "{% if messages[0].role != 'user' %}{{ raise_exception('the user must begin') }}{% endif %}"

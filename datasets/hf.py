@@ -27,6 +27,9 @@ COLUMN = "columns.{field}"
 LOOKED_AT = 20
 """Rows read to find the columns, in case the first is bad."""
 
+SHOWN = 8
+"""Columns without effect that are named."""
+
 
 @register_dataset("hf")
 @dataclass(kw_only=True)
@@ -59,7 +62,7 @@ class HuggingFace(TextRows):
             raise ValueError("kind is an empty list; it must name at least one dataset")
         if len(kinds) == 1:
             self._refuse_unknown_fields(kinds[0])
-        layout, keys = self._layout(kinds)
+        layout, keys, columns = self._layout(kinds)
         # Without a readable row any of them reports why; the last one needs no chat template.
         kind = layout.kind if layout is not None else kinds[-1]
         cls: Any = load("datasets", kind)
@@ -71,7 +74,10 @@ class HuggingFace(TextRows):
         util = replace(self.util, column_argument=COLUMN)
         self._taken = make_dataset(DatasetAbstraction(kind, args | keys), util)
         named = ", ".join(f"{key}: {column or 'null'}" for key, column in keys.items())
-        self.notes = [f"read as rows of {kind} ({named})", *self._taken.notes]
+        self.notes = [
+            f"read as rows of {kind} ({named}){self._unread(columns)}",
+            *self._taken.notes,
+        ]
 
     @property
     def _kinds(self) -> list[str]:
@@ -112,9 +118,20 @@ class HuggingFace(TextRows):
     def digest(self) -> str:
         return self._taken.digest()
 
-    def _layout(self, kinds: list[str]) -> tuple[RowColumns | None, dict[str, str | None]]:
-        """The layout of the first row that has one, and the arguments that name its columns; none
-        of a file without a readable row, which reading all rows will report. Raises DataError."""
+    def _unread(self, columns: list[str]) -> str:
+        """Which columns of the rows have no effect, at the end of a note."""
+        names = [field.name for field in fields(self._taken) if field.name.endswith("_key")]
+        read = {"id", *(getattr(self._taken, name) for name in names)}
+        unread = [column for column in columns if column not in read]
+        shown = ", ".join(unread[:SHOWN]) + (", …" if unread[SHOWN:] else "")
+        return f"; columns that are not read: {shown}" if unread else ""
+
+    def _layout(
+        self, kinds: list[str]
+    ) -> tuple[RowColumns | None, dict[str, str | None], list[str]]:
+        """The layout of the first row that has one, the arguments that name its columns, and all
+        of its columns; none of a file without a readable row, which reading all rows will report.
+        Raises DataError."""
         first = [
             (line, row)
             for _, line, row in islice(self._source().rows(), LOOKED_AT)
@@ -122,10 +139,10 @@ class HuggingFace(TextRows):
         ]
         for _, row in first:
             if (layout := layout_of(row, kinds, self.columns)) is not None:
-                return layout, layout.arguments(row, self.columns)
+                return layout, layout.arguments(row, self.columns), list(row)
         if first:
             raise self._unclear(*first[0])
-        return None, {}
+        return None, {}, []
 
     def _unclear(self, line: int, row: dict[str, Any]) -> DataError:
         """The error for a row that none of the datasets can read."""

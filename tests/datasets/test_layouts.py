@@ -178,6 +178,26 @@ def test_rows_without_columns_and_an_empty_list_of_kinds_are_refused(tmp_path):
         build(tmp_path, "hf", [{"prompt": "Q"}], kind=[])
 
 
+USER, GOOD, BAD = (
+    {"role": role, "content": text}
+    for role, text in (("user", "Hi"), ("assistant", "Yes."), ("assistant", "No."))
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "note"),
+    [
+        ({"id": "a", "prompt": "Q", "completion": "A"}, ""),
+        ({"messages": [USER, GOOD], "tools": None, "system": "Rhyme."}, "system"),
+        ({"instruction": "Add.", "input": "1+1", "chosen": "2", "rejected": "3"}, "input"),
+        ({"text": "T"} | dict.fromkeys("abcdefghij", 1), "a, b, c, d, e, f, g, h, …"),
+    ],
+)
+def test_columns_that_are_not_read_are_named(tmp_path, row, note):
+    (says,) = build(tmp_path, "hf", [row]).notes
+    assert says.partition(")")[2] == (note and f"; columns that are not read: {note}")
+
+
 RENAMED = {"task_text": "1+1?", "gold": "2"}
 
 
@@ -213,12 +233,6 @@ def test_names_that_do_not_suffice_are_reported_with_what_is_missing(
         build(tmp_path, "hf", [RENAMED], kind=list(kinds), columns=columns)
     assert caught.value.where.endswith("rows.jsonl:1")
     assert hint in caught.value.hint
-
-
-USER, GOOD, BAD = (
-    {"role": role, "content": text}
-    for role, text in (("user", "Hi"), ("assistant", "Yes."), ("assistant", "No."))
-)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ READ = [
      (ADD, ADD)),
     ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', (ADD,)),
     ("llama3", '{"type": "function", "name": "add", "parameters": {"a": 1}}', (ADD,)),
+    ("llama3", '{"name": "add", "arguments": {"a": 1}}', (ADD,)),
     ("llama3", '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 1}}',
      (ADD, ADD)),
     ("json", 'First {x} {"name": "add", "arguments": {"a": 1}} and', (ADD,)),

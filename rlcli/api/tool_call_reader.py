@@ -7,6 +7,8 @@
     llama3   {"name": "add", "parameters": {"a": 1}}, with or without <|python_tag|> before it
     json     {"name": "add", "arguments": {"a": 1}} anywhere in a text
 
+Llama's models write `arguments` too at times, as others do `parameters`: both are read.
+
 What cannot be read is not an error: a reader notes what is wrong with it, for the model to read.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,21 +148,13 @@ def _read_mistral(reader: CallReader, _: int) -> list[ToolCall]:
     return [_call_of({"name": name, "arguments": reader.json(reader.position)}, "arguments")]
 
 
-def _read_llama3(reader: CallReader, start: int) -> list[ToolCall]:
-    return _bare_calls(reader, start, ("parameters",))
-
-
 def _read_json(reader: CallReader, start: int) -> list[ToolCall]:
-    return _bare_calls(reader, start, ("arguments", "parameters"))
-
-
-def _bare_calls(reader: CallReader, start: int, keys: Sequence[str]) -> list[ToolCall]:
     """The call that a JSON object without any mark is; none if it has no arguments."""
     begin = reader.body.find("{", start)
     if begin < 0:
         raise ValueError("an object is missing")
     value = reader.json(begin)
-    key = next((key for key in keys if key in value), None)
+    key = next((key for key in ("arguments", "parameters") if key in value), None)
     if key is None:
         reader.texts.append(reader.body[begin : reader.position])
         return []
@@ -186,7 +180,7 @@ FORMATS: Mapping[str, CallFormat] = {
     "xml": CallFormat(_TAG, _read_xml),
     "glm": CallFormat(_TAG, _read_glm),
     "mistral": CallFormat(re.compile(r"\[TOOL_CALLS\]"), _read_mistral),
-    "llama3": CallFormat(re.compile(rf"<\|python_tag\|>|{_OBJECT}"), _read_llama3),
+    "llama3": CallFormat(re.compile(rf"<\|python_tag\|>|{_OBJECT}"), _read_json),
     "json": CallFormat(re.compile(_OBJECT), _read_json),
 }
 """Formats by name, in the order in which they are tried."""

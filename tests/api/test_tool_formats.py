@@ -135,6 +135,18 @@ def test_mistrals_format_is_found_and_read():
     assert form.parse(written_calls(tokenizer, (CALL, OTHER))).calls == (CALL, OTHER)
 
 
+def test_a_format_without_names_is_not_taken_for_a_template_without_calls():
+    """Kimi's template writes the ids of calls, which have the names of the tools in them."""
+    tokenizer = byte_level(
+        "{% for m in messages %}<|im_{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson "
+        "}}<|tool_call_end|>{% endfor %}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_assistant|>{% endif %}"
+    )
+    with pytest.raises(ModelError, match="in a format that is not supported"):
+        tool_format(tokenizer)
+
+
 def test_a_format_can_be_named():
     tokenizer = byte_level(public_templates()["gptoss"])
     assert tool_format(tokenizer, "json").name == "json"

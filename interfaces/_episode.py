@@ -251,9 +251,11 @@ class Episode:
             if begins is None:
                 return self._unplayed()
             return PlainTurns(rules.tokenizer, rules.tokenizer.encode(begins))
-        messages = begins or self.beginning.row.get(MESSAGES)
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+        messages = self.beginning.row.get(MESSAGES) or []
+        if isinstance(begins, str) and begins:  # instead of the last: the system prompt remains
+            messages = [*messages[:-1], {"role": "user", "content": begins}]
+        elif begins:
+            messages = begins
         if not messages:
             raise UsageError(
                 "the rows have no messages, which the chat template of "

@@ -91,8 +91,8 @@ class Environment:
     def reset(self, row: Mapping[str, Any], seed: int) -> str | list[Mapping[str, Any]] | None:
         """Begin the episode of a row, whose fields are the sample's metadata (`answer`) and its
         `prompt` as a text. Everything random comes from the seed. Returns what the episode begins
-        with instead of the row's prompt, if anything: the text of the user's message or, for models
-        with a chat template, messages."""
+        with instead of the row's prompt, if anything: the text of the user's message, after the
+        row's messages before it, or, for models with a chat template, all messages."""
         return None
 
     def step(self, action: str) -> Observation:

@@ -458,6 +458,17 @@ def test_a_reset_may_return_messages(begins_with):
     )
 
 
+def test_a_reset_that_returns_a_text_leaves_the_system_prompt(begins_with):
+    """It was lost: a dataset's `system` had no effect with games that begin with a text."""
+    system = {"role": "system", "content": "Rhyme."}
+    environment = begins_with("zz_text", "'Guess: ' + row['prompt']")
+    _, script = played(["so"], environment=environment, messages=[system, *QUESTION])
+    user = {"role": "user", "content": f"Guess: {QUESTION[0]['content']}"}
+    assert script.read[0] == conversation_tokens(
+        script.tokenizer, [system, user], add_generation_prompt=True, day=DAY
+    )
+
+
 @pytest.mark.parametrize(("beginning", "kind"), [("4", "int"), ("['go']", "list")])
 def test_a_reset_that_returns_neither_text_nor_messages_is_at_fault(begins_with, beginning, kind):
     with pytest.raises(ProjectError, match=f"a {kind}, neither a text nor messages"):

@@ -41,7 +41,7 @@ _COMMANDS = (
     | words(
         """
     frac dfrac tfrac cfrac binom dbinom tbinom pi cdot times div pm mp infty cup cap setminus
-    emptyset varnothing in notin le leq ge geq ne neq lt gt lfloor rfloor lceil rceil lvert rvert
+    emptyset in notin le leq ge geq ne neq lt gt lfloor rfloor lceil rceil lvert rvert
     vert mid mathbb begin end
     """
     )
@@ -57,6 +57,8 @@ _AS_LATEX = {
     "π": r"\pi ",
     "√": r"\sqrt",
     "∞": r"\infty ",
+    "∅": r"\emptyset ",
+    r"\varnothing": r"\emptyset ",
     "≤": r"\le ",
     "≥": r"\ge ",
     "≠": r"\ne ",

@@ -221,6 +221,13 @@ def test_a_time_of_day_is_no_ratio(answer, gold, verdict):
     assert judge(answer, gold_of(gold)) == verdict
 
 
+@pytest.mark.parametrize("answer", ["\\varnothing", "\\emptyset", "∅", "$\\varnothing$"])
+@pytest.mark.parametrize("gold", ["\\emptyset", "\\varnothing"])
+def test_the_empty_set_has_several_signs(answer, gold):
+    assert judge(answer, gold_of(gold)) is Verdict.RIGHT
+    assert judge(answer, gold_of("0")) is not Verdict.RIGHT
+
+
 @pytest.mark.parametrize(
     ("answer", "gold", "compared"),
     [

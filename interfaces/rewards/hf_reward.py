@@ -244,7 +244,7 @@ class HFRewardInterface(ModelInterface):
             for ids in contents
         ]
         masks = [torch.ones_like(sequence) for sequence in sequences]
-        side, device = self.tokenizer.padding_side, self.classifier.device
+        side, device = _padding_side(self.classifier), self.classifier.device
         input_ids = pad_sequence(
             sequences,
             batch_first=True,
@@ -295,11 +295,18 @@ def _padding_token(classifier: Any, tokenizer: Any) -> int | None:
     return tokenizer.eos_token_id if padding is None else padding
 
 
+def _padding_side(classifier: Any) -> str:
+    """Behind the texts, wherever the tokenizer puts it: positions and the token that BERT's like
+    read are counted from the start. XLNet's like read the last one."""
+    reads_last = getattr(classifier.config, "summary_type", None) == "last"
+    return "left" if reads_last else "right"
+
+
 def _positions(classifier: Any) -> int | None:
     """How many tokens its positions suffice for, if it has a limit. Those of RoBERTa and its like
     begin behind the index that stands for padding."""
     positions = getattr(classifier.config, "max_position_embeddings", None)
-    if positions is None:
+    if positions is None or positions < 0:  # XLNet's has -1 for none
         return None
     skipped = [
         module.padding_idx + 1

@@ -11,6 +11,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -18,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
+    XLNetConfig,
+    XLNetForSequenceClassification,
 )
 
 from rlcli.api.data import SequenceSample
@@ -68,6 +72,16 @@ def roberta(padding=0):
         pad_token_id=padding,
     )
     return RobertaForSequenceClassification(config)
+
+
+def gpt2():
+    settings = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "num_labels": 1}
+    return GPT2ForSequenceClassification(GPT2Config(vocab_size=len(WORDS), **settings))
+
+
+def xlnet():
+    settings = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "num_labels": 1}
+    return XLNetForSequenceClassification(XLNetConfig(vocab_size=len(WORDS), **settings))
 
 
 def llama(padding=None):
@@ -199,6 +213,18 @@ def test_a_score_does_not_depend_on_the_other_texts(
 ):
     """Whichever padding the classifier and its tokenizer name."""
     path = saved(tmp_path, lambda: llama(of_classifier), padding=of_tokenizer)
+    out = HFRewardInterface(path=path, batch_size=4).inference(role, data, MicroBatchSpec())
+    torch.testing.assert_close(out.data["rewards"], direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [bert, gpt2, xlnet])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_score_does_not_depend_on_the_side_of_padding(tmp_path, role, data, make, side):
+    """With padding before a text, absolute positions and the first token were others."""
+    path = saved(tmp_path, make)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.padding_side = side
+    tokenizer.save_pretrained(path)
     out = HFRewardInterface(path=path, batch_size=4).inference(role, data, MicroBatchSpec())
     torch.testing.assert_close(out.data["rewards"], direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
 

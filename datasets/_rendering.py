@@ -64,7 +64,7 @@ def encode_prompts(
         return []
     if uses_chat(tokenizer, chat):
         conversations = [messages_of(prompt, system) for prompt in prompts]
-        rendered = [_render(tokenizer, messages) for messages in conversations]
+        rendered = [_render(tokenizer, prompt, system) for prompt in prompts]
         for messages in {shape_of(each): each for each in conversations}.values():
             _try(tokenizer, messages)
         return tokens_of(tokenizer, rendered)
@@ -109,7 +109,7 @@ def warn_of_open_reasoning(
     without_end = sum("</think>" not in answer for answer in answers)
     if not without_end or not uses_chat(tokenizer, chat):
         return
-    if opens_reasoning(_render(tokenizer, messages_of(prompt, system))):
+    if opens_reasoning(_render(tokenizer, prompt, system)):
         logger.warning(
             "the chat template begins each answer with <think>, and %d of %d answers have no "
             "</think>: the model learns to answer within its reasoning",
@@ -118,7 +118,8 @@ def warn_of_open_reasoning(
         )
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+def _render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system: str | None) -> str:
+    messages = messages_of(prompt, system)
     text = _written(tokenizer, messages)
     _demand_all(tokenizer, messages, text)
     return text

@@ -243,33 +243,28 @@ def left_out(messages: Sequence[Message], text: str) -> str | None:
 def trial_of(messages: Sequence[Message]) -> list[Message]:
     """The messages with a word of its own in place of each text: an answer often repeats what a
     tool returned, or how its reasoning ended, and a word may be the template's."""
-    return [
-        message
-        | {
-            field: f"trial{number}{field}"
-            for field in ("content", *REASONING_FIELDS)
-            if _is_text(message.get(field))
-        }
-        for number, message in enumerate(messages)
-    ]
+    return [message | _trial_texts(message, number) for number, message in enumerate(messages)]
 
 
 def shape_of(messages: Sequence[Message]) -> Hashable:
     """What decides which texts a template leaves out: kinds of messages, the first and the last."""
+    last = len(messages) - 1
     return frozenset(
         (
+            number == 0,
+            number == last,
             message["role"],
             "tool_calls" in message,
-            *(_is_text(message.get(field)) for field in ("content", *REASONING_FIELDS)),
-            number == 0,
-            number == len(messages) - 1,
+            *_trial_texts(message, number),
         )
         for number, message in enumerate(messages)
     )
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+def _trial_texts(message: Message, number: int) -> Message:
+    """A word for each field of a message that has a text."""
+    fields = ("content", *REASONING_FIELDS)
+    return {name: f"trial{number}{name}" for name in fields if str(message.get(name, "")).strip()}
 
 
 def called_tools(message: Message) -> list[str]:

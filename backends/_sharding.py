@@ -64,13 +64,14 @@ def _mesh_of(ranks_by_axis: torch.Tensor, device_type: str, names: tuple[str, ..
 
 def shard_experts(stacks: Iterable[nn.Module], mesh: Any) -> None:
     """Shard stacks of experts over the ranks that hold the same ones: whole experts if each rank
-    gets equally many, else each expert."""
+    gets equally many, else the rows or the columns of each, if they can be divided equally."""
     for stack in stacks:
         fully_shard(stack, mesh=mesh, shard_placement_fn=partial(_shard_of, mesh.size()))
 
 
 def _shard_of(ranks: int, parameter: nn.Parameter) -> Shard:
-    return Shard(0) if local(parameter).shape[0] % ranks == 0 else Shard(1)
+    sizes = enumerate(local(parameter).shape)
+    return Shard(next((axis for axis, size in sizes if size % ranks == 0), 0))
 
 
 def shard(packed: PackedModel, mesh: Any) -> None:

@@ -1,0 +1,51 @@
+"""Parameters that ranks cannot divide equally: each rank has the part that it takes itself to have.
+
+One rank of many is looked at, without the others.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rlcli.api.model_source import local_part
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.lifecycle import ranks_in
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+from rlcli.testing.tiny_models import tiny_model
+
+
+class Subject(BackendContract):
+    name = "fsdp"
+
+
+def engine_of(rank, layout, family="llama", **changes):
+    """The engine of one of the ranks of a layout, and the weights of the whole model. To be called
+    in a process of its own, because torch remembers what belongs to a rank."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks_in(layout))
+    lm = tiny_model(family, **changes)
+    whole = {name: parameter.detach().clone() for name, parameter in lm.named_parameters()}
+    mesh, expert_ranks = mesh_of_ranks(**layout), layout.get("ep", 1)
+    return Subject().engine(lm=lm, mesh=mesh, expert_ranks=expert_ranks), whole
+
+
+@pytest.mark.parametrize(
+    ("rank", "layout", "family", "changes"),
+    [
+        # three ranks share two experts: of 48 x 32 and 32 x 24 numbers, of 50 x 32 and 32 x 25
+        (5, {"dp": 6, "ep": 2}, "mixtral", {}),
+        (3, {"dp": 6, "ep": 2}, "mixtral", {"intermediate_size": 25}),
+    ],
+)
+def test_a_rank_holds_what_it_reads(rank, layout, family, changes):
+    def work(_):
+        engine, whole = engine_of(rank, layout, family, **changes)
+        parts = {name: local_part(p.detach()) for name, p in engine.lm.named_parameters()}
+        return {
+            name: torch.equal(values, whole[name][region])
+            for name, (values, region) in parts.items()
+        }
+
+    (are_equal,) = run_on_ranks(1, work)
+    assert [name for name, is_equal in are_equal.items() if not is_equal] == []

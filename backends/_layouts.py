@@ -17,6 +17,8 @@ def problems(layout: RoleLayout) -> Iterator[LayoutProblem]:
         yield from _of_context_parallelism(layout, layout.sizes)
     if layout.mesh["tp"] > 1 and layout.sizes is not None:
         yield from _of_tensor_parallelism(layout, layout.sizes)
+    if "shard_size" in layout.arguments and layout.sizes is not None:
+        yield from _of_sharding(layout, layout.sizes)
     yield from _of_flash_attention(layout)
 
 
@@ -50,6 +52,31 @@ def _of_tensor_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[
             else "transformers has no tensor-parallel plan for it"
         )
         yield LayoutProblem(f"{message}: {reason}", ("mesh", "tp"))
+
+
+def _of_sharding(layout: RoleLayout, sizes: Architecture) -> Iterator[LayoutProblem]:
+    """A vocabulary of which torch would not know who has which rows, where its columns cannot be
+    divided either."""
+    others = layout.mesh["dp"] * layout.mesh["cp"]
+    shards = min(layout.arguments["shard_size"] or others, others)
+    rows, parts, role = sizes.vocabulary, layout.mesh["tp"], f"models.{layout.role}"
+    if sizes.hidden % shards and not rows_are_known(rows, parts, shards):
+        message = f"the {rows} rows of the vocabulary of {role} cannot be sharded over {parts}"
+        yield LayoutProblem(f"{message} tensor-parallel and {shards} other ranks", ("mesh", "tp"))
+
+
+def rows_are_known(rows: int, parts: int, ranks: int) -> bool:
+    """Whether torch knows which rows a rank has if `parts` tensor-parallel ranks divide them and
+    `ranks` others divide each part: it takes those with the same place in all parts to be divided
+    as if they alone were (`_StridedShard`)."""
+    divided = [_chunks(part, ranks) for part in _chunks(rows, parts)]
+    return all([*held] == _chunks(sum(held), parts) for held in zip(*divided, strict=True))
+
+
+def _chunks(rows: int, parts: int) -> list[int]:
+    """The sizes of the parts as torch makes them."""
+    each = -(-rows // parts)
+    return [max(0, min(each, rows - part * each)) for part in range(parts)]
 
 
 def _of_flash_attention(layout: RoleLayout) -> Iterator[LayoutProblem]:

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlcli.errors import ModelError
 
+from ._layouts import rows_are_known
 from ._tensor_parallel import local
 from ._transformers import PackedModel
 
@@ -80,6 +81,7 @@ def shard(packed: PackedModel, mesh: Any) -> None:
     are those of an unsharded model."""
     lm: Any = packed.lm
     blocks = set(lm._no_split_modules or ())
+    place = partial(_placement, mesh.size(mesh.ndim - 1))
     narrow = packed.compute_dtype if packed.compute_dtype is not torch.float32 else None
     policy = MixedPrecisionPolicy(
         param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -87,16 +89,34 @@ def shard(packed: PackedModel, mesh: Any) -> None:
     for block in packed.lm.modules():
         if type(block).__name__ in blocks:
             if matrices := list(_linear_layers(block)):
-                fully_shard(matrices, mesh=mesh, mp_policy=policy)
+                fully_shard(matrices, mesh=mesh, mp_policy=policy, shard_placement_fn=place)
             if any(parameter.dim() > 1 for parameter in _others(block)):
-                fully_shard(block, mesh=mesh)
-    fully_shard(packed, mesh=mesh)
+                fully_shard(block, mesh=mesh, shard_placement_fn=place)
+    fully_shard(packed, mesh=mesh, shard_placement_fn=place)
     for module in packed.modules():
         if isinstance(module, FSDPModule):
             # The loss is already divided by the global weight, so gradients are summed,
             # not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _placement(ranks: int, parameter: nn.Parameter) -> Shard:
+    """By rows, or by columns where tensor-parallel ranks have so different numbers of rows that
+    torch would mistake those of a rank. Raises ModelError if neither is possible."""
+    if not isinstance(parameter, DTensor) or not parameter.placements[0].is_shard(0):
+        return Shard(0)
+    rows, *columns = parameter.shape
+    parts = parameter.device_mesh.size()
+    if rows_are_known(rows, parts, ranks):
+        return Shard(0)
+    if columns and columns[0] % ranks == 0:
+        return Shard(1)
+    raise ModelError(
+        f"a parameter of {rows} rows cannot be sharded over {parts} tensor-parallel and {ranks} "
+        "other ranks",
+        hint="use another mesh, such as one in which tp divides the vocabulary",
+    )
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlcli.api.model_source import local_part
+from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.lifecycle import ranks_in
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
@@ -33,9 +34,11 @@ def engine_of(rank, layout, family="llama", **changes):
 @pytest.mark.parametrize(
     ("rank", "layout", "family", "changes"),
     [
-        # three ranks share two experts: of 48 x 32 and 32 x 24 numbers, of 50 x 32 and 32 x 25
+        # 97 rows: 49 and 48, of which three ranks have 17, 17, 15 and 16, 16, 16
+        (4, {"dp": 3, "tp": 2}, "llama", {"hidden_size": 48, "head_dim": 12}),
+        # three ranks share two experts: of 48 x 32 and 32 x 24 numbers, of 56 x 32 and 32 x 28
         (5, {"dp": 6, "ep": 2}, "mixtral", {}),
-        (3, {"dp": 6, "ep": 2}, "mixtral", {"intermediate_size": 25}),
+        (3, {"dp": 6, "ep": 2}, "mixtral", {"intermediate_size": 28}),
     ],
 )
 def test_a_rank_holds_what_it_reads(rank, layout, family, changes):
@@ -49,3 +52,12 @@ def test_a_rank_holds_what_it_reads(rank, layout, family, changes):
 
     (are_equal,) = run_on_ranks(1, work)
     assert [name for name, is_equal in are_equal.items() if not is_equal] == []
+
+
+def test_a_vocabulary_that_cannot_be_sharded_is_refused():
+    def work(_):
+        with pytest.raises(ModelError, match="97 rows cannot be sharded over 2 tensor-parallel"):
+            engine_of(4, {"dp": 3, "tp": 2})
+        return {}
+
+    run_on_ranks(1, work)

@@ -62,6 +62,9 @@ def test_what_an_engine_cannot_do_is_said_with_what_it_can(changes, message, hin
     assert error.hint == hint
 
 
+LLAMA_3_PADDED = {"model_type": "llama", "vocab_size": 128257}
+
+
 @pytest.mark.parametrize(
     ("config", "mesh", "arguments", "key"),
     [
@@ -75,6 +78,11 @@ def test_what_an_engine_cannot_do_is_said_with_what_it_can(changes, message, hin
         ({"model_type": "llama"}, {"cp": 3}, {"context_parallel": "ulysses"},
          ("backend", "args", "context_parallel")),
         ({"model_type": "llama"}, {"cp": 3}, {"context_parallel": "auto"}, None),
+        # their 128257 rows have halves of 64129 and 64128, their columns three equal parts or not
+        ({**LLAMA_3_PADDED, "hidden_size": 3072}, {"dp": 3, "tp": 2}, {"shard_size": None}, None),
+        (LLAMA_3_PADDED, {"dp": 3, "tp": 2}, {"shard_size": None}, ("mesh", "tp")),
+        (LLAMA_3_PADDED, {"dp": 4, "tp": 2}, {"shard_size": None}, None),
+        (LLAMA_3_PADDED, {"dp": 6, "tp": 2}, {"shard_size": 2}, None),
     ],
 )  # fmt: skip
 def test_rules_follow_from_mesh_arguments_and_sizes(config, mesh, arguments, key):

@@ -17,8 +17,8 @@ def problems(layout: RoleLayout) -> Iterator[LayoutProblem]:
         yield from _of_context_parallelism(layout, layout.sizes)
     if layout.mesh["tp"] > 1 and layout.sizes is not None:
         yield from _of_tensor_parallelism(layout, layout.sizes)
-    if "shard_size" in layout.arguments and layout.sizes is not None:
-        yield from _of_sharding(layout, layout.sizes)
+    if "shard_size" in layout.arguments:
+        yield from _of_sharding(layout)
     yield from _of_flash_attention(layout)
 
 
@@ -54,13 +54,20 @@ def _of_tensor_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[
         yield LayoutProblem(f"{message}: {reason}", ("mesh", "tp"))
 
 
-def _of_sharding(layout: RoleLayout, sizes: Architecture) -> Iterator[LayoutProblem]:
-    """A vocabulary of which torch would not know who has which rows, where its columns cannot be
-    divided either."""
-    others = layout.mesh["dp"] * layout.mesh["cp"]
-    shards = min(layout.arguments["shard_size"] or others, others)
-    rows, parts, role = sizes.vocabulary, layout.mesh["tp"], f"models.{layout.role}"
-    if sizes.hidden % shards and not rows_are_known(rows, parts, shards):
+def _of_sharding(layout: RoleLayout) -> Iterator[LayoutProblem]:
+    """A number of shards that does not divide the ranks; a vocabulary of which torch would not know
+    who has which rows, where its columns cannot be divided either."""
+    ranks, role = layout.mesh["dp"] * layout.mesh["cp"], f"models.{layout.role}"
+    shards = min(layout.arguments["shard_size"] or ranks, ranks)
+    if ranks % shards:
+        message = f"shard_size {shards} does not divide the {ranks} data- and context-parallel"
+        smaller = [size for size in range(2, shards) if ranks % size == 0]
+        value = str(smaller[-1]) if smaller else "null"
+        yield LayoutProblem(f"{message} ranks of {role}", ("backend", "args", "shard_size"), value)
+    elif layout.sizes is not None and layout.sizes.hidden % shards:
+        rows, parts = layout.sizes.vocabulary, layout.mesh["tp"]
+        if rows_are_known(rows, parts, shards):
+            return
         message = f"the {rows} rows of the vocabulary of {role} cannot be sharded over {parts}"
         yield LayoutProblem(f"{message} tensor-parallel and {shards} other ranks", ("mesh", "tp"))
 

@@ -83,12 +83,23 @@ LLAMA_3_PADDED = {"model_type": "llama", "vocab_size": 128257}
         (LLAMA_3_PADDED, {"dp": 3, "tp": 2}, {"shard_size": None}, ("mesh", "tp")),
         (LLAMA_3_PADDED, {"dp": 4, "tp": 2}, {"shard_size": None}, None),
         (LLAMA_3_PADDED, {"dp": 6, "tp": 2}, {"shard_size": 2}, None),
+        ({"model_type": "llama"}, {"dp": 2, "cp": 2}, {"shard_size": 3},
+         ("backend", "args", "shard_size")),
+        ({"model_type": "llama"}, {"dp": 2, "cp": 2}, {"shard_size": 5}, None),
     ],
 )  # fmt: skip
 def test_rules_follow_from_mesh_arguments_and_sizes(config, mesh, arguments, key):
     degrees = dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), 1) | mesh
     layout = RoleLayout("actor", degrees, arguments, "cuda", read_architecture(config))
     assert [problem.key for problem in problems(layout)] == ([key] if key else [])
+
+
+@pytest.mark.parametrize(("devices", "value"), [(4, "2"), (5, "null")])
+def test_shards_that_do_not_divide_the_ranks_are_refused(devices, value):
+    cluster = ["launch=local", f"cluster.devices_per_node={devices}"]
+    with pytest.raises(RlcliError, match=f"shard_size 3 does not divide the {devices}") as caught:
+        load_recipe("sft_math", [*cluster, f"{ARGS}.shard_size=3"])
+    assert caught.value.hint.startswith(f"{ARGS}.shard_size={value}")
 
 
 def test_flash_attn_on_processors_is_refused():

@@ -1,12 +1,14 @@
 """A layout that an engine cannot run is refused with its place and the nearest one that it can."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from rlcli.api.layout import RoleLayout
 from rlcli.backends._layouts import problems
 from rlcli.errors import RlcliError
+from rlcli.recipe.components import declared
 from rlcli.recipe.layouts import nearest_layout, possible_meshes
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
@@ -100,6 +102,14 @@ def test_shards_that_do_not_divide_the_ranks_are_refused(devices, value):
     with pytest.raises(RlcliError, match=f"shard_size 3 does not divide the {devices}") as caught:
         load_recipe("sft_math", [*cluster, f"{ARGS}.shard_size=3"])
     assert caught.value.hint.startswith(f"{ARGS}.shard_size={value}")
+
+
+def test_the_documentation_has_the_dimensions_of_every_engine():
+    rows = (Path(__file__).parents[2] / "docs" / "engines.md").read_text().splitlines()
+    cells = [row.split(" | ") for row in rows if row.startswith("| `")]
+    written = {row[0].strip("| `"): tuple(row[3].split(", ")) for row in cells}
+    for engine in ("fsdp", "inference", "deepspeed", "megatron"):
+        assert written[engine] == declared("backends", engine, "DIMENSIONS")
 
 
 def test_flash_attn_on_processors_is_refused():

@@ -55,8 +55,7 @@ def _of_tensor_parallelism(layout: RoleLayout, sizes: Architecture) -> Iterator[
 
 
 def _of_sharding(layout: RoleLayout) -> Iterator[LayoutProblem]:
-    """A number of shards that does not divide the ranks; a vocabulary of which torch would not know
-    who has which rows, where its columns cannot be divided either."""
+    """A number of shards that does not divide the ranks; a vocabulary that cannot be sharded."""
     ranks, role = layout.mesh["dp"] * layout.mesh["cp"], f"models.{layout.role}"
     shards = min(layout.arguments["shard_size"] or ranks, ranks)
     if ranks % shards:
@@ -64,10 +63,16 @@ def _of_sharding(layout: RoleLayout) -> Iterator[LayoutProblem]:
         smaller = [size for size in range(2, shards) if ranks % size == 0]
         value = str(smaller[-1]) if smaller else "null"
         yield LayoutProblem(f"{message} ranks of {role}", ("backend", "args", "shard_size"), value)
-    elif layout.sizes is not None and layout.sizes.hidden % shards:
-        rows, parts = layout.sizes.vocabulary, layout.mesh["tp"]
-        if rows_are_known(rows, parts, shards):
-            return
+    elif layout.sizes is not None:
+        yield from _of_vocabulary(layout.sizes, layout.mesh["tp"], shards, role)
+
+
+def _of_vocabulary(
+    sizes: Architecture, parts: int, shards: int, role: str
+) -> Iterator[LayoutProblem]:
+    """Rows of which torch would not know who has which, where columns cannot be divided either."""
+    rows = sizes.vocabulary
+    if sizes.hidden % shards and not rows_are_known(rows, parts, shards):
         message = f"the {rows} rows of the vocabulary of {role} cannot be sharded over {parts}"
         yield LayoutProblem(f"{message} tensor-parallel and {shards} other ranks", ("mesh", "tp"))
 

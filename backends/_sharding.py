@@ -81,7 +81,7 @@ def shard(packed: PackedModel, mesh: Any) -> None:
     are those of an unsharded model."""
     lm: Any = packed.lm
     blocks = set(lm._no_split_modules or ())
-    place = partial(_placement, mesh.size(mesh.ndim - 1))
+    placement = partial(_placement, mesh.size(mesh.ndim - 1))
     narrow = packed.compute_dtype if packed.compute_dtype is not torch.float32 else None
     policy = MixedPrecisionPolicy(
         param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -89,10 +89,10 @@ def shard(packed: PackedModel, mesh: Any) -> None:
     for block in packed.lm.modules():
         if type(block).__name__ in blocks:
             if matrices := list(_linear_layers(block)):
-                fully_shard(matrices, mesh=mesh, mp_policy=policy, shard_placement_fn=place)
+                fully_shard(matrices, mesh=mesh, mp_policy=policy, shard_placement_fn=placement)
             if any(parameter.dim() > 1 for parameter in _others(block)):
-                fully_shard(block, mesh=mesh, shard_placement_fn=place)
-    fully_shard(packed, mesh=mesh, shard_placement_fn=place)
+                fully_shard(block, mesh=mesh, shard_placement_fn=placement)
+    fully_shard(packed, mesh=mesh, shard_placement_fn=placement)
     for module in packed.modules():
         if isinstance(module, FSDPModule):
             # The loss is already divided by the global weight, so gradients are summed,

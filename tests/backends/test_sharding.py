@@ -26,9 +26,9 @@ def engine_of(rank, layout, family="llama", **changes):
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks_in(layout))
     lm = tiny_model(family, **changes)
-    whole = {name: parameter.detach().clone() for name, parameter in lm.named_parameters()}
+    weights = {name: parameter.detach().clone() for name, parameter in lm.named_parameters()}
     mesh, expert_ranks = mesh_of_ranks(**layout), layout.get("ep", 1)
-    return Subject().engine(lm=lm, mesh=mesh, expert_ranks=expert_ranks), whole
+    return Subject().engine(lm=lm, mesh=mesh, expert_ranks=expert_ranks), weights
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def engine_of(rank, layout, family="llama", **changes):
 )
 def test_a_rank_holds_what_it_reads(rank, layout, family, changes):
     def work(_):
-        engine, whole = engine_of(rank, layout, family, **changes)
+        engine, weights = engine_of(rank, layout, family, **changes)
         parts = {name: local_part(p.detach()) for name, p in engine.lm.named_parameters()}
         return {
-            name: torch.equal(values, whole[name][region])
+            name: torch.equal(values, weights[name][region])
             for name, (values, region) in parts.items()
         }
 

@@ -187,8 +187,8 @@ def _message(written: Any, subject: str) -> Message:
 
 def _unknown_role(role: str, subject: str) -> BadRow:
     near = get_close_matches(role.lower(), (*ROLES, *SHAREGPT), n=1)
-    listed = f"roles are {', '.join(ROLES)}"
-    hint = f"did you mean {near[0]}?" if near else listed
+    meant = SHAREGPT.get(near[0], near[0]) if near else None
+    hint = f"did you mean {meant}?" if meant else f"roles are {', '.join(ROLES)}"
     return BadRow(f"{subject} has the role {role!r}, which chat templates do not know", hint=hint)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +16,7 @@ from rlcli.observe.run_search import RUNS, find_run, short_name
 
 if TYPE_CHECKING:
     from rlcli.observe.critical_path import StepTrace
+    from rlcli.observe.profile import ProfiledCall
     from rlcli.observe.step_profile import StepProfile
 
 
@@ -37,6 +37,7 @@ def profile(
     Example: rlcli profile runs/ppo_math/20260412-093011
     """
     from rlcli.observe.critical_path import steps_of
+    from rlcli.observe.profile import read_calls
     from rlcli.observe.step_profile import profile_of_step
     from rlcli.observe.trace import TRACE, read_trace
 
@@ -49,12 +50,13 @@ def profile(
             hint="it is written after the first step, unless log.trace_steps is 0",
             code="F72",
         )
-    chosen = profile_of_step(_chosen(steps, step))
+    chosen, calls = profile_of_step(_chosen(steps, step)), read_calls(folder)
     if as_json:
-        print_json(asdict(chosen) | {"steps": [each.number for each in steps]})
+        numbers, operations = [each.number for each in steps], [asdict(call) for call in calls]
+        print_json(asdict(chosen) | {"steps": numbers, "operations": operations})
         return
     _print(chosen, short_name(folder, runs), steps, is_median=step is None)
-    _print_operations(folder)
+    _print_operations(calls)
     print_text(f"timeline: {folder / TRACE}, for https://ui.perfetto.dev")
 
 
@@ -111,11 +113,11 @@ def _rank(rank: int | None) -> str:
     return "-" if rank is None else str(rank)
 
 
-def _print_operations(folder: Path) -> None:
+def _print_operations(calls: Sequence[ProfiledCall]) -> None:
     """The table of operations, if some steps were traced by torch's profiler."""
-    from rlcli.observe.profile import profile_table, read_calls
+    from rlcli.observe.profile import profile_table
     from rlcli.observe.terminal import open_console, speaks_unicode
 
-    if calls := read_calls(folder):
+    if calls:
         console = open_console(sys.stdout)
         console.print(profile_table(calls, console.is_terminal and speaks_unicode(console)))

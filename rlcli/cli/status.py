@@ -180,7 +180,7 @@ def _learning(progress: Progress) -> list[tuple[str, str]]:
     facts = []
     for name, values in progress.telling_curves():
         curve = sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())
-        facts.append((name, f"{short(values[-1]):<8}{curve}"))
+        facts.append((name, f"{short(values[-1]):<7} {curve}"))
     for name in EVALUATED:
         if values := progress.evaluated(name):
             before = f"{short(values[0])} -> " if len(values) > 1 else ""

@@ -70,8 +70,8 @@ def _plot(chart: Chart, room: int, fine: bool, edge: str) -> Iterator[Styled]:
 
 
 def _axis_of_steps(first: float, last: float, room: int) -> str:
-    right = f"step {last:g}"
-    return f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}"
+    left, right = f"{first:.12g}", f"step {last:.12g}"
+    return f"{'':>{AXIS_WIDTH + 2}}{left:<{max(1, room - len(right))}}{right}"
 
 
 def _entry_of_legend(line: ChartLine, mark: str, style: str, room: int) -> Iterator[Styled]:

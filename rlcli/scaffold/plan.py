@@ -167,12 +167,12 @@ def _text(chosen: str | None, template: str, words: Mapping[str, str]) -> str:
 def _refuse_misplaced(kind: str, name: str, like: str | None, without_answer: bool) -> None:
     """Refuse options of other kinds."""
     for is_misplaced, option, purpose in (
-        (like is not None and kind != "interface", "--like", "copies an interface"),
-        (without_answer and kind != "reward", "--without-answer", "is for a reward"),
+        (like is not None and kind != "interface", "--like", "copies interfaces"),
+        (without_answer and kind != "reward", "--without-answer", "is for rewards"),
     ):
         if is_misplaced:
             hint = f"leave it out: rlcli new {kind} {name}"
-            raise UsageError(f"{option} {purpose}, not a {kind}", hint=hint)
+            raise UsageError(f"{option} {purpose} only", hint=hint)
 
 
 def _refuse_name(kind: str, name: str, root: Path) -> None:

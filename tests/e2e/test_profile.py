@@ -62,6 +62,7 @@ def test_a_profile_changes_no_result(runs):
     assert numbers(profiled) == numbers(plain)
 
 
+@pytest.mark.long
 def test_the_utilisation_is_known_once_it_was_measured(runs):
     profiled, plain = runs
     assert not [name for record in plain.records for name in record if name.endswith("/mfu")]

@@ -146,8 +146,8 @@ def penalized(tmp_path_factory, tiny_ppo, train_into):
 @pytest.mark.parametrize(
     "layout",
     [
-        "micro_batches",
-        "two_ranks",
+        pytest.param("micro_batches", marks=pytest.mark.long),
+        pytest.param("two_ranks", marks=pytest.mark.long),
         pytest.param("critic_apart", marks=pytest.mark.exhaustive),
         pytest.param("tensor_parallel", marks=pytest.mark.exhaustive),
     ],

@@ -58,7 +58,7 @@ def group_of_all():
 @pytest.mark.parametrize(
     "cases", [PAIRED_CASES, pytest.param(ALL_CASES, marks=pytest.mark.exhaustive)], ids=len
 )
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("choice", ["ulysses", "ring"])
 def test_ranks_attend_like_one_forward_and_backward(choice, ranks, cases):
     def work(rank):

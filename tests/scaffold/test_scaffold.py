@@ -139,12 +139,12 @@ def test_a_reward_without_answers_passes_its_tests(project, tested):
 
 
 def test_only_rewards_are_without_answers(project):
-    with pytest.raises(UsageError, match="--without-answer is for a reward, not a dataset"):
+    with pytest.raises(UsageError, match="--without-answer is for rewards only"):
         plan("dataset", "qa", project, without_answer=True)
 
 
 def test_only_interfaces_can_be_copied(project):
-    with pytest.raises(UsageError, match="copies an interface, not a dataset"):
+    with pytest.raises(UsageError, match="copies interfaces only"):
         plan("dataset", "qa", project, like="sft")
     with pytest.raises(UnknownComponent, match="did you mean 'sft'"):
         plan("interface", "qa", project, like="sftt")

@@ -82,13 +82,13 @@ def rows_are_known(rows: int, parts: int, ranks: int) -> bool:
     `ranks` others divide each part: it takes those with the same place in all parts to be divided
     as if they alone were (`_StridedShard`)."""
     divided = [_chunks(part, ranks) for part in _chunks(rows, parts)]
-    return all([*held] == _chunks(sum(held), parts) for held in zip(*divided, strict=True))
+    return all([*sizes] == _chunks(sum(sizes), parts) for sizes in zip(*divided, strict=True))
 
 
 def _chunks(rows: int, parts: int) -> list[int]:
     """The sizes of the parts as torch makes them."""
     each = -(-rows // parts)
-    return [max(0, min(each, rows - part * each)) for part in range(parts)]
+    return [max(0, min(each, rows - index * each)) for index in range(parts)]
 
 
 def _of_flash_attention(layout: RoleLayout) -> Iterator[LayoutProblem]:

@@ -265,7 +265,7 @@ def _refuse_media(fields: dict[str, Any]) -> None:
         medium = name.removesuffix("s")
         if medium not in MEDIA or not value:
             continue
-        if any(f"<{medium}>" in str(other) for key, other in fields.items() if key != name):
+        if any(f"<{medium}>" in str(content) for key, content in fields.items() if key != name):
             raise BadRow(
                 f"the text says <{medium}>, and field {name!r} has what is meant; only texts can "
                 "be read"

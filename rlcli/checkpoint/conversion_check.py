@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlcli.api.model_class import model_class
 from rlcli.api.model_folder import check_folder
 from rlcli.api.value_model import CRITIC, value_model_class
 from rlcli.api.weight_files import INDEX, WHOLE
@@ -197,11 +198,9 @@ def _class_of(config: Any) -> Any:
     a language model if it names none."""
     import transformers
 
-    name = str((config.architectures or [""])[0])
-    named = getattr(transformers, name, None)
-    if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+    if (named := model_class(config.architectures)) is not None:
         return named
-    if name.endswith(CRITIC):
+    if str((config.architectures or [""])[0]).endswith(CRITIC):
         return value_model_class(config)
     return transformers.AutoModelForCausalLM._model_mapping[type(config)]
 

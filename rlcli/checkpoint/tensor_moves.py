@@ -96,13 +96,13 @@ def stays_wide(hf: Mapping[str, Any], dtype: str) -> Callable[[str], object]:
     """Whether a tensor keeps its type in a model of type `dtype`, by its name: those that the class
     of transformers which `hf`, a config.json, names keeps in float32."""
     import torch
-    import transformers
+    from transformers import PreTrainedModel
 
+    from rlcli.api.model_class import model_class
     from rlcli.api.model_export import kept_wide
 
-    named = getattr(transformers, str((hf.get("architectures") or [""])[0]), None)
-    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
-    return kept_wide(named if is_model else transformers.PreTrainedModel, getattr(torch, dtype))
+    kind = model_class(hf.get("architectures")) or PreTrainedModel
+    return kept_wide(kind, getattr(torch, dtype))
 
 
 def with_vocabulary(

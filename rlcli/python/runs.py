@@ -127,19 +127,16 @@ class Run:
         """A trained model in transformers' own class, on the CPU unless `options`, which are those
         of `from_pretrained`, name a device. `step`: a checkpoint instead of the newest weights.
         Raises ModelError, UsageError."""
+        from rlcli.api.model_class import model_class
         from rlcli.api.model_folder import model_folder
         from rlcli.launch.trained_model import trained_model
 
         with _quiet_loading(), trained_model(str(self.path), role, step) as trained:
             folder = model_folder(trained.source, weights=True)  # it may be a stranger's
-            import transformers
-
             names = known_object(folder / "config.json").get("architectures")
-            name = names[0] if isinstance(names, list) and names else None
-            kind: Any = getattr(transformers, str(name), None)
-            is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-            if not is_model:
-                raise ModelError(f"{trained.described}: transformers has no model {name!r}")
+            kind = model_class(names)
+            if kind is None:
+                raise ModelError(f"{trained.described}: transformers has no model {names!r}")
             return kind.from_pretrained(folder, **options)
 
     def tokenizer(self, role: str = "actor", step: int | None = None) -> Any:

@@ -65,7 +65,7 @@ def stop(
 
 def _grace(run: Overview) -> float:
     from rlcli.launch.stop_run import STEPS, grace_of
-    from rlcli.observe.replay import records_of
+    from rlcli.observe.metrics import records_of
     from rlcli.observe.tail import Tail
 
     return grace_of(records_of(Tail(run.folder / "metrics.jsonl").last(STEPS)))

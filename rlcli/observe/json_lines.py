@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,7 +91,7 @@ class JsonLines:
 
         Raises ResourceError F28 once more than LARGEST_BACKLOG bytes wait.
         """
-        line = f"{encode(value)}\n".encode()
+        line = _line(value)
         self._waiting.append(line)
         self._waiting_bytes += len(line)
         error = self._catch_up()
@@ -99,6 +100,18 @@ class JsonLines:
             raise ResourceError(
                 message, where=str(self.path), hint="make room, then rlcli resume", code="F28"
             )
+
+    def replace_last(self, value: Mapping[str, Any]) -> None:
+        """Replace the last line, which is in the file, by another one. If the disk has no room for
+        the new file, that line follows it."""
+        try:
+            with open(open_regular(self.path), "rb") as file:
+                begin = _end_of_lines(file.fileno(), self._end - 1)
+                replace_file(self.path, chain(_blocks(file, [(0, begin)]), [_line(value)]))
+            self._let_go()
+            self._open()
+        except OSError:
+            self.write(value)
 
     def sync(self) -> None:
         """Sync every written line to disk. Raises OSError; a later call tries again."""
@@ -150,7 +163,7 @@ class JsonLines:
         """Open the file after its last whole line: a writer that was killed may have left half a
         line."""
         self._descriptor = open_private(self.path, os.O_RDWR | os.O_APPEND)
-        self._end = _end_of_lines(self._descriptor)
+        self._end = _end_of_lines(self._descriptor, os.fstat(self._descriptor).st_size)
         os.ftruncate(self._descriptor, self._end)
 
     def _append(self, line: bytes) -> None:
@@ -173,9 +186,12 @@ class JsonLines:
             self._descriptor = None
 
 
-def _end_of_lines(descriptor: int) -> int:
-    """Size of a file's whole lines, in bytes."""
-    end = os.fstat(descriptor).st_size
+def _line(value: Mapping[str, Any]) -> bytes:
+    return f"{encode(value)}\n".encode()
+
+
+def _end_of_lines(descriptor: int, end: int) -> int:
+    """Size of the whole lines among the first `end` bytes of a file, in bytes."""
     while end:
         start = max(0, end - BLOCK)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")

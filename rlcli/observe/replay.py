@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from rlcli.errors import ResourceError
 from rlcli.observe.display import Display
-from rlcli.observe.metrics import with_nonfinite
+from rlcli.observe.metrics import records_of
 from rlcli.observe.progress import Progress
 from rlcli.observe.run_overview import Overview, read_overview
 from rlcli.observe.series import number, seconds_of
@@ -30,19 +29,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.at if self.at is not None else time.time()
-
-
-def records_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The records in lines of a metrics.jsonl, skipping those that cannot be read."""
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and number(record.get("step")) is not None:
-            records.append(with_nonfinite(record))
-    return records
 
 
 def evaluation_in(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class MasterWorker:
     flow: Flow
     supply: Supply
     schedule: Schedule
+    _last_evaluated: int | None = None
+    """The step after which the last evaluation was done."""
 
     def __init__(
         self,
@@ -196,8 +198,8 @@ class MasterWorker:
             ahead = tasks.create_task(self.supply.make_ahead())
             # a checkpoint, even of step 0, comes after the first evaluation
             evaluates_first = self.recipe.train.eval.at_start and self._start is None
-            if evaluates_first and (results := await self._evaluate(0)):
-                self.recorder.outputs.metrics.write(0, results)
+            if evaluates_first:
+                self.recorder.add(0, await self._evaluate(0))
             await self._train(tasks)
             ahead.cancel()
         for role in self.recipe.saved_roles:
@@ -209,7 +211,9 @@ class MasterWorker:
         """Show the run: of one that is resumed, what it has done."""
         self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
         if self._start is not None:
-            self.display.take_up(progress_so_far(self.directory.metrics, self.steps))
+            progress = progress_so_far(self.directory.metrics, self.steps)
+            self._last_evaluated = max((step for step, _ in progress.evaluations), default=None)
+            self.display.take_up(progress)
 
     async def _train(self, tasks: asyncio.TaskGroup) -> None:
         """Do all steps, or, once the run is to stop, those already begun. A step may begin while
@@ -231,6 +235,7 @@ class MasterWorker:
         for task in in_progress:
             await task
         self._end_early()
+        await self._evaluate_at_end()
         await self._finish()
 
     def _most_before(self, number: int) -> int:
@@ -257,6 +262,14 @@ class MasterWorker:
         """If samples are dropped, all rows may be used up before the planned steps are done."""
         if self.supply.samples.step == self.steps_done and self.supply.is_used_up:
             self.steps = self.steps_done
+
+    async def _evaluate_at_end(self) -> None:
+        """Evaluate after the last step if nobody knew that it was the last when it was done: its
+        run was stopped there and is not continued, or later samples were all dropped."""
+        is_over = self.steps_done == self.steps and self.supply.failure is None
+        is_due = is_over and self._is_evaluation_due()
+        if is_due and self._last_evaluated != self.steps_done:
+            self.recorder.add(self.steps_done, await self._evaluate(self.steps_done))
 
     async def _finish(self) -> None:
         """Commit the last checkpoint. Raises the error that ended the run early, and ResourceError
@@ -327,8 +340,8 @@ class MasterWorker:
 
     def _is_evaluation_due(self) -> bool:
         ev = self.recipe.train.eval
-        if self.steps_done == self.steps:
-            return ev.at_end
+        if ev.at_end and self.steps_done == self.steps:
+            return True
         return ev.every_steps is not None and self.steps_done % ev.every_steps == 0
 
     async def _evaluate(self, step: int) -> dict[str, float]:
@@ -345,4 +358,5 @@ class MasterWorker:
         if self._stages.is_ahead:
             numbers["eval/version"] = float(evaluated.version)
         self.recorder.write_evaluation(step, evaluated, numbers)
+        self._last_evaluated = step
         return numbers

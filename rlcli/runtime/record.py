@@ -121,6 +121,13 @@ class Recorder:
         self._directory.write_status("running", done, steps)
         self._nonfinite.watch(done, numbers, step.samples.all_ids)
 
+    def add(self, step: int, results: Mapping[str, float]) -> None:
+        """Write down the results, if there are any, of an evaluation after a step whose record, if
+        it has one, is written already."""
+        if results:
+            self.numbers = {**self.numbers, **results}
+            self.outputs.metrics.add(step, results)
+
     def write_evaluation(
         self, step: int, evaluated: Evaluated, numbers: Mapping[str, float]
     ) -> None:

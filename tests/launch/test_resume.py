@@ -302,6 +302,28 @@ def test_a_run_stopped_in_its_first_evaluation_does_not_evaluate_twice(
     ).read_text()
 
 
+def test_a_run_that_ends_where_it_was_stopped_is_evaluated_as_one_of_that_length(
+    train, resume, project, monkeypatch
+):
+    _, short = train("train.steps=1", name="short")
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainDisplay, "step", lambda *_: os.kill(os.getpid(), 15))
+        assert train("train.steps=3")[0].exit_code == 75
+    resume("train.steps=1")
+    assert "eval/accuracy" in numbers(short)[-1]
+    assert numbers(project / "run") == numbers(short)
+    assert files(project / "run/models") != {}
+    before = (project / "run/metrics.jsonl").read_bytes()
+    RunDirectory.open(project / "run").write_status("running", 1, 1)  # killed while it was saved
+    resume()
+    assert (project / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_the_last_step_is_evaluated_if_it_is_one_of_every_so_many(train):
+    _, folder = train("train.steps=2", "train.eval={every_steps: 2, at_end: false}")
+    assert ["eval/accuracy" in record for record in numbers(folder)] == [True, False, True]
+
+
 def test_a_run_killed_right_after_writing_its_recipe_can_be_resumed(
     train, resume, project, monkeypatch
 ):

@@ -59,6 +59,39 @@ def test_nonfinite_values_are_null_in_the_file_and_restored_when_read(tmp_path):
     assert record == {"step": 4, "a/y": math.inf, "a/z": -math.inf, "a/w": 1.0}
 
 
+def test_numbers_are_added_to_the_last_record_alone(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.add(0, {"eval/loss": 2.0})
+        writer.write(1, {"actor/loss": math.inf})
+        first = path.read_text().splitlines()[0]
+    with MetricsWriter(path) as writer:
+        writer.add(1, {"eval/loss": -math.inf})
+        writer.add(2, {"eval/loss": 1.0})
+        writer.write(3, {"actor/loss": 0.5})
+    assert read_metrics(path) == [
+        {"step": 0, "eval/loss": 2.0},
+        {"step": 1, "actor/loss": math.inf, "eval/loss": -math.inf},
+        {"step": 2, "eval/loss": 1.0},
+        {"step": 3, "actor/loss": 0.5},
+    ]
+    assert path.read_text().splitlines()[0] == first
+
+
+def test_without_room_for_a_new_file_what_is_added_follows(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.write(1, {"actor/loss": 0.5})
+        monkeypatch.setattr("rlcli.observe.json_lines.replace_file", _full_disk)
+        writer.add(1, {"eval/loss": 2.0})
+    last = {"step": 1, "actor/loss": 0.5, "eval/loss": 2.0}
+    assert read_metrics(path) == [{"step": 1, "actor/loss": 0.5}, last]
+
+
+def _full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_torn_last_line_is_ignored_and_replaced_by_the_next_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "actor/lo')

@@ -11,7 +11,8 @@ from rlcli.observe import progress
 from rlcli.observe.charts import ChartLine, chart, mean_of, metric_key
 from rlcli.observe.events import EventDisplay, show_event
 from rlcli.observe.live import LiveDisplay
-from rlcli.observe.replay import FollowedRun, follow, progress_so_far, records_of, replay
+from rlcli.observe.metrics import records_of
+from rlcli.observe.replay import FollowedRun, follow, progress_so_far, replay
 from rlcli.observe.series import NAMES, find_key
 from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
 from rlcli.observe.terminal_chart import HEIGHT, chart_lines

@@ -26,7 +26,7 @@ from rlcli.errors import RlcliError, Stopped, WorkerError
 from rlcli.files import private_file, read_text
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.stop_run import STEPS, grace_of
-from rlcli.observe.replay import records_of
+from rlcli.observe.metrics import records_of
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_lock import read_holder
 from rlcli.observe.run_overview import is_asked_to_stop

@@ -19,6 +19,7 @@ from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.owned_folder import temporary_folder
 from rlcli.project import check_run_not_planted
 from rlcli.recipe.files import for_any_folder
+from rlcli.recipe.lengths import generation_of
 from rlcli.recipe.parsing.layers import ROWS
 from rlcli.recipe.prompt_format import PromptFormat, prompt_format
 from rlcli.recipe.schema import Recipe
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LAYER = "base/scored"
 HELD_OUT = "held_out"
+LIMITS = ("max_new_tokens", "min_new_tokens", "stop_token_ids")
+"""Settings of generation that `rlcli eval` takes from the recipe."""
 LOOKED_AT = 64
 """Rows that are checked before a model is loaded."""
 
@@ -246,11 +249,11 @@ def _exam_of(recipe: Recipe, named: str, dataset: str | None) -> Exam:
 
 
 def _limits(recipe: Recipe) -> dict[str, Any]:
-    generation = recipe.generation.build()
-    return {
-        "max_new_tokens": generation.max_new_tokens,
-        "stop_token_ids": list(generation.stop_token_ids),
-    }
+    """Limits of responses in a recipe's evaluation; in its training if it has no other."""
+    calls = (*recipe.train.eval.graph.values(), *recipe.graph.values())
+    samples = (generation_of(recipe, call) for call in calls if call.call == "generate")
+    generation = next(samples, recipe.generation.model_dump())
+    return {name: generation[name] for name in LIMITS}
 
 
 def _has_prompts(recipe: Recipe, dataset: str) -> bool:

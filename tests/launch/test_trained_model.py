@@ -17,7 +17,7 @@ from rlcli.api.engine import EngineState
 from rlcli.api.model_export import own_weights
 from rlcli.checkpoint.role_folders import RoleFolder
 from rlcli.checkpoint.state import copy_to_host, write_weights
-from rlcli.launch.evaluation import examine
+from rlcli.launch.evaluation import exam_recipe, examine, find_exam
 from rlcli.launch.trained_model import _as_published, trained_model
 from rlcli.owned_folder import LOCK, remove_abandoned
 from rlcli.testing.tiny_models import tiny_model
@@ -83,6 +83,17 @@ def test_the_weights_of_a_checkpoint_have_the_names_of_transformers(family, tmp_
     )
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_responses_are_as_long_as_in_the_evaluation_of_the_recipe(tmp_path, monkeypatch):
+    (tmp_path / "long.yaml").write_text(
+        "extends: ppo_math\nevaluation: {generation: {max_new_tokens: 99, min_new_tokens: 3}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    exam = find_exam("long", None)
+    assert exam.generation == {"max_new_tokens": 99, "min_new_tokens": 3, "stop_token_ids": []}
+    asked = exam_recipe("some/model", exam, ["generation.max_new_tokens=5"]).recipe.generation
+    assert (asked.max_new_tokens, asked.min_new_tokens) == (5, 3)
 
 
 def test_the_folder_of_an_evaluation_is_owned_and_removed(temporary, monkeypatch):

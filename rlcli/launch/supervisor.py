@@ -135,7 +135,7 @@ def _see_through(child: _Child, others: Sequence[psutil.Process]) -> int:
     end_orphans(others)
     if child.facts.verdict or child.is_done():
         return child.facts.verdict or 0
-    if stopped_by := _stop_signal(code, child.signals):
+    if stopped_by := _stop_signal(code, child.signals, child.facts):
         return 128 + stopped_by
     error = _late(child) if is_late else _ended(child)
     _leave_behind(child, error)
@@ -274,9 +274,11 @@ def _available(descriptor: int) -> Iterator[bytes]:
             yield some
 
 
-def _stop_signal(code: int, signals: list[int]) -> int | None:
+def _stop_signal(code: int, signals: list[int], facts: Facts) -> int | None:
     """The stop signal that ended it before its handlers were installed, if one did."""
-    if code == 128 + signal.SIGINT and signal.SIGINT in signals:
+    # torch's libraries abort if they are being loaded when Python raises KeyboardInterrupt
+    of_ctrl_c = (128 + signal.SIGINT, *(() if facts.run else (-signal.SIGABRT,)))
+    if code in of_ctrl_c and signal.SIGINT in signals:
         return signal.SIGINT
     return next((number for number in STOP_SIGNALS if -code in (number, passed_on(number))), None)
 

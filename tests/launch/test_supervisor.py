@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rlcli.launch.memory_kills import count_memory_kills
+from rlcli.launch.supervisor import Facts, _stop_signal
 from rlcli.processes import die_with_parent
 
 pytestmark = pytest.mark.timeout(420)
@@ -409,3 +410,11 @@ def test_reaping_orphans_accepts_that_no_child_is_left():
     """Passing a signal on may have reaped the child itself."""
     code = "from rlcli.launch.orphans import reap_orphans; reap_orphans(1)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_abort_by_ctrl_c_while_libraries_are_loaded_is_that_ctrl_c():
+    abort = -signal.SIGABRT
+    assert _stop_signal(abort, [signal.SIGINT], Facts()) == signal.SIGINT
+    assert _stop_signal(abort, [], Facts()) is None
+    assert _stop_signal(abort, [signal.SIGTERM], Facts()) is None
+    assert _stop_signal(abort, [signal.SIGINT], Facts(run="run")) is None, "it handles Ctrl-C then"

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DIGEST_FILE = "recipe.digest"
-INTERRUPTED = (Stopped.exit_code, WorkerError.exit_code, HangError.exit_code, 130)
-"""Exit codes of runs that were asked to stop, lost a process, passed a deadline or got Ctrl-C."""
+AT_ONCE = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+INTERRUPTED = (Stopped.exit_code, WorkerError.exit_code, HangError.exit_code, *AT_ONCE)
+"""Exit codes of runs that were asked to stop, lost a process, passed a deadline, or got Ctrl-C or a
+second SIGTERM, as from `rlcli stop --now`."""
 SILENT = 600.0
 """Seconds after which a run on another machine that writes nothing counts as dead."""
 

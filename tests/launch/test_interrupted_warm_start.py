@@ -4,8 +4,10 @@ import os
 import signal
 import sys
 
+import pytest
 from run_files import numbers
 
+from rlcli.errors import Stopped
 from rlcli.launch import run
 from rlcli.launch.stopping import StopSignals
 from rlcli.observe.display import PlainDisplay
@@ -27,3 +29,24 @@ def test_a_warm_start_keeps_what_it_measured_at_its_first_start(train, project, 
     assert numbers(folder) == numbers(uninterrupted)
     backend = load_recipe(str(folder / "recipe.resolved.yaml")).recipe.models["actor"].backend
     assert backend.args["pace"] == "run"
+
+
+def test_a_warm_start_that_was_stopped_at_once_continues_from_its_checkpoint(train, monkeypatch):
+    """As `rlcli stop --now` does it."""
+
+    def stop_twice(display, record):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = ("train.steps=3", "checkpoint={every_steps: 1, asynchronous: false}")
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            PlainDisplay, "step", lambda *_: patched.setattr(PlainDisplay, "step", stop_twice)
+        )
+        with pytest.raises(Stopped) as stopped:
+            train(*settings, name="runs/toy/first")
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    resolved = load_recipe("toy.yaml", settings)
+    with PlainDisplay(sys.stderr) as display, StopSignals(display.warning) as stop:
+        finished = run._run_first(resolved, resolved.recipe, "runs", display, stop)
+    assert (finished.began_after, finished.steps_done) == (1, 3)

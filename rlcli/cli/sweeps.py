@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,9 +107,8 @@ def _on_this_machine(sweep: Sweep, base: Resolved, options: SweepOptions) -> Loc
     shares = slots(base, options.at_once)
     folder = options.run_dir or fresh_folder(log_dir / base.recipe.name)
     open_sweep(folder, sweep)
-    print_talk(
-        f"{len(sweep.runs)} runs -> {short_path(folder)}; rlcli status and rlcli attach show them"
-    )
+    name = short_path(folder)
+    print_talk(f"{len(sweep.runs)} runs -> {name}; rlcli status --runs {shlex.quote(name)}")
     is_checked = not options.no_check
     return Local(sweep, folder, shares, print_talk, goes_first, is_checked)
 
@@ -126,7 +126,7 @@ def _tell_end(local: Local, code: int, as_json: bool) -> None:
         _print_results([overview.folder for _, overview in overviews if overview is not None])
     name = short_path(local.folder)
     if code == 0:
-        print_talk(f"curves: rlcli compare {name}")
+        print_talk(f"curves: rlcli compare {shlex.quote(name)}")
     else:
         print_talk(f"to continue: {again(Path(name), sys.argv[1:])}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,7 +151,7 @@ def tell(finished: Finished, as_json: bool) -> int:
     else:
         print_report(finished.outcome)
     if finished.exit_code:
-        folder = short_path(finished.outcome.run_dir)
+        folder = shlex.quote(short_path(finished.outcome.run_dir))
         print_talk(
             f"stopped at step {finished.steps_done} of {finished.steps}. To "
             f"continue: rlcli resume {folder}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -176,7 +177,7 @@ class MirrorProcess:
     def _warn_once(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            again = f"rlcli track {self._folder} --to {self.name}"
+            again = f"rlcli track {shlex.quote(str(self._folder))} --to {self.name}"
             self._warn(
                 f"{self.name} does not have all of this run: {reason}\n"
                 f"the run is not affected; its files have everything: {again}"

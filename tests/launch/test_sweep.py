@@ -14,9 +14,13 @@ from types import SimpleNamespace
 import pytest
 
 from rlcli.cli.main import main
+from rlcli.cli.sweeps import _tell_end
+from rlcli.cli.train import tell
 from rlcli.errors import ResourceError, RlcliError, UsageError
 from rlcli.inspect.devices import Gpu
+from rlcli.launch.drive import Finished
 from rlcli.launch.sweep import Local, Sweep, again, open_sweep, slots
+from rlcli.observe.report import RunOutcome
 from rlcli.processes import die_with_parent
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.sweep import sweep_runs
@@ -35,6 +39,18 @@ def command(*arguments):
         env={**os.environ, "PYTHONPATH": HOME},
         preexec_fn=die_with_parent,
     )
+
+
+def test_commands_to_type_next_quote_the_folder(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    outcome = RunOutcome(recipe="toy", run_dir=folder, records=[])
+    tell(Finished(outcome, exit_code=75, steps_done=1, steps=2), as_json=False)
+    _tell_end(Local(Sweep("toy", (), (), ()), folder, (), print), 0, as_json=False)
+    messages = capsys.readouterr().err
+    assert "To continue: rlcli resume 'my runs'\n" in messages
+    assert "curves: rlcli compare 'my runs'\n" in messages
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -134,7 +135,10 @@ def submit_again(
     if job is not None and job.is_alive:
         message = f"job {job.job_id} of this run is {job.state}"
         raise ResourceError(
-            message, where=str(run_dir), hint=f"rlcli status {run_dir} shows it", code="F71"
+            message,
+            where=str(run_dir),
+            hint=f"rlcli status {shlex.quote(str(run_dir))} shows it",
+            code="F71",
         )
     folder = run_dir.absolute()
     return JobArray(recipe, folder, (folder,), tuple(options), tuple(overrides)).submit()

@@ -181,6 +181,18 @@ def test_a_job_is_requeued_unless_the_user_stopped_its_run(
     assert (["scontrol", "requeue", "7"] in asked) == requeued
 
 
+@pytest.mark.parametrize(("code", "requeued"), [(143, True), (138, True), (137, False), (4, False)])
+def test_a_job_that_a_signal_ended_while_it_started_is_requeued(
+    tmp_path, monkeypatch, code, requeued
+):
+    """SIGTERM or SIGUSR1 may come before the run can handle them; SIGKILL is not asked for."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    asked = asked_of(monkeypatch)
+    with RunDirectory.create(tmp_path / "run", "toy"):
+        assert allocations.run_in_allocation(tmp_path / "run", lambda: code, requeues=3) == code
+    assert (["scontrol", "requeue", "7"] in asked) == requeued
+
+
 def test_a_job_of_an_array_puts_only_itself_back(tmp_path, monkeypatch):
     """Slurm gives one job of an array the number of the array."""
     for name, value in (("JOB_ID", "7"), ("ARRAY_JOB_ID", "7"), ("ARRAY_TASK_ID", "2")):

@@ -32,13 +32,15 @@ from rlcli.observe.run_lock import read_holder
 from rlcli.observe.run_overview import is_asked_to_stop
 from rlcli.observe.run_record import read_committed
 from rlcli.observe.tail import Tail
+from rlcli.processes import STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
 ALLOCATIONS_FILE = "job.allocations.jsonl"
-AGAIN = (75, 7, 8)
-"""Exit codes after which a run is requeued: it was asked to stop, a process died, a
-deadline passed."""
+KILLED = tuple(128 + number for number in STOP_SIGNALS if number != signal.SIGINT)
+AGAIN = (75, 7, 8, *KILLED)
+"""Exit codes after which a run is requeued: it was asked to stop, a process died, a deadline
+passed, or a scheduler's signal ended it because it could not handle it yet, or came twice."""
 LEAD = 900
 """Seconds before its end at which a run is warned while no steps have been measured."""
 LOOK_SECONDS = 5.0

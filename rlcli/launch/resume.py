@@ -81,6 +81,8 @@ def resume_run(
         start = last_checkpoint(run, display)
         over = _step_if_over(run, changes, start)
         if over is not None:
+            if changes:
+                display.warning(f"the run is complete; without effect: {_keys(changes)}")
             again = longer(shlex.quote(str(run_dir)), before.recipe)
             return _complete(run, before.recipe, changes, over, again)
         return _continued(run, before, now, changes, start, display, stop)

@@ -352,6 +352,16 @@ def test_resuming_a_completed_run_of_epochs_changes_nothing(train, resume, proje
     assert resume("train.epochs=2").finished.steps_done == 5  # 20 rows twice, 8 a step
 
 
+def test_changes_of_a_completed_run_are_reported_as_without_effect(train, resume, capsys):
+    _, folder = train("train.steps=1")
+    resume()
+    assert "without effect" not in capsys.readouterr().err
+    assert resume("checkpoint.save_dtype=float16", "train.eval.every_steps=5").longer
+    changed = "train.eval.every_steps, checkpoint.save_dtype"
+    assert f"warning: the run is complete; without effect: {changed}" in capsys.readouterr().err
+    assert "float16" not in (folder / "recipe.resolved.yaml").read_text()
+
+
 @pytest.mark.parametrize("change", [("train.steps=4",), ("train.steps=null", "train.epochs=1")])
 def test_an_end_before_the_steps_already_done_is_refused(train, resume, change, capsys):
     _, folder = train("train.steps=5")

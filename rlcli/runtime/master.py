@@ -197,8 +197,8 @@ class MasterWorker:
         async with asyncio.TaskGroup() as tasks:
             ahead = tasks.create_task(self.supply.make_ahead())
             # a checkpoint, even of step 0, comes after the first evaluation
-            evaluates_first = self.recipe.train.eval.at_start and self._start is None
-            if evaluates_first:
+            is_due = self.recipe.train.eval.at_start and self.steps_done == 0
+            if is_due and self._last_evaluated is None and not self.should_stop():
                 self.recorder.add(0, await self._evaluate(0))
             await self._train(tasks)
             ahead.cancel()

@@ -302,6 +302,19 @@ def test_a_run_stopped_in_its_first_evaluation_does_not_evaluate_twice(
     ).read_text()
 
 
+def test_a_run_stopped_before_its_first_evaluation_does_it_once_it_is_resumed(
+    train, resume, project, monkeypatch
+):
+    _, uninterrupted = train("train.steps=2", name="whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainDisplay, "start", lambda *_: os.kill(os.getpid(), 15))
+        assert train("train.steps=2")[0].exit_code == 75
+    assert (project / "run/metrics.jsonl").read_text() == ""
+    assert checkpoints(project / "run") == [0]
+    resume()
+    assert numbers(project / "run") == numbers(uninterrupted)
+
+
 def test_a_run_that_ends_where_it_was_stopped_is_evaluated_as_one_of_that_length(
     train, resume, project, monkeypatch
 ):

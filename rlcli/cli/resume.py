@@ -104,16 +104,20 @@ def _in_allocation(
 def _submit(
     folder: Path, overrides: list[str], recipe: str | None, accept_changes: bool
 ) -> str | None:
-    """Submit the job that continues a run, and return its id;
-    None if the run is not to be a job."""
-    from rlcli.launch.resume import found_from_here, resumed_recipe
+    """Submit the job that continues a run, and return its id; None if the run is not to be a job,
+    or is complete."""
+    from rlcli.launch.resume import found_from_here, is_complete, resumed_recipe
     from rlcli.launch.slurm.submit import submit_again
     from rlcli.launch.working_folder import in_its_folder
+    from rlcli.observe.display import open_display
     from rlcli.observe.run_directory import RunDirectory
 
     now = resumed_recipe(folder, overrides, recipe_file=recipe, accept_changes=accept_changes)
     if now.launch.type != "slurm":
         return None
+    with open_display(quiet=True) as display:
+        if is_complete(folder, now, display):
+            return None  # which needs no job to be reported
     named = ["--recipe", str(found_from_here(recipe))] if recipe else []
     options = [*named, *(["--accept-changes"] if accept_changes else [])]
     run = RunDirectory.open(folder)

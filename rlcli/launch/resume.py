@@ -153,6 +153,21 @@ def resumed_recipe(
     return now.recipe
 
 
+def is_complete(run_dir: Path, now: Recipe, display: Display) -> bool:
+    """Whether a run that would continue with this recipe has nothing left to do; it is not touched.
+    Raises RlcliError, as `resume_run` would."""
+    from rlcli.observe.run_directory import RunDirectory
+    from rlcli.observe.run_record import read_status
+    from rlcli.recipe.changes import changes
+
+    run = RunDirectory.open(run_dir)
+    if (read_status(run.path) or {}).get("state") != "done":
+        return False
+    with in_its_folder(run.path, "resume", log.debug):
+        changed = changes(_resolved_recipe(run).recipe, now)
+        return _step_if_over(run, changed, last_checkpoint(run, display)) is not None
+
+
 def found_from_here(recipe_file: str | None) -> str | None:
     """Absolute path of a recipe file, resolved in the user's folder and not in the run's;
     a name stays a name."""

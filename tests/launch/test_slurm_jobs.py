@@ -235,6 +235,14 @@ def test_a_run_is_continued_by_a_job_in_its_own_folder_and_project(
     assert Path.cwd() == elsewhere
 
 
+def test_no_job_is_submitted_for_a_run_that_is_complete(train, answers):
+    _, run = train("train.steps=1")
+    answers("sinfo")
+    answers("sbatch", "123\n")
+    assert resume._submit(run, ["launch=slurm"], None, False) is None
+    assert resume._submit(run, ["launch=slurm", "train.steps=2"], None, False) == "123"
+
+
 @pytest.fixture
 def variables_for(monkeypatch, tmp_path):
     """The variables of Slurm's and of ours that a command gets."""

@@ -183,7 +183,8 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
         return _load(str(run.resolved_recipe), ())
     if last_committed(run) is None and not run.metrics.exists():
         message = f"{run.path} holds no run yet: it ended before it had written down its recipe"
-        raise ResourceError(message, hint="remove the folder and start the run again", code="F72")
+        hint = "start it again, with this --run-dir if it is to be here"
+        raise ResourceError(message, hint=hint, code="F72")
     message = "it is missing, and the run needs it"
     hint = (
         f"put it back; {run.recipe} has the recipe as it was written, and the "

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 import time
@@ -55,6 +56,10 @@ BEFORE_A_RUN = {LOCK, LOGS}
 """Files that a fresh folder may contain: the lock,
 and the log files that a launcher opens first."""
 
+LAYERS, METRICS, MODELS = "recipe", "metrics.jsonl", "models"
+OF_A_RUN = {RESOLVED_RECIPE, METRICS, CHECKPOINTS, MODELS}
+"""Of a run that has begun at least one of these exists."""
+
 
 def check_name(name: str, subject: str) -> str:
     """Check a name that becomes part of a path: at most 64 letters, digits, `. _ -`,
@@ -73,14 +78,14 @@ class RunDirectory:
         self.path = path
         self.run_id = run_id
         self._lock = lock
-        self.metrics = path / "metrics.jsonl"
+        self.metrics = path / METRICS
         self.samples = path / "samples.jsonl"
         self.ledger = path / "ledger.jsonl"
         self.status = path / STATUS
-        self.models = path / "models"
+        self.models = path / MODELS
         self.checkpoints = path / CHECKPOINTS
         self.curve = path / "curve.png"
-        self.recipe = path / "recipe"
+        self.recipe = path / LAYERS
         """The recipe's layers as written."""
         self.resolved_recipe = path / RESOLVED_RECIPE
         self.origins = path / "origins.json"
@@ -122,6 +127,7 @@ class RunDirectory:
             raise _not_writable(path or Path(log_dir), error) from None
         try:
             _refuse_used(folder)  # again: another run may have come and gone before we got the lock
+            shutil.rmtree(folder / LAYERS, ignore_errors=True)  # of a start that was interrupted
             run = cls(folder, uuid.uuid4().hex, lock)
             run._write_first_files(recipe_name, sys.argv if command is None else command)
         except OSError as error:
@@ -176,7 +182,7 @@ class RunDirectory:
 
     def model(self, role: str) -> Path:
         """Where the trained model of a role is saved."""
-        return self.inside(Path("models") / check_name(role, "model"))
+        return self.inside(Path(MODELS) / check_name(role, "model"))
 
     def inside(self, relative: Path | str) -> Path:
         """A path in this folder. Raises UsageError S7 if it would be outside, links followed."""
@@ -330,9 +336,10 @@ def free_folder(parent: Path) -> Path:
 
 def _refuse_used(folder: Path) -> None:
     entries = sorted(entry.name for entry in folder.iterdir() if entry.name not in BEFORE_A_RUN)
-    if not entries:
+    status = read_status(folder) if entries else None
+    # one that died before it had written down its recipe cannot be resumed
+    if not entries or (status is not None and OF_A_RUN.isdisjoint(entries)):
         return
-    status = read_status(folder)
     run = f"holds a run ({status.get('state')} at step {status.get('step')})" if status else ""
     again = (
         f"rlcli resume {shlex.quote(str(folder))} continues it"

@@ -23,6 +23,7 @@ HOLDER = """
 import sys
 from rlcli.observe.run_directory import RunDirectory
 run = RunDirectory.create(sys.argv[1], "other")
+run.write_text("recipe.resolved.yaml", "")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -135,6 +136,21 @@ def test_a_folder_with_only_a_free_lock_and_logs_counts_as_empty(tmp_path):
     (tmp_path / "logs").mkdir()
     RunDirectory.create(tmp_path, "ppo_math").close()
     assert read_status(tmp_path)["state"] == "starting"
+
+
+def test_a_run_that_died_before_it_had_a_recipe_makes_room_for_another(tmp_path):
+    with RunDirectory.create(tmp_path / "run", "toy") as died:
+        died.write_text("recipe/toy.yaml", "of the first start")
+        with pytest.raises(ResourceError, match="is in use by pid"):
+            RunDirectory.create(died.path, "toy")
+    with RunDirectory.create(died.path, "toy") as run:
+        assert run.run_id != died.run_id
+        assert read_committed(run.path) == Committed(run.run_id)
+        assert not run.recipe.exists()
+        run.write_text("recipe.resolved.yaml", "")
+    with pytest.raises(ResourceError, match="holds a run") as refused:
+        RunDirectory.create(run.path, "toy")
+    assert refused.value.code == "F72"
 
 
 def test_a_file_where_a_folder_should_be_is_refused(tmp_path):

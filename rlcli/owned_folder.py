@@ -37,7 +37,7 @@ class OwnedFolder:
     def close(self) -> None:
         """Remove it; a second time does nothing."""
         if self._lock is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             os.close(self._lock)
             self._lock = None
 
@@ -57,7 +57,19 @@ def remove_abandoned(parent: Path) -> None:
     nobody holds any more."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), _lock_of_a_dead_owner(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, its lock last: without it nobody would recognise the rest, such as the
+    weights of a model, if this is interrupted."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != LOCK:
+                os.unlink(entry.path)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _hold(folder: Path) -> int:

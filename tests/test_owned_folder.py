@@ -46,6 +46,29 @@ def test_it_is_private_and_removed_when_closed(tmp_path):
     folder.close()
 
 
+def test_a_folder_whose_removal_was_interrupted_is_still_known_as_abandoned(tmp_path, monkeypatch):
+    folder = OwnedFolder(tmp_path)
+    (folder.path / "a").mkdir()
+    for number in range(100):
+        (folder.path / f"part-{number}").touch()
+    with monkeypatch.context() as patched:
+        unlink, removed = os.unlink, []
+
+        def interrupted(path, **options):
+            if len(removed) == 100:
+                raise KeyboardInterrupt
+            removed.append(Path(path).name)
+            unlink(path, **options)
+
+        patched.setattr(os, "unlink", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.close()
+    assert [path.name for path in folder.path.iterdir()] == [LOCK]
+    os.close(folder._lock)  # as its process ends
+    remove_abandoned(tmp_path)
+    assert not folder.path.exists()
+
+
 def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_is_not(owner, tmp_path):
     process, folder = owner
     (folder / "model.safetensors").write_bytes(b"weights")

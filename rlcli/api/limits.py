@@ -21,8 +21,8 @@ Alternatives = tuple[str, ...]
 ClassVar[Alternatives] = ("python", "urls")`."""
 
 Needs = Mapping[str, str]
-"""Argument that is set to something else than its default, or `ARGUMENT=VALUE` → what it needs to
-make sense: another argument that is set (not null, false or 0), or `ARGUMENT=VALUE`, with `|`
+"""Argument that is neither null nor its default, or `ARGUMENT=VALUE` → what it needs to make
+sense: another argument that is set (not null, false or 0), or `ARGUMENT=VALUE`, with `|`
 between several values. `NEEDS: ClassVar[Needs] = {"group_adv_norm": "adv_norm", "gamma":
 "loss=sigmoid|robust"}`."""
 
@@ -85,9 +85,13 @@ def unmet(
     """(argument, the other that it needs) → what is wrong, for each need that is not met."""
     problems: dict[tuple[str, str], str] = {}
     for condition, need in needs.items():
-        argument, needed = condition.partition("=")[0], need.partition("=")[0]
-        is_default = condition == argument and value_of(argument) == default_of(argument)
-        if not is_default and _is_met(condition, value_of) and not _is_met(need, value_of):
+        (argument, names_value, _), needed = condition.partition("="), need.partition("=")[0]
+        applies = (
+            _is_met(condition, value_of)
+            if names_value
+            else value_of(argument) not in (None, default_of(argument))
+        )
+        if applies and not _is_met(need, value_of):
             problems[argument, needed] = f"{condition} needs {need}; {needed} is {value_of(needed)}"
     return problems
 

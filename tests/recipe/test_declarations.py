@@ -175,6 +175,8 @@ def test_gradient_of_a_penalty_that_is_not_in_the_loss_is_refused(
          "adaptive_kl_target needs adaptive_kl_ctl; adaptive_kl_ctl is False"),
         ("grpo_math", ["grpo.overlong_penalty=2.0"],
          "overlong_penalty needs overlong_buffer; overlong_buffer is None"),
+        ("grpo_math", ["grpo.turn_discount=0"],
+         "turn_discount needs credit=to_go; credit is response"),
         ("grpo_math", ["grpo.loss_aggregation=constant"],
          "loss_aggregation=constant needs loss_constant; loss_constant is None"),
         ("grpo_math", ["grpo.loss_constant=3.0"],

@@ -94,6 +94,7 @@ class AdvantageInterface(ModelInterface):
     NEEDS: ClassVar[Needs] = {
         "overlong_buffer": "overlong_limit",
         "overlong_penalty": "overlong_buffer",
+        "reward_delta": "use_dense_reward",
         "reward_output_bias": "use_dense_reward=False",
         "mask_no_eos_with_zero": "use_dense_reward=False",
         "adaptive_kl_ctl": "kl_ctl",

@@ -14,7 +14,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.key_meaning import CHOSEN, SEQUENCES
-from rlcli.api.limits import Limits
+from rlcli.api.limits import Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
@@ -43,6 +43,7 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
         )
     }
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",)}
+    NEEDS: ClassVar[Needs] = {"best": "keep=best"}
     LIMITS: ClassVar[Limits] = {"best": {"ge": 1}}
     CUT: ClassVar[Cut] = "sequence"
     METRICS: ClassVar[Metrics] = {

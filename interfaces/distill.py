@@ -10,7 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits
+from rlcli.api.limits import Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import (
@@ -47,6 +47,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
     }
     WRITES: ClassVar[Declaration] = {"inference": ("teacher_distributions",)}
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}
+    NEEDS: ClassVar[Needs] = {"ratio_cap": "estimator=sampled"}
     LIMITS: ClassVar[Limits] = {"ratio_cap": {"gt": 0}, "temperature": {"gt": 0}}
     CUT: ClassVar[Cut] = "sequence"
     METRICS: ClassVar[Metrics] = {

@@ -42,7 +42,11 @@ NLLAggregation = Literal["sequence", "token"]
 class DPOSettings(PairSettings):
     """The policy's objective."""
 
-    NEEDS: ClassVar[Needs] = {"label_smoothing": "loss=sigmoid|robust", "gamma": "loss=sigmoid"}
+    NEEDS: ClassVar[Needs] = {
+        "label_smoothing": "loss=sigmoid|robust",
+        "gamma": "loss=sigmoid",
+        "nll_aggregation": "nll_coef",
+    }
     LIMITS: ClassVar[Limits] = {
         "beta": {"gt": 0},
         "label_smoothing": {"ge": 0, "lt": 0.5},

@@ -101,6 +101,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     }
     ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
     NEEDS: ClassVar[Needs] = {
+        "eps_clip": "policy_loss=ppo|gspo|cispo|sequence|dppo_tv|dppo_kl",
         "eps_clip_high": "policy_loss=ppo|gspo|cispo|sequence|dppo_tv|dppo_kl",
         "c_clip": "policy_loss=ppo",
         "tau_pos": "policy_loss=sapo",

@@ -10,7 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import ArgumentCheck, Limits
+from rlcli.api.limits import ArgumentCheck, Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import (
@@ -77,6 +77,11 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
         "value_eps_clip": {"gt": 0},
         "value_norm_beta": {"ge": 0, "lt": 1},
         "value_norm_eps": {"gt": 0},
+    }
+    NEEDS: ClassVar[Needs] = {
+        "value_norm_type": "value_norm",
+        "value_norm_beta": "value_norm_type=exp",
+        "value_norm_eps": "value_norm",
     }
     SYNONYMS: ClassVar[Synonyms] = {
         "value_eps_clip": "cliprange_value value_clip value_clip_range vf_clip",

@@ -189,3 +189,8 @@ def test_inference_gives_the_log_probs_of_all_next_tokens(rollout):
     torch.testing.assert_close(
         output.data["teacher_distributions"], distributions(TinyLM(), rollout).float()
     )
+
+
+def test_a_cap_of_weights_is_refused_where_no_token_is_weighted():
+    with pytest.raises(ValueError, match="ratio_cap needs estimator=sampled; estimator is full"):
+        DistillInterface(estimator="full", ratio_cap=4.0)

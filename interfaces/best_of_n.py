@@ -20,7 +20,7 @@ from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.packing import action_mask, action_owner
-from rlcli.ops.reduce import means
+from rlcli.ops.reduce import counted_means
 
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
 from ._sequences import best_of_each, group_of_each, select_sequences
@@ -75,7 +75,7 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
         if "rewards" in data.keys:
             rewards = data.data["rewards"].double().cpu()
             stats["kept_reward"] = (rewards[chosen].sum(), int(chosen.sum()))
-        return means(stats, model.all_reduce) | optimizer_steps(
+        return counted_means(stats, model.all_reduce) | optimizer_steps(
             self, model, _marked(data, chosen), _loss, _weight, mb_spec, cut=self.CUT
         )
 

@@ -51,15 +51,19 @@ class _Totals:
     desirable: float
     """How many of them are desirable."""
 
+    @property
+    def others(self) -> float:
+        """How many of them are not."""
+        return self.answers - self.desirable
+
     def means(
         self, numbers: torch.Tensor, desirable: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of `numbers` [N], for the desirable answers and for the others, what adds up to their
         mean when sums over all micro-batches are divided by the number of answers."""
-        others = self.answers - self.desirable
         return (
             (numbers * desirable).sum() * (self.answers / max(self.desirable, 1)),
-            (numbers * ~desirable).sum() * (self.answers / max(others, 1)),
+            (numbers * ~desirable).sum() * (self.answers / max(self.others, 1)),
         )
 
 
@@ -162,13 +166,11 @@ class KTOInterface(ModelInterface):
         reference = sequence_sums(batch.data["packed_ref_logprobs"], answer_mask(batch), lengths)
         good, bad = totals.means(self.beta * log_ratios, desirable)
         good_logprob, bad_logprob = totals.means(log_ratios + reference, desirable)
-        return {
-            "desirable_reward": good,
-            "undesirable_reward": bad,
-            "margin": good - bad,
-            "desirable_logprob": good_logprob,
-            "undesirable_logprob": bad_logprob,
-        }
+        of_desirable = {"desirable_reward": good, "desirable_logprob": good_logprob}
+        of_others = {"undesirable_reward": bad, "undesirable_logprob": bad_logprob}
+        if totals.desirable and totals.others:
+            return of_desirable | of_others | {"margin": good - bad}
+        return of_desirable if totals.desirable else of_others  # a mean over nothing is left out
 
     def _reported(self, totals: _Totals) -> dict[str, float]:
         return {"kl": totals.kl} if self.loss == "kto" else {}

@@ -25,7 +25,7 @@ from rlcli.api.synonyms import Synonyms
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
 from rlcli.ops.packing import drop_last
-from rlcli.ops.reduce import AllReduce, masked_moments, means
+from rlcli.ops.reduce import AllReduce, counted_means, masked_moments
 
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
 from ._sequences import chosen_sequences
@@ -164,7 +164,8 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
         prepared = SequenceSample.from_default(
             ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata
         )
-        return prepared, means({"return_clip_fraction": (beyond, len(normalized))}, reduce)
+        sums = {"return_clip_fraction": (beyond, len(normalized))}
+        return prepared, counted_means(sums, reduce)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")

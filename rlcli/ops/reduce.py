@@ -21,11 +21,6 @@ def identity(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
-    """The mean of each over all ranks; 0 where nothing was counted."""
-    return dict.fromkeys(sums, 0.0) | counted_means(sums, all_reduce)
-
-
 def counted_means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
     """The mean of each over all ranks, without those of which nothing was counted."""
     rows = [[float(total), float(count)] for total, count in sums.values()]

@@ -175,3 +175,10 @@ def test_settings_without_a_meaning_are_refused(settings, message):
     """settings without a meaning are refused"""
     with pytest.raises(ValueError, match=message):
         KTOInterface(**settings)
+
+
+@pytest.mark.parametrize(("desirable", "other"), [(True, "undesirable"), (False, "desirable")])
+def test_a_step_with_one_kind_of_answers_reports_no_mean_of_the_other(answers, desirable, other):
+    answers.data["desirable"][:] = desirable
+    stats = KTOInterface(loss="apo_zero_unpaired").train_step(tiny_model(), answers, SPEC)
+    assert {f"{other}_reward", f"{other}_logprob", "margin"}.isdisjoint(stats)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlcli.errors import RlcliError, raise_all
 from rlcli.project import is_built_in, search_paths_kept
+from rlcli.recipe.call_generation import with_generation
 from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import signature_of
 from rlcli.recipe.files import with_found_files
@@ -261,7 +262,8 @@ def _checked(tree: MappingNode, blocks: set[str], problems: Problems) -> tuple[R
     unresolved = Unresolved()
     tree = without_removed(Recipe, unresolved.without_invalid(tree), problems)
     tree = with_preparation(tree, problems)
-    tree = check_components(with_backends(tree, unresolved), problems, unresolved)
+    tree = with_generation(with_backends(tree, unresolved))
+    tree = check_components(tree, problems, unresolved)
     tree = check_scratch(tree, problems, unresolved)
     checked = check_against(Recipe, tree, problems, unresolved, blocks=blocks)
     recipe, tree = checked.value, checked.tree

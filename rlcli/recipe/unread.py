@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlcli.recipe.call_generation import GENERATION, with_generation
 from rlcli.recipe.parsing.interpolation import references_in
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import KeyPath, MappingNode, at, dotted, key_mark, keys_at, leaves
 from rlcli.recipe.schema import Generation
 from rlcli.spelling import did_you_mean
-
-GENERATION = "generation"
-"""The section from which calls take their settings by references. In a resolved recipe these are
-spelt out, so that nothing leads to it."""
 
 
 def refuse_unread(
@@ -34,7 +31,7 @@ def refuse_unread(
     for override in override_trees:
         if not blocks.isdisjoint(override.entries):
             _refuse_keys_of_blocks(override, written, layer_trees, problems)
-        if GENERATION in override.entries:
+        if GENERATION in override.entries and with_generation(tree) is tree:
             _refuse_generation(override, read, tree, problems)
 
 

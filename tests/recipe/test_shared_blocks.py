@@ -132,9 +132,9 @@ def test_calls_that_share_an_interface_are_compared_with_its_defaults():
         "{packed_logprobs: other}}"
     )
     with pytest.raises(
-        RecipeError, match=r"generation is \{.*\} in one and its default in the other"
+        RecipeError, match="loss_aggregation is 'sequence' in one and 'token' in the other"
     ):
-        load_recipe("ppo_math", [f"graph.again={inference}"])
+        load_recipe("grpo_math", [f"graph.again={inference}"])
 
 
 def test_another_component_of_a_call_takes_its_arguments_from_the_same_block():

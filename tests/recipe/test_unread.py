@@ -37,6 +37,28 @@ def test_a_setting_of_generation_that_calls_refer_to_or_lack_is_accepted():
     assert load_recipe("sft_math", ["generation.max_new_tokens=9"])  # of rlcli eval
 
 
+@pytest.mark.parametrize(
+    "interface", ["generation", "{type: episodes, args: {environment: guess}}"]
+)
+def test_a_call_without_settings_of_generation_takes_those_of_the_recipe(tmp_path, interface):
+    """it sampled one response of up to 256 tokens, whatever plans and checks said"""
+    file = tmp_path / "mine.yaml"
+    call = f"{{_replace_: true, model: actor, call: generate, interface: {interface}}}"
+    file.write_text(f"extends: grpo_math\ngraph: {{actor_gen: {call}}}\n")
+    recipe = load_recipe(str(file), ["generation.temperature=0.7"]).recipe
+    settings = recipe.graph["actor_gen"].interface.args["generation"]
+    assert settings == recipe.graph["actor_train"].interface.args["generation"]
+    assert (settings["temperature"], settings["responses_per_prompt"]) == (0.7, 8)
+
+
+def test_a_setting_of_generation_that_a_single_call_takes_is_accepted(resolved, tmp_path):
+    file = tmp_path / "mine.yaml"
+    call = "{_replace_: true, model: actor, call: generate, interface: generation}"
+    file.write_text(f"extends: recipe.resolved.yaml\ngraph: {{actor_gen: {call}}}\n")
+    recipe = load_recipe(str(file), ["generation.temperature=0.5"]).recipe
+    assert recipe.graph["actor_gen"].interface.args["generation"]["temperature"] == 0.5
+
+
 def test_an_unknown_setting_of_generation_is_refused_as_unknown_alone(resolved):
     with pytest.raises(RlcliError, match=r"unknown key generation\.tempratur"):
         load_recipe(resolved, ["generation.tempratur=1"])

@@ -1,0 +1,35 @@
+"""Calls that sample take the recipe's section `generation`, unless they have settings of their
+own."""
+
+from __future__ import annotations
+
+from rlcli.recipe.components import argument_named
+from rlcli.recipe.parsing.places import GRAPHS
+from rlcli.recipe.parsing.tree import KeyPath, MappingNode, at, entries_at, is_null, with_entry
+
+GENERATION = "generation"
+"""The section from which calls take their settings, by references or because they have none. In a
+resolved recipe these are spelt out, so that nothing leads to it."""
+
+
+def with_generation(tree: MappingNode) -> MappingNode:
+    """The tree, with the section as the argument of its name of each interface that has one, and no
+    defaults of its own, where no layer sets it."""
+    section = tree.entries.get(GENERATION)
+    if section is None:
+        return tree
+    for graph in GRAPHS:
+        for name in entries_at(tree, graph):
+            interface = (*graph, name, "interface")
+            if _lacks_settings(tree, interface):
+                tree = with_entry(tree, (*interface, "args", GENERATION), section)
+    return tree
+
+
+def _lacks_settings(tree: MappingNode, interface: KeyPath) -> bool:
+    kind, args = at(tree, (*interface, "type")), at(tree, (*interface, "args"))
+    if kind is None or not (args is None or is_null(args) or isinstance(args, MappingNode)):
+        return False
+    argument = argument_named("interfaces", str(getattr(kind, "value", "")), GENERATION)
+    takes_section = argument is not None and argument.presets == {}
+    return takes_section and at(tree, (*interface, "args", GENERATION)) is None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcli.api.dataflow import weight_writers
 from rlcli.api.key_meaning import REFERENCE
 from rlcli.inspect.processor import slow_dtypes
 from rlcli.recipe.components import argument_of
 from rlcli.recipe.graph import train_graph
-from rlcli.recipe.lengths import generation_of, written_beyond
+from rlcli.recipe.lengths import default_generation, generation_of, written_beyond
 from rlcli.recipe.warm_start import warm_starts
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Call, Recipe
 
 USUAL_WEIGHTS = 0.02
 """Standard deviation of the weights of most language models, at first and later."""
@@ -99,15 +100,23 @@ def _unequal_temperatures(resolved: Resolved) -> Iterator[str]:
         if call.call == "generate"
     }
     for name, call in calls.items():
-        kind, args = call.interface.type, call.interface.args
-        temperature = argument_of("interfaces", kind, args, "temperature")
-        scores_texts = temperature is not None and written_beyond(call) is None
-        if scores_texts and len(sampled_at) == 1 and temperature not in sampled_at:
+        scored_at = _scored_at(recipe, call)
+        if scored_at is not None and len(sampled_at) == 1 and scored_at not in sampled_at:
             yield (
                 f"{resolved.origin(('graph', name, 'interface'))}: {name} computes log-probs at "
-                f"temperature {temperature}, of responses sampled at {min(sampled_at)}; set its "
+                f"temperature {scored_at}, of responses sampled at {min(sampled_at)}; set its "
                 "temperature to ${generation.temperature}"
             )
+
+
+def _scored_at(recipe: Recipe, call: Call) -> Any:
+    """The temperature at which a call computes log-probs of responses: its own, or that of its
+    settings of generation; None if it has none."""
+    if call.call == "generate" or written_beyond(call) is not None:
+        return None
+    if default_generation(call) is not None:
+        return generation_of(recipe, call)["temperature"]
+    return argument_of("interfaces", call.interface.type, call.interface.args, "temperature")
 
 
 def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:

@@ -50,6 +50,14 @@ def test_log_probs_at_another_temperature_than_that_of_sampling_cause_a_warning(
     assert not list(recipe_warnings(load_recipe("grpo_math", settings[:1])))
 
 
+def test_training_at_another_temperature_than_that_of_sampling_causes_a_warning():
+    """ratios would not be 1 as a step begins"""
+    setting = "graph.actor_gen.interface.args.generation.temperature=0.7"
+    (warning,) = recipe_warnings(load_recipe("grpo_guess", [setting]))
+    assert "actor_train computes log-probs at temperature 1.0, of responses sampled at" in warning
+    assert not list(recipe_warnings(load_recipe("grpo_guess", ["generation.temperature=0.7"])))
+
+
 @pytest.mark.parametrize("lr", ["0.3", "3"])
 def test_a_learning_rate_as_large_as_the_weights_causes_a_warning(lr):
     (warning,) = recipe_warnings(load_recipe("sft_math", [f"models.actor.backend.args.lr={lr}"]))

@@ -177,8 +177,8 @@ def test_settings_without_a_meaning_are_refused(settings, message):
         KTOInterface(**settings)
 
 
-@pytest.mark.parametrize(("desirable", "other"), [(True, "undesirable"), (False, "desirable")])
-def test_a_step_with_one_kind_of_answers_reports_no_mean_of_the_other(answers, desirable, other):
+@pytest.mark.parametrize(("desirable", "absent"), [(True, "undesirable"), (False, "desirable")])
+def test_a_step_with_one_kind_of_answers_reports_no_mean_of_the_other(answers, desirable, absent):
     answers.data["desirable"][:] = desirable
     stats = KTOInterface(loss="apo_zero_unpaired").train_step(tiny_model(), answers, SPEC)
-    assert {f"{other}_reward", f"{other}_logprob", "margin"}.isdisjoint(stats)
+    assert {f"{absent}_reward", f"{absent}_logprob", "margin"}.isdisjoint(stats)

@@ -39,6 +39,8 @@ NEEDED_BY = {
     "vllm": ("models.actor.rollout.backend.args.urls=['http://h:1']",),
 }
 """What a user must set for a profile."""
+NEEDS_BLOCK = {"async": ("ppo.eps_clip=0.1",)}
+"""What shows that a call of a profile has to have the arguments of its block."""
 SELF_SCORED = ("grpo_guess",)
 """Recipes whose environment gives the rewards: they have no role for them, which these profiles
 need."""
@@ -154,7 +156,8 @@ def test_every_recipe_begins_with_its_purpose_and_its_needs(file):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_has_no_superfluous_values(profile, needed):
     recipe = f"{OF_SOME.get(profile, 'ppo')}_gsm8k"
-    resolved = load_recipe(recipe, (*needed[recipe], *NEEDED_BY.get(profile, ())), [profile])
+    settings = NEEDED_BY.get(profile, NEEDS_BLOCK.get(profile, ()))
+    resolved = load_recipe(recipe, (*needed[recipe], *settings), [profile])
     assert superfluous(resolved, resolved.layers[-1]) == []
 
 

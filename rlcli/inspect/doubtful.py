@@ -114,7 +114,7 @@ def _scored_at(recipe: Recipe, call: Call) -> Any:
     settings of generation; None if it has none."""
     if call.call == "generate" or written_beyond(call) is not None:
         return None
-    if default_generation(call) is not None:
+    if default_generation(call.interface.type) is not None:
         return generation_of(recipe, call)["temperature"]
     return argument_of("interfaces", call.interface.type, call.interface.args, "temperature")
 

@@ -3,7 +3,7 @@ own."""
 
 from __future__ import annotations
 
-from rlcli.recipe.components import argument_named
+from rlcli.recipe.lengths import default_generation
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.tree import KeyPath, MappingNode, at, entries_at, is_null, with_entry
 
@@ -30,6 +30,5 @@ def _lacks_settings(tree: MappingNode, interface: KeyPath) -> bool:
     kind, args = at(tree, (*interface, "type")), at(tree, (*interface, "args"))
     if kind is None or not (args is None or is_null(args) or isinstance(args, MappingNode)):
         return False
-    argument = argument_named("interfaces", str(getattr(kind, "value", "")), GENERATION)
-    takes_section = argument is not None and argument.presets == {}
+    takes_section = default_generation(str(getattr(kind, "value", ""))) == {}
     return takes_section and at(tree, (*interface, "args", GENERATION)) is None

@@ -22,18 +22,22 @@ MAX_CONFIG_BYTES = 1 << 20
 def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
     """How a call samples: its interface's arguments, merged over the defaults. Only what an
     interface without such an argument does is taken to be in the recipe's section."""
-    told, presets = call.interface.args.get("generation"), default_generation(call)
+    told, presets = call.interface.args.get("generation"), default_generation(call.interface.type)
     if told is None and presets is None:
         return recipe.generation.model_dump()
     defaults = dataclasses.asdict(GenerationHyperparameters())
     return {**defaults, **(presets or {}), **(told or {})}
 
 
-def default_generation(call: Call) -> Mapping[str, Any] | None:
-    """How a call samples without the argument `generation`: what differs from the defaults; None if
-    its interface has no such argument, or only its source knows."""
-    argument = argument_named("interfaces", call.interface.type, "generation")
-    return argument.presets if argument is not None else None
+def default_generation(interface: str) -> Mapping[str, Any] | None:
+    """How an interface samples without its argument `generation`: what differs from the defaults;
+    None if it has no such argument, one of another kind, or only its source knows."""
+    argument = argument_named("interfaces", interface, "generation")
+    if argument is None:
+        return None
+    settings = {each.name for each in argument.fields}
+    defaults = dataclasses.asdict(GenerationHyperparameters())
+    return argument.presets if defaults.keys() <= settings else None
 
 
 def written_beyond(call: Call) -> tuple[int, int] | None:

@@ -39,8 +39,6 @@ NEEDED_BY = {
     "vllm": ("models.actor.rollout.backend.args.urls=['http://h:1']",),
 }
 """What a user must set for a profile."""
-NEEDS_BLOCK = {"async": ("ppo.eps_clip=0.1",)}
-"""What shows that a call of a profile has to have the arguments of its block."""
 SELF_SCORED = ("grpo_guess",)
 """Recipes whose environment gives the rewards: they have no role for them, which these profiles
 need."""
@@ -156,8 +154,7 @@ def test_every_recipe_begins_with_its_purpose_and_its_needs(file):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_has_no_superfluous_values(profile, needed):
     recipe = f"{OF_SOME.get(profile, 'ppo')}_gsm8k"
-    settings = NEEDED_BY.get(profile, NEEDS_BLOCK.get(profile, ()))
-    resolved = load_recipe(recipe, (*needed[recipe], *settings), [profile])
+    resolved = load_recipe(recipe, (*needed[recipe], *NEEDED_BY.get(profile, ())), [profile])
     assert superfluous(resolved, resolved.layers[-1]) == []
 
 

@@ -51,6 +51,40 @@ def test_a_call_without_settings_of_generation_takes_those_of_the_recipe(tmp_pat
     assert (settings["temperature"], settings["responses_per_prompt"]) == (0.7, 8)
 
 
+SAMPLER = """\
+from dataclasses import dataclass, field
+
+from rlcli.api.model import ModelInterface, register_interface
+
+
+@dataclass
+class Sampling:
+    heat: float = 1.0
+
+
+@dataclass
+class Ours(ModelInterface):
+    generation: Sampling = field(default_factory=Sampling)
+
+    def generate(self, model, data, mb_spec):
+        return data
+
+
+register_interface("ours", Ours)
+"""
+
+
+def test_settings_of_another_kind_are_left_alone(folder):
+    (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (folder / "interfaces").mkdir()
+    (folder / "interfaces" / "ours.py").write_text(SAMPLER)
+    outputs = "[packed_input_ids, prompt_mask, packed_logprobs, seq_no_eos_mask]"
+    call = "_replace_: true, model: actor, call: generate, inputs: [packed_prompts]"
+    written = f"{{actor_gen: {{{call}, interface: ours, outputs: {outputs}}}}}"
+    (folder / "mine.yaml").write_text(f"extends: grpo_math\ngraph: {written}\n")
+    assert load_recipe("mine.yaml").recipe.graph["actor_gen"].interface.args == {}
+
+
 def test_a_setting_of_generation_that_a_single_call_takes_is_accepted(resolved, tmp_path):
     file = tmp_path / "mine.yaml"
     call = "{_replace_: true, model: actor, call: generate, interface: generation}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlcli.errors import DataError, ModelError, RecipeError
+from rlcli.recipe.parsing.interpolation import references_in
 from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import KeyPath, Mark, dotted, key_mark, nodes, with_value
@@ -20,14 +21,16 @@ class Superfluous:
 
 
 def superfluous(resolved: Resolved, layer: Layer) -> list[Superfluous]:
-    """The redundant keys of `layer`, one of the recipe's.
-    Keys set by a command-line override are not judged."""
+    """The redundant keys of `layer`, one of the recipe's. Keys set by a command-line override are
+    not judged, nor references, which take whatever others set there."""
     expected = resolved.to_json()
     overridden = [tuple(override.partition("=")[0].split(".")) for override in resolved.overrides]
     redundant: dict[KeyPath, Superfluous] = {}
     for path, node in nodes(layer.tree):
-        is_overridden = any(above[: len(path)] == path for above in overridden)
-        if not path or is_overridden or any(path[: len(above)] == above for above in redundant):
+        is_set_elsewhere = any(above[: len(path)] == path for above in overridden) or any(
+            references_in(node)
+        )
+        if not path or is_set_elsewhere or any(path[: len(above)] == above for above in redundant):
             continue
         shorter = with_value(layer.tree, path, None)
         if _comes_to(resolved, layer, replace(layer, tree=shorter)) == expected:

@@ -197,7 +197,8 @@ class AdvantageInterface(ModelInterface):
     itself."""
 
     train_on_best: int | None = None
-    """Train on this many responses to each prompt, those with the highest reward; null: on all."""
+    """Train on this many responses to each prompt, those with the highest reward; null: on all.
+    Metrics of this call are those of the same responses."""
 
     kl_ctl: float = 0.1
     """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0: no
@@ -208,14 +209,14 @@ class AdvantageInterface(ModelInterface):
     advantages. loss: it is added to the policy's loss of each token, with a gradient of its own."""
 
     kl_estimator: KLEstimator = "k1"
-    """Estimator of the penalty, the KL from the reference per sampled token: k1, k2 or k3
-    (rlcli.ops.kl). It is measured for the policy that sampled the responses, unless
-    `recompute_logprob` changes that."""
+    """Estimator of the penalty in the reward, the KL from the reference per sampled token: k1, k2 or
+    k3 (rlcli.ops.kl); of one in the loss it is `kl_estimator` of `ppo_actor`. It is measured for the
+    policy that sampled the responses, unless `recompute_logprob` changes that."""
 
     adaptive_kl_ctl: bool = False
-    """Adapt the weight of the KL penalty to keep the metric `kl`, which is measured for the trained
-    policy, near `adaptive_kl_target`. Above `train.max_staleness: 0` this needs `recompute_logprob`
-    or `use_decoupled_loss`."""
+    """Adapt the weight of the KL penalty to keep the KL of a response near `adaptive_kl_target`: the
+    metric `kl`, which is measured for the trained policy, added up over its tokens. Above
+    `train.max_staleness: 0` this needs `recompute_logprob` or `use_decoupled_loss`."""
 
     adaptive_kl_target: float = 6.0
     """KL per response, in nats, targeted by the adaptive controller."""

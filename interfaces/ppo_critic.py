@@ -95,7 +95,8 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
     """Error of the critic: half the squared error, or Huber with delta 10."""
 
     value_norm: bool = True
-    """Train the critic on returns normalised by their running mean and standard deviation."""
+    """Train the critic on returns normalised by their running mean and standard deviation (at least
+    0.1), and clipped to ± 5."""
 
     value_norm_type: ValueNormType = "exp"
     """Running average: exponential with `value_norm_beta`, or over all returns so far."""

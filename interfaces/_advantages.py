@@ -209,13 +209,13 @@ class AdvantageInterface(ModelInterface):
     advantages. loss: it is added to the policy's loss of each token, with a gradient of its own."""
 
     kl_estimator: KLEstimator = "k1"
-    """Estimator of the penalty in the reward, the KL from the reference per sampled token: k1, k2 or
-    k3 (rlcli.ops.kl); of one in the loss it is `kl_estimator` of `ppo_actor`. It is measured for the
-    policy that sampled the responses, unless `recompute_logprob` changes that."""
+    """Estimator of the penalty in the reward, the KL from the reference per sampled token: k1, k2
+    or k3 (rlcli.ops.kl); of one in the loss it is `kl_estimator` of `ppo_actor`. It is measured for
+    the policy that sampled the responses, unless `recompute_logprob` changes that."""
 
     adaptive_kl_ctl: bool = False
-    """Adapt the weight of the KL penalty to keep the KL of a response near `adaptive_kl_target`: the
-    metric `kl`, which is measured for the trained policy, added up over its tokens. Above
+    """Adapt the weight of the KL penalty to keep the KL of a response near `adaptive_kl_target`:
+    the metric `kl`, which is measured for the trained policy, added up over its tokens. Above
     `train.max_staleness: 0` this needs `recompute_logprob` or `use_decoupled_loss`."""
 
     adaptive_kl_target: float = 6.0

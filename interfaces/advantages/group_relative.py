@@ -91,8 +91,8 @@ class GroupRelativeInterface(AdvantageInterface):
     reward: it is subtracted from the reward of each token, and so enters the advantages."""
 
     kl_estimator: KLEstimator = "k3"
-    """Estimator of the penalty in the reward, the KL from the reference per sampled token: k1, k2 or
-    k3 (rlcli.ops.kl); of one in the loss it is `kl_estimator` of `ppo_actor`."""
+    """Estimator of the penalty in the reward, the KL from the reference per sampled token: k1, k2
+    or k3 (rlcli.ops.kl); of one in the loss it is `kl_estimator` of `ppo_actor`."""
 
     adv_norm: bool = False
     """Additionally normalise advantages to mean 0 and standard deviation 1 over the batch's tokens

@@ -54,7 +54,9 @@ def train_sweep(
 
     base = _base(context, recipe, overrides, layers, options.settings)
     runs = sweep_runs(options.settings, options.seeds, base.recipe.seed)
-    sweep = Sweep.from_here(recipe, base.profiles, overrides or (), runs)
+    is_repeated = options.seeds is not None  # the seed of the recipe is then that of the first run
+    shared = [text for text in overrides or () if not (is_repeated and text.startswith("seed="))]
+    sweep = Sweep.from_here(recipe, base.profiles, shared, runs)
     check_all(sweep)
     if base.recipe.launch.type == "slurm":
         return _submit(sweep, base, options)

@@ -224,6 +224,14 @@ def test_more_runs_at_once_than_fit_are_refused_before_a_folder_is_made(
     assert not Path("runs/s").exists()
 
 
+def test_seeds_begin_at_the_one_on_the_command_line(project, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "toy.yaml", "seed=8", "--seeds", "2", "launch=slurm", "--dry-run", "--json"])
+    assert ended.value.code == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [Path(run).name for run in runs] == ["1-seed-8", "2-seed-9"]
+
+
 def test_gpus_are_divided_between_runs(project, monkeypatch):
     gpus = [Gpu(n, "H100", 80, 80, "1") for n in range(5)]
     monkeypatch.setattr("rlcli.launch.sweep.list_gpus", lambda: gpus)

@@ -109,7 +109,7 @@ def samples(
     if total > limit:
         print_talk(f"and {total - limit} more: --limit")
     elif total == 0:
-        print_talk(_nothing(selection))
+        print_talk(_nothing(selection, changed))
 
 
 def _show_pairs(
@@ -149,9 +149,12 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         ) from None
 
 
-def _nothing(selection: SampleSelection) -> str:
-    is_search = selection.steps or selection.phase or selection.id or selection.pattern
-    return "no samples match" if is_search else "there are no samples yet"
+def _nothing(selection: SampleSelection, is_about_changes: bool) -> str:
+    if selection.steps or selection.phase or selection.id or selection.pattern:
+        return "no samples match"
+    if is_about_changes:
+        return "no prompt has answers of two steps that differ"
+    return "no samples have a reward" if selection.every_step else "there are no samples yet"
 
 
 def _print_sample(number: int, sample: SampleRecord, full: bool) -> None:

@@ -152,10 +152,11 @@ def next_commands(outcome: RunOutcome) -> list[str]:
     run = shlex.quote(short_path(outcome.run_dir))
     keys = {key for record in outcome.records for key in record}
     actor = outcome.models.get(ACTOR)
+    is_rewarded = find_key(keys, "reward") is not None or "eval/reward" in keys
+    selection = " --changed" if outcome.samples else " --worst 3" if is_rewarded else ""
     fitting = {
-        f"rlcli samples {run} --changed": bool(outcome.samples),
-        f"rlcli samples {run} --worst 3": not outcome.samples and _has_samples(outcome.run_dir),
-        f"rlcli plot {run}": bool(keys),
+        f"rlcli samples {run}{selection}": bool(outcome.samples) or _has_samples(outcome.run_dir),
+        f"rlcli plot {run}": bool(before_and_after(outcome.records)),
         f"rlcli eval {run}": actor is not None and bool(keys & GRADED),
         f"rlcli chat {run}": actor is not None,
         f"rlcli compare {shlex.quote(short_path(outcome.run_dir.parent))}": _has_siblings(outcome),

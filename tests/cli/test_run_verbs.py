@@ -338,6 +338,14 @@ def test_broken_turns_are_reported(sampled, broken):
     assert (code, "a field has the wrong type" in err) == (4, True)
 
 
+def test_options_that_select_no_samples_are_answered_with_why(sampled):
+    unrewarded = SAMPLES[0] | {"reward": None}
+    Path("runs/ppo_math/one/samples.jsonl").write_text(json.dumps(unrewarded) + "\n")
+    assert "no samples have a reward" in sampled("--worst", "3")[2]
+    assert "no prompt has answers of two steps that differ" in sampled("--changed")[2]
+    assert "no samples match" in sampled("--changed", "--step", "9")[2]
+
+
 def test_invalid_options_and_missing_samples_are_reported(sampled):
     for options in (["--grep", "("], ["--worst", "1", "--best", "1"], ["--worst", "0"]):
         assert sampled(*options)[0] == 2

@@ -300,7 +300,11 @@ def test_report_of_a_run_without_an_actor_names_other_commands(trained):
     run = trained.run_dir
     (run / "samples.jsonl").write_text("{}\n")
     critic = replace(trained, models={"critic": run / "models/critic"}, samples=[], records=SFT)
-    assert commands_after(critic) == [f"rlcli samples {run} --worst 3", f"rlcli plot {run}"]
+    assert commands_after(critic) == [f"rlcli samples {run}", f"rlcli plot {run}"]
+    rewarded = replace(critic, records=[{"step": 1, "actor/reward": 0.5}])
+    assert commands_after(rewarded) == [f"rlcli samples {run} --worst 3", f"rlcli plot {run}"]
+    answered = replace(critic, records=[{"step": 1, "time/step": 0.5}])
+    assert commands_after(answered) == [f"rlcli samples {run}"]
 
 
 def test_report_names_the_picture_of_the_curves(trained):

@@ -226,6 +226,20 @@ def test_a_reference_to_a_removed_entry_is_one_problem_at_the_reference(
     assert [problem[1:] for problem in problems("mine.yaml")] == [(where, message, hint)]
 
 
+def test_a_call_that_takes_over_a_removed_one_has_its_removal_as_the_hint():
+    words = [
+        "models.actor.path=recipe:sft_math#actor",
+        "datasets.train={_replace_: true, type: arithmetic_unpaired}",
+        "kto.loss=apo_zero_unpaired",
+        "graph.mismatched=null",
+        "graph.ref_mismatched_inf=null",
+    ]
+    hints = [hint for *_, hint in problems("kto", *words)]
+    names = ["train.eval.graph.eval_mismatched", "train.eval.graph.eval_ref_mismatched"]
+    assert hints == [f"remove {name} too: {name}=null" for name in names]
+    load_recipe("kto", [*words, *(f"{name}=null" for name in names)])
+
+
 def test_a_key_that_only_a_removed_call_produces_is_one_problem(folder: Path):
     (folder / "mine.yaml").write_text("extends: ppo_math\ngraph: {critic_inf: null}\n")
     ((code, where, message, hint),) = problems("mine.yaml")

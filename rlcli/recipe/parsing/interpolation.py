@@ -15,7 +15,7 @@ from rlcli.recipe.parsing.defaults import default_at
 from rlcli.recipe.parsing.merge import merge, whole_reference
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT
-from rlcli.recipe.parsing.removal import null_means, place_of, removed_at
+from rlcli.recipe.parsing.removal import is_entry, null_means, place_of, removed_at
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
 from rlcli.recipe.parsing.tree import (
     Entry,
@@ -193,12 +193,17 @@ class _Interpolator:
             meaning = null_means(Recipe, here) if is_null(child) and child.valid else "value"
             if child is not None and meaning == "gone":
                 message = f"${{{reference}}}: {'.'.join(here)} is removed {place_of(child.mark)}"
-                self.problems.add("R61", message, mark, section=here)
+                self.problems.add("R61", message, mark, self.removal_of(mark), section=here)
                 return None
             if child is None or meaning == "default":
                 return self.default(reference, here, node, mark)
             node = child
         return node
+
+    def removal_of(self, mark: Mark) -> str | None:
+        """How to remove the role, dataset or call that is written as a reference at a place."""
+        key = self.problems.name_at(mark)
+        return f"remove {key} too: {key}=null" if key and is_entry((*key.split("."),)) else None
 
     def followed(self, node: Node, depth: int) -> Node:
         """A node, or what it refers to."""

@@ -27,6 +27,7 @@ _EXPECTED = {
 _OF_TYPE = re.compile(r"_(type|parsing|from_float|attributes_type|exact_type)$")
 """Which of pydantic's errors are about the type of a value."""
 _THOUSANDS = re.compile(r"\d+|[1-9]\d{0,2}(,\d{3})+", re.ASCII)
+_ENTRIES = re.compile(r"[\w./-]+(, ?[\w./-]+)*")
 _DECIMAL_COMMA = re.compile(r"\d+,\d+", re.ASCII)
 _BOUNDS = {
     "greater than or equal to": "at least",
@@ -110,6 +111,8 @@ def _type_hint(expected: str, node: Node) -> str | None:
     if not isinstance(node, Scalar):
         return None
     word = node.text.lower()
+    if expected == "a list":
+        return _as_list(node, word)
     if word in ("none", "nil", "nothing") or (expected == "a mapping" and node.value is False):
         return "write null"
     if expected == "bool":
@@ -122,11 +125,20 @@ def _type_hint(expected: str, node: Node) -> str | None:
     return None
 
 
+def _as_list(node: Scalar, word: str) -> str | None:
+    """The list that is meant by a single value; null would be the key's default."""
+    if word in ("none", "nil", "nothing") or node.value is False:
+        return "write []"
+    is_plain = _ENTRIES.fullmatch(node.text) is not None and not isinstance(node.value, bool)
+    return f"write [{node.text}]" if is_plain else None
+
+
 def _number_in(word: str) -> str | None:
-    """The number that is meant by digits with separators of thousands, or with a decimal comma."""
+    """The number that is meant by digits with zeros first, with separators of thousands, or with a
+    decimal comma."""
     digits = word.replace("_", "")
     if _THOUSANDS.fullmatch(digits):
-        return digits.replace(",", "")
+        return digits.replace(",", "").lstrip("0") or "0"
     return digits.replace(",", ".") if _DECIMAL_COMMA.fullmatch(digits) else None
 
 

@@ -133,6 +133,8 @@ CASES = [
     ("R47", TOP + "models: {actor: {scratch: null, init: actor}}\n", "bad.yaml:2:39",
      "actor → actor"),
     ("R47", TOP + "models: {actor: {path: owner/name}}\n", "small.yaml:3:5", "bad.yaml:2:24"),
+    ("R47", TOP + "models: {actor: {path: owner/name}}\n", "small.yaml:3:5",
+     "to keep path: models.actor.scratch=null"),
     ("R49", TOP + "launch: local\ncluster: {devices_per_node: 8}\n", "small.yaml:15:21",
      "at least 8"),
     ("R49", TOP + "cluster: {devices_per_node: 2}\n", "bad.yaml:2:29", "launch=local"),

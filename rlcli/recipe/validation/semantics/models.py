@@ -52,13 +52,23 @@ def _number_of_sources(notes: Notes, role: Role, path: KeyPath, sources_set: lis
     if len(sources_set) > 1:
         places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in sources_set)
         message = f"{has} {' and '.join(sources_set)}; keep one ({places})"
-        notes.note("R47", message, (*path, sources_set[-1]))
+        notes.note("R47", message, (*path, sources_set[-1]), _to_keep_one(notes, path, sources_set))
     runs_model = declared("backends", kind, "RUNS_MODEL") is not False
     if not sources_set and runs_model:
         _without_source(notes, path)
     if sources_set and not runs_model:
         message = f"{has} {sources_set[0]}, but its backend `{kind}` runs no model"
         notes.note("R47", message, (*path, "backend", "type"), "drop one of the two")
+
+
+def _to_keep_one(notes: Notes, path: KeyPath, sources_set: list[str]) -> str:
+    """How to keep the source of the uppermost layer, which is the one meant."""
+    kept = sources_set[0]
+    for key in sources_set[1:]:
+        if notes.problems.is_below(notes.mark((*path, kept)), notes.mark((*path, key))):
+            kept = key
+    others = [f"{dotted((*path, key))}=null" for key in sources_set if key != kept]
+    return f"to keep {kept}: {' '.join(others)}"
 
 
 def _without_source(notes: Notes, path: KeyPath) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from rlcli.cli.candidates import candidates
 from rlcli.cli.main import app
+from rlcli.testing.subjects import names
 
 
 @pytest.fixture
@@ -55,6 +56,12 @@ def test_a_new_reward_replaces_that_of_a_recipe(rlcli, project):
     assert rlcli("new", "reward", "brevity")[0] == 0
     assert rlcli("validate", "ppo_math", "--with", "rewards/brevity")[0] == 0
     assert "brevity" in rlcli("show", "ppo_math", "--with", "rewards/brevity")[1]
+
+
+def test_layers_of_new_components_are_no_recipes_to_train(rlcli, project):
+    for kind in ("dataset", "environment", "reward"):
+        assert rlcli("new", kind, f"my-{kind}")[0] == 0
+    assert [name for name in names("recipe") if "my-" in name] == []
 
 
 def test_a_new_recipe_is_valid(rlcli, project):

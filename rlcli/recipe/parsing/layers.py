@@ -25,8 +25,8 @@ ROWS = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 
 PROFILES = "profiles/"
 """Subfolder of recipes to apply on top of others: a cluster, a size, never a complete recipe."""
-PARTS = ("base/", "data/", "rewards/")
-"""Subfolders of layers that recipes extend: graphs and defaults, datasets, rewards."""
+PARTS = ("base/", "data/", "environments/", "rewards/")
+"""Subfolders of layers that recipes extend: graphs and defaults, datasets, environments, rewards."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def reward_interface(reward: str) -> str:
     """The interface of that name, or for a Python file the one that calls its function."""
     if not reward.endswith(".py"):
         return reward
-    return f"{{type: function_reward, args: {{path: {_as_value(reward)}}}}}"
+    return f"{{type: function_reward, args: {{path: {_quoted(reward)}}}}}"
 
 
 def _data_path(tree: MappingNode, recipe: str, data: str) -> str:
@@ -99,4 +99,8 @@ def _as_value(path: str) -> str:
         is_text = path[:1] not in "[{\"'" and core_scalar(path.strip()) == path
     except ScalarError:
         is_text = False
-    return path if is_text else json.dumps(path, ensure_ascii=False)
+    return path if is_text else _quoted(path)
+
+
+def _quoted(path: str) -> str:
+    return json.dumps(path, ensure_ascii=False)

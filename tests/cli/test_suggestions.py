@@ -236,6 +236,15 @@ def test_a_python_file_given_as_a_reward_is_the_function_that_it_defines(rlcli, 
     assert (interface["type"], interface["args"]["path"]) == ("function_reward", "mine.py")
 
 
+def test_the_file_of_a_reward_may_have_any_name(rlcli, tmp_path):
+    file = "re ward, [2] #1.py"
+    (tmp_path / file).write_text("def score(response):\n    return 1.0\n")
+    code, out, err = rlcli("show", "grpo_math", "--reward", file, "--json")
+    assert code == 0, err
+    interface = json.loads(out)["recipe"]["graph"]["reward_inf"]["interface"]
+    assert interface["args"]["path"] == file
+
+
 @pytest.mark.parametrize(
     ("override", "component"),
     [

@@ -100,23 +100,24 @@ def _unequal_temperatures(resolved: Resolved) -> Iterator[str]:
         if call.call == "generate"
     }
     for name, call in calls.items():
-        scored_at = _scored_at(recipe, call)
+        argument, scored_at = _scored_at(recipe, call)
         if scored_at is not None and len(sampled_at) == 1 and scored_at not in sampled_at:
             yield (
                 f"{resolved.origin(('graph', name, 'interface'))}: {name} computes log-probs at "
-                f"temperature {scored_at}, of responses sampled at {min(sampled_at)}; set its "
-                "temperature to ${generation.temperature}"
+                f"temperature {scored_at}, of responses sampled at {min(sampled_at)}; "
+                f"graph.{name}.interface.args.{argument}={min(sampled_at)} makes them equal"
             )
 
 
-def _scored_at(recipe: Recipe, call: Call) -> Any:
-    """The temperature at which a call computes log-probs of responses: its own, or that of its
-    settings of generation; None if it has none."""
+def _scored_at(recipe: Recipe, call: Call) -> tuple[str, Any]:
+    """The argument with the temperature at which a call computes log-probs of responses, its own or
+    one of its settings of generation, and that temperature; None if it has none."""
     if call.call == "generate" or written_beyond(call) is not None:
-        return None
+        return "", None
     if default_generation(call.interface.type) is not None:
-        return generation_of(recipe, call)["temperature"]
-    return argument_of("interfaces", call.interface.type, call.interface.args, "temperature")
+        return "generation.temperature", generation_of(recipe, call)["temperature"]
+    kind, args = call.interface.type, call.interface.args
+    return "temperature", argument_of("interfaces", kind, args, "temperature")
 
 
 def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:

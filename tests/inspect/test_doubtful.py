@@ -58,6 +58,14 @@ def test_training_at_another_temperature_than_that_of_sampling_causes_a_warning(
     assert not list(recipe_warnings(load_recipe("grpo_guess", ["generation.temperature=0.7"])))
 
 
+def test_the_warning_of_unequal_temperatures_names_what_makes_them_equal():
+    settings = ["ppo.generation.temperature=0.7"]  # not that of `generation`, which ref_inf has
+    (warning,) = recipe_warnings(load_recipe("ppo_math", settings))
+    equal = "graph.ref_inf.interface.args.temperature=0.7"
+    assert f"{equal} makes them equal" in warning
+    assert not list(recipe_warnings(load_recipe("ppo_math", [*settings, equal])))
+
+
 @pytest.mark.parametrize("lr", ["0.3", "3"])
 def test_a_learning_rate_as_large_as_the_weights_causes_a_warning(lr):
     (warning,) = recipe_warnings(load_recipe("sft_math", [f"models.actor.backend.args.lr={lr}"]))

@@ -216,7 +216,7 @@ def _print_json(
         name: {
             "mean": _number(moments.mean),
             "standard_error": _number(moments.standard_error),
-            "prompts": moments.size,
+            "prompts": moments.size if moments.has_spread else None,
         }
         for name, moments in evaluated.scores.items()
     }
@@ -277,7 +277,8 @@ def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
     from rlcli.launch.playing import played_by
 
     generation = recipe.generation.build()
-    count = max((moments.size for moments in evaluated.scores.values()), default=0)
+    scored = (moments.size for moments in evaluated.scores.values() if moments.has_spread)
+    count = max(scored, default=0)
     dataset = recipe.datasets[str(recipe.train.eval.dataset)]
     source = dataset.args.get("path") or dataset.type
     group = generation.responses_per_prompt

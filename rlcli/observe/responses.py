@@ -41,11 +41,17 @@ class Moments(NamedTuple):
 
     total: float = 0.0
     squares: float = 0.0
+    """NaN if only the sum of the numbers is known."""
     size: int = 0
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Moments:
         return cls(sum(numbers), sum(number * number for number in numbers), len(numbers))
+
+    @classmethod
+    def of_sum(cls, total: float, size: int) -> Moments:
+        """Those of numbers whose spread is not known."""
+        return cls(total, math.nan, size)
 
     def __add__(self, added: Moments) -> Moments:  # type: ignore[override]
         return Moments(
@@ -57,9 +63,15 @@ class Moments(NamedTuple):
         return self.total / self.size if self.size else math.nan
 
     @property
+    def has_spread(self) -> bool:
+        """Whether the numbers, one per prompt, were added up with their squares."""
+        return not math.isnan(self.squares)
+
+    @property
     def standard_error(self) -> float:
-        """Standard error of the mean, from the spread of the numbers; NaN for fewer than two."""
-        if self.size < 2:
+        """Standard error of the mean, from the spread of the numbers; NaN for fewer than two, and
+        if it is not known."""
+        if self.size < 2 or not self.has_spread:
             return math.nan
         spread = max(0.0, self.squares - self.total * self.mean) / (self.size - 1)
         return math.sqrt(spread / self.size)

@@ -3,6 +3,7 @@ that are read out of it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,14 +106,14 @@ def read_sums(metadata: Mapping[str, Sequence[Any]]) -> dict[str, Moments]:
     sums: dict[str, Moments] = {}
     for name, values in metadata.items():
         if values and all(map(_is_sum, values)):
-            sums[name] = sum((Moments(total, 0.0, count) for total, count in values), Moments())
+            sums[name] = sum(itertools.starmap(Moments.of_sum, values), Moments())
     return sums
 
 
 def measured_by(engine: Any) -> dict[str, Moments]:
     """What an engine reports about the responses that it has just given."""
     measured: dict[str, tuple[float, int]] = getattr(engine, "measured", dict)()
-    return {name: Moments(total, 0.0, count) for name, (total, count) in measured.items()}
+    return {name: Moments.of_sum(*sum_and_count) for name, sum_and_count in measured.items()}
 
 
 def _is_sum(value: Any) -> bool:

@@ -6,17 +6,40 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.csv
 import pytest
 from chat_model import write_chat_model
 from pyarrow import parquet
 
+from rlcli.cli.eval import _print as print_evaluated
+from rlcli.cli.eval import _print_json as print_as_json
 from rlcli.launch.answering import Answerer
+from rlcli.observe.responses import Moments
 from rlcli.observe.samples import read_samples
 from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime.evaluation import Evaluated
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": f"#### {2 * n}"} for n in range(1, 6)]
+
+
+def test_sums_over_responses_have_no_standard_error_and_are_no_prompts(capsys):
+    scores = {"reward": Moments.of([0.0, 1.0]), "out_of_tokens": Moments.of_sum(5.0, 8)}
+    evaluated = Evaluated(scores, {}, [], seconds=1.0, version=0)
+    trained = SimpleNamespace(described="runs/one")
+    recipe = load_recipe(
+        "grpo_guess",
+        ["generation.responses_per_prompt=4", "train.eval.dataset=held_out"],
+    ).recipe
+    print_evaluated(trained, recipe, evaluated, [])
+    out = capsys.readouterr().out
+    assert "rows     2 of arithmetic, 4 episodes to each" in out
+    assert out.splitlines()[-1].split() == ["out_of_tokens", "0.625", "-"]
+    print_as_json(trained, recipe, evaluated, [])
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert results["reward"] == {"mean": 0.5, "standard_error": 0.5, "prompts": 2}
+    assert results["out_of_tokens"] == {"mean": 0.625, "standard_error": None, "prompts": None}
 
 
 @pytest.fixture(scope="module")

@@ -269,13 +269,13 @@ def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
 
     topology = plan_topology(resolved.recipe)
     needed = topology.nodes * topology.devices_per_node
-    if topology.device == "cpu":
+    devices = _visible_devices() if topology.device != "cpu" else []
+    if topology.device == "cpu" or (topology.device == "auto" and not devices):
         count = at_once or 1
         threads = str(max(1, available_cores() // count // needed))
         return [
             {} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
         ] * count
-    devices = _visible_devices()
     shares = [
         devices[start : start + needed] for start in range(0, len(devices) - needed + 1, needed)
     ]

@@ -224,6 +224,16 @@ def test_more_runs_at_once_than_fit_are_refused_before_a_folder_is_made(
     assert not Path("runs/s").exists()
 
 
+def test_runs_at_once_share_the_cores_where_there_is_no_gpu(project, monkeypatch):
+    monkeypatch.setattr("rlcli.launch.sweep.list_gpus", lambda: [])
+    monkeypatch.setattr("rlcli.launch.sweep.available_cores", lambda: 8)
+    for variable in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+    for device in ("cpu", "auto"):
+        resolved = load_recipe("toy.yaml", [f"cluster.device={device}"])
+        assert slots(resolved, 2) == [{"OMP_NUM_THREADS": "4"}] * 2
+
+
 def test_seeds_begin_at_the_one_on_the_command_line(project, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["train", "toy.yaml", "seed=8", "--seeds", "2", "launch=slurm", "--dry-run", "--json"])

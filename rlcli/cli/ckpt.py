@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from enum import StrEnum
@@ -206,7 +207,7 @@ def _several(run: Path, keep_last: int, keep_best: int) -> CheckpointLocation:
     if location.only is not None:
         raise UsageError(
             f"{run} is a single checkpoint",
-            hint=f"rlcli ckpt prune {location.folder} --keep-last {keep_last}",
+            hint=f"rlcli ckpt prune {shlex.quote(str(location.folder))} --keep-last {keep_last}",
         )
     return location
 

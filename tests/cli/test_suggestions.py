@@ -6,11 +6,15 @@ import ast
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
 from rlcli.cli.main import VERBS
 from rlcli.cli.mistakes import _OPTIONS, _VERBS, unknown_verb
+from rlcli.cli.sweeps import _tell_end as tell_end
+from rlcli.cli.train import tell
 from rlcli.errors import RecipeError, UnknownComponent
 from rlcli.recipe.introspection.fields import fields_under
 from rlcli.recipe.parsing.layers import profile_names
@@ -226,6 +230,21 @@ def test_a_folder_of_runs_given_as_a_run_proposes_the_newest(rlcli, tmp_path):
     code, _, err = rlcli("eval", "runs", "--dataset", "ppo_math")
     assert (code, "runs is a folder of runs" in err) == (5, True), err
     assert "the newest is runs/a/20260102-000000" in err
+
+
+def test_commands_to_type_next_quote_the_folder_of_a_run(rlcli, tmp_path, capsys):
+    folder = tmp_path / "my runs"
+    outcome = SimpleNamespace(run_dir=folder)
+    with patch("rlcli.observe.report.print_report"):
+        stopped = SimpleNamespace(exit_code=75, outcome=outcome, steps_done=1, steps=2)
+        assert tell(stopped, as_json=False) == 75
+    assert "rlcli resume 'my runs'" in capsys.readouterr().err
+    tell_end(SimpleNamespace(folder=folder, overviews=list), 0, False)
+    assert "rlcli compare 'my runs'" in capsys.readouterr().err
+    (folder / "step-000000000001").mkdir(parents=True)
+    (folder / "step-000000000001/manifest.json").write_text("{}")
+    one = "my runs/step-000000000001"
+    assert "prune 'my runs' --keep-last 1" in rlcli("ckpt", "prune", one, "--keep-last", "1")[2]
 
 
 def test_a_python_file_given_as_a_reward_is_the_function_that_it_defines(rlcli, tmp_path):

@@ -42,6 +42,7 @@ def contradictions(resolved: Resolved) -> Iterator[str]:
     yield from _penalties_that_teach_nothing(resolved)
     yield from _rows_of_both(resolved)
     yield from _episodes_of_one_turn(resolved)
+    yield from _steps_that_are_not_traced(resolved)
 
 
 def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
@@ -134,6 +135,16 @@ def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
                 f"each weight of {name} by up to {lr:g} a step, and weights are about {size:g} in "
                 f"size; one step replaces the model: try {size / 20:.0e}"
             )
+
+
+def _steps_that_are_not_traced(resolved: Resolved) -> Iterator[str]:
+    """Steps for torch's profiler that the run does not have."""
+    steps, traced = resolved.recipe.train.steps, resolved.recipe.log.profiled_steps
+    if steps is not None and traced and traced[-1] > steps:
+        yield (
+            f"{resolved.origin(('log', 'profile'))}: step {traced[-1]} is to be traced, and the run "
+            f"has {steps}; log.profile={steps} traces its last step"
+        )
 
 
 def _references_that_learn(resolved: Resolved) -> Iterator[str]:

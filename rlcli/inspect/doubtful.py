@@ -142,8 +142,8 @@ def _steps_that_are_not_traced(resolved: Resolved) -> Iterator[str]:
     steps, traced = resolved.recipe.train.steps, resolved.recipe.log.profiled_steps
     if steps is not None and traced and traced[-1] > steps:
         yield (
-            f"{resolved.origin(('log', 'profile'))}: step {traced[-1]} is to be traced, and the run "
-            f"has {steps}; log.profile={steps} traces its last step"
+            f"{resolved.origin(('log', 'profile'))}: step {traced[-1]} is to be traced, and the "
+            f"run has {steps}; log.profile={steps} traces its last step"
         )
 
 

@@ -225,7 +225,7 @@ def test_more_runs_at_once_than_fit_are_refused_before_a_folder_is_made(
 
 
 def test_runs_at_once_share_the_cores_where_there_is_no_gpu(project, monkeypatch):
-    monkeypatch.setattr("rlcli.launch.sweep.list_gpus", lambda: [])
+    monkeypatch.setattr("rlcli.launch.sweep.list_gpus", list)
     monkeypatch.setattr("rlcli.launch.sweep.available_cores", lambda: 8)
     for variable in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(variable, raising=False)

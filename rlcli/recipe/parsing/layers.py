@@ -26,7 +26,7 @@ ROWS = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 PROFILES = "profiles/"
 """Subfolder of recipes to apply on top of others: a cluster, a size, never a complete recipe."""
 PARTS = ("base/", "data/", "environments/", "rewards/")
-"""Subfolders of layers that recipes extend: graphs and defaults, datasets, environments, rewards."""
+"""Subfolders of layers that recipes extend: graphs and defaults, datasets, episodes, rewards."""
 
 
 @dataclass(frozen=True)

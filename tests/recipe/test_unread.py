@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcli.errors import RlcliError
+from rlcli.errors import RecipeError, RlcliError
 from rlcli.recipe.resolve import load_recipe
 
 
@@ -96,6 +96,28 @@ def test_a_setting_of_generation_that_a_single_call_takes_is_accepted(resolved, 
 def test_an_unknown_setting_of_generation_is_refused_as_unknown_alone(resolved):
     with pytest.raises(RlcliError, match=r"unknown key generation\.tempratur"):
         load_recipe(resolved, ["generation.tempratur=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "calls"),
+    [
+        ("ppo.kl_ctl=0.2", {"advantages": "kl_ctl"}),
+        (
+            "ppo.generation.temperature=0.9",
+            dict.fromkeys(["actor_gen", "actor_train"], "generation.temperature"),
+        ),
+    ],
+)
+def test_a_key_of_a_block_that_is_spelt_out_has_those_of_the_calls_as_the_hint(
+    resolved, override, calls
+):
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(resolved, [override])
+    (problem,) = refused.value.problems
+    keys = [f"graph.{call}.interface.args.{argument}" for call, argument in calls.items()]
+    assert problem.hint == f"set {', '.join(keys)}"
+    value = override.partition("=")[2]
+    load_recipe(resolved, [f"{key}={value}" for key in keys])
 
 
 def test_a_key_of_a_block_that_nothing_refers_to_is_refused():

@@ -71,6 +71,10 @@ def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> N
     if any(meant.values()) and not is_call and misspelt(key, legal) is None:
         _note_pasted(section, tree, path, meant)
         return
+    of_block = [] if misspelt(key, legal) else _homes_of_block(section, tree, path)
+    if of_block:
+        _note_key(section, "R42", path, tree, f"set {', '.join(of_block)}")
+        return
     full_path = (*section.prefix, *path)
     code, hint = suggest_key(key, legal, section.words, full_path[:-1], section.roles, homes)
     _note_key(section, code, path, tree, hint)
@@ -131,6 +135,21 @@ def _note_pasted(
     for inside, target in meant.items():
         advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
         _note_key(section, "R42", (*path, *inside), tree, advice)
+
+
+def _homes_of_block(section: CheckedSection, tree: MappingNode, path: KeyPath) -> list[str]:
+    """The keys of calls that have the arguments in an unknown section at the top, such as the block
+    `ppo` in the recipe that a run has written down, where references to it are spelt out."""
+    node, written = at(tree, path), section.problems.written
+    if section.prefix or len(path) > 1 or not isinstance(node, MappingNode):
+        return []
+    homes: list[str] = []
+    for argument, *inner in (map(str, keys) for keys, _ in leaves(node) if keys):
+        of_calls = [home for home in argument_homes(written, argument) if home.startswith("graph.")]
+        if not of_calls:
+            return []
+        homes += [dotted((home, *inner)) for home in of_calls]
+    return homes
 
 
 def _written_homes(section: CheckedSection, path: KeyPath, mark: Mark | None) -> list[str]:

@@ -98,6 +98,7 @@ class OptimizerChoice:
     """Which optimizer trains the matrices of a model's layers."""
 
     LIMITS: ClassVar[Limits] = {"momentum": {"ge": 0, "lt": 1}}
+    NEEDS: ClassVar[Needs] = {"momentum": "optimizer=muon"}
     ON_RESUME: ClassVar[dict[str, str]] = {"optimizer": "forbidden"}
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -209,7 +210,10 @@ class RouterLosses:
 class TransformersTraining(RouterLosses, TransformersSettings, TrainingSettings):
     """A transformers model that also trains."""
 
-    NEEDS: ClassVar[Needs] = {"offload_activations": "gradient_checkpointing"}
+    NEEDS: ClassVar[Needs] = {
+        "recompute": "gradient_checkpointing",
+        "offload_activations": "gradient_checkpointing",
+    }
     ON_RESUME: ClassVar[dict[str, str]] = {"recompute": "safe", "offload_activations": "safe"}
 
     recompute: Recomputation = "full"

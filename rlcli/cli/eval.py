@@ -212,14 +212,7 @@ def _save(evaluated: Evaluated, file: Path) -> None:
 def _print_json(
     trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]
 ) -> None:
-    results = {
-        name: {
-            "mean": _number(moments.mean),
-            "standard_error": _number(moments.standard_error),
-            "prompts": moments.size if moments.has_spread else None,
-        }
-        for name, moments in evaluated.scores.items()
-    }
+    results = {name: _as_document(moments) for name, moments in evaluated.scores.items()}
     print_json(
         {
             "ok": True,
@@ -231,6 +224,14 @@ def _print_json(
             "seconds": round(evaluated.seconds, 3),
         }
     )
+
+
+def _as_document(moments: Moments) -> dict[str, float | None]:
+    return {
+        "mean": _number(moments.mean),
+        "standard_error": _number(moments.standard_error),
+        "prompts": moments.size if moments.has_spread else None,
+    }
 
 
 def _number(value: float | None) -> float | None:

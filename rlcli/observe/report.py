@@ -152,10 +152,10 @@ def next_commands(outcome: RunOutcome) -> list[str]:
     run = shlex.quote(short_path(outcome.run_dir))
     keys = {key for record in outcome.records for key in record}
     actor = outcome.models.get(ACTOR)
-    is_rewarded = find_key(keys, "reward") is not None or "eval/reward" in keys
-    selection = " --changed" if outcome.samples else " --worst 3" if is_rewarded else ""
     fitting = {
-        f"rlcli samples {run}{selection}": bool(outcome.samples) or _has_samples(outcome.run_dir),
+        f"rlcli samples {run} --changed": bool(outcome.samples),
+        f"rlcli samples {run}{_of_most_interest(keys)}": not outcome.samples
+        and _has_samples(outcome.run_dir),
         f"rlcli plot {run}": bool(before_and_after(outcome.records)),
         f"rlcli eval {run}": actor is not None and bool(keys & GRADED),
         f"rlcli chat {run}": actor is not None,
@@ -163,6 +163,11 @@ def next_commands(outcome: RunOutcome) -> list[str]:
         f"tensorboard --logdir {run}/tensorboard": _has_events(outcome.run_dir),
     }
     return [command for command, fits in fitting.items() if fits]
+
+
+def _of_most_interest(keys: set[str]) -> str:
+    """The option for the samples to look at, if they have rewards."""
+    return " --worst 3" if find_key(keys, "reward") or "eval/reward" in keys else ""
 
 
 def _has_samples(run: Path) -> bool:

@@ -243,8 +243,8 @@ def test_commands_to_type_next_quote_the_folder_of_a_run(rlcli, tmp_path, capsys
     assert "rlcli compare 'my runs'" in capsys.readouterr().err
     (folder / "step-000000000001").mkdir(parents=True)
     (folder / "step-000000000001/manifest.json").write_text("{}")
-    one = "my runs/step-000000000001"
-    assert "prune 'my runs' --keep-last 1" in rlcli("ckpt", "prune", one, "--keep-last", "1")[2]
+    words = ("ckpt", "prune", "my runs/step-000000000001", "--keep-last", "1")
+    assert "prune 'my runs' --keep-last 1" in rlcli(*words)[2]
 
 
 def test_a_python_file_given_as_a_reward_is_the_function_that_it_defines(rlcli, tmp_path):

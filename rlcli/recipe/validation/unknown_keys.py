@@ -71,10 +71,6 @@ def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> N
     if any(meant.values()) and not is_call and misspelt(key, legal) is None:
         _note_pasted(section, tree, path, meant)
         return
-    of_block = [] if misspelt(key, legal) else _homes_of_block(section, tree, path)
-    if of_block:
-        _note_key(section, "R42", path, tree, f"set {', '.join(of_block)}")
-        return
     full_path = (*section.prefix, *path)
     code, hint = suggest_key(key, legal, section.words, full_path[:-1], section.roles, homes)
     _note_key(section, code, path, tree, hint)
@@ -82,7 +78,7 @@ def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> N
 
 def _advice(section: CheckedSection, tree: MappingNode, path: KeyPath) -> tuple[str, str] | None:
     """(message id, hint) for a key on which an interface has advice, that is several keys joined by
-    dots, or that is an argument written one level too high."""
+    dots, an argument written one level too high, or a block that is spelt out."""
     written, full_path, key = section.problems.written, (*section.prefix, *path), str(path[-1])
     if (advice := advice_on(written, key)) is not None:
         return "R42", advice
@@ -94,7 +90,17 @@ def _advice(section: CheckedSection, tree: MappingNode, path: KeyPath) -> tuple[
     if (full_path[0], path[-1]) == ("datasets", "path"):
         text = getattr(at(tree, path), "value", None) or "FILE"
         return "R43", f"to read a file: {rows_of(full_path[1], text)}"
-    return None
+    return _advice_on_block(section, tree, path)
+
+
+def _advice_on_block(
+    section: CheckedSection, tree: MappingNode, path: KeyPath
+) -> tuple[str, str] | None:
+    """The same for the block of a recipe in which references to it are spelt out."""
+    if misspelt(str(path[-1]), _legal_keys(section, path)) is not None:
+        return None
+    homes = _homes_of_block(section, tree, path)
+    return ("R42", f"set {', '.join(homes)}") if homes else None
 
 
 def _nested(key: str, legal: list[str]) -> str | None:

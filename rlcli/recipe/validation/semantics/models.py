@@ -63,12 +63,12 @@ def _number_of_sources(notes: Notes, role: Role, path: KeyPath, sources_set: lis
 
 def _to_keep_one(notes: Notes, path: KeyPath, sources_set: list[str]) -> str:
     """How to keep the source of the uppermost layer, which is the one meant."""
-    kept = sources_set[0]
+    uppermost = sources_set[0]
     for key in sources_set[1:]:
-        if notes.problems.is_below(notes.mark((*path, kept)), notes.mark((*path, key))):
-            kept = key
-    others = [f"{dotted((*path, key))}=null" for key in sources_set if key != kept]
-    return f"to keep {kept}: {' '.join(others)}"
+        if notes.problems.is_below(notes.mark((*path, uppermost)), notes.mark((*path, key))):
+            uppermost = key
+    others = [f"{dotted((*path, key))}=null" for key in sources_set if key != uppermost]
+    return f"to keep {uppermost}: {' '.join(others)}"
 
 
 def _without_source(notes: Notes, path: KeyPath) -> None:

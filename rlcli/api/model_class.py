@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlcli.api.value_model import CRITIC, value_model_class
+
 
 def model_class(architectures: Any) -> Any:
     """The class that `architectures` of a config.json names first; None if transformers has none of
@@ -14,3 +16,15 @@ def model_class(architectures: Any) -> Any:
     named = getattr(transformers, str(name), None)
     is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return named if is_model else None
+
+
+def class_of(config: Any) -> Any:
+    """The class that a configuration names, or a critic's; a language model if it names none.
+    Raises KeyError if transformers has no language model of its type, ValueError no critic."""
+    import transformers
+
+    if (named := model_class(config.architectures)) is not None:
+        return named
+    if str((config.architectures or [""])[0]).endswith(CRITIC):
+        return value_model_class(config)
+    return transformers.AutoModelForCausalLM._model_mapping[type(config)]

@@ -98,7 +98,7 @@ class _Plan:
         self._kept_wide = kept_wide(lm, dtype)
         weights = _with_buffers(lm, lm.named_parameters())
         meta = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in weights}
-        self._groups = _groups(lm, meta)
+        self._groups = groups_in_files(lm, meta)
         files = in_files(dict(self.converted(meta.items())))
         self.files = {file: _widest_first(tensors) for file, tensors in files.items()}
         """File → its tensors on the meta device, in the order in which it holds them."""
@@ -112,7 +112,7 @@ class _Plan:
             waiting[name] = weight
             group = self._groups[name]
             if all(member in waiting for member in group):
-                files = _as_stored(self._lm, {member: waiting.pop(member) for member in group})
+                files = as_stored(self._lm, {member: waiting.pop(member) for member in group})
                 dtype = torch.float32 if any(map(self._kept_wide, group)) else self._dtype
                 yield from ((new, _in_dtype(new, tensor, dtype)) for new, tensor in files.items())
         if waiting:
@@ -134,14 +134,14 @@ def _widest_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
 
 
-def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
+def groups_in_files(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
     """Weight → the weights that files hold in one tensor with it, itself included."""
     if getattr(lm, "_weight_conversions", None) == []:
         return {name: (name,) for name in meta}
-    shapes = {name: tensor.shape for name, tensor in _as_stored(lm, dict(meta)).items()}
+    shapes = {name: tensor.shape for name, tensor in as_stored(lm, dict(meta)).items()}
     groups: dict[str, list[str]] = {}
     for name, tensor in meta.items():
-        alone = _as_stored(lm, {name: tensor})
+        alone = as_stored(lm, {name: tensor})
         is_enough = all(shapes.get(new) == converted.shape for new, converted in alone.items())
         groups.setdefault(f"alone {name}" if is_enough else f"part of {min(alone)}", []).append(
             name
@@ -149,7 +149,7 @@ def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, .
     return {name: tuple(group) for group in groups.values() for name in group}
 
 
-def _as_stored(lm: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def as_stored(lm: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights under the names, and in the form, of the family's files,
     or of the files they were read from."""
     from transformers.core_model_loading import revert_weight_conversion

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlcli.api.model_class import model_class
+from rlcli.api.model_class import class_of
+from rlcli.api.model_export import own_weights
 from rlcli.api.model_folder import check_folder
-from rlcli.api.value_model import CRITIC, value_model_class
 from rlcli.api.weight_files import INDEX, WHOLE
 from rlcli.checkpoint.convert import Conversion
 from rlcli.checkpoint.state_reading import fill
@@ -151,7 +151,7 @@ def _loaded(folder: Path, dtype: torch.dtype, rows: int | None) -> nn.Module:
         config = AutoConfig.from_pretrained(folder, **options)
         if rows is not None:
             config.vocab_size = rows
-        kind = _class_of(config)
+        kind = class_of(config)
         if not (folder / INDEX).exists() and not (folder / WHOLE).exists():
             return _loaded_from_shards(kind, config, folder, dtype)
         model, report = kind.from_pretrained(
@@ -181,7 +181,11 @@ def _loaded_from_shards(kind: Any, config: Any, folder: Path, dtype: torch.dtype
     with _no_random_weights():
         model: nn.Module = kind._from_config(config, dtype=dtype)
     model.tie_weights()  # type: ignore[operator]
-    fill({name: parameter.detach() for name, parameter in model.named_parameters()}, folder)
+    # a family writes a model without its head under the names of one with it
+    prefix, stored = f"{kind.base_model_prefix}.", stored_tensors(folder)
+    weights = own_weights(model)
+    renamed = {name: prefix + name for name in weights if prefix + name in stored}
+    fill({renamed.get(name, name): tensor for name, tensor in weights.items()}, folder)
     return model
 
 
@@ -193,25 +197,13 @@ def _no_random_weights() -> AbstractContextManager[None]:
     return getattr(initialization, "no_init_weights", nullcontext)()
 
 
-def _class_of(config: Any) -> Any:
-    """The class of transformers that config.json names, or a critic's;
-    a language model if it names none."""
-    import transformers
-
-    if (named := model_class(config.architectures)) is not None:
-        return named
-    if str((config.architectures or [""])[0]).endswith(CRITIC):
-        return value_model_class(config)
-    return transformers.AutoModelForCausalLM._model_mapping[type(config)]
-
-
 def _logits(model: nn.Module) -> torch.Tensor:
-    """The model's output for each prompt, in float32."""
+    """The model's output for each prompt, in float32: hidden states if it has no head."""
     config: Any = model.config
     length = min(LENGTH, getattr(config, "max_position_embeddings", LENGTH) or LENGTH)
     stream = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, config.vocab_size, (PROMPTS, length), generator=stream)
     with torch.inference_mode():
         # some heads take only one
-        rows = [model(input_ids=prompt[None], use_cache=False).logits for prompt in tokens]
+        rows = [model(input_ids=prompt[None], use_cache=False)[0] for prompt in tokens]
     return torch.cat(rows).float()

@@ -128,7 +128,12 @@ def plan_to_hf(
     """
     tensors, hf = stored_tensors(source), _config(source)
     family, config, notes = _family(hf, tensors)
-    moves = plan_moves(tensors, family, config, "file")
+    if family is None:
+        from rlcli.checkpoint.library_moves import plan_library_moves
+
+        moves = plan_library_moves(source, tensors)
+    else:
+        moves = plan_moves(tensors, family, config, "file")
     changes: dict[str, Any] = {}
     if family is not None and config is not None:
         moves, vocabulary = _padded(moves, family, config, "file", padding)
@@ -151,6 +156,10 @@ def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = 
         raise UsageError(f"--ranks is {ranks}; it must be at least 1")
     tensors, hf = stored_tensors(source), _config(source)
     family, config, notes = _family(hf, tensors)
+    if family is None and ranks > 1:
+        from rlcli.checkpoint.library_moves import refuse_other_form
+
+        refuse_other_form(source, tensors, hf)
     moves = plan_moves(tensors, family, config, "module")
     if family is not None and config is not None:
         moves, _ = _padded(moves, family, config, "module", "drop")
@@ -247,7 +256,7 @@ def _family(
         return (
             None,
             None,
-            [f"no family {hf.get('model_type')} is registered: names stay as they are"],
+            [f"no family {hf.get('model_type')} is registered: names are those of transformers"],
         )
     try:
         config = family.config_from_hf(hf)

@@ -23,21 +23,25 @@ ROWS_PER_TOKEN = ("embedding.tokens.weight", "head.output.weight")
 
 @dataclass(frozen=True)
 class Move:
-    """Tensors that become others. With neither links nor a new name it is a copy."""
+    """Tensors that become others, by links or by a rule. With neither it is a copy."""
 
     sources: tuple[StoredTensor, ...]
     outputs: tuple[TensorSpec, ...]
     source_links: tuple[Link, ...] = ()
     output_links: tuple[Link, ...] = ()
+    rule: Callable[[dict[str, tuple[str, Raw]]], dict[str, Raw]] | None = None
+    """Name → (type, bits) of all sources → bits of all outputs."""
 
     @property
     def is_copy(self) -> bool:
         """The bytes stay as they are, possibly only the first part of them."""
-        return not self.output_links
+        return not self.output_links and self.rule is None
 
     def make(self) -> dict[str, Raw]:
         """Name → bits of every output, in the sources' type.
         Holds the sources and the outputs in memory."""
+        if self.rule is not None:
+            return self.rule({s.spec.name: (s.spec.dtype, s.read()) for s in self.sources})
         ours: dict[str, Raw] = {}
         for link, source in zip(self.source_links, self.sources, strict=True):
             ours |= link.separate(source.read())
@@ -56,7 +60,7 @@ def plan_moves(
     Without a family all of them do. Raises ModelError if parts are missing or duplicated.
     """
     if family is None or config is None:
-        return [_copy(tensor, name) for name, tensor in tensors.items()]
+        return [copy_of(tensor, name) for name, tensor in tensors.items()]
     links = _links_of(tensors, family, config)
     holders: dict[str, str] = {}
     for name, link in links.items():
@@ -71,7 +75,7 @@ def plan_moves(
     for link in targets:
         target.refuse_torn(link, holders)
     moves = [_move(group, tensors, links) for group in _groups(targets, holders)]
-    return moves + [_copy(tensor, name) for name, tensor in tensors.items() if name not in links]
+    return moves + [copy_of(tensor, name) for name, tensor in tensors.items() if name not in links]
 
 
 def strangers(
@@ -180,19 +184,25 @@ def _move(
     sources = tuple(tensors[name] for name in names)
     first = outputs[0]
     if len(names) == len(outputs) == 1 and replace(links[names[0]], theirs=first.theirs) == first:
-        return _copy(sources[0], first.theirs)
-    dtypes = {source.spec.dtype for source in sources}
-    if len(dtypes) > 1:
-        raise ModelError(f"{first.theirs} would be of several types: {', '.join(sorted(dtypes))}")
+        return copy_of(sources[0], first.theirs)
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         shapes |= links[name].separate_shapes(tensors[name].spec.shape)
-    dtype = dtypes.pop()
+    dtype = only_type(sources, first.theirs)
     specs = tuple(TensorSpec(link.theirs, dtype, link.join_shape(shapes)) for link in outputs)
     return Move(sources, specs, tuple(links[name] for name in names), tuple(outputs))
 
 
-def _copy(tensor: StoredTensor, name: str) -> Move:
+def only_type(sources: Sequence[StoredTensor], name: str) -> str:
+    """The type of what is made of the sources. Raises ModelError if they have several."""
+    dtypes = sorted({source.spec.dtype for source in sources})
+    if len(dtypes) > 1:
+        raise ModelError(f"{name} would be of several types: {', '.join(dtypes)}")
+    return dtypes[0]
+
+
+def copy_of(tensor: StoredTensor, name: str) -> Move:
+    """The tensor as it is, under a name."""
     return Move((tensor,), (replace(tensor.spec, name=name),))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlcli.api.model_export import own_weights
 from rlcli.api.weight_files import INDEX
 from rlcli.checkpoint import conversion_check
 from rlcli.checkpoint.conversion_check import check_conversion
@@ -168,6 +169,46 @@ def test_a_checkpoint_written_by_one_rank_is_converted(variant, hub, tmp_path):
     ).read_bytes()
 
 
+def _mixture(folder):
+    """A model of a family that transformers knows and nobody has written here: its files hold each
+    expert, and the bias of its router is a buffer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    experts = {"n_routed_experts": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 24}
+    config = AutoConfig.for_model(
+        "glm4_moe", **family_models.GQA, **experts, num_experts_per_tok=2, head_dim=8
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    for buffer in model.buffers():
+        buffer.normal_()
+    return model, family_models.save(model, folder)
+
+
+def test_a_checkpoint_of_a_family_that_nobody_wrote_becomes_what_transformers_saves(tmp_path):
+    model, source = _mixture(tmp_path / "source")
+    role = tmp_path / "role"
+    shutil.copytree(source, role, ignore=shutil.ignore_patterns("*.safetensors"))
+    for rank in range(2):
+        write_weights(_host_copy(own_weights(model), rank), role, rank)
+    plan = plan_to_hf(role, tmp_path / "out")
+    _check(plan)
+    assert plan.changes_names
+    expected, written = family_models.stored(source), family_models.stored(plan.target)
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    again = _run(plan_to_hf(plan.target, tmp_path / "again"))
+    assert _bytes(again) == _bytes(plan.target)
+    with pytest.raises(ModelError, match=r"another form than its modules, and no family glm4_moe"):
+        plan_from_hf(source, tmp_path / "sharded", ranks=2)
+
+
+def test_a_model_without_its_head_is_converted(tmp_path):
+    source = family_models.save(tiny_model("llama").model, tmp_path / "source")
+    sharded = plan_from_hf(source, tmp_path / "sharded", ranks=2)
+    assert _check(sharded).parameters == 20
+    assert _check(plan_to_hf(sharded.target, tmp_path / "back")).parameters == 20
+
+
 @pytest.mark.parametrize("padding", [0, 24, 40])
 def test_logits_of_the_check_do_not_depend_on_alignment_in_files(padding, hub, tmp_path):
     """On some processors the rounding of matrix products depends on addresses, so weights need
@@ -256,13 +297,7 @@ def test_weights_are_cast_to_the_requested_dtype(dtype, hub, tmp_path):
 
 def test_tensors_that_transformers_keeps_in_float32_stay_so(tmp_path):
     """The biases of routers, which 16 bits would change by more than what they decide."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    experts = {"n_routed_experts": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 24}
-    config = AutoConfig.for_model(
-        "glm4_moe", **family_models.GQA, **experts, num_experts_per_tok=2, head_dim=8
-    )
-    source = family_models.save(AutoModelForCausalLM.from_config(config), tmp_path / "source")
+    _, source = _mixture(tmp_path / "source")
     plan = plan_to_hf(source, tmp_path / "out", dtype="bfloat16")
     assert _check(plan).max_difference == 0.0
     wide = {name for name, tensor in family_models.stored(plan.target).items()

@@ -34,7 +34,8 @@ def registered(kind: str) -> dict[str, type]:
 
 def register(kind: str, name: str, cls: type) -> None:
     """Register a class under its name; its file must have the same name, and the name must be free.
-    Components of an installed module are registered under the module's full name."""
+    Components of an installed module are registered under the module's full name. Raises
+    ProjectError."""
     home = cls.__module__
     *folders, file = home.split(".")
     if folders[:1] == ["rlcli"] and kind in folders and file != module_name(name):
@@ -55,7 +56,19 @@ def register(kind: str, name: str, cls: type) -> None:
         raise ProjectError(
             f"two {kind} are named {name!r}: {taken.__module__} and {cls.__module__}"
         )
+    if kind == "interfaces":
+        _check_examples(cls)
     _TABLES[kind][name] = cls
+
+
+def _check_examples(cls: type) -> None:
+    """Raise ProjectError for EXAMPLES of a reward that `rlcli test` could not read."""
+    from rlcli.api.interface import example_problem
+
+    problem = example_problem(getattr(cls, "EXAMPLES", ()))
+    if problem is not None:
+        hint = 'for example ({"row": {"answer": "4"}, "right": "It is 4.", "wrong": "5"},)'
+        raise ProjectError(f"EXAMPLES of {cls.__name__} {problem}", hint=hint)
 
 
 def _registrar(kind: str) -> Callable[..., Any]:

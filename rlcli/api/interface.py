@@ -3,8 +3,9 @@ tested without it."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from rlcli.api.component import register_interface
 from rlcli.api.config import MicroBatchSpec
@@ -30,8 +31,36 @@ RETURN_NUMBERS = ("train_step", "evaluate")
 CutName = Literal["sample", "sequence"]
 HeadName = Literal["lm", "value"]
 Generates = Mapping[str, Mapping[Literal["prompt", "response"], Sequence[str | int]]]
-Example = Mapping[Literal["row", "right", "wrong", "rewards"], Any]
+ExampleKey = Literal["row", "right", "wrong", "rewards"]
+EXAMPLE_KEYS: tuple[ExampleKey, ...] = get_args(ExampleKey)
+_SHOWN = ({"row", "right", "wrong"}, {"row", "rewards"})
+Example = Mapping[ExampleKey, Any]
 """Fields of a row, and texts: a right response to it and a wrong one."""
+
+
+def example_problem(examples: Any) -> str | None:
+    """What is wrong with the `EXAMPLES` of a reward; None if nothing is."""
+    if not isinstance(examples, tuple | list):
+        return f"is {reprlib.repr(examples)}; it must be a tuple of dictionaries"
+    return next(filter(None, map(_problem_of_example, examples)), None)
+
+
+def _problem_of_example(example: Any) -> str | None:
+    keys = set(example) if isinstance(example, Mapping) else set()
+    if not keys <= {*EXAMPLE_KEYS} or not any(map(keys.issuperset, _SHOWN)):
+        return f'has {reprlib.repr(example)}; it needs "row", and "right" and "wrong" or "rewards"'
+    row, rewards = example["row"], example.get("rewards", {})
+    if not isinstance(row, Mapping):
+        return f"has the row {reprlib.repr(row)}; it must be a dictionary of fields"
+    if not isinstance(rewards, Mapping) or not all(map(_is_number, rewards.values())):
+        return f"has the rewards {reprlib.repr(rewards)}; they must give each text a number"
+    texts = (*rewards, example.get("right", ""), example.get("wrong", ""))
+    others = [text for text in texts if not isinstance(text, str)]
+    return f"has the response {others[0]!r:.40}; it must be a text" if others else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def cut_of(declared: Any, call: str) -> Any:

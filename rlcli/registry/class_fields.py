@@ -114,6 +114,14 @@ def arguments_of(definition: Definition, inside: tuple[str, ...] = ()) -> tuple[
     return tuple(fields.values())
 
 
+def annotated_names(definition: Definition) -> Iterator[str]:
+    """The names of the annotated fields in a class's own body."""
+    assert isinstance(definition.node, ast.ClassDef)
+    for statement in definition.node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id
+
+
 def is_dataclass(definition: Definition) -> bool:
     """Whether the class has the standard decorator, or that of transformers' configurations."""
     assert isinstance(definition.node, ast.ClassDef)

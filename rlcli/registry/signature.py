@@ -18,7 +18,13 @@ from rlcli.api.declared_keys import inherited
 from rlcli.api.limits import BOUNDS, Limits, Needs
 from rlcli.errors import ProjectError
 from rlcli.project import package_of
-from rlcli.registry.class_fields import Argument, arguments_of, class_named, lineage
+from rlcli.registry.class_fields import (
+    Argument,
+    annotated_names,
+    arguments_of,
+    class_named,
+    lineage,
+)
 from rlcli.registry.listing import module_of, path_of
 from rlcli.registry.source import (
     Definition,
@@ -28,6 +34,7 @@ from rlcli.registry.source import (
     read_module,
     top_level,
 )
+from rlcli.spelling import nearest_name
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,6 +45,9 @@ CALLS = ("train_step", "inference", "generate")
 
 LIMITS_EXAMPLE = '{"minibatches": {"ge": 1, "le": 10}}'
 NEEDS_EXAMPLE = '{"gamma": "loss=sigmoid|robust"}'
+ABOUT_ARGUMENTS = ("LIMITS", "NEEDS", "SYNONYMS", "ONE_OF", "FILES", "VARIABLES", "STALE_NEEDS",
+                   "NO_EFFECT_WITHOUT", "NO_EFFECT_ON_NUMBERS")  # fmt: skip
+"""Declarations of which every entry, in a mapping every key, names an argument."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,8 @@ class Signature:
     """Whether a base class is outside rlcli, so that there may be more methods."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Class literals that are not arguments: `KEYS: ClassVar[tuple[str, ...]] = (...)`."""
+    fields: frozenset[str] = frozenset()
+    """The annotated fields of the class and its bases, also those that are not arguments."""
 
     _models: dict[tuple[str, ...], type[BaseModel]] = field(
         default_factory=dict, repr=False, compare=False
@@ -102,6 +114,28 @@ class Signature:
             return needs
         raise self._misdeclared(f"NEEDS of {self.class_name} is {needs!r}", NEEDS_EXAMPLE)
 
+    def refuse_other_names(self) -> None:
+        """Raise ProjectError for a declaration about an argument that the component does not have:
+        it would have no effect. One about a field that a recipe does not set may be inherited."""
+        if self.has_unread_bases:
+            return
+        arguments = [argument.name for argument in self.arguments]
+        for declaration in ABOUT_ARGUMENTS:
+            for name in self._names_in(declaration).difference(arguments, self.fields):
+                close = nearest_name(name, arguments)
+                raise ProjectError(
+                    f"{declaration} of {self.class_name} names {name!r}, which is none of its "
+                    "arguments",
+                    where=f"{self.path}:{self.line}",
+                    hint=f"did you mean {close}?" if close else f"it has {', '.join(arguments)}",
+                )
+
+    def _names_in(self, declaration: str) -> set[str]:
+        if declaration == "NEEDS":
+            return {text.partition("=")[0] for pair in self.needs.items() for text in pair}
+        names = self.limits if declaration == "LIMITS" else self.constants.get(declaration, ())
+        return set(filter(_is_text, names)) if isinstance(names, dict | tuple | list) else set()
+
     def _misdeclared(self, message: str, example: str) -> ProjectError:
         where = f"{self.path}:{self.line}"
         return ProjectError(message, where=where, hint=f"for example {example}")
@@ -113,7 +147,7 @@ def _is_text(value: object) -> bool:
 
 @kept_while_unchanged
 def signature(kind: str, name: str) -> Signature:
-    """Read a component's signature."""
+    """Read a component's signature. Raises ProjectError."""
     path = path_of(kind, name)
     module = read_module(
         f"{package_of(kind)}.{name}" if "." in name else module_of(kind, name), path
@@ -128,7 +162,7 @@ def signature(kind: str, name: str) -> Signature:
         _check_parameters(own_bases)
     assert isinstance(definition.node, ast.ClassDef)
     methods = frozenset(name for base in own_bases for name in _methods(base))
-    return Signature(
+    described = Signature(
         kind=kind,
         name=module_name(name),
         path=path,
@@ -139,7 +173,10 @@ def signature(kind: str, name: str) -> Signature:
         methods=methods,
         has_unread_bases=None in bases,
         constants=_merged(_constants(base) for base in reversed(own_bases)),
+        fields=frozenset(itertools.chain.from_iterable(map(annotated_names, own_bases))),
     )
+    described.refuse_other_names()
+    return described
 
 
 # -- the class -------------------------------------------------------------------------------------

@@ -286,6 +286,10 @@ DECLARING = """
         ('NEEDS: ClassVar = {"sizes": ("flag",)}', "NEEDS of Declaring is"),
         ('LIMITS: ClassVar = ["sizes"]', "LIMITS of Declaring is"),
         ('LIMITS: ClassVar = {"sizes": {"ge": 1}}', r"LIMITS bounds sizes, .* list\[int\]"),
+        ('LIMITS: ClassVar = {"rates": {"ge": 1}}', "LIMITS of Declaring names 'rates', which is"),
+        ('NEEDS: ClassVar = {"flag": "rats=auto"}', "NEEDS of Declaring names 'rats', which is"),
+        ('SYNONYMS: ClassVar = {"sise": "many"}', "SYNONYMS of Declaring names 'sise', which is"),
+        ('FILES: ClassVar = ("path",)', "FILES of Declaring names 'path', which is none"),
     ],
 )
 def test_a_declaration_that_cannot_be_used_is_named(write, declares, says):
@@ -295,6 +299,27 @@ def test_a_declaration_that_cannot_be_used_is_named(write, declares, says):
     with pytest.raises(UsageError, match=says) as caught:
         load_recipe("declaring", ["graph.reward_inf.interface.args.sizes=[3]"])
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("examples", "says"),
+    [
+        ('{"row": {}, "right": "a", "wrong": "b"}', "it must be a tuple of dictionaries"),
+        ('({"right": "a", "wrong": "b"},)', 'it needs "row", and "right" and "wrong"'),
+        ('({"row": {}, "right": "a", "worng": "b"},)', 'it needs "row", and "right" and "wrong"'),
+        ('({"row": "4", "rewards": {"4": 1}},)', "has the row '4'; it must be a dictionary"),
+        ('({"row": {}, "rewards": {"4": "1"}},)', "they must give each text a number"),
+        ('({"row": {}, "right": 4, "wrong": "5"},)', "has the response 4; it must be a text"),
+    ],
+)
+def test_examples_that_cannot_be_read_are_refused_with_the_line_of_their_class(
+    write, examples, says
+):
+    declares = f"EXAMPLES: ClassVar = {examples}"
+    file = write("interfaces/zz_declaring.py", DECLARING.format(declares=declares))
+    with pytest.raises(ProjectError, match=f"EXAMPLES of Declaring .*{says}") as caught:
+        registry.load("interfaces", "zz_declaring")
+    assert caught.value.where == f"{file}:7"
 
 
 def test_a_requirement_that_is_no_tuple_is_refused_before_the_file_is_imported(write):

@@ -7,8 +7,9 @@ decide beforehand what may be compared: a verdict must not depend on how busy a 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .bounds import as_interval, is_interval, upwards
 from .languages import words
 from .markup import is_clean, plain
 from .words import GREEK, is_plain_word, qualifies
@@ -130,6 +131,15 @@ class Expression:
     def is_relation(self) -> bool:
         return re.search(r"[=<>]|\\(?:l[et]q?|g[et]q?|neq?|in)(?![a-z])", self.latex) is not None
 
+    @property
+    def is_interval(self) -> bool:
+        return is_interval(self.latex)
+
+    def as_interval(self) -> Expression:
+        """The bounds of a variable as an interval; others as they are."""
+        interval = read_expression(as_interval(self.latex))
+        return replace(interval, unit=self.unit) if interval else self
+
     def unnamed(self) -> Expression:
         """The expression without a leading "x =" or "x \\in"."""
         bare = read_expression(_NAME.sub("", self.latex)) if _NAME.match(self.latex) else None
@@ -160,7 +170,7 @@ def _math_of(text: str) -> str:
         text = text.replace(sign, latex)
     text = text.replace("**", "^").replace("*", r" \cdot ").strip()
     text = _NAMED_NUMERATOR.sub(r"\1{\2}", text)
-    return _WITHOUT_BACKSLASH.sub(r"\\\1", text).rstrip(".")
+    return upwards(_WITHOUT_BACKSLASH.sub(r"\\\1", text).rstrip("."))
 
 
 def _is_plain_prose(text: str) -> bool:

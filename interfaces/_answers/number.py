@@ -1,5 +1,5 @@
 """Numbers as answers write them: 5, 1,234.50, 1e3, 1.5 × 10^3, 10^3, 3/4, \\frac{3}{4}, 1 3/4, 1½,
-5 million, five."""
+0.\\overline{3}, 5 million, five."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .words import FRACTIONS, NUMBERS, SCALES, SMALL_NUMBERS, TENS
 MAX_EXPONENT = 100
 
 _PLAIN = r"(?:[0-9]+(?:,[0-9]+)*(?:\.[0-9]+|\.(?!\w))?|\.[0-9]+)"
+_REPEATING = r"[0-9]+\.[0-9]*\\(?:overline|bar)\s*(?:\{\s*[0-9]+\s*\}|[0-9])(?!\w)"
 _FRACTION = r"""\\[dtc]?frac\s*(?:
     \{\s*-?[0-9]+\s*\}\s*\{\s*-?[0-9]+\s*\} | [0-9]\s*[0-9](?![0-9])
     | \{\s*-?[0-9]+\s*\}\s*[0-9](?![0-9]) | [0-9]\s*\{\s*[0-9]+\s*\})"""
@@ -23,7 +24,7 @@ _TEN_TO = r"10(?:\s*\^\s*(?:\{\s*[+-]?[0-9]+\s*\}|[+-]?[0-9]+)|[⁻⁺]?[⁰¹²
 _TIMES = r"\s*(?:×|·|\*|\\times|\\cdot)\s*"
 WRITTEN = rf"""
     (?:[0-9]+\s*(?:{_VULGAR}|{_FRACTION}) | [0-9]+\s+{_RATIO}
-    | {_FRACTION} | {_VULGAR} | {_RATIO} | {_TEN_TO}(?![\^⁰¹²³⁴-⁹.!])
+    | {_FRACTION} | {_VULGAR} | {_RATIO} | {_REPEATING} | {_TEN_TO}(?![\^⁰¹²³⁴-⁹.!])
     | {_PLAIN}
       (?:{_TIMES}{_TEN_TO} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
 """
@@ -51,6 +52,7 @@ _MIXED = re.compile(
 )
 _POWER_OF_TEN = re.compile(rf"(?:{_TIMES}|^){_TEN_TO}$")
 _SCALED = re.compile(rf"(?P<digits>{_PLAIN})(?:[eE](?P<exponent>.+)|\s+(?P<scale>[a-z]+))?")
+_REPETEND = re.compile(r"(?P<before>[0-9.]+)\\[a-z]+[\s{]*(?P<again>[0-9]+)")
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
@@ -62,6 +64,8 @@ def read_number(text: str) -> Fraction | None:
 def number_in_digits(text: str) -> Fraction | None:
     """The value of what WRITTEN matches; None for misplaced commas, a division by zero or one
     without remainder (a computation not carried out), and numbers out of bounds."""
+    if repetend := _REPETEND.match(text):
+        return _repeating(repetend["before"], repetend["again"])
     mixed = _MIXED.fullmatch(text)
     if mixed is None:
         return _scaled(text)
@@ -77,6 +81,12 @@ def _fraction(mixed: re.Match[str]) -> Fraction | None:
     numbers = re.findall("-?[0-9]+", mixed["fraction"])
     top, bottom = map(int, numbers if len(numbers) == 2 else numbers[0])  # \frac12
     return Fraction(top, bottom) if bottom and top % bottom else None
+
+
+def _repeating(before: str, again: str) -> Fraction:
+    """0.1, 6 → 1/6: the digits after which others are repeated without end."""
+    decimals = len(before.partition(".")[2])
+    return Fraction(before + "0") + Fraction(int(again), (10 ** len(again) - 1) * 10**decimals)
 
 
 def _scaled(text: str) -> Fraction | None:

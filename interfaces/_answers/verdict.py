@@ -140,6 +140,8 @@ def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
         return Verdict.UNPARSED
     if not gold.is_relation:
         expression = expression.unnamed()
+    if gold.is_interval:
+        expression = expression.as_interval()
     if gold.unit and expression.unit and not units_agree(gold.unit, expression.unit):
         return Verdict.WRONG
     if expression.key == gold.key and (gold.unit or not expression.unit):

@@ -19,11 +19,16 @@ MAX_CHARS = 500
 
 _THOUGHT = r"[\w:-]{0,20}(?:think|thought|reason|reflect|scratch|monologue|analysis)[\w:-]{0,20}\s*"
 _THOUGHT_BEGINS = re.compile(
-    rf"<{_THOUGHT}>|<\|begin_of_thought\|>|\[THINK\]|◁think▷", re.IGNORECASE
+    rf"<{_THOUGHT}>|<\|begin_of_thought\|>|\[THINK\]|◁think▷"
+    r"|<\|channel\|>analysis<\|message\|>|(?:^|(?<=assistant))(?-i:analysis)(?=[\w\\$*#])",
+    re.IGNORECASE | re.MULTILINE,
 )
 _THOUGHT_ENDS = re.compile(
-    rf"</{_THOUGHT}>|<\|end_of_thought\|>|\[/THINK\]|◁/think▷", re.IGNORECASE
+    rf"</{_THOUGHT}>|<\|end_of_thought\|>|\[/THINK\]|◁/think▷"
+    r"|<\|channel\|>final<\|message\|>|assistantfinal",
+    re.IGNORECASE,
 )
+"""The channels of gpt-oss, too: with its special tokens, or as they are decoded without them."""
 _STRUCK = re.compile(r"<(del|s|strike)>[^<]*</\1>|~~[^~\n]+~~", re.IGNORECASE)
 _TAG = re.compile(
     r"""</?(?:b|i|u|em|strong|span|font|mark|code|small|big|center|ins|kbd|samp|var|tt|a|q|cite|math

@@ -49,6 +49,8 @@ class CallReader:
     texts: list[str] = field(default_factory=list)
     """The parts before `position` that are not calls."""
     calls: list[ToolCall] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Where each part with calls begins and ends."""
     problems: list[str] = field(default_factory=list)
     """What is wrong with parts that look like calls, a line each."""
 
@@ -61,11 +63,14 @@ class CallReader:
             self.texts.append(self.body[self.position : match.start()])
             self.position = match.end()
             try:
-                self.calls += form.read(self, match.start())
+                calls = form.read(self, match.start())
             except (ValueError, RecursionError) as error:
                 reason = str(error) if type(error) is ValueError else "it is not valid JSON"
                 self.problems.append(f"a tool call cannot be read: {reason}")
                 self.texts.append(self.body[match.start() : self.position])
+                continue
+            self.calls += calls
+            self.spans += [(match.start(), self.position)] if calls else []
         del self.calls[MOST_CALLS:]
         self.problems.insert(0, f"only {MOST_CALLS} tool calls of a turn are read")
 

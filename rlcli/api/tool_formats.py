@@ -8,6 +8,7 @@ time, and says what is wrong in lines that the model can read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ LONGEST = 1 << 20
 MOST_PROBLEMS = 8
 
 AUTO = "auto"
+_END = re.compile("</think>")
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ class ToolFormat:
         `chat_template.opens_reasoning`."""
         text = text.encode("utf-8", "replace").decode()
         start = _end_of_reasoning(text[:LONGEST], in_reasoning)
-        reader = CallReader(text[:LONGEST], start, _types_of(self.tools))
-        reader.read(FORMATS[self.name])
+        reader = self._read(text[:LONGEST], start)
+        if (later := _end_of_later_reasoning(reader, start)) is not None:
+            reader = self._read(text[:LONGEST], start := later)
         if len(text) > LONGEST:
             reader.problems.append(f"only the first {LONGEST:,} characters are read for tool calls")
         problems = tuple(dict.fromkeys(reader.problems))[:MOST_PROBLEMS]
@@ -76,6 +79,11 @@ class ToolFormat:
             return Parsed(text, problems=problems)
         rest = "".join([text[:start], *reader.texts, text[reader.position :]])
         return Parsed(rest.strip(), tuple(reader.calls), problems)
+
+    def _read(self, text: str, start: int) -> CallReader:
+        reader = CallReader(text, start, _types_of(self.tools))
+        reader.read(FORMATS[self.name])
+        return reader
 
 
 def tool_format(tokenizer: Any, name: str = AUTO, tools: Sequence[Schema] = ()) -> ToolFormat:
@@ -181,8 +189,17 @@ def _types_of(tools: Sequence[Schema]) -> dict[str, Mapping[str, Any]]:
 
 
 def _end_of_reasoning(text: str, in_reasoning: bool) -> int:
-    """Where the answer starts in a turn: behind its reasoning; at its end if that never ends."""
-    end = text.rfind("</think>")
-    if end >= 0:
-        return end + len("</think>")
-    return len(text) if in_reasoning or text.lstrip().startswith("<think>") else 0
+    """Where the answer starts in a turn that begins with reasoning: behind that; at its end if that
+    never ends."""
+    if not in_reasoning and not text.lstrip().startswith("<think>"):
+        return 0
+    end = _END.search(text)
+    return end.end() if end else len(text)
+
+
+def _end_of_later_reasoning(reader: CallReader, start: int) -> int | None:
+    """Where further reasoning ends, behind which the answer starts instead; None if there is none.
+    An end among the arguments of a call ends nothing."""
+    ends = (match.end() for match in _END.finditer(reader.body, start))
+    outside = (end for end in ends if not any(a < end <= b for a, b in reader.spans))
+    return max(outside, default=None)

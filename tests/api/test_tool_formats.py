@@ -304,6 +304,18 @@ def test_faults_are_described(name, text, problem):
     assert "\n" not in line
 
 
+def test_an_end_of_reasoning_within_arguments_ends_nothing():
+    call = '<tool_call>{"name": "add", "arguments": {"a": "x</think>y"}}</tool_call>'
+    form = ToolFormat("hermes")
+    expected = (ToolCall("add", {"a": "x</think>y"}),)
+    assert form.parse(f"<think>a</think>b {call} c") == Parsed("<think>a</think>b  c", expected)
+    assert form.parse(call).calls == form.parse(f"a</think>{call}", in_reasoning=True).calls
+    assert form.parse(call).calls == expected
+    for later in ("<think>", ""):
+        text = f"<think>a</think>{call}{later}perhaps {call}</think>{call}"
+        assert form.parse(text).calls == expected
+
+
 def test_a_call_with_a_fault_does_not_hide_the_others():
     good = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     parsed = ToolFormat("hermes").parse(f"a {good} b <tool_call>{{bad}}</tool_call> c {good} d")

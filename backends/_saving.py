@@ -111,6 +111,9 @@ def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
     config = copy.deepcopy(lm.config)
     config.architectures = [type(lm).__name__.removeprefix("FSDP")]
     config.dtype = dtype
+    for name in config.sub_configs:
+        if (sub_config := getattr(config, name, None)) is not None:
+            sub_config.dtype = dtype
     config.save_pretrained(folder)
     if lm.can_generate():
         # its save_pretrained refuses settings that many published models have, such as a

@@ -18,6 +18,8 @@ from rlcli.api.key_meaning import DROPPED
 from rlcli.api.limits import Limits
 
 if TYPE_CHECKING:
+    import torch
+
     from rlcli.api.model import Model
 
 By = Literal["rewards", "solved"]
@@ -42,7 +44,8 @@ class GroupFilterInterface(ModelInterface):
     whatever else goes into the reward."""
 
     min_spread: float = 0.0
-    """Rewards of a prompt count as equal if the highest exceeds the lowest by no more than this."""
+    """Rewards of a prompt count as equal if the highest exceeds the lowest by no more than this
+    and what the rounding of float32 may add."""
 
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
@@ -53,7 +56,8 @@ class GroupFilterInterface(ModelInterface):
             data.data[self.by].double().cpu().split([len(group) for group in data.seqlens[self.by]])
         )
         alike = [
-            len(group) > 1 and float(group.max() - group.min()) <= self.min_spread
+            len(group) > 1
+            and float(group.max() - group.min()) <= self.min_spread + _rounding_error(group)
             for group in scores
         ]
         dropped = ["equal_rewards" if same else None for same in alike]
@@ -64,6 +68,13 @@ class GroupFilterInterface(ModelInterface):
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         return self.inference(model, data, MicroBatchSpec())
+
+
+def _rounding_error(scores: torch.Tensor) -> float:
+    """What rewards that are equal may differ by: a sum of several terms in float32."""
+    import torch
+
+    return 4 * torch.finfo(torch.float32).eps * float(scores.abs().max())
 
 
 register_interface("group_filter", GroupFilterInterface)

@@ -305,10 +305,12 @@ def _retyped(
     moves: list[Move], dtype: str | None, hf: Mapping[str, Any], family: HFFamily | None
 ) -> tuple[list[Move], dict[str, Any]]:
     """The moves with floating-point tensors of type `dtype`, except those that transformers keeps
-    in float32, which no family here has; and the matching entry of config.json."""
+    in float32, which no family here has; and the matching entries of config.json."""
     if dtype is not None:
         stays = stays_wide(hf, dtype) if family is None else lambda name: False
-        return [in_type(move, NAMES[dtype], stays) for move in moves], {"dtype": dtype}
+        parts = {key: part for key, part in hf.items() if isinstance(part, dict)}
+        typed = {key: part | {"dtype": dtype} for key, part in parts.items() if "dtype" in part}
+        return [in_type(move, NAMES[dtype], stays) for move in moves], {"dtype": dtype, **typed}
     if _dtype(hf) is not None:
         return moves, {}
     largest = max((spec for move in moves for spec in move.outputs), key=lambda spec: spec.bytes)

@@ -31,6 +31,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         )
     except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(f"no tokenizer can be read from {source}: {first_line(error)}") from error
+    for argument in ("is_local", "local_files_only"):  # it would save them as its own
+        tokenizer.init_kwargs.pop(argument, None)
     check_template(tokenizer, source)
     return with_end_token(tokenizer, source)
 

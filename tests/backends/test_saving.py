@@ -6,9 +6,11 @@ import time
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
+from rlcli.api.model_skeleton import skeleton
 from rlcli.backends._saving import _written_aside, describe
+from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch
@@ -106,6 +108,25 @@ def test_a_model_keeps_its_further_end_tokens(ends, further, tmp_path):
     if further:
         saved, _ = described({"eos_token_id": [*further, end]}, tmp_path / "among them")
         assert saved["eos_token_id"] == [end, *further]
+
+
+def test_all_parts_of_a_configuration_have_the_dtype_of_the_files(tmp_path):
+    text = {"vocab_size": 97, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+    config = AutoConfig.for_model("gemma3", text_config=text)
+    describe(skeleton(config, "lm", torch.float32), torch.bfloat16, None, str(tmp_path))
+    saved = json.loads((tmp_path / "config.json").read_text())
+    parts = (saved, saved["text_config"], saved["vision_config"])
+    assert [part["dtype"] for part in parts] == ["bfloat16"] * 3
+
+
+def test_a_tokenizer_is_saved_without_the_arguments_that_it_was_loaded_with(tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    as_transformers(byte_tokenizer(chat=True)).save_pretrained(first)
+    (first / "config.json").write_text('{"model_type": "llama"}')
+    load_tokenizer(str(first)).save_pretrained(again)
+    name = "tokenizer_config.json"
+    assert json.loads((again / name).read_text()) == json.loads((first / name).read_text())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -328,6 +328,17 @@ def test_config_json_has_the_dtype_of_the_weights(key, changes, hub, tmp_path):
     assert (written["dtype"], "torch_dtype" in written) == ("float16", False)
 
 
+def test_parts_of_config_json_get_the_requested_dtype(hub, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(hub("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"] = {"dtype": "float32", "depth": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    target = _run(plan_to_hf(folder, tmp_path / "out", dtype="bfloat16"))
+    written = json.loads((target / "config.json").read_text())
+    assert written["vision_config"] == {"dtype": "bfloat16", "depth": 2}
+
+
 def test_a_model_is_split_into_files_of_limited_size(hub, tmp_path):
     from transformers import AutoModelForCausalLM
 

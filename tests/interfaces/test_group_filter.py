@@ -44,6 +44,11 @@ def test_groups_can_be_compared_by_solved():
     assert dropped(groups, "solved", torch.bool, by="solved") == [True, True, False]
 
 
+def test_rewards_that_are_equal_but_for_rounding_are_equal():
+    assert dropped([[0.1 + 0.2, 0.3], [0.7, 0.7 + 1e-7], [100.0, 100.001]]) == [True, True, False]
+    assert dropped([[1.0, 0.9], [0.0, 0.1], [1.0, 0.899]], min_spread=0.1) == [True, True, False]
+
+
 def test_min_spread_drops_groups_whose_rewards_hardly_differ():
     assert dropped([[0.0, 0.25], [0.0, 0.26], [-1.0, 1.0]], min_spread=0.25) == [True, False, False]
     assert dropped([[0.0, 0.25]]) == [False]

@@ -58,10 +58,10 @@ def _conversions(lm: Any) -> list[Any]:
 
 
 def without_dropout(config: Any) -> Any:
-    """Turn dropout off: policy ratios compare log-probs of two passes,
+    """Turn dropout off, also that of whole layers: policy ratios compare log-probs of two passes,
     which it would make differ for no reason."""
     for name in list(config.to_dict()):
-        if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(
+        if name.endswith(("dropout", "pdrop", "dropout_prob", "layerdrop")) and isinstance(
             getattr(config, name, None), int | float
         ):
             setattr(config, name, 0.0)

@@ -209,10 +209,13 @@ def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
 
 
 def _homes(name: str) -> list[tuple[str, str]]:
-    """The kinds that have a component with this name."""
+    """The kinds that have a component with this name, which may be that of an installed module."""
     from rlcli import registry
     from rlcli.api.component import module_name
+    from rlcli.recipe.components import known_signature
 
+    if "." in name:
+        return [(kind, name) for kind in KINDS.values() if known_signature(kind, name) is not None]
     return [(kind, name) for kind in KINDS.values() if module_name(name) in registry.names(kind)]
 
 

@@ -126,6 +126,13 @@ def test_a_component_may_be_named_by_its_module(site):
     assert registry.load("interfaces", name).__module__ == name
 
 
+def test_show_takes_the_name_of_a_module(site, capsys):
+    from rlcli.cli.show import _show_by_name
+
+    assert _show_by_name("their_lab.rewards.brevity", as_json=False)
+    assert capsys.readouterr().out.startswith("interface their_lab.rewards.brevity · ")
+
+
 SETTINGS = """
 from dataclasses import dataclass, field
 from rlcli.api.component import {registrar}

@@ -56,8 +56,7 @@ class GroupFilterInterface(ModelInterface):
             data.data[self.by].double().cpu().split([len(group) for group in data.seqlens[self.by]])
         )
         alike = [
-            len(group) > 1
-            and float(group.max() - group.min()) <= self.min_spread + _rounding_error(group)
+            len(group) > 1 and float(group.max() - group.min()) <= self.min_spread + _ulps(group)
             for group in scores
         ]
         dropped = ["equal_rewards" if same else None for same in alike]
@@ -70,7 +69,7 @@ class GroupFilterInterface(ModelInterface):
         return self.inference(model, data, MicroBatchSpec())
 
 
-def _rounding_error(scores: torch.Tensor) -> float:
+def _ulps(scores: torch.Tensor) -> float:
     """What rewards that are equal may differ by: a sum of several terms in float32."""
     import torch
 

@@ -328,3 +328,17 @@ def test_the_time_of_a_partition_is_that_of_the_cluster_that_the_options_choose(
 
     assert "signal=B:USR1@900\n" in script()
     assert "signal=B:USR1@300\n" in script("launch.slurm.options.clusters=alps")
+
+
+def test_the_time_of_a_job_of_parts_is_the_shortest_of_their_partitions(
+    project, tmp_path, monkeypatch
+):
+    lines = ['case "$*" in *=short*) echo "short 8:00 1-0";; *) echo "long 20:00 1-0";; esac']
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sinfo").write_text("\n".join(["#!/bin/sh", *lines]))
+    (tmp_path / "bin/sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    parts = ["launch.slurm.parts=[{nodes: 1}, {nodes: 1, partition: short}]", "cluster.nodes=2"]
+    settings = ["launch=slurm", "launch.slurm.partition=long", *parts]
+    script = planned(load_recipe("toy.yaml", settings), None).script()
+    assert "signal=B:USR1@120\n" in script

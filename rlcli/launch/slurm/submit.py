@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,12 +20,11 @@ from rlcli.launch.slurm.allocations import lead_of
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.job import LOG
 from rlcli.launch.slurm.jobs import JOB_ID, Submission, look_up_one, of_cluster
-from rlcli.launch.slurm.script import batch_script, seconds_of
+from rlcli.launch.slurm.script import batch_script, parts_of, seconds_of
 from rlcli.launch.sweep import Sweep, open_sweep
 from rlcli.project import VARIABLE, current_project
 
 if TYPE_CHECKING:
-    from rlcli.recipe.launch_section import Slurm
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
 
@@ -55,7 +54,7 @@ class JobArray:
         from rlcli.topology import plan_topology
 
         settings = self.recipe.launch.slurm
-        limit = seconds_of(settings.time) if settings.time else _limit_of_partition(settings)
+        limit = seconds_of(settings.time) if settings.time else _limit_of_partitions(self.recipe)
         return batch_script(
             self.recipe,
             plan_topology(self.recipe),
@@ -214,10 +213,18 @@ def _new_folder(resolved: Resolved) -> Path:
     return free_folder(Path(resolved.recipe.log.dir).expanduser() / resolved.recipe.name)
 
 
-def _limit_of_partition(settings: Slurm) -> int | None:
+def _limit_of_partitions(recipe: Recipe) -> int | None:
+    """Default time limit of a job, in seconds: the shortest of its parts'; None if unlimited or
+    unknown."""
+    names = dict.fromkeys(part.partition for part in parts_of(recipe))
+    options = recipe.launch.slurm.options
+    limits = [_limit_of_partition(name, options) for name in names]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit_of_partition(name: str | None, options: Mapping[str, object]) -> int | None:
     """Default time limit of a partition's jobs, in seconds, in the cluster that the options choose;
     None if unlimited or unknown."""
-    name, options = settings.partition, settings.options
     in_cluster = of_cluster(str(options.get("clusters") or options.get("cluster") or ""))
     try:
         asked = [

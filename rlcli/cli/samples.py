@@ -83,6 +83,7 @@ def samples(
         by_reward,
         changed_between,
         iterate_samples,
+        matching,
         select_samples,
     )
 
@@ -90,7 +91,7 @@ def samples(
         raise UsageError(
             "--worst, --best and --changed exclude each other", hint="keep one of them"
         )
-    is_ranked = worst is not None or best is not None
+    is_ranked = bool(worst or best)
     selection = SampleSelection(
         tuple(step or ()), phase.value if phase else None, row, _pattern(grep), is_ranked
     )
@@ -100,10 +101,11 @@ def samples(
         total = len(pairs)
         _show_pairs(pairs[:limit], full, as_json)
     else:
-        chosen = select_samples(recorded, selection)
         if is_ranked:
             limit = worst or best or limit
-            chosen = by_reward(chosen, limit, best=best is not None)
+            chosen = by_reward(matching(recorded, selection), limit, best=bool(best))
+        else:
+            chosen = select_samples(recorded, selection)
         total = len(chosen)
         _show_samples(chosen[:limit], full, as_json)
     if total > limit:

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
@@ -236,28 +237,30 @@ def select_samples(
     is_search = selection.id is not None or selection.pattern is not None
     is_last_step_only = not (selection.steps or is_search or selection.every_step)
     selected: list[SampleRecord] = []
-    for sample in samples:
-        if not selection.matches(sample) or (
-            selection.steps and sample.step not in selection.steps
-        ):
-            continue
+    for sample in matching(samples, selection):
         if is_last_step_only and selected and sample.step != selected[-1].step:
             selected.clear()
         selected.append(sample)
     return selected
 
 
+def matching(samples: Iterable[SampleRecord], selection: SampleSelection) -> Iterator[SampleRecord]:
+    """Those of the steps of a selection, or of any step, that match it."""
+    for sample in samples:
+        if selection.matches(sample) and (not selection.steps or sample.step in selection.steps):
+            yield sample
+
+
 def by_reward(samples: Iterable[SampleRecord], count: int, *, best: bool) -> list[SampleRecord]:
     """The best or the worst samples that have a reward; of equal ones those of the latest step
-    first."""
+    first. Holds no more than these."""
     sign = -1 if best else 1
-    rewarded = [
+    rewarded = (
         (sign * sample.reward, -sample.step, sample)
         for sample in samples
         if sample.reward is not None
-    ]
-    rewarded.sort(key=lambda ranked: ranked[:2])
-    return [sample for *_, sample in rewarded[:count]]
+    )
+    return [sample for *_, sample in nsmallest(count, rewarded, key=lambda ranked: ranked[:2])]
 
 
 def changed_between(
@@ -265,16 +268,15 @@ def changed_between(
 ) -> list[tuple[SampleRecord, SampleRecord]]:
     """Responses to one prompt that differ between two steps: the first and the last,
     or the selected ones."""
-    seen: dict[tuple[str, str, int], list[SampleRecord]] = {}
-    for sample in samples:
-        if selection.matches(sample) and (not selection.steps or sample.step in selection.steps):
-            seen.setdefault((sample.phase, str(sample.id), sample.number), []).append(sample)
-    changed = []
-    for responses in seen.values():
-        before, after = responses[0], responses[-1]
-        if before.step != after.step and before.response != after.response:
-            changed.append((before, after))
-    return changed
+    ends: dict[tuple[str, str, int], tuple[SampleRecord, SampleRecord]] = {}
+    for sample in matching(samples, selection):
+        name = sample.phase, str(sample.id), sample.number
+        ends[name] = ends.get(name, (sample, sample))[0], sample
+    return [
+        (before, after)
+        for before, after in ends.values()
+        if before.step != after.step and before.response != after.response
+    ]
 
 
 def changed_responses(path: Path) -> list[tuple[SampleRecord, SampleRecord]]:

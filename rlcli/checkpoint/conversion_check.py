@@ -42,7 +42,7 @@ class ConversionReport:
     tied: bool
     prompts: int
     max_difference: float
-    """Between the logits; anything but 0 means that the models differ, and is an error."""
+    """Between the outputs; anything but 0 means that the models differ, and is an error."""
 
 
 @dataclass(frozen=True)

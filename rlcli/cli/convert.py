@@ -191,7 +191,7 @@ def _checked(
     rounded = f" rounded to {plan.dtypes[0].lower()}" if _is_rounded(plan) else ""
     yield f"         all {result.parameters} parameters equal those of the {origin}{rounded}"
     yield (
-        f"         logits on {result.prompts} prompts: max diff {result.max_difference} against "
+        f"         outputs on {result.prompts} prompts: max diff {result.max_difference} against "
         f"the {origin}{rounded}"
     )
 

@@ -52,7 +52,7 @@ def test_a_run_is_converted_to_a_folder_for_transformers(model, rlcli):
     assert lines[1].startswith("writing  out/model: 1 safetensors (")
     assert "checking names and shapes 21/21 · embeddings untied as in the source · no NaN" in lines
     assert "         all 21 parameters equal those of the source" in lines
-    assert "         logits on 8 prompts: max diff 0.0 against the source" in lines
+    assert "         outputs on 8 prompts: max diff 0.0 against the source" in lines
     assert lines[-1].startswith("done     in ")
     assert all(len(line) <= 80 for line in lines)
     assert (Path("out/model") / "model.safetensors").read_bytes() == (

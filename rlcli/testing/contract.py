@@ -73,6 +73,17 @@ class Contract:
             yield
 
 
+def skip_if(condition: object, reason: str) -> None:
+    """Skip the check where this holds."""
+    if condition:
+        pytest.skip(reason)
+
+
+def skip_unless(condition: object, reason: str) -> None:
+    """Skip the check where this does not hold."""
+    skip_if(not condition, reason)
+
+
 def skip_without_arguments(kind: str, name: str, args: Mapping[str, Any]) -> None:
     """Skip a check of a component that needs arguments which are not given, or whose defaults do
     not meet what its NEEDS demand."""

@@ -60,8 +60,7 @@ class ChecksPlugin:
         if self._selection.is_suite(module_path):
             subject = self._subject(module_path)
             nodeid = f"{subject.kind}/{subject.name}"
-        module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=nodeid)
-        return module
+        return pytest.Module.from_parent(parent, path=module_path, nodeid=nodeid)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
@@ -96,8 +95,7 @@ class ChecksPlugin:
             pytest.ExceptionInfo.from_exception(error), [node.path], str(report.longrepr)
         )
         content = "contract" if self._selection.is_suite(node.path) else "tests"
-        words = f"its {content} can be imported"
-        check = Check(words, "FAIL", node.nodeid, 0.0, failure)
+        check = Check(f"its {content} can be imported", "FAIL", node.nodeid, 0.0, failure)
         self._progress[subject].checks.append(check)
 
     def _subject(self, file: Path) -> Subject:
@@ -209,8 +207,7 @@ class ChecksPlugin:
         changes = ProcessState.now().changes_since(self._state)
         self._state.restore()
         if changes:
-            finding = f"it changes the whole process: {changes}"
-            raise Violation(finding, PUT_BACK, str(subject.file))
+            raise Violation(f"it changes the whole process: {changes}", PUT_BACK, str(subject.file))
 
     @contextlib.contextmanager
     def _limited(self, item: pytest.Item) -> Iterator[None]:

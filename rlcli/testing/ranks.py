@@ -25,7 +25,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -34,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rlcli.api.network import LOOPBACK
 from rlcli.processes import ProcessClock, die_with_parent
 from rlcli.runtime.roles import MESH_ORDER
-from rlcli.testing.contract import FailedElsewhere, Violation
+from rlcli.testing.contract import FailedElsewhere, Violation, skip_if
 
 Work = Callable[[int], dict[str, Any]]
 Frame = tuple[str, int, str]
@@ -114,10 +113,10 @@ def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, 
 def skip_without_forks() -> None:
     """Skip the check if autograd would not run in a fork:
     torch refuses it when the parent process sees CUDA."""
-    if torch.cuda.is_available():
-        pytest.skip(
-            "not tried: a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them"
-        )
+    skip_if(
+        torch.cuda.is_available(),
+        "not tried: a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them",
+    )
 
 
 def mesh_of_ranks(**degrees: int) -> DeviceMesh | None:
@@ -161,8 +160,7 @@ class _Rank:
         """The rank's report; None if it did not finish."""
         if not self.answer.exists():
             return None
-        result: dict[str, Any] = json.loads(self.answer.read_text())
-        return result
+        return json.loads(self.answer.read_text())
 
     def tell(self, **report: Any) -> None:
         """Write the report atomically: the parent may read it at any time."""
@@ -225,7 +223,7 @@ def leave_groups_of_parent() -> None:
     a fork, but threads of its own groups may have got their stacks, and thus their identifiers: it
     would wait for its own, forever."""
     world = distributed_c10d._world
-    registers: tuple[dict[Any, Any], ...] = (
+    registers = (
         world.pg_map,
         world.pg_names,
         world.pg_group_ranks,

@@ -24,7 +24,7 @@ from rlcli.recipe.introspection.minimal import superfluous
 from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.resolve import Resolved, load_recipe
 from rlcli.recipe.schema import Component, Recipe
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_unless
 from rlcli.testing.saved_models import saved_weights
 from rlcli.testing.smoke import STEPS, SmokeRun, run_two_steps, write_rows
 from rlcli.topology.report import make_plan
@@ -127,8 +127,7 @@ class RecipeContract(Contract):
     def test_rows_fit(self, resolved: Resolved) -> None:
         """its own rows fit, and none that is held out is trained on"""
         names = [name for name, section in resolved.recipe.datasets.items() if _is_drawn(section)]
-        if not names:
-            pytest.skip("its rows come from the user or the Hub")
+        skip_unless(names, "its rows come from the user or the Hub")
         try:
             findings = list(inspect_rows(resolved, names))
         except ModelError as error:
@@ -143,8 +142,7 @@ class RecipeContract(Contract):
 
     def test_opening_lines(self, resolved: Resolved) -> None:
         """it opens with what it does and what it needs"""
-        if not is_built_in(resolved.path):
-            pytest.skip("your own recipe may open as you like")
+        skip_unless(is_built_in(resolved.path), "your own recipe may open as you like")
         does, needs, *_ = [*resolved.path.read_text(encoding="utf-8").splitlines(), "", ""]
         if not (
             does.startswith("# ") and does.rstrip().endswith(".") and needs.startswith("# Needs: ")
@@ -193,8 +191,7 @@ class RecipeContract(Contract):
     ) -> None:
         """what is learned from rewards changes with them"""
         learners = _learners_from_rewards(smoke.recipe)
-        if not learners:
-            pytest.skip("learns from no rewards")
+        skip_unless(learners, "learns from no rewards")
         exchanged = run_two_steps(resolved, tmp_path_factory.mktemp("exchanged"), True)
         for role in learners:
             weights = [
@@ -216,8 +213,7 @@ class RecipeContract(Contract):
             for role in smoke.own_models
             if (name := f"{role}/{PERPLEXITY}") in first
         }
-        if not perplexities:
-            pytest.skip("trains no small language model from scratch on given texts")
+        skip_unless(perplexities, "trains no small language model from scratch on given texts")
         for role, perplexity in perplexities.items():
             config = smoke.finished.outcome.models[role] / "config.json"
             vocabulary = json.loads(config.read_text())["vocab_size"]
@@ -231,8 +227,7 @@ class RecipeContract(Contract):
 
     def test_models_are_saved(self, smoke: SmokeRun) -> None:
         """what it trains is saved in the form that transformers reads"""
-        if not smoke.recipe.saved_roles:
-            pytest.skip("saves no model")
+        skip_unless(smoke.recipe.saved_roles, "saves no model")
         for role, folder in smoke.finished.outcome.models.items():
             config = folder / "config.json"
             if not config.is_file() or "model_type" not in json.loads(config.read_text()):

@@ -63,9 +63,7 @@ def try_reward_on(name: str, values: Sequence[str], file: Path) -> RewardTrial:
     rows are also tried with the response of the next row, and with an empty one. Raises UsageError
     for a reward that needs a model, DataError for rows, whatever the reward raises."""
     subject = Subject("interface", name, registry.path_of("interfaces", name), tuple(values))
-    interface: ModelInterface = registry.make_interface(
-        ModelInterfaceAbstraction(name, values_of(subject))
-    )
+    interface = registry.make_interface(ModelInterfaceAbstraction(name, values_of(subject)))
     _check_reads_texts(name, interface)
     rows = _read(file)
     tokenizer = byte_tokenizer()

@@ -145,8 +145,7 @@ def _is_about(contract: type[Contract], subject: Subject) -> bool:
 def _contract_for(subject: Subject) -> type[Contract]:
     """The class with all checks of a component."""
     kind = KINDS[subject.kind]
-    contract: type[Contract] = getattr(importlib.import_module(kind.module), kind.contract)
-    return contract
+    return getattr(importlib.import_module(kind.module), kind.contract)
 
 
 def _is_in_part(item: pytest.Item, subject: Subject) -> bool:

@@ -143,12 +143,10 @@ def subjects(kind: str, name: str | None = None, values: Sequence[str] = ()) -> 
         raise _no_kind(kind)
     if name is None:
         if values:
-            message = (
-                f"{values[0]} is meant for one component; {kind} names "
-                f"{'all' if kind == ALL else 'several'}"
-            )
             raise UsageError(
-                message, hint="name the one that it is for: rlcli test KIND NAME KEY=VALUE"
+                f"{values[0]} is meant for one component; {kind} names "
+                f"{'all' if kind == ALL else 'several'}",
+                hint="name the one that it is for: rlcli test KIND NAME KEY=VALUE",
             )
         kinds = (
             [title for title, about in KINDS.items() if not about.part_of]

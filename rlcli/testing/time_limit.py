@@ -49,7 +49,7 @@ def with_line_numbers(error: BaseException) -> BaseException:
         entry = entry.tb_next
     numbered: TracebackType | None = None
     for entry in reversed(entries):
-        line: int | None = entry.tb_lineno  # the type says that there always is one
+        line = entry.tb_lineno  # the type says that there always is one
         if line is None or line < 0:  # -1 until Python 3.11.2
             line = entry.tb_frame.f_code.co_firstlineno
         numbered = TracebackType(numbered, entry.tb_frame, entry.tb_lasti, line)

@@ -36,6 +36,7 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.mixtures import FAMILIES
+from rlcli.testing.contract import skip_unless
 
 SHORT: dict[str, Any] = {"greedy": True, "max_new_tokens": 4}
 DEFAULTS = {**SETTINGS, "dtype": "float32"}
@@ -48,8 +49,7 @@ class BackendArgumentChecks(BackendChecks):
     def test_every_argument_matters(self) -> None:
         """every argument changes a number, unless it is declared to change none"""
         cls = type(self.backend())
-        if not cls.REPRODUCIBLE:
-            pytest.skip("does not promise equal responses (REPRODUCIBLE)")
+        skip_unless(cls.REPRODUCIBLE, "does not promise equal responses (REPRODUCIBLE)")
         self.require_all_layouts()
         silent = (*silent_arguments(cls), *self._safe_on_resume())
         arguments = [_without_auto(one) for one in arguments_of(self.backend(**DEFAULTS))]

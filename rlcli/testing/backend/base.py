@@ -42,7 +42,7 @@ from rlcli.testing.backend.plain import (
     value_targets,
 )
 from rlcli.testing.batches import make_batch
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Violation, place_of, skip_unless
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.saved_models import saved_weights
 from rlcli.testing.tiny_models import (
@@ -182,24 +182,21 @@ class BackendChecks(Contract):
         if engine is None:
             pytest.skip("makes no engine")
         if not isinstance(engine, HoldsWeights):
-            cause = "set it to an engine that implements HoldsWeights, or to None"
             raise Violation(
                 f"model.module is a {type(engine).__name__}",
-                cause,
+                "set it to an engine that implements HoldsWeights, or to None",
                 source_of(backend, "_initialize"),
             )
         return engine
 
     def scoring_engine(self, family: str | None = None, **settings: Any) -> Any:
         """An engine that scores sequences; skips the check if the backend has none."""
-        if not type(self.backend()).SCORES:
-            pytest.skip("does not score")
+        skip_unless(type(self.backend()).SCORES, "does not score")
         return self.engine(family, **settings)
 
     def trained_engine(self, family: str | None = None, **settings: Any) -> Any:
         """An engine with an optimizer; skips the check if the backend does not train."""
-        if not self.trains():
-            pytest.skip("does not train")
+        skip_unless(self.trains(), "does not train")
         return self.engine(family, **settings)
 
     def generating_engine(
@@ -242,8 +239,7 @@ class BackendChecks(Contract):
 
     def require_all_layouts(self) -> None:
         """Skip the check if only one layout is tried."""
-        if not self.all_layouts:
-            pytest.skip("not tried: --all-layouts does")
+        skip_unless(self.all_layouts, "not tried: --all-layouts does")
 
     def _refuses(
         self, degrees: Mapping[str, int], settings: Mapping[str, Any], family: str
@@ -260,8 +256,9 @@ class BackendChecks(Contract):
     def optimizer_settings(self, **settings: Any) -> AdamW:
         """AdamW as described by the backend's settings; override if they have other names."""
         backend = self.backend(**settings)
-        if not hasattr(backend, "lr"):
-            pytest.skip("not tried: has no setting lr; override optimizer_settings")
+        skip_unless(
+            hasattr(backend, "lr"), "not tried: has no setting lr; override optimizer_settings"
+        )
         return AdamW.described_by(backend)
 
     def rates(self) -> tuple[float, ...]:

@@ -113,14 +113,13 @@ class ForwardChecks(BackendChecks):
         for quantity, fine in outputs["float32"].items():
             apart = distance(outputs["bfloat16"][quantity], fine)
             if not 1e-4 < apart < 0.1:
-                cause = (
-                    "run matrix products in dtype"
-                    if apart < 1e-4
-                    else "only matrix products run in 16 bits"
-                )
                 raise Violation(
                     f"{quantity} in bfloat16 are {apart:.2g} from those in float32",
-                    cause,
+                    (
+                        "run matrix products in dtype"
+                        if apart < 1e-4
+                        else "only matrix products run in 16 bits"
+                    ),
                     source_of(heads["lm"], "__init__"),
                 )
 
@@ -150,9 +149,8 @@ class ForwardChecks(BackendChecks):
         engine.forward(batch(), MicroBatchSpec(max_tokens_per_mb=12))
         total = sum(batch().flat_seqlens("packed_input_ids"))
         if max(seen) > 12 or sum(seen) != total:
-            finding = f"forward passes over {seen} tokens; the cap is 12 and there are {total}"
             raise Violation(
-                finding,
+                f"forward passes over {seen} tokens; the cap is 12 and there are {total}",
                 "leave the splitting to ForwardEngine.forward",
                 source_of(engine, "forward"),
             )

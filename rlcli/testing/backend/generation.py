@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -28,7 +27,7 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.plain import exact, greedy_answers, packed, scores_of, sequences
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 NEW_TOKENS = 12
@@ -91,15 +90,12 @@ class BackendGenerationChecks(BackendChecks):
         for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
             pieces[number].append(token)
         expected = engine.generate(sample, TinyTokenizer(), settings, seeds).tokens
-        cause = (
-            "yield (number of the response, its next token), each once, in the order of "
-            "prompts and their groups"
-        )
         _require_same(
             [torch.tensor(tokens) for tokens in pieces],
             expected,
             "as a stream",
-            cause,
+            "yield (number of the response, its next token), each once, in the order of "
+            "prompts and their groups",
             source_of(engine, "stream"),
         )
 
@@ -114,15 +110,12 @@ class BackendGenerationChecks(BackendChecks):
             "stop_token_ids": tuple(range(0, VOCABULARY, 5)),
         }
         drawn = generate(engine, **settings)
-        cause = (
-            "report log-probs of the whole distribution at the temperature, before top_p and top_k"
-        )
         require_close(
             "log-probs of sampled tokens",
             torch.cat(drawn.logprobs),
             torch.cat(_recomputed(engine, drawn, settings["temperature"])),
             self.tolerance,
-            cause,
+            "report log-probs of the whole distribution at the temperature, before top_p and top_k",
             source_of(engine, "generate"),
         )
 
@@ -157,8 +150,7 @@ class BackendGenerationChecks(BackendChecks):
         """take_parameters: mixed by eta, and used at once"""
         for family, eta in product(self.families, (1.0, 0.25)):
             mine, source = self.engine(family, seed=1), self.engine(lm=_moved(family))
-            if not offers(mine, "take_parameters"):
-                pytest.skip("takes no parameters of other engines")
+            skip_unless(offers(mine, "take_parameters"), "takes no parameters of other engines")
             # what is derived from weights is renewed in the same way for all families
             generates = isinstance(mine, GenerationEngine) and family in self.families[:2]
             if generates:
@@ -178,8 +170,7 @@ class BackendGenerationChecks(BackendChecks):
                 _require_answers(actual, answers, "after take_parameters", where, cause)
 
     def _require_reproducible(self) -> None:
-        if not type(self.backend()).REPRODUCIBLE:
-            pytest.skip("does not promise it (REPRODUCIBLE)")
+        skip_unless(type(self.backend()).REPRODUCIBLE, "does not promise it (REPRODUCIBLE)")
 
 
 def generate(

@@ -19,7 +19,7 @@ from rlcli.testing.backend.base import (
     source_of,
 )
 from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.tiny_models import tiny_model
 
 SCHEDULES = {
@@ -66,8 +66,10 @@ class OptimizerChecks(BackendChecks):
                 "warmup_steps": 3,
                 "min_lr_ratio": 0.1,
             }
-            if not all(hasattr(self.backend(), name) for name in settings):
-                pytest.skip("has no settings lr, schedule, warmup_steps, min_lr_ratio")
+            skip_unless(
+                all(hasattr(self.backend(), name) for name in settings),
+                "has no settings lr, schedule, warmup_steps, min_lr_ratio",
+            )
             try:
                 engine = self.trained_engine(**settings)
             except UsageError:
@@ -79,10 +81,9 @@ class OptimizerChecks(BackendChecks):
                         f"the {schedule} schedule has {rate:.4g} of the peak at step "
                         f"{step} of {TOTAL_STEPS}"
                     )
-                    cause = _cause_of_rate(rate, step, shares)
                     raise Violation(
                         f"{finding}; it should be {share:.4g}",
-                        cause,
+                        _cause_of_rate(rate, step, shares),
                         source_of(engine, "lr_scheduler_step"),
                     )
 
@@ -90,8 +91,10 @@ class OptimizerChecks(BackendChecks):
         """the schedule counts training steps, not micro-batches"""
         settings: dict[str, Any] = {"lr": 1e-3, "schedule": "linear", "min_lr_ratio": 0.0}
         engine = self.trained_engine(**settings)
-        if not all(hasattr(self.backend(), name) for name in settings):
-            pytest.skip("has no settings lr, schedule, min_lr_ratio")
+        skip_unless(
+            all(hasattr(self.backend(), name) for name in settings),
+            "has no settings lr, schedule, min_lr_ratio",
+        )
         stats = [
             engine.train_batch(
                 batch(),

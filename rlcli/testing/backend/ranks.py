@@ -42,7 +42,7 @@ from rlcli.testing.backend.lifecycle import (
     weights_file,
 )
 from rlcli.testing.backend.plain import PlainTraining
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.ranks import Frame, RankDeath, RankTimeout, run_on_ranks, skip_without_forks
 from rlcli.testing.tiny_models import tiny_model
 
@@ -175,15 +175,13 @@ class RanksChecks(BackendChecks):
         return Violation(finding, cause, source_of(self.engine(), *methods))
 
     def _require_training(self) -> None:
-        if not self.trains():
-            pytest.skip("does not train")
+        skip_unless(self.trains(), "does not train")
 
     @pytest.fixture(scope="class")
     @classmethod
     def lives_with_experts(cls, tmp_path_factory: pytest.TempPathFactory) -> OtherLives:
         checks = cls()
-        if "ep" not in checks.dimensions():
-            pytest.skip("does not support ep")
+        skip_if("ep" not in checks.dimensions(), "does not support ep")
         checks.require_all_layouts()
         folder = tmp_path_factory.mktemp("experts")
         return cls._other_lives(EXPERTS, cls.layouts_with_experts, folder)
@@ -192,8 +190,7 @@ class RanksChecks(BackendChecks):
     @classmethod
     def lives_with_virtual_stages(cls, tmp_path_factory: pytest.TempPathFactory) -> OtherLives:
         checks = cls()
-        if not hasattr(checks.backend(), "virtual_stages"):
-            pytest.skip("has no setting virtual_stages")
+        skip_unless(hasattr(checks.backend(), "virtual_stages"), "has no setting virtual_stages")
         checks.require_all_layouts()
         folder = tmp_path_factory.mktemp("virtual-stages")
         return cls._other_lives(DEEP, WITH_VIRTUAL_STAGES, folder)
@@ -337,8 +334,7 @@ class RanksChecks(BackendChecks):
 
     def test_ranks_generate_with_the_weights_of_now(self, reports: Reports) -> None:
         """ranks: greedy answers are those of the trained weights"""
-        if not self.generates():
-            pytest.skip("does not generate")
+        skip_unless(self.generates(), "does not generate")
         for who, life in _by_rank(reports).items():
             loaded = {
                 f"after loading {which}": life[which]["answers"]
@@ -359,28 +355,24 @@ class RanksChecks(BackendChecks):
     def test_offloading_gives_memory_back(self, reports: Reports) -> None:
         """an offloaded rank holds its part of the state and no more"""
         for who, life in _by_rank(reports).items():
-            if "held" not in life:
-                pytest.skip("does not offload, or cannot be checkpointed")
+            skip_if("held" not in life, "does not offload, or cannot be checkpointed")
             if life["held"] > 1.4:
                 finding = (
                     f"{who} holds {life['held']:.2f} times its part of the state after offload"
                 )
-                cause = "drop whole copies, gradients and caches"
-                raise self._violation(finding, cause, "offload")
+                raise self._violation(finding, "drop whole copies, gradients and caches", "offload")
 
     def test_ranks_give_the_blocks_that_they_hold(self, reports: Reports) -> None:
         """ranks: weight_blocks names the numbers that are read"""
         errors = _differences(reports, "blocks")
-        if not errors:
-            pytest.skip("gathers its parameters")
+        skip_unless(errors, "gathers its parameters")
         cause = "offsets and sizes are those of this rank's part in the whole parameter"
         self._require_small(errors, "numbers of weight_blocks", cause, "weight_blocks", limit=0.0)
 
     def test_ranks_take_parameters(self, reports: Reports) -> None:
         """ranks: take_parameters mixes weights by eta"""
         errors = _differences(reports, "taken")
-        if not errors:
-            pytest.skip("takes no parameters of other engines")
+        skip_unless(errors, "takes no parameters of other engines")
         cause = "mix whole parameters with whole ones, or parts with parts"
         self._require_small(errors, "weights at eta 0.25", cause, "take_parameters")
 

@@ -13,7 +13,7 @@ from rlcli.api.model import ModelOutput
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch, source_of
 from rlcli.testing.backend.mixtures import MixtureChecks
 from rlcli.testing.backend.routing_replay import routers_of
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.tiny_models import tiny_model
 
 AUXILIARY = "router_aux_loss"
@@ -84,8 +84,7 @@ class RouterLossChecks(MixtureChecks):
         backend = self.backend()
         if not all(hasattr(backend, f"{name}_coef") for name in LOSSES):
             pytest.skip(f"has no settings {', '.join(f'{name}_coef' for name in LOSSES)}")
-        if not self.mixtures:
-            pytest.skip("not tried: runs no mixture of experts")
+        skip_unless(self.mixtures, "not tried: runs no mixture of experts")
         return self.mixtures[0]
 
 
@@ -98,8 +97,7 @@ def _no_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
 def _step(engine: Any, name: str) -> dict[str, float]:
     """The stats of a step, which report a loss of routers; skips the check if they do not."""
     stats: dict[str, float] = engine.train_batch(batch(), _no_loss, answer_weight)
-    if name not in stats:
-        pytest.skip(f"does not report {name}")
+    skip_if(name not in stats, f"does not report {name}")
     return stats
 
 

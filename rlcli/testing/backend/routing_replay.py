@@ -19,7 +19,7 @@ from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import asked, generate
 from rlcli.testing.backend.mixtures import Deviations, MixtureChecks, MixtureLife, PlainStep
 from rlcli.testing.backend.plain import PlainTraining, exact, scores_of, sequences
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.tiny_models import tiny_model
 
 MEASURED = {"router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.0}
@@ -98,10 +98,11 @@ class RoutingReplayChecks(MixtureChecks):
     def _require_replay(self, ability: str) -> None:
         """Skip the check of a backend that does not declare the ability and ROUTING_REPLAY."""
         cls = type(self.backend())
-        if not cls.ROUTING_REPLAY or not getattr(cls, ability):
-            pytest.skip(f"does not promise it (ROUTING_REPLAY, {ability})")
-        if not self.mixtures:
-            pytest.skip("not tried: runs no mixture of experts")
+        skip_if(
+            not cls.ROUTING_REPLAY or not getattr(cls, ability),
+            f"does not promise it (ROUTING_REPLAY, {ability})",
+        )
+        skip_unless(self.mixtures, "not tried: runs no mixture of experts")
 
 
 class ReplayedLife(MixtureLife):
@@ -157,8 +158,7 @@ class PrescribedModel:
         self._waiting = iter(experts)
         for router in self._routers:
             router.counts = torch.zeros(router.num_experts, dtype=torch.int64)
-        lm: nn.Module = self._lm
-        return lm
+        return self._lm
 
     def _take_next(self, *_: Any) -> None:
         experts = next(self._waiting).long()
@@ -192,7 +192,7 @@ def routers_of(lm: Any) -> list[Any]:
 
 def with_experts(sample: SequenceSample, family: str, seed: int = 0) -> SequenceSample:
     """The batch with experts for each token, drawn at random."""
-    lm: Any = tiny_model(family)
+    lm = tiny_model(family)
     routers = routers_of(lm)
     lengths = [[max(n - 1, 0) for n in group] for group in sample.seqlens[SEQUENCES]]
     rows = sum(map(sum, lengths))

@@ -100,10 +100,7 @@ class SamplingChecks(BackendChecks):
         uniforms = load_declared("backends", self.name, "UNIFORMS")
         if uniforms is None:
             return None
-        numbers: np.ndarray = torch.stack(
-            [uniforms(seed, NEW_TOKENS) for seed in range(responses)]
-        ).numpy()
-        return numbers
+        return torch.stack([uniforms(seed, NEW_TOKENS) for seed in range(responses)]).numpy()
 
 
 def generate_unless_refused(
@@ -144,8 +141,7 @@ def memoryless(family: str) -> nn.Module:
     odds[list(ODDS)] = torch.tensor(list(ODDS.values()))
     head = lm.get_output_embeddings().weight
     head.copy_(torch.outer(odds.log(), hidden / hidden.square().sum()))
-    module: nn.Module = lm
-    return module
+    return lm
 
 
 def shares(logits: np.ndarray, gconfig: GenerationHyperparameters, is_early: bool) -> np.ndarray:
@@ -167,8 +163,7 @@ def continuing(probs: np.ndarray, ends: Sequence[int]) -> np.ndarray:
     """[V]: the probabilities of tokens that do not end a response; zeros if all do."""
     rest = probs.copy()
     rest[ends] = 0
-    total: np.ndarray = rest / max(rest.sum(), RARE)
-    return total
+    return rest / max(rest.sum(), RARE)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from rlcli.api.model import ForwardEngine, HoldsWeights
@@ -25,7 +24,7 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import logits_of
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.saved_models import load_saved
 from rlcli.testing.tiny_models import tiny_model
 
@@ -99,8 +98,7 @@ class StateChecks(BackendChecks):
     def test_an_offloaded_engine_goes_on(self) -> None:
         """offloaded and back: the same numbers, bit for bit"""
         engine, untouched = self.engine(**SETTINGS), self.engine(**SETTINGS)
-        if not offers(engine, "offload"):
-            pytest.skip("does not offload")
+        skip_unless(offers(engine, "offload"), "does not offload")
         where = source_of(engine, "offload")
         for step in range(2):
             engine.offload()
@@ -132,8 +130,7 @@ class StateChecks(BackendChecks):
     # -- comparing ---------------------------------------------------------------------------------
 
     def _kept(self, engine: Any) -> Any:
-        if not offers(engine, "state"):
-            pytest.skip("cannot be checkpointed")
+        skip_unless(offers(engine, "state"), "cannot be checkpointed")
         return engine
 
     def _require_equal(self, actual: HoldsWeights, expected: HoldsWeights, occasion: str) -> None:
@@ -175,13 +172,12 @@ class StateChecks(BackendChecks):
             expected = torch.cat(logits_of(loaded.eval(), batch()))
         hook = None if head == "lm" else lambda output, _: output.values[:, None]
         actual = engine.forward(batch(), post_hook=hook)
-        cause = "write the weights and the configuration that the engine computes with"
         require_close(
             f"{head} outputs of the folder of {method}",
             actual,
             expected,
             self.tolerance,
-            cause,
+            "write the weights and the configuration that the engine computes with",
             where,
         )
 

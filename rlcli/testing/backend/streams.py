@@ -12,7 +12,7 @@ from rlcli.api.model import FinishedResponse, GenerationEngine, ResponseStream
 from rlcli.testing.backend.base import BackendChecks, source_of
 from rlcli.testing.backend.generation import asked, exported, generate
 from rlcli.testing.backend.plain import packed, scores_of
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if
 from rlcli.testing.tiny_models import TinyTokenizer
 
 NEW_TOKENS = 40
@@ -107,8 +107,7 @@ class StreamChecks(BackendChecks):
         engine = self.engine(**settings)
         if not isinstance(engine, GenerationEngine):
             pytest.skip("does not generate")
-        if type(engine).open is GenerationEngine.open:
-            pytest.skip("answers whole batches only")
+        skip_if(type(engine).open is GenerationEngine.open, "answers whole batches only")
         return engine
 
     def stream(

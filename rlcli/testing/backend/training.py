@@ -31,7 +31,7 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.backend.forward import CUTS, scores
 from rlcli.testing.backend.plain import AdamW, PlainTraining
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.tiny_models import tiny_model
 
 SHARED_GRADIENT = (
@@ -115,20 +115,16 @@ class BackendTrainingChecks(BackendChecks):
         actual = engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
         expected = fresh.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
         if actual != pytest.approx(expected, rel=self.tolerance):
-            finding = (
-                f"gradient norm {actual:.6g} after an abandoned backward pass, "
-                f"{expected:.6g} without it"
-            )
             raise Violation(
-                finding,
+                f"gradient norm {actual:.6g} after an abandoned backward pass, "
+                f"{expected:.6g} without it",
                 "drop all gradients in optimizer_zero_grad",
                 source_of(engine, "optimizer_zero_grad"),
             )
 
     def test_dropout_is_off_in_eval_mode(self) -> None:
         """after eval() there is no dropout, not even in recomputed passes"""
-        if "gpt2" not in self.families:
-            pytest.skip("not tried: runs none of the tiny models with dropout")
+        skip_if("gpt2" not in self.families, "not tried: runs none of the tiny models with dropout")
         plain = scores(self.scoring_engine("gpt2"), batch(), "log-probs")
         for recompute in (False, True):
             leaky = tiny_model("gpt2", embd_pdrop=0.5, resid_pdrop=0.5).train()
@@ -137,10 +133,9 @@ class BackendTrainingChecks(BackendChecks):
             engine.eval()
             apart = distance(scores(engine, batch(), "log-probs"), plain)
             if apart > self.tolerance:
-                finding = f"log-probs of a model with dropout are off by {apart:.2g} after eval()"
                 how = " (with gradient_checkpointing)" if recompute else ""
                 raise Violation(
-                    finding + how,
+                    f"log-probs of a model with dropout are off by {apart:.2g} after eval()" + how,
                     "turn dropout off in all modules",
                     source_of(engine, "eval", "__init__"),
                 )
@@ -148,15 +143,16 @@ class BackendTrainingChecks(BackendChecks):
     def test_recomputing_activations_changes_nothing(self) -> None:
         """gradient_checkpointing changes no number"""
         engine = self.trained_engine(gradient_checkpointing=True, **SETTINGS)
-        if not getattr(self.backend(gradient_checkpointing=True), "gradient_checkpointing", False):
-            pytest.skip("has no setting gradient_checkpointing")
+        skip_unless(
+            getattr(self.backend(gradient_checkpointing=True), "gradient_checkpointing", False),
+            "has no setting gradient_checkpointing",
+        )
         actual = engine.train_batch(batch(), answer_loss, answer_weight)
         expected = self.trained_engine(**SETTINGS).train_batch(batch(), answer_loss, answer_weight)
         if actual != pytest.approx(expected, rel=self.tolerance):
-            cause = "the recomputed pass must see the same model in the same mode"
             raise Violation(
                 f"{actual} with recomputed activations, {expected} without",
-                cause,
+                "the recomputed pass must see the same model in the same mode",
                 source_of(engine, "__init__"),
             )
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-import pytest
-
 from rlcli.api.dataset import IteratedRows
 from rlcli.api.limits import needs_of
 from rlcli.errors import DataError, ModelError, RlcliError
@@ -23,7 +21,7 @@ from rlcli.testing.arguments import (
     demand_effects,
     run_each,
 )
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_if
 from rlcli.testing.dataset_checks.first_rows import FirstRows
 from rlcli.testing.dataset_checks.order import OrderChecks
 from rlcli.testing.dataset_checks.rendering import RenderingChecks
@@ -132,8 +130,7 @@ class DatasetArgumentChecks(Contract):
             for argument in arguments_of(_component(trial))
             if argument.is_choice and argument.name in SPLITS
         ]
-        if trial.reads_file or not splits:
-            pytest.skip("generates no splits")
+        skip_if(trial.reads_file or not splits, "generates no splits")
         for argument in splits:
             for values in combinations((argument.default, *argument.others), 2):
                 prompts = [_prompts(trial, {argument.name: value}) for value in values]

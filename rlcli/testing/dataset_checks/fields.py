@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import values_like
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_if
 from rlcli.testing.dataset_checks.trial import Trial, read, records, usual_tokenizer
 
 Rows = list[dict[str, Any]]
@@ -19,8 +17,10 @@ Rows = list[dict[str, Any]]
 class FieldChecks(Contract):
     def test_every_field_matters(self, trial: Trial) -> None:
         """every field of the example rows changes a sample"""
-        if not trial.rows or trial.given_file or trial.given_rows:
-            pytest.skip("not tried: only EXAMPLES have no fields that are for others")
+        skip_if(
+            not trial.rows or trial.given_file or trial.given_rows,
+            "not tried: only EXAMPLES have no fields that are for others",
+        )
         tokenizer = usual_tokenizer(trial.cls)
         expected = records(read(trial.demand(tokenizer=tokenizer)))
         for name in dict.fromkeys(name for row in trial.rows for name in row):

@@ -11,7 +11,7 @@ import pytest
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import RlcliError
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.sequences import sequences_of
 from rlcli.testing.dataset_checks.trial import (
     Line,
@@ -63,10 +63,8 @@ class FileChecks(Contract):
     def test_skipped_rows(self, trial: Trial) -> None:
         """skipping malformed rows leaves the others alone"""
         rows = _rows_of(trial)
-        if not trial.takes("bad_rows"):
-            pytest.skip("has no bad_rows")
-        if trial.divides_rows:
-            pytest.skip("not tried: a row may become several samples")
+        skip_unless(trial.takes("bad_rows"), "has no bad_rows")
+        skip_if(trial.divides_rows, "not tried: a row may become several samples")
         lines = [as_line(row) for row in rows]
         all_rows = read(trial.demand())
         dataset = trial.demand(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
@@ -90,8 +88,7 @@ class FileChecks(Contract):
 
     def test_max_rows(self, trial: Trial) -> None:
         """max_rows: N reads the first N rows"""
-        if not trial.takes("max_rows") or not trial.rows:
-            pytest.skip("has no max_rows")
+        skip_if(not trial.takes("max_rows") or not trial.rows, "has no max_rows")
         all_rows = read(trial.demand())
         for count in range(1, len(trial.rows if trial.divides_rows else all_rows) + 1):
             first_rows = read(trial.demand(max_rows=count))
@@ -127,12 +124,11 @@ class FileChecks(Contract):
         if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(
             expected
         ):
-            finding = (
-                f"the survey counts {dataset.survey().too_long} long rows of "
-                f"{len(trial.rows) - len(expected)}"
-            )
             raise Violation(
-                finding, "survey all rows, before any is dropped", place_of(type(dataset).survey)
+                f"the survey counts {dataset.survey().too_long} long rows of "
+                f"{len(trial.rows) - len(expected)}",
+                "survey all rows, before any is dropped",
+                place_of(type(dataset).survey),
             )
 
     @pytest.mark.parametrize("side", ["truncate_left", "truncate_right"])
@@ -202,9 +198,8 @@ def _planted(trial: Trial, line: Line) -> Exception | None:
 
 
 def _demand_place(trial: Trial, error: Exception, subject: str, line: int = 3) -> None:
-    message = f"{getattr(error, 'where', '')} {error}"
     if isinstance(error, RlcliError) and re.search(
-        rf"{re.escape(str(trial.file))}:{line}(?!\d)", message
+        rf"{re.escape(str(trial.file))}:{line}(?!\d)", f"{getattr(error, 'where', '')} {error}"
     ):
         return
     subject = (
@@ -216,19 +211,16 @@ def _demand_place(trial: Trial, error: Exception, subject: str, line: int = 3) -
 
 def _limit(trial: Trial) -> tuple[int, int]:
     """(a limit that only the longest row exceeds, the index of that row)."""
-    if not trial.takes("max_length"):
-        pytest.skip("has no max_length")
+    skip_unless(trial.takes("max_length"), "has no max_length")
     _rows_of(trial)
     lengths = [longest_sequence(sample) for sample in read(trial.demand())]
     longest = lengths.index(max(lengths))
-    if len(lengths) < 2 or lengths.count(max(lengths)) > 1:
-        pytest.skip("not tried: no row is the longest")
+    skip_if(len(lengths) < 2 or lengths.count(max(lengths)) > 1, "not tried: no row is the longest")
     return lengths[longest] - 1, longest
 
 
 def _make_overlong(trial: Trial, overlong: str, limit: int) -> Any:
-    if not trial.takes("overlong"):
-        pytest.skip("has no overlong")
+    skip_unless(trial.takes("overlong"), "has no overlong")
     return trial.demand(max_length=limit, overlong=overlong)
 
 

@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
 from rlcli.errors import RlcliError
 from rlcli.project import is_built_in
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_unless
 from rlcli.testing.dataset_checks.trial import Trial, read
 
 FORMAT = r"[,\s]*"
@@ -51,8 +49,7 @@ class FinalAnswerChecks(Contract):
     def test_final_answers(self, trial: Trial) -> None:
         """of a text that ends with the answer nothing else counts, and different answers differ"""
         answers = list(_final_answers(trial))
-        if not answers:
-            pytest.skip("takes no answer from the end of a text")
+        skip_unless(answers, "takes no answer from the end of a text")
         pairs = (*UNLIKE, LISTS) if is_built_in(trial.signature.path) else UNLIKE
         for answer in answers:
             fault = _changed_from_before(trial, answer, answers) or _made_the_same(
@@ -70,11 +67,10 @@ def _changed_from_before(
         text = f"{earlier.row[answer.field]}\n{answer.row[answer.field]}"
         value = answer.read(trial, text)
         if value not in (None, answer.value):
-            fault = (
+            return (
                 f"{answer.name} is {answer.value!r:.40} of a row, and {value!r:.40} when its "
                 f"{answer.field} is {text!r:.80}"
-            )
-            return fault, "take what is behind the last mark, not the first"
+            ), "take what is behind the last mark, not the first"
     return None
 
 

@@ -31,8 +31,7 @@ class FirstRows:
         """Reads the stream again, as a resumed run would."""
         if not 0 <= index < len(self.rows):
             raise IndexError(index)
-        row: SequenceSample = next(iter(self.stream.rows_from(0, index)))
-        return row
+        return next(iter(self.stream.rows_from(0, index)))
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_NUMBERED_ROWS:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_unless
 from rlcli.testing.dataset_checks.samples import shown_texts, texts_of, unusual, with_texts
 from rlcli.testing.dataset_checks.trial import Record, Trial, contents, first_difference, read
 
@@ -24,8 +24,7 @@ PROMPT_COLUMN = "prompt_key"
 class FormatChecks(Contract):
     def test_formats_mean_the_same(self, trial: Trial) -> None:
         """the same rows as a JSON list, a table of texts or Parquet give the same samples"""
-        if not trial.rows:
-            pytest.skip("has no rows that could be written in another format")
+        skip_unless(trial.rows, "has no rows that could be written in another format")
         rows = with_texts(trial.rows, shown_texts(trial, trial.tokenizer), unusual)
         expected = contents(read(trial.demand(rows)))
         for suffix, write in WRITERS.items():
@@ -46,8 +45,7 @@ class FormatChecks(Contract):
         """a prompt with which all answers begin, and no column holds, gives the same samples"""
         column = str(getattr(trial.demand(), PROMPT_COLUMN, None))
         rows = [row for row in trial.rows if isinstance(row.get(column), str)]
-        if not rows:
-            pytest.skip("has no prompts in a column")
+        skip_unless(rows, "has no prompts in a column")
         apart = [_with_answers(row, column, blank) for row in rows]
         within = [_with_answers(row, column, row[column] + blank) for row in rows]
         for row in within:

@@ -14,7 +14,7 @@ import pytest
 
 from rlcli.api.data import SequenceSample
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.elsewhere import answers, as_read
 from rlcli.testing.dataset_checks.first_rows import LOOKED_AT, FirstRows, reader
 from rlcli.testing.dataset_checks.trial import (
@@ -106,12 +106,10 @@ class OrderChecks(Contract):
 
     def test_draws_depend_on_the_seed(self, trial: Trial) -> None:
         """what is drawn for a row depends on the run's seed"""
-        if not trial.goes_by_ids:
-            pytest.skip("reads no rows that have ids")
+        skip_unless(trial.goes_by_ids, "reads no rows that have ids")
         copies = _copies(trial.rows, COPIES)
         dataset, reseeded = trial.demand(copies), trial.demand(copies, seed=2)
-        if len(dataset) != len(copies):
-            pytest.skip("has no sample for each row")
+        skip_if(len(dataset) != len(copies), "has no sample for each row")
         first, second = (
             [content_of(drawn[index]) for index in range(len(copies))]
             for drawn in (dataset, reseeded)
@@ -173,8 +171,7 @@ class OrderChecks(Contract):
     def test_long_streams(self, trial: Trial) -> None:
         """with `streaming`, a long file gives its rows from any place, also where some are
         dropped"""
-        if not trial.takes("streaming"):
-            pytest.skip("has no setting streaming")
+        skip_unless(trial.takes("streaming"), "has no setting streaming")
         count = -(-LONG_STREAM // len(trial.rows))
         copies = _copies(trial.rows, count) if trial.goes_by_ids else trial.rows * count
         _demand_same_rows(trial, copies)
@@ -238,8 +235,9 @@ class OrderChecks(Contract):
         """over 1, 2 and 3 ranks, each row appears once"""
         rows = trial.at_least(2 * ranks + 1)  # a number not divisible by the number of ranks
         all_ids = ids_of(read(trial.demand(rows)))
-        if trial.reads_file and len(set(all_ids)) < ranks:
-            pytest.skip(f"not tried: there are not {ranks} rows")
+        skip_if(
+            trial.reads_file and len(set(all_ids)) < ranks, f"not tried: there are not {ranks} rows"
+        )
         parts = [ids_of(read(trial.demand(rows, rank=rank, ranks=ranks))) for rank in range(ranks)]
         if all(ids == all_ids for ids in parts):
             return  # the runtime distributes the rows

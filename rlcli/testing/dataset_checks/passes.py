@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import pytest
-
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import SOURCE
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
 from rlcli.testing.dataset_checks.trial import Trial, id_of
 
 MANY = 400
@@ -52,12 +50,13 @@ class PassChecks(Contract):
 
 def _pass(trial: Trial, rows: int | None) -> list[SequenceSample]:
     """A pass over so many rows; skips the check unless it is made of other datasets."""
-    if len(trial.datasets) < 2 or not trial.takes("rows"):
-        pytest.skip("is not made of other datasets")
+    skip_if(len(trial.datasets) < 2 or not trial.takes("rows"), "is not made of other datasets")
     dataset = trial.demand(changes={"rows": rows})
     samples = [dataset[index] for index in range(len(dataset))]
-    if not all(SOURCE in sample.metadata for sample in samples):
-        pytest.skip("does not say which dataset a row is from")
+    skip_unless(
+        all(SOURCE in sample.metadata for sample in samples),
+        "does not say which dataset a row is from",
+    )
     return samples
 
 

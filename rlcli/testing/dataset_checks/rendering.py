@@ -13,7 +13,7 @@ import pytest
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import MESSAGES
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
 from rlcli.testing.dataset_checks.samples import SYSTEM
 from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
 from rlcli.testing.dataset_checks.trial import Trial, needs_template, read
@@ -56,10 +56,8 @@ class RenderingChecks(Contract):
         self, trial: Trial, system: str | None
     ) -> None:
         """with a chat template, a prompt has the tokens that transformers gives its text"""
-        if needs_template(trial.cls):
-            pytest.skip("its rows are conversations")
-        if system and not trial.takes("system"):
-            pytest.skip("takes no system prompt")
+        skip_if(needs_template(trial.cls), "its rows are conversations")
+        skip_if(system and not trial.takes("system"), "takes no system prompt")
         plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
         texts = _prompts_of_all(trial, plain, None)
         rendered = _prompts_of_all(trial, chat, system)
@@ -105,8 +103,10 @@ class RenderingChecks(Contract):
         chat = byte_tokenizer(chat=True)
         settings: dict[str, Any] = {"system": SYSTEM} if trial.takes("system") else {}
         samples = read(trial.demand(tokenizer=chat, **settings))
-        if not any(MESSAGES in sample.metadata for sample in samples):
-            pytest.skip("has no messages in its metadata")
+        skip_unless(
+            any(MESSAGES in sample.metadata for sample in samples),
+            "has no messages in its metadata",
+        )
         for index, sample in enumerate(samples):
             (messages,) = sample.metadata.get(MESSAGES, [None])
             prompts = [sequence.prompt for sequence in sequences_of(sample)]
@@ -118,8 +118,7 @@ class RenderingChecks(Contract):
 
     def test_masks_do_not_depend_on_markers(self, trial: Trial) -> None:
         """the same texts are trained on whether a template marks them or not"""
-        if not needs_template(trial.cls):
-            pytest.skip("needs no chat template")
+        skip_unless(needs_template(trial.cls), "needs no chat template")
         texts = [_trained_texts(trial, template) for template in (CHAT_TEMPLATE, MARKED_TEMPLATE)]
         for index, (plain, marked) in enumerate(zip(*texts, strict=True)):
             if plain != marked:
@@ -177,11 +176,9 @@ def _conversations(
     """Those of the rows that hold one; skips the check if there are none."""
     rows = _without_markup(list(rows or trial.rows))
     conversations = [_conversation_of(row) for row in rows]
-    if not any(conversations):
-        pytest.skip("its rows are no conversations")
+    skip_unless(any(conversations), "its rows are no conversations")
     dataset = trial.demand(rows, tokenizer=tokenizer)
-    if len(dataset) != len(rows):
-        pytest.skip("has no sample for each row")
+    skip_if(len(dataset) != len(rows), "has no sample for each row")
     for index, (conversation, sample) in enumerate(zip(conversations, read(dataset), strict=False)):
         if conversation is not None:
             yield index, conversation, sample

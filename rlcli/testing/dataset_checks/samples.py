@@ -13,7 +13,7 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.api.preview import Preview, preview_of
 from rlcli.project import is_built_in
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.sequences import (
     TOKENS,
     TokenSequence,
@@ -121,8 +121,10 @@ class SampleChecks(Contract):
     def test_preferred_answers_come_first(self, trial: Trial) -> None:
         """of a pair, the first answer is from a field of preferred answers"""
         dataset = trial.demand()
-        if "prompt_lens" not in trial.keys or len(dataset) != len(trial.rows):
-            pytest.skip("has no pairs of answers from rows")
+        skip_if(
+            "prompt_lens" not in trial.keys or len(dataset) != len(trial.rows),
+            "has no pairs of answers from rows",
+        )
         for index, (row, sample) in enumerate(zip(trial.rows, read(dataset), strict=True)):
             answers = [text_of(trial.tokenizer, each.answer) for each in sequences_of(sample)]
             misplaced = [
@@ -139,8 +141,7 @@ class SampleChecks(Contract):
 
     def test_no_pair_contradicts_another(self, trial: Trial) -> None:
         """the answers of a pair differ, and no other pair of the row has them in reverse"""
-        if "prompt_lens" not in trial.keys:
-            pytest.skip("has no pairs of answers from rows")
+        skip_if("prompt_lens" not in trial.keys, "has no pairs of answers from rows")
         number = trial.signature.constants.get("PAIRS")
         dataset = trial.demand(changes={number: MANY_PAIRS} if number else {})
         for index, sample in enumerate(read(dataset)):
@@ -186,8 +187,7 @@ class SampleChecks(Contract):
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
         """the tokens decode to the prompt and the answer"""
-        if needs_template(trial.cls) and not chat:
-            pytest.skip("needs a chat template")
+        skip_if(needs_template(trial.cls) and not chat, "needs a chat template")
         tokenizer = byte_tokenizer(chat=chat)
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
@@ -225,8 +225,10 @@ class SampleChecks(Contract):
 
     def test_texts_that_name_special_tokens_are_texts(self, trial: Trial) -> None:
         """with a chat template, a text that names a special token adds none"""
-        if not trial.rows or not is_built_in(trial.signature.path):
-            pytest.skip("not tried: its rows may be trusted")
+        skip_if(
+            not trial.rows or not is_built_in(trial.signature.path),
+            "not tried: its rows may be trusted",
+        )
         tokenizer = byte_tokenizer(chat=True)
         shown = shown_texts(trial, tokenizer)
         rows = with_texts(trial.rows, shown, lambda text: f"{text}{INJECTED}")
@@ -245,8 +247,10 @@ class SampleChecks(Contract):
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_the_system_prompt_is_used(self, trial: Trial, chat: bool) -> None:
         """the argument `system` is in the tokens of rows without a system prompt"""
-        if not trial.takes("system") or (needs_template(trial.cls) and not chat):
-            pytest.skip("takes no system prompt")
+        skip_if(
+            not trial.takes("system") or (needs_template(trial.cls) and not chat),
+            "takes no system prompt",
+        )
         tokenizer = byte_tokenizer(chat=chat)
         content = decoded(trial.demand(tokenizer=tokenizer, system=SYSTEM), tokenizer)
         if SYSTEM not in content:
@@ -259,8 +263,7 @@ class SampleChecks(Contract):
     def test_preview(self, trial: Trial) -> None:
         """the preview says what the sample holds"""
         dataset = trial.demand()
-        if not hasattr(dataset, "preview"):
-            pytest.skip("has no preview of rows by their number")
+        skip_unless(hasattr(dataset, "preview"), "has no preview of rows by their number")
         for index, sample in enumerate(read(dataset)):
             preview, holds = dataset.preview(index), preview_of(sample)
             for field in ("id", "sequences", "trained", "metadata"):
@@ -276,8 +279,7 @@ class SampleChecks(Contract):
         """the preview gives each row's file and line"""
         rows = trial.named_rows
         dataset = trial.demand(rows)
-        if not rows or not hasattr(dataset, "preview"):
-            pytest.skip("has no preview of a file")
+        skip_if(not rows or not hasattr(dataset, "preview"), "has no preview of a file")
         ids = {f"{trial.file}:{line}": str(row.get("id")) for line, row in enumerate(rows, 1)}
         for index in range(len(dataset)):
             preview = dataset.preview(index)
@@ -295,8 +297,7 @@ class SampleChecks(Contract):
     def test_survey(self, trial: Trial) -> None:
         """the survey knows every row and its length"""
         dataset = trial.demand()
-        if not hasattr(dataset, "survey"):
-            pytest.skip("has no survey")
+        skip_unless(hasattr(dataset, "survey"), "has no survey")
         survey, samples = dataset.survey(), read(dataset)
         expected: dict[str, list[Any]] = {"lengths": [*map(longest_sequence, samples)]}
         if hasattr(dataset, "preview"):

@@ -55,8 +55,7 @@ def sequences_in(dataset: Any) -> Iterator[tuple[int, TokenSequence]]:
 
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     """A text without its special tokens."""
-    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
-    return text
+    return tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def decoded(dataset: Any, tokenizer: Any) -> str:

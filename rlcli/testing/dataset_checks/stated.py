@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-import pytest
-
 from rlcli.api.data import SequenceSample
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
 from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
 from rlcli.testing.dataset_checks.trial import Trial, read
 
@@ -23,11 +21,12 @@ CORRECT = "correct the dataset, or what its SAMPLES state"
 class StatedChecks(Contract):
     def test_examples_become_the_stated_samples(self, trial: Trial) -> None:
         """EXAMPLES become the samples that SAMPLES states"""
-        statements: Sequence[Statement] = getattr(trial.cls, "SAMPLES", ())
-        if not statements:
-            pytest.skip(f"states no samples: {FORM}")
-        if trial.args or trial.given_rows:
-            pytest.skip("SAMPLES states what EXAMPLES become with default arguments")
+        statements = getattr(trial.cls, "SAMPLES", ())
+        skip_unless(statements, f"states no samples: {FORM}")
+        skip_if(
+            trial.args or trial.given_rows,
+            "SAMPLES states what EXAMPLES become with default arguments",
+        )
         samples = read(trial.demand())
         for number, (statement, sample) in enumerate(zip_longest(statements, samples), 1):
             if statement is None:
@@ -60,7 +59,7 @@ def _compared(
 def _content(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
     """The numbers of all keys of a sample, its prompt and its answers."""
     sequences = sequences_of(sample)
-    content: dict[str, Any] = {key: tensor.tolist() for key, tensor in sample.data.items()}
+    content = {key: tensor.tolist() for key, tensor in sample.data.items()}
     content["prompt"] = text_of(tokenizer, sequences[0].prompt) if sequences else ""
     answered = [sequence for sequence in sequences if sequence.is_answered]
     content["answers"] = [text_of(tokenizer, sequence.answer) for sequence in answered]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlcli.api.data import SequenceSample
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
 from rlcli.testing.dataset_checks.rendering import is_conversation
 from rlcli.testing.dataset_checks.trial import (
     Record,
@@ -32,8 +32,7 @@ class WritingChecks(Contract):
         fields = dict.fromkeys(
             name for row in trial.rows for name, value in row.items() if isinstance(value, bool)
         )
-        if not fields:
-            pytest.skip("has no flags in its rows")
+        skip_unless(fields, "has no flags in its rows")
         expected = read(trial.demand())
         for name in fields:
             for number in range(len(WRITTEN[True])):
@@ -55,8 +54,10 @@ class WritingChecks(Contract):
         chat = byte_tokenizer(chat=True)
         rows = [row for row in trial.rows if all(map(_has_one_text, row.values()))]
         names = _text_fields(rows)
-        if needs_template(trial.cls) or not names or not trial.accepts(rows, chat):
-            pytest.skip("has no rows of texts")
+        skip_if(
+            needs_template(trial.cls) or not names or not trial.accepts(rows, chat),
+            "has no rows of texts",
+        )
         expected = read(trial.demand(rows, tokenizer=chat))
         for prompt in names:
             answers = dict.fromkeys((name for name in names if name != prompt), "assistant")

@@ -8,9 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
-from rlcli.testing.contract import Contract
+from rlcli.testing.contract import Contract, skip_unless
 from rlcli.testing.environment_checks.plays import Play, Script, attempt
 from rlcli.testing.environment_checks.trial import SECRET, EnvironmentTrial
 from rlcli.testing.process_state import StartedTasks
@@ -28,9 +26,8 @@ class ConductChecks(Contract):
     def test_input_stays(self, trial: EnvironmentTrial) -> None:
         """rows and arguments of tools are not modified"""
         for play in trial.plays:
-            finding = f"{play.modified} of an episode is modified"
             cause = "copy it first: the episodes of a group share their row, and calls are recorded"
-            trial.demand(not play.modified, finding, cause)
+            trial.demand(not play.modified, f"{play.modified} of an episode is modified", cause)
 
     def test_network(self, trial: EnvironmentTrial) -> None:
         """the network is used only if NETWORK is declared"""
@@ -50,8 +47,7 @@ class ConductChecks(Contract):
 
     def test_paths(self, trial: EnvironmentTrial) -> None:
         """a path that a policy writes leads to no file outside of the folder of its episode"""
-        if not trial.schemas:
-            pytest.skip("has no tools")
+        skip_unless(trial.schemas, "has no tools")
         for probe in trial.path_probes:
             finding = f"{probe.title} returns what is in a file elsewhere"
             cause = "refuse names with / or .., or compare what Path.resolve() makes of them"
@@ -61,9 +57,8 @@ class ConductChecks(Contract):
         """settings of the whole process stay as they are"""
         conduct = trial.conduct_of_all()
         changes = ", ".join(dict.fromkeys(conduct.changes))
-        finding = f"it changes the whole process: {changes}"
         cause = "many episodes share it: restore it, or give a process of its own to what needs it"
-        trial.demand(not changes, finding, cause)
+        trial.demand(not changes, f"it changes the whole process: {changes}", cause)
 
     def test_closes(self, trial: EnvironmentTrial) -> None:
         """close() releases everything, at any time, and may be called again"""
@@ -71,8 +66,7 @@ class ConductChecks(Contract):
             for turns in (None, 0, 1, len(script.turns)):
                 problem = _closing_problem(trial, script, turns)
                 occasion = "before reset()" if turns is None else f"after {turns} turns"
-                finding = f"closed {occasion}, it {problem}"
-                trial.demand(not problem, finding, RELEASE, "close")
+                trial.demand(not problem, f"closed {occasion}, it {problem}", RELEASE, "close")
 
 
 def _closing_problem(trial: EnvironmentTrial, script: Script, turns: int | None) -> str:

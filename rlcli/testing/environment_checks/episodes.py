@@ -25,7 +25,7 @@ from rlcli.testing.arguments import (
     silent_arguments,
     values_like,
 )
-from rlcli.testing.contract import Contract, Note
+from rlcli.testing.contract import Contract, Note, skip_if, skip_unless
 from rlcli.testing.environment_checks.elsewhere import HASH_SEED, traces_elsewhere
 from rlcli.testing.environment_checks.plays import Play, Script, Trace, difference
 from rlcli.testing.environment_checks.trial import (
@@ -51,8 +51,7 @@ class EpisodeChecks(Contract):
 
     def test_seeds_matter(self, trial: EnvironmentTrial) -> None:
         """another seed is another episode, if it draws anything"""
-        if not _names(trial.cls) & DRAWING:
-            pytest.skip("draws nothing at random")
+        skip_unless(_names(trial.cls) & DRAWING, "draws nothing at random")
         differ = any(
             trial.play(replace(play.script, seed=seed)).trace != play.trace
             for play in trial.plays
@@ -63,8 +62,7 @@ class EpisodeChecks(Contract):
 
     def test_repeats(self, trial: EnvironmentTrial) -> None:
         """an episode depends on its row, seed and actions alone, if it is REPRODUCIBLE"""
-        if not trial.cls.REPRODUCIBLE:
-            pytest.skip("is not REPRODUCIBLE")
+        skip_unless(trial.cls.REPRODUCIBLE, "is not REPRODUCIBLE")
         trial.demand(not trial.repeats, f"played again, {trial.repeats}", BY_SEED)
         traces = traces_elsewhere(trial.name, trial.args, [play.script for play in trial.plays])
         for play, trace in zip(trial.plays, traces, strict=True):
@@ -90,8 +88,7 @@ class EpisodeChecks(Contract):
     def test_threads(self, trial: EnvironmentTrial) -> None:
         """episodes can be played in several threads at once"""
         _need_repeats(trial)
-        if _shared(trial):
-            pytest.skip("not tried: its episodes share state")
+        skip_if(_shared(trial), "not tried: its episodes share state")
         scripts = [play.script for play in trial.plays]
         with trial.watched():
             threads = [_Player(trial, scripts) for _ in range(AT_ONCE)]
@@ -104,8 +101,7 @@ class EpisodeChecks(Contract):
 
     def test_ends(self, trial: EnvironmentTrial) -> None:
         """a game ends, if it ENDS"""
-        if not trial.is_game:
-            pytest.skip("is not a game")
+        skip_unless(trial.is_game, "is not a game")
         if trial.cls.ENDS is None:
             pytest.skip("its arguments say whether it ends")
         ends = any(
@@ -121,8 +117,7 @@ class EpisodeChecks(Contract):
 
     def test_observations_are_typed(self, trial: EnvironmentTrial) -> None:
         """step() returns an Observation of a text, a number and a flag"""
-        if not trial.is_game:
-            pytest.skip("is not a game")
+        skip_unless(trial.is_game, "is not a game")
         results = [step for play in trial.plays for step in play.steps if step.error is None]
         for value in (result.value for result in results):
             problem = _mistyped(value)
@@ -134,9 +129,8 @@ class EpisodeChecks(Contract):
         for play in (*trial.plays, *trial.wanderings):
             for source, reward in play.rewards:
                 is_number = isinstance(reward, bool | int | float) and math.isfinite(reward)
-                finding = f"{source} gives the reward {reward!r}"
                 cause = "a reward is a finite int or float; convert numbers of other libraries"
-                trial.demand(is_number, finding, cause, source[:-2])
+                trial.demand(is_number, f"{source} gives the reward {reward!r}", cause, source[:-2])
 
     def test_range_of_rewards(self, trial: EnvironmentTrial) -> None:
         """the reward of an episode, cut off anywhere, is within REWARDS"""
@@ -151,8 +145,7 @@ class EpisodeChecks(Contract):
 
     def test_score_is_pure(self, trial: EnvironmentTrial) -> None:
         """score() is the same when it is asked again"""
-        if not has_score(trial.cls):
-            pytest.skip("does not score")
+        skip_unless(has_score(trial.cls), "does not score")
         for script in (play.script for play in trial.plays):
             with trial.watched():
                 play = Play(trial.make(), script)
@@ -169,8 +162,7 @@ class EpisodeChecks(Contract):
         """every field of the rows in EXAMPLES changes an episode"""
         names = dict.fromkeys(name for script in trial.scripts[:-1] for name in script.row)
         names.pop("prompt", None)
-        if not names:
-            pytest.skip("shows no fields of rows")
+        skip_unless(names, "shows no fields of rows")
         _need_repeats(trial)
         for name in names:
             changed = ((script, play) for play in trial.plays for script in _changed(play, name))
@@ -183,8 +175,10 @@ class EpisodeChecks(Contract):
         """every argument changes an episode, unless NO_EFFECT_ON_NUMBERS names it"""
         _need_repeats(trial)
         arguments = arguments_of(trial.make())
-        if not any(argument.others for argument in arguments):
-            pytest.skip("has no argument whose other values are known")
+        skip_unless(
+            any(argument.others for argument in arguments),
+            "has no argument whose other values are known",
+        )
         effects = Effects(
             arguments,
             needs_of(trial.cls),
@@ -250,8 +244,7 @@ def _play_at_once(players: list[_Player]) -> None:
 
 
 def _need_repeats(trial: EnvironmentTrial) -> None:
-    if trial.repeats:
-        pytest.skip("not tried: its episodes differ whenever they are played")
+    skip_if(trial.repeats, "not tried: its episodes differ whenever they are played")
 
 
 def _names(cls: type) -> set[str]:

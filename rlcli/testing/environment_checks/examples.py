@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import pytest
-
 from rlcli.api.environment import Observation, ToolMistake
-from rlcli.testing.contract import Contract
+from rlcli.testing.contract import Contract, skip_unless
 from rlcli.testing.environment_checks.plays import CallResult, Play
 from rlcli.testing.environment_checks.trial import EnvironmentTrial
 
@@ -22,8 +20,10 @@ CLOSE = 1e-9
 class ExampleChecks(Contract):
     def test_examples_lead_to_what_they_state(self, trial: EnvironmentTrial) -> None:
         """EXAMPLES lead to what they state: what the policy reads, and the reward"""
-        if not any(example.keys() & {"observed", "reward"} for example in trial.examples):
-            pytest.skip(f"EXAMPLES state no results: {STATE}")
+        skip_unless(
+            any(example.keys() & {"observed", "reward"} for example in trial.examples),
+            f"EXAMPLES state no results: {STATE}",
+        )
         for number, example in enumerate(trial.examples, 1):
             play = trial.plays[number - 1]
             if "observed" in example:

@@ -107,7 +107,7 @@ class Play:
     def rewards(self) -> list[tuple[str, Any]]:
         """(the method, its reward) for each of the episode."""
         observations = [step.value for step in self.steps if isinstance(step.value, Observation)]
-        rewards: list[tuple[str, Any]] = [("step()", each.reward) for each in observations]
+        rewards = [("step()", each.reward) for each in observations]
         if self.score is not None and self.score.error is None:
             rewards.append(("score()", self.score.value))
         return rewards

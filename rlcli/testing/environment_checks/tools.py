@@ -7,12 +7,10 @@ import re
 import traceback
 from collections.abc import Iterator
 
-import pytest
-
 from rlcli.api import environment
 from rlcli.api.environment import ToolMistake
 from rlcli.api.tool_schema import check_arguments
-from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.contract import Contract, Violation, skip_unless
 from rlcli.testing.environment_checks.plays import CallResult
 from rlcli.testing.environment_checks.trial import EnvironmentTrial, Probe, is_mistake
 from rlcli.testing.environment_checks.values import MARKS, comes_back
@@ -118,8 +116,7 @@ class ToolChecks(Contract):
 
 
 def _need_tools(trial: EnvironmentTrial) -> None:
-    if not trial.schemas:
-        pytest.skip("has no tools")
+    skip_unless(trial.schemas, "has no tools")
 
 
 def _does_not_bind(result: CallResult) -> bool:

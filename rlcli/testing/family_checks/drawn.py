@@ -143,7 +143,7 @@ def _fault(family: HFFamily, example: Example, settings: Settings, missing: set[
 def _logits(model: Any) -> torch.Tensor:
     tokens = torch.randint(3, 97, (1, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=tokens).logits
+        logits = model(input_ids=tokens).logits
     return logits
 
 

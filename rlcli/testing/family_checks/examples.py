@@ -11,14 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from rlcli.api.family import HFFamily
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation, place_of, skip_unless
 from rlcli.testing.saved_models import saved_weights
 
 SIZES: dict[str, Any] = {
@@ -116,8 +115,7 @@ def made_examples(model_type: str) -> tuple[Example, ...]:
 def with_models(examples: Sequence[Example]) -> list[Example]:
     """Those that transformers has a model of; the check is skipped if there are none."""
     examples_with_model = [example for example in examples if example.model is not None]
-    if not examples_with_model:
-        pytest.skip("not tried: transformers has no such model")
+    skip_unless(examples_with_model, "not tried: transformers has no such model")
     return examples_with_model
 
 

@@ -174,8 +174,7 @@ def _demand_same(actual: Weights, expected: Weights, about: str, family: HFFamil
         fault = _fault(actual.get(name), expected.get(name))
         if fault:
             cause = "a link only moves numbers: see rows, experts and transposed of Link"
-            where = place_in(family, "block_links")
-            raise Violation(f"{about}, {name} {fault}", cause, where)
+            raise Violation(f"{about}, {name} {fault}", cause, place_in(family, "block_links"))
 
 
 def _fault(tensor: torch.Tensor | None, expected: torch.Tensor | None) -> str:
@@ -200,7 +199,7 @@ def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...] | None:
     """The shape that one of our parameters must have; None for a name that is not ours."""
     hidden, dim, experts = config.hidden, config.head_dim, config.experts
     queries, keys = config.heads * dim, config.kv_heads * dim
-    table: dict[str, tuple[int, ...]] = {
+    table = {
         r"embedding\.tokens": (config.vocabulary, hidden),
         r"embedding\.positions": (config.positions, hidden),
         r"layers\.\d+\.(attention|mlp)\.norm|head\.norm": (hidden,),

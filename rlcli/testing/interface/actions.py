@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import CHOSEN, MEANINGS, PROMPT_MASK, SEQUENCES
+from rlcli.testing.contract import skip_if
 
 LOSS_MASK = "loss_mask"
 
@@ -20,7 +20,7 @@ def trained_actions(batch: SequenceSample) -> torch.Tensor | None:
     """[T - N] bool: the actions that `loss_mask` keeps or, without it, those that chose a token of
     a response; none of a sequence that `chosen` excludes. None if the batch has neither mask."""
     tensors = batch.data or {}
-    actions: torch.Tensor | None = tensors.get(LOSS_MASK)
+    actions = tensors.get(LOSS_MASK)
     if actions is None and PROMPT_MASK in tensors:
         actions = _without_first(~tensors[PROMPT_MASK], batch.flat_seqlens(SEQUENCES))
     if actions is not None and CHOSEN in tensors:
@@ -51,7 +51,7 @@ def with_narrower_loss_mask(batch: SequenceSample) -> SequenceSample:
     too."""
     if LOSS_MASK not in batch.keys:
         return batch
-    mask: torch.Tensor = batch.data[LOSS_MASK]
+    mask = batch.data[LOSS_MASK]
     return with_tensor(batch, LOSS_MASK, mask & (torch.arange(len(mask)) % 3 > 0))
 
 
@@ -113,10 +113,12 @@ def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
         if key in MEANINGS and MEANINGS[key].has_own_sequences:
             continue
         if lengths not in per_token:
-            if lengths != [[1] * len(group) for group in tokens]:
-                pytest.skip(f"not tried: the length of {key} in a longer sequence is unknown")
+            skip_if(
+                lengths != [[1] * len(group) for group in tokens],
+                f"not tried: the length of {key} in a longer sequence is unknown",
+            )
             continue
-        rows: torch.Tensor = copy.data[key]
+        rows = copy.data[key]
         padding = _noise(key, rows)
         pieces = [
             [padding, piece] if in_front else [piece, padding]

@@ -16,7 +16,7 @@ from rlcli.api.key_meaning import ADVANTAGES, DENSE_REWARDS, NOT_ENDED, REFERENC
 from rlcli.api.metrics import declared_metrics
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import (
     trained_actions,
     with_groups_reversed,
@@ -48,8 +48,7 @@ class AdvantageChecks(CallSubject):
     @pytest.fixture
     def rating(self, inferring: CallTrial) -> CallTrial:
         """Repeated inference that makes advantages."""
-        if ADVANTAGES not in inferring.result.keys:
-            pytest.skip("makes no advantages")
+        skip_if(ADVANTAGES not in inferring.result.keys, "makes no advantages")
         return inferring
 
     def test_a_higher_reward_raises_the_advantages_of_its_response(self, rating: CallTrial) -> None:
@@ -130,8 +129,9 @@ class AdvantageChecks(CallSubject):
     def test_nothing_comes_after_an_end(self, rating: CallTrial) -> None:
         """the value of its last state does not matter for a response that ended"""
         batch = rating.batch
-        if not {VALUES, NOT_ENDED} <= set(batch.keys):
-            pytest.skip("reads no values, or not which responses ended")
+        skip_unless(
+            {VALUES, NOT_ENDED} <= set(batch.keys), "reads no values, or not which responses ended"
+        )
         last = torch.tensor(batch.flat_seqlens(VALUES)).cumsum(0) - 1
         values = tensor_of(batch, VALUES).clone()
         values[last[~tensor_of(batch, NOT_ENDED)]] += 1.0
@@ -144,8 +144,10 @@ class AdvantageChecks(CallSubject):
     def test_returns_are_in_the_units_of_the_rewards(self, rating: CallTrial) -> None:
         """for rewards and values half as large, returns are half as large"""
         batch = rating.batch
-        if VALUES not in batch.keys or RETURNS not in rating.result.keys:
-            pytest.skip("reads no values, or makes no returns")
+        skip_if(
+            VALUES not in batch.keys or RETURNS not in rating.result.keys,
+            "reads no values, or makes no returns",
+        )
         policies = [key for key in POLICIES if key in batch.keys]
         for key in policies:  # so that no penalty is paid
             batch = with_tensor(batch, key, tensor_of(batch, policies[0]))
@@ -164,8 +166,10 @@ class AdvantageChecks(CallSubject):
     def test_a_penalty_is_paid_once(self, rating: CallTrial) -> None:
         """where the loss takes the KL penalty, advantages do not depend on the reference"""
         batch = rating.batch
-        if "kl_weights" not in rating.result.keys or REFERENCE not in batch.keys:
-            pytest.skip("leaves no KL penalty to the loss")
+        skip_if(
+            "kl_weights" not in rating.result.keys or REFERENCE not in batch.keys,
+            "leaves no KL penalty to the loss",
+        )
         moved = with_tensor(batch, REFERENCE, tensor_of(batch, REFERENCE) - 1.0)
         estimated = {ADVANTAGES, RETURNS} & set(rating.result.keys)
         before, after = (output.select(estimated) for output in (rating.result, rating.run(moved)))
@@ -183,8 +187,10 @@ class AdvantageChecks(CallSubject):
         batch = rating.batch
         metrics = declared_metrics(type(rating.interface))
         names = [name for name, (unit, _) in metrics.items() if unit == "reward per nat"]
-        if not names or REFERENCE not in batch.keys:
-            pytest.skip("reports no weight of a penalty, or reads no reference")
+        skip_if(
+            not names or REFERENCE not in batch.keys,
+            "reports no weight of a penalty, or reads no reference",
+        )
         policy = tensor_of(batch, POLICIES[0])
         near, far = (_sum_of_weights_after(rating, batch, policy - by, names) for by in (0.0, 3.0))
         if far < near:
@@ -225,8 +231,10 @@ def skip_without_rewards(rating: CallTrial) -> None:
 
 def skip_unless_groups_are_compared(rating: CallTrial) -> None:
     """Skip the check unless it declares that it compares responses to a prompt."""
-    if largest_number(rating.interface.group_sizes(rating.call), default=1) < 2:
-        pytest.skip("does not declare that it compares responses to a prompt (NEEDS_GROUP)")
+    skip_if(
+        largest_number(rating.interface.group_sizes(rating.call), default=1) < 2,
+        "does not declare that it compares responses to a prompt (NEEDS_GROUP)",
+    )
 
 
 def _comparing(rating: CallTrial) -> list[Changes]:
@@ -324,8 +332,7 @@ def _rises(rating: CallTrial) -> torch.Tensor:
     before, rewards = _of_responses(rating, batch), tensor_of(batch, REWARDS).float()
     raised = [with_tensor(batch, REWARDS, rewards + higher) for higher in torch.eye(len(rewards))]
     rises = torch.stack([_of_responses(rating, other) - before for other in raised], dim=1)
-    if rises.isnan().all():
-        pytest.skip("not tried: none of its responses is trained on")
+    skip_if(rises.isnan().all(), "not tried: none of its responses is trained on")
     return rises
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
@@ -24,7 +23,7 @@ from rlcli.testing.arguments import (
     silent_arguments,
 )
 from rlcli.testing.batches import KEYS, PAIRS
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation, place_of, skip_unless
 from rlcli.testing.interface.inference_trial import (
     CallSubject,
     CallTrial,
@@ -57,8 +56,10 @@ class ArgumentChecks(CallSubject):
         rewards = written is not None and {REWARDS, DENSE_REWARDS} & set(written.all)
         if rewards and not overrides(interface, "train_step"):
             return demand_use(interface)  # only its author knows which texts show an effect
-        if not any(argument.others for argument in arguments_of(interface)):
-            pytest.skip("has no argument whose other values are known")
+        skip_unless(
+            any(argument.others for argument in arguments_of(interface)),
+            "has no argument whose other values are known",
+        )
         effects = effects_of(make, batches, tokenizer)
         demand_effects(effects, type(interface))
         learned = effects.compared_by(partial(_differ_in_any, ignored=["loss"]))

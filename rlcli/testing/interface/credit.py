@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import REWARDS
 from rlcli.testing.batches import Lengths
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import trained_actions, with_tensor
 from rlcli.testing.interface.advantages import (
     RETURNS,
@@ -37,8 +36,10 @@ class CreditChecks(CallSubject):
         of each action as for that of the next"""
         names = self.arguments_documented_as(PER_TOKEN)
         skip_without_rewards(rating)
-        if not names or RETURNS not in rating.result.keys:
-            pytest.skip("has no discount per token, or makes no returns")
+        skip_if(
+            not names or RETURNS not in rating.result.keys,
+            "has no discount per token, or makes no returns",
+        )
         for name in names:
             for effects in _effects_of_rewards(rating, {name: DISCOUNT}):
                 most = DISCOUNT * effects[1:] + TOLERANCE
@@ -59,8 +60,10 @@ class CreditChecks(CallSubject):
         skip_without_rewards(rating)
         skip_unless_groups_are_compared(rating)
         batch = usual_batch(inference_batches, WITH_EMPTY)
-        if len(batch.flat_seqlens(REWARDS)) != sum(map(len, WITH_EMPTY)):
-            pytest.skip("not tried: compares groups of another size")
+        skip_if(
+            len(batch.flat_seqlens(REWARDS)) != sum(map(len, WITH_EMPTY)),
+            "not tried: compares groups of another size",
+        )
         is_empty = torch.tensor([not answer for group in WITH_EMPTY for _, answer in group])
         rewards = tensor_of(batch, REWARDS)
         results = [
@@ -69,8 +72,9 @@ class CreditChecks(CallSubject):
             )
             for reward in (-LARGE, LARGE)
         ]
-        if not _are_equal(*results):
-            pytest.skip("gives responses without tokens a part in what others get")
+        skip_unless(
+            _are_equal(*results), "gives responses without tokens a part in what others get"
+        )
         check_same(
             results[0],
             _without_metadata(rating.run(_without_empty(batch))),

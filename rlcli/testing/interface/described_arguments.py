@@ -17,7 +17,7 @@ from rlcli.api.metrics import declared_metrics
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import with_groups_reversed, with_tensor
 from rlcli.testing.interface.advantages import RETURNS, VALUES
 from rlcli.testing.interface.edge_cases import demand_nothing_learned
@@ -61,8 +61,7 @@ class DescribedArgumentChecks(CallSubject):
         """what is as low as the least value that is accepted, or as high as the largest, counts;
         where all is beyond, nothing is trained on"""
         bounds = list(_bounds_of_keys(rehearsal, self.arguments_documented_as(SELECTS)))
-        if not bounds:
-            pytest.skip("has no argument that is the least or the largest value of a key")
+        skip_unless(bounds, "has no argument that is the least or the largest value of a key")
         for name, key, beyond in bounds:
             batch = with_tensor(rehearsal.batch, key, torch.ones_like(rehearsal.batch.data[key]))
             within, at = (
@@ -82,8 +81,10 @@ class DescribedArgumentChecks(CallSubject):
     def test_clipping_lowers_no_loss_of_values(self, rehearsal: Rehearsal) -> None:
         """where predictions are clipped around earlier ones, a narrower clip lowers no loss"""
         batch, names = rehearsal.batch, self.arguments_documented_as(CLIPS_VALUES)
-        if not names or not {VALUES, RETURNS} <= set(batch.keys):
-            pytest.skip("has no argument by which predicted values are clipped")
+        skip_if(
+            not names or not {VALUES, RETURNS} <= set(batch.keys),
+            "has no argument by which predicted values are clipped",
+        )
         moved = with_tensor(batch, VALUES, batch.data[VALUES] + _alternating(batch.data[VALUES]))
         for name in names:
             narrow, wide = (
@@ -101,8 +102,10 @@ class DescribedArgumentChecks(CallSubject):
         """where predictions are clipped around earlier ones, those that fell count as those that
         rose"""
         batch, names = rehearsal.batch, self.arguments_documented_as(CLIPS_VALUES)
-        if not names or not {VALUES, RETURNS} <= set(batch.keys):
-            pytest.skip("has no argument by which predicted values are clipped")
+        skip_if(
+            not names or not {VALUES, RETURNS} <= set(batch.keys),
+            "has no argument by which predicted values are clipped",
+        )
         for name in names:
             rose, fell = (_rise_by_clipping(rehearsal, name, by) for by in (1.0, -1.0))
             if min(rose, fell) <= TOLERANCE < max(rose, fell):
@@ -117,13 +120,14 @@ class DescribedArgumentChecks(CallSubject):
     def test_a_pair_at_its_target_is_undecided(self, rehearsal: Rehearsal) -> None:
         """the loss of a pair with the target margin is that of equal sequences without a target"""
         names = self.arguments_documented_as(TARGET_MARGIN)
-        if not names:
-            pytest.skip("has no argument that is a target margin")
+        skip_unless(names, "has no argument that is a target margin")
         pair, margin = _leading_pair(rehearsal)
         equal = rehearsal.train(without_preference(pair), model=ignorant(rehearsal))
         same = _without_learning(rehearsal, _of_equal_sequences(without_preference(pair)), {})
-        if abs(same.stats["loss"] - equal.stats["loss"]) > TOLERANCE:
-            pytest.skip("not tried: its loss has terms that are not about the margin")
+        skip_if(
+            abs(same.stats["loss"] - equal.stats["loss"]) > TOLERANCE,
+            "not tried: its loss has terms that are not about the margin",
+        )
         for name in names:
             loss = _without_learning(rehearsal, pair, {name: margin}).stats["loss"]
             expected = equal.stats["loss"]
@@ -139,8 +143,7 @@ class DescribedArgumentChecks(CallSubject):
         """a weight of what keeps the mean score near 0 brings that of equal sequences closer, and
         moves both scores of a pair by as much"""
         names = self.arguments_documented_as(PULLS_TO_ZERO)
-        if not names:
-            pytest.skip("has no argument that keeps the mean score near 0")
+        skip_unless(names, "has no argument that keeps the mean score near 0")
         batch = _of_equal_sequences(pairs_of_equal_length(rehearsal))
         for name in names:
             without, centred = (
@@ -158,10 +161,12 @@ class DescribedArgumentChecks(CallSubject):
     def test_a_bias_of_rewards_is_in_their_units(self, inferring: CallTrial) -> None:
         """rewards that are all higher by what is subtracted from them change nothing"""
         names = [name for name in self.arguments_documented_as(BIAS) if "bias" in name]
-        if not names or REWARDS not in inferring.batch.keys:
-            pytest.skip("has no argument that is subtracted from rewards")
+        skip_if(
+            not names or REWARDS not in inferring.batch.keys,
+            "has no argument that is subtracted from rewards",
+        )
         scales = self.arguments_documented_as(SCALE)
-        scaled: Changes = dict.fromkeys(scales, FACTOR)
+        scaled = dict.fromkeys(scales, FACTOR)
         higher = with_tensor(inferring.batch, REWARDS, inferring.batch.data[REWARDS] + SHIFT)
         for name in names:
             check_same(
@@ -181,8 +186,9 @@ class DescribedArgumentChecks(CallSubject):
         reading = [
             {**flag, **changes} for flag in variants if key in _needed(inferring, flag, changes)
         ]
-        if not changes or not reading:
-            pytest.skip("has no flag by which the change in a score is the reward")
+        skip_if(
+            not changes or not reading, "has no flag by which the change in a score is the reward"
+        )
         interface = inferring.make(**reading[0])
         batch = inference_batches_for(interface, batches, inferring.tokenizer)()
         scores = tensor_of(batch, key)
@@ -209,8 +215,7 @@ class DescribedArgumentChecks(CallSubject):
             for name in self.arguments_documented_as(BEFORE_LIMIT)
             if needs.get(name) == limit
         ]
-        if not pairs:
-            pytest.skip("has no penalty that grows up to a maximum length")
+        skip_unless(pairs, "has no penalty that grows up to a maximum length")
         for name, limit in pairs:
             interface = inferring.make(**{name: 1, limit: SHORTEST})
             batch = inference_batches_for(interface, batches, inferring.tokenizer)(LONG)
@@ -249,8 +254,10 @@ def _rise_by_clipping(rehearsal: Rehearsal, name: str, moved: float) -> float:
     batch = rehearsal.batch
     values = batch.data[VALUES]
     of_actions = torch.cat([row[:-1] for row in values.split(batch.flat_seqlens(VALUES))])
-    if of_actions.shape != batch.data[RETURNS].shape:
-        pytest.skip("not tried: its returns are not those of actions")
+    skip_if(
+        of_actions.shape != batch.data[RETURNS].shape,
+        "not tried: its returns are not those of actions",
+    )
     batch = with_tensor(batch, VALUES, values - moved)
     batch = with_tensor(batch, RETURNS, (of_actions + moved).to(batch.data[RETURNS]))
     narrow, wide = (

@@ -7,7 +7,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ADVANTAGES, CHOSEN, SEQUENCES
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.interface.actions import LOSS_MASK, per_action, trained_actions, with_tensor
 from rlcli.testing.interface.loss import gradients_of
 from rlcli.testing.interface.policies import LOGPROBS, gap_of_weights, with_own_logprobs
@@ -24,8 +24,10 @@ class DirectionChecks(InterfaceSubject):
         """where actions far from the old policy are left out, these are the ones that would go
         farther, not those that come back"""
         batch = rehearsal.batch
-        if not {"old_logprobs", ADVANTAGES} <= set(batch.keys):
-            pytest.skip("compares no old log-probs with the policy's, weighted by advantages")
+        skip_unless(
+            {"old_logprobs", ADVANTAGES} <= set(batch.keys),
+            "compares no old log-probs with the policy's, weighted by advantages",
+        )
         near = with_own_logprobs(batch, rehearsal.model().module)
         for log_ratio, change in ((FAR, "likelier"), (-FAR, "less likely")):
             moved = with_tensor(near, "old_logprobs", near.data["old_logprobs"] - log_ratio)

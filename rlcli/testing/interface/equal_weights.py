@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 
-import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
@@ -14,7 +13,7 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import REFERENCE, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.api.metrics import declared_metrics
 from rlcli.testing.batches import VOCABULARY
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import with_tensor
 from rlcli.testing.interface.inference_trial import all_logprobs, with_temperature
 from rlcli.testing.interface.policies import LOGPROBS, gap_of_weights, with_own_logprobs
@@ -49,8 +48,10 @@ class EqualWeightChecks(InterfaceSubject):
         temperature"""
         make = rehearsal.make
         expected = _expected(make())
-        if not expected or not set(LOGPROBS) & set(rehearsal.batch.keys):
-            pytest.skip("measures no distance from policies whose log-probs are in the batch")
+        skip_if(
+            not expected or not set(LOGPROBS) & set(rehearsal.batch.keys),
+            "measures no distance from policies whose log-probs are in the batch",
+        )
         for temperature in TEMPERATURES:
             interface = with_temperature(make, make(), temperature)
             if interface is None and temperature != 1:
@@ -71,15 +72,16 @@ class EqualWeightChecks(InterfaceSubject):
         """a KL that is reported from a reference or teacher is, in the mean over all tokens, that
         of a policy to which they are equally likely"""
         names = _distances_from_references(rehearsal.make())
-        if not names:
-            pytest.skip("reports no KL from a reference")
+        skip_unless(names, "reports no KL from a reference")
         policy = rehearsal.model(lr=0.0)
         policy.module.model.head.data.zero_()
         batch = _each_token(rehearsal, policy.module)
         outcome = rehearsal.train(batch, model=policy)
         expected = -math.log(VOCABULARY) - float(all_logprobs(teacher().module, batch)[1::2].mean())
-        if len({call.batch.bs for call in outcome.engine.calls}) > 1:
-            pytest.skip("not tried: its minibatches differ in size")
+        skip_if(
+            len({call.batch.bs for call in outcome.engine.calls}) > 1,
+            "not tried: its minibatches differ in size",
+        )
         for name in sorted(names & outcome.stats.keys()):
             if abs(outcome.stats[name] - expected) > SMALL:
                 raise Violation(
@@ -92,8 +94,10 @@ class EqualWeightChecks(InterfaceSubject):
         """where tokens are weighted by how much likelier they have become since they were sampled,
         a step does not depend on how often each was sampled"""
         weights = self.arguments_documented_as(IS_WEIGHTED)
-        if SAMPLED_LOGPROBS not in rehearsal.batch.keys or not weights:
-            pytest.skip("weights no tokens by how much likelier they have become")
+        skip_if(
+            SAMPLED_LOGPROBS not in rehearsal.batch.keys or not weights,
+            "weights no tokens by how much likelier they have become",
+        )
         outcomes = [_after_sampling(rehearsal, again) for again in ((), OFTEN_SAMPLED)]
         on_policy, weighted = (outcome.weights for outcome in outcomes)
         if (size := gap_of_weights(on_policy, weighted)) > SMALL:
@@ -120,8 +124,10 @@ def _after_sampling(rehearsal: Rehearsal, again: Sequence[int]) -> TrainingOutco
     outcome = rehearsal.train(sampled, model=policy, interface=rehearsal.make(**single))
     for call in outcome.engine.calls:
         taken = _counts_of_last_tokens(call.batch)
-        if not torch.equal(taken * counts.sum(), counts * taken.sum()):
-            pytest.skip("not tried: its minibatches differ")
+        skip_unless(
+            torch.equal(taken * counts.sum(), counts * taken.sum()),
+            "not tried: its minibatches differ",
+        )
     return outcome
 
 

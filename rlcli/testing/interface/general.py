@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import pytest
-
 from rlcli.api.interface import ModelInterface
-from rlcli.testing.contract import Note, Violation, place_of
+from rlcli.testing.contract import Note, Violation, place_of, skip_unless
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.interface.training_trial import (
     Batches,
@@ -87,8 +85,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
 
     def test_its_training_can_be_tried(self, make: Make, batches: Batches) -> None:
         """a batch can be made with the keys that training reads"""
-        if not overrides(make(), "train_step"):
-            pytest.skip("does not train")
+        skip_unless(overrides(make(), "train_step"), "does not train")
         try:
             batches()
         except ValueError as error:

@@ -13,7 +13,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ATTEMPT
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.inference import check_mock
 from rlcli.testing.interface.inference_trial import (
     CallSubject,
@@ -55,8 +55,7 @@ class SampledResponse:
 
     @property
     def answer(self) -> list[int]:
-        tokens: list[int] = self.tokens[len(self.prompt) :].tolist()
-        return tokens
+        return self.tokens[len(self.prompt) :].tolist()
 
 
 class SamplingTrial(CallTrial):
@@ -71,15 +70,16 @@ class SamplingTrial(CallTrial):
 
     def with_settings(self, **changes: Any) -> Any:
         """The interface that samples with the usual settings, or with others."""
-        if not hasattr(self.make(), "generation"):
-            pytest.skip("not tried: takes no `generation`: its limits are its own")
+        skip_unless(
+            hasattr(self.make(), "generation"),
+            "not tried: takes no `generation`: its limits are its own",
+        )
         return self.make(generation=dataclasses.asdict(dataclasses.replace(USUAL, **changes)))
 
     @property
     def group(self) -> int:
         """The number of responses to each prompt."""
-        size: int = self.interface.generation.responses_per_prompt
-        return size
+        return self.interface.generation.responses_per_prompt
 
     def sampled(self, interface: Any) -> list[SampledResponse]:
         """The responses that an interface with other settings samples."""
@@ -121,8 +121,7 @@ class GenerationChecks(CallSubject):
     @pytest.fixture
     def sampling(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> SamplingTrial:
         """Repeated generation."""
-        if not overrides(make(), "generate"):
-            pytest.skip("does not generate")
+        skip_unless(overrides(make(), "generate"), "does not generate")
         return SamplingTrial(
             make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer
         )
@@ -131,8 +130,7 @@ class GenerationChecks(CallSubject):
         self, make: Make, batches: Batches, prompt_batches: Batches
     ) -> None:
         """a batch can be made with the keys that generation reads"""
-        if not overrides(make(), "generate"):
-            pytest.skip("does not generate")
+        skip_unless(overrides(make(), "generate"), "does not generate")
         if overrides(make(), "train_step"):
             usual_batch(batches)  # the keys that it lacks may be the same
         try:
@@ -206,9 +204,8 @@ class GenerationChecks(CallSubject):
                     .tolist()
                 )
             if response.answer != likeliest:
-                finding = f"greedy answers {response.answer}, the likeliest tokens are {likeliest}"
                 raise Violation(
-                    finding,
+                    f"greedy answers {response.answer}, the likeliest tokens are {likeliest}",
                     "pass the settings to model.module.generate unchanged",
                     sampling.where,
                 )
@@ -240,8 +237,7 @@ class GenerationChecks(CallSubject):
     def test_responses_of_a_group_differ(self, sampling: SamplingTrial) -> None:
         """the responses to one prompt differ"""
         group = sampling.group
-        if group < 2:
-            pytest.skip("one response to each prompt")
+        skip_if(group < 2, "one response to each prompt")
         usual = [response.answer for response in sampling.usual]
         alike = sum(
             usual[n : n + group].count(usual[n]) == group for n in range(0, len(usual), group)

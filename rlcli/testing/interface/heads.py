@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import get_args
 
-import pytest
-
 from rlcli.api.interface import HeadName, ModelInterface
 from rlcli.api.model import call_interface
-from rlcli.testing.contract import Note, Violation
+from rlcli.testing.contract import Note, Violation, skip_unless
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.interface.call_engine import ModalEngine
 from rlcli.testing.interface.inference_trial import CallTrial
@@ -37,8 +35,7 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
     ) -> None:
         """evaluation uses the head of the model that HEAD names"""
         interface = make()
-        if not overrides(interface, "evaluate"):
-            pytest.skip("does not evaluate")
+        skip_unless(overrides(interface, "evaluate"), "does not evaluate")
         model = rehearsal.model()
         model.module = ModalEngine(model.module.model, lr=0.0)
         call_interface(interface, "evaluate", model, [rehearsal.batch])

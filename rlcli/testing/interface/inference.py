@@ -13,7 +13,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import LOGPROBS, MEANINGS, REWARDS, SEQUENCES, minus_one
 from rlcli.testing.batches import PAIRS
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import at_actions, padded, trained_actions, with_tensor
 from rlcli.testing.interface.inference_trial import (
     SHIFTED,
@@ -63,11 +63,10 @@ class InferenceChecks(CallSubject):
         self, make: Make, batches: Batches, request: pytest.FixtureRequest
     ) -> None:
         """a batch can be made with the keys that inference reads"""
-        if not overrides(make(), "inference"):
-            pytest.skip("has no inference")
+        skip_unless(overrides(make(), "inference"), "has no inference")
         if overrides(make(), "train_step"):
             usual_batch(batches)  # the keys that it lacks may be the same
-        inference_batches: Batches = request.getfixturevalue("inference_batches")
+        inference_batches = request.getfixturevalue("inference_batches")
         try:
             inference_batches()
         except ValueError as error:
@@ -89,10 +88,11 @@ class InferenceChecks(CallSubject):
     ) -> None:
         """of samples with one response some are not dropped, unless more are needed"""
         interface = inferring.interface
-        if not interface.drops(inferring.call):
-            pytest.skip("drops no samples")
-        if largest_number(interface.group_sizes(inferring.call), default=1) > 1:
-            pytest.skip("needs several responses to a prompt")
+        skip_unless(interface.drops(inferring.call), "drops no samples")
+        skip_if(
+            largest_number(interface.group_sizes(inferring.call), default=1) > 1,
+            "needs several responses to a prompt",
+        )
         batch = usual_batch(inference_batches, [group[:1] for group in PAIRS])
         reasons = drops(inferring.run(batch)).values()
         if all(reasons):
@@ -126,8 +126,7 @@ class InferenceChecks(CallSubject):
 
     def test_inference_has_a_row_for_every_token_or_sequence(self, inferring: CallTrial) -> None:
         """outputs have the lengths that their keys stand for"""
-        if not inferring.result.keys:
-            pytest.skip("returns no keys")
+        skip_unless(inferring.result.keys, "returns no keys")
         tokens = inferring.batch.seqlens[SEQUENCES]
         for key in inferring.result.keys:
             lengths, meaning = inferring.result.seqlens[key], MEANINGS.get(key)
@@ -176,8 +175,7 @@ class InferenceChecks(CallSubject):
 
     def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
-        if inferring.takes_batch:
-            pytest.skip("compares the samples of a batch (TAKES_BATCH)")
+        skip_if(inferring.takes_batch, "compares the samples of a batch (TAKES_BATCH)")
         for index in range(inferring.batch.bs):
             alone = inferring.run(inferring.batch.select_indices([index]))
             cause = (
@@ -201,22 +199,20 @@ class InferenceChecks(CallSubject):
                 )
                 check_same(expected, output, f"between {ranks}", cause, inferring.where)
                 if mismatch := difference_of_states(state, state_there):
-                    where = place_of_call(alone, "state_dict")
                     raise Violation(
                         (
                             f"{mismatch.name} is {mismatch.first:.6g} and "
                             f"{mismatch.second:.6g} on {ranks}"
                         ),
                         "the state must be the same on all ranks: compute it from sums over them",
-                        where,
+                        place_of_call(alone, "state_dict"),
                     )
 
     def test_only_responses_count(self, inferring: CallTrial, inference_batches: Batches) -> None:
         """actions outside responses get 0, and for numbers of actions prompts do not matter if no
         model reads them"""
         keys = _made_per_action(inferring.result)
-        if not keys:
-            pytest.skip("returns nothing per action")
+        skip_unless(keys, "returns nothing per action")
         short = usual_batch(
             inference_batches, [[(1, response) for _, response in group] for group in PAIRS]
         )
@@ -256,8 +252,7 @@ class InferenceChecks(CallSubject):
             if (key.endswith("logprobs") or _are_distributions(tensor_of(inferring.result, key)))
             and not _is_copy(inferring, key)
         ]
-        if not keys:
-            pytest.skip("computes no log-probs")
+        skip_unless(keys, "computes no log-probs")
         temperature = 0.7
         interface = with_temperature(inferring.make, inferring.interface, temperature)
         if interface is None:
@@ -272,8 +267,7 @@ class InferenceChecks(CallSubject):
         interface, reward = make(), 10.0
         reads, writes = interface.reads("train_step"), interface.writes("inference")
         targets = {"returns", "rewards"} & set(reads.needed if reads else ())
-        if not (targets and writes and "values" in writes.all):
-            pytest.skip("predicts no returns")
+        skip_unless(targets and writes and "values" in writes.all, "predicts no returns")
         batch = usual_batch(batches)
         batch.data |= {key: torch.full_like(tensor_of(batch, key), reward) for key in targets}
         tries = (_distances_while_learning(make, batches, batch, reward, lr) for lr in CRITIC_RATES)
@@ -314,8 +308,7 @@ class InferenceChecks(CallSubject):
 
     def test_state_of_inference_comes_back(self, inferring: CallTrial) -> None:
         """its state is JSON and can be restored"""
-        if not overrides(inferring.interface, "state_dict"):
-            pytest.skip("keeps no state")
+        skip_unless(overrides(inferring.interface, "state_dict"), "keeps no state")
         unbroken, resumed, later = inferring.make(), inferring.make(), inferring.batch
         inferring.run(inferring.batch, interface=unbroken)
         resumed.load_state_dict(state_through_json(unbroken))

@@ -20,7 +20,7 @@ from rlcli.api.interface import ANSWER_FORMS, Example, ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.call_engine import JudgeEngine, ModalEngine
 from rlcli.testing.interface.outputs import (
@@ -180,9 +180,8 @@ def check_logprobs(
         gaps = gaps[:, acting]
     tempered, untempered = gaps.amax(1).tolist()
     if not tempered <= TOLERANCE:
-        cause = UNTEMPERED if untempered <= TOLERANCE else SHIFTED
         finding = f"{key} differs by {tempered:.3g} from the model's at temperature {temperature:g}"
-        raise Violation(finding, cause, where)
+        raise Violation(finding, (UNTEMPERED if untempered <= TOLERANCE else SHIFTED), where)
 
 
 def _of_chosen_tokens(rows: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
@@ -258,8 +257,7 @@ class CallSubject(InterfaceSubject):
         """A correct response to a row with this answer; by default in the common form accepted most
         often."""
         interface = make()
-        if not reads_answers(interface):
-            pytest.skip("its rows are those of its EXAMPLES")
+        skip_unless(reads_answers(interface), "its rows are those of its EXAMPLES")
         form = accepted_form(interface, answers)
         if form is None:
             raise Violation(
@@ -310,8 +308,7 @@ class CallSubject(InterfaceSubject):
     @pytest.fixture
     def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> CallTrial:
         """Repeated inference."""
-        if not overrides(make(), "inference"):
-            pytest.skip("has no inference")
+        skip_unless(overrides(make(), "inference"), "has no inference")
         batches = request.getfixturevalue("inference_batches")
         return telling_trial(make, batches, tokenizer)
 

@@ -24,7 +24,7 @@ from rlcli.api.model import Model
 from rlcli.registry import signature
 from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import PAIRS
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import (
     action_counts,
     per_action,
@@ -49,8 +49,7 @@ class LawChecks(InterfaceSubject):
     def test_a_reward_raises_its_own_response(self, rehearsal: Rehearsal) -> None:
         """a higher reward, advantage or return raises its own response, most of all"""
         keys = [key for key in SIGNALS if key in rehearsal.batch.keys]
-        if not keys:
-            pytest.skip("reads no rewards, advantages or returns")
+        skip_unless(keys, "reads no rewards, advantages or returns")
         for key in keys:
             batch = _batch(rehearsal, key)
             numbers = batch.data[key]
@@ -98,8 +97,7 @@ class LawChecks(InterfaceSubject):
     def test_a_larger_margin_teaches_no_less(self, rehearsal: Rehearsal) -> None:
         """a step on a pair raises its lead no less where its margin is larger"""
         batch = pairs_of_equal_length(rehearsal)
-        if MARGINS not in batch.keys:
-            pytest.skip(f"reads no {MARGINS}")
+        skip_if(MARGINS not in batch.keys, f"reads no {MARGINS}")
         margins = batch.data[MARGINS]
         ahead = 1.0 - torch.arange(len(margins)) % 2
         small, large = (
@@ -148,8 +146,7 @@ class LawChecks(InterfaceSubject):
         """a response like the reference beats one that strayed"""
         batch = _batch(rehearsal, REFERENCE)
         sampled = [key for key in ("packed_logprobs", "old_logprobs") if key in batch.keys]
-        if not sampled:
-            pytest.skip("does not compare with the policy's log-probs")
+        skip_unless(sampled, "does not compare with the policy's log-probs")
         logprobs = batch.data[sampled[0]]
         strayed = with_tensor(batch, REFERENCE, logprobs - 1.0)
         back = [
@@ -172,8 +169,10 @@ class LawChecks(InterfaceSubject):
         described = signature("interfaces", self.name).arguments if self.name else ()
         texts = {argument.name: f"{argument.name} {argument.doc}".lower() for argument in described}
         bonuses = [name for name, text in texts.items() if "entropy" in text and "bonus" in text]
-        if not bonuses or rehearsal.result.engine.heads != {"lm"}:
-            pytest.skip("has no argument that is a bonus for entropy")
+        skip_if(
+            not bonuses or rehearsal.result.engine.heads != {"lm"},
+            "has no argument that is a bonus for entropy",
+        )
         for name in bonuses:
             demand_entropy(rehearsal, name)
 
@@ -201,10 +200,10 @@ def pairs_of_equal_length(rehearsal: Rehearsal) -> SequenceSample:
     what does not learn from pairs alone."""
     interface, batch = rehearsal.make(), rehearsal.batch
     size = largest_number(interface.group_sizes("train_step"), default=1)
-    if size != 2 or any(key in batch.keys for key in SIGNALS):
-        pytest.skip("does not learn from pairs alone")
-    if len(rehearsal.result.engine.heads) != 1:
-        pytest.skip("not tried: uses several heads")
+    skip_if(
+        size != 2 or any(key in batch.keys for key in SIGNALS), "does not learn from pairs alone"
+    )
+    skip_if(len(rehearsal.result.engine.heads) != 1, "not tried: uses several heads")
     lengths = [[(2, 3 + number), (2, 3 + number)] for number in range(4)]
     return rehearsal.fit(rehearsal.batches(lengths, seed=2))
 
@@ -265,8 +264,7 @@ def _growths(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
 
 def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
     """Six responses; skips the check if they cannot be made, or do not depend on `key`."""
-    if key not in rehearsal.batch.keys:
-        pytest.skip(f"reads no {key}")
+    skip_if(key not in rehearsal.batch.keys, f"reads no {key}")
     if len(rehearsal.result.engine.heads) != 1 or trained_actions(rehearsal.batch) is None:
         pytest.skip("trains no responses of one head")
     return rehearsal.fit(rehearsal.batches(PAIRS[:3], seed=2))

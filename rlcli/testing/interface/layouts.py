@@ -9,7 +9,7 @@ from torch.nn.utils import parameters_to_vector
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.interface import cut_of
 from rlcli.api.model import call_interface
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import padded, trained_actions
 from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.training_trial import (
@@ -70,8 +70,7 @@ class InvarianceChecks(InterfaceSubject):
                 "pass cut=self.CUT: the memory that rlcli plan reports depends on it",
                 rehearsal.where,
             )
-        if declared == "sample":
-            pytest.skip("keeps groups whole")
+        skip_if(declared == "sample", "keeps groups whole")
         batch, model = rehearsal.batch, rehearsal.model()
         model.module.keeps_groups = True
         uncut = rehearsal.train(batch, model=model)
@@ -152,8 +151,7 @@ class InvarianceChecks(InterfaceSubject):
         self, make: Make, rehearsal: Rehearsal
     ) -> None:
         """evaluation is the same for any cut, and trains nothing"""
-        if not overrides(make(), "evaluate"):
-            pytest.skip("does not evaluate")
+        skip_unless(overrides(make(), "evaluate"), "does not evaluate")
         batch, model = rehearsal.batch, rehearsal.model()
         before = parameters_to_vector(model.module.model.parameters())
         where = place_of_call(make(), "evaluate")

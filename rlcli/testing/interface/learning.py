@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import PROMPT_MASK, REFERENCE, SEQUENCES
 from rlcli.api.model import Model, call_interface
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if
 from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.invariants import SIGNALS
 from rlcli.testing.interface.loss import counts_tokens
@@ -24,8 +23,10 @@ DIVERGED = 2
 class LearningChecks(InterfaceSubject):
     def test_it_learns(self, rehearsal: Rehearsal) -> None:
         """a few steps lower its loss, or raise the likelihood of answers that nothing rates"""
-        if set(SIGNALS) & set(rehearsal.batch.keys) and rehearsal.result.engine.heads == {"lm"}:
-            pytest.skip("learns what is rewarded, which has its own check")
+        skip_if(
+            set(SIGNALS) & set(rehearsal.batch.keys) and rehearsal.result.engine.heads == {"lm"},
+            "learns what is rewarded, which has its own check",
+        )
         batch, imitates = rehearsal.batch, _imitates(rehearsal)
         for lr in LEARNING_RATES:
             model = rehearsal.model(lr=lr)

@@ -9,7 +9,7 @@ import torch
 
 from rlcli.api.key_meaning import PROMPT_MASK
 from rlcli.testing.batches import Lengths
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import padded, trained_actions, with_tensor
 from rlcli.testing.interface.invariants import SIGNALS, ignorant
 from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
@@ -32,13 +32,13 @@ class PromptChecks(InterfaceSubject):
         """where the loss is a mean over tokens, it is the same without prompts for a model to which
         all tokens are equally likely"""
         batch = rehearsal.batch
-        if PROMPT_MASK not in batch.keys or rehearsal.result.engine.heads != {"lm"}:
-            pytest.skip("does not tell prompts from responses, or does not learn tokens")
-        if set(SIGNALS) & set(batch.keys):
-            pytest.skip("learns from what responses earned")
+        skip_if(
+            PROMPT_MASK not in batch.keys or rehearsal.result.engine.heads != {"lm"},
+            "does not tell prompts from responses, or does not learn tokens",
+        )
+        skip_if(set(SIGNALS) & set(batch.keys), "learns from what responses earned")
         losses = [_loss_of_ignorant(rehearsal, lengths) for lengths in (SHORT_TEXTS, LONG_TEXTS)]
-        if not math.isclose(*losses, rel_tol=SMALL):
-            pytest.skip("not tried: its loss depends on lengths")
+        skip_unless(math.isclose(*losses, rel_tol=SMALL), "not tried: its loss depends on lengths")
         loss = _loss_of_ignorant(rehearsal, LONG_TEXTS, has_prompts=False)
         if not math.isclose(loss, losses[0], rel_tol=SMALL):
             raise Violation(

@@ -111,7 +111,7 @@ def _step(
     has no language-model head."""
     sampler = model if _head(rehearsal) == "lm" else None
     batch = as_of_teacher(rehearsal.make(), rehearsal.fit(rehearsal.batches(), sampler), sampler)
-    stats: dict[str, float] = call_interface(
+    stats = call_interface(
         interface or rehearsal.make(), "train_step", model, batch, MicroBatchSpec(n_mbs=2)
     )
     for name, value in stats.items():

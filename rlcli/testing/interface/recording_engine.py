@@ -78,7 +78,7 @@ class WatchedOutput:
         self._output.actions = chosen
 
     def _ask(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = getattr(self._output, name)
+        tensor = getattr(self._output, name)
         if tensor.requires_grad:
             tensor.retain_grad()
         self._asked.setdefault(name, []).append(tensor)

@@ -23,7 +23,7 @@ from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.api.model import Model
 from rlcli.errors import DataError, RlcliError
 from rlcli.testing.arguments import run_each
-from rlcli.testing.contract import Note, Violation
+from rlcli.testing.contract import Note, Violation, skip_unless
 from rlcli.testing.interface.actions import padded, with_tensor
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
@@ -62,8 +62,7 @@ class RewardChecks(RewardExampleChecks):
     def scorer(self, make: Make) -> ModelInterface:
         """The reward, if it reads texts."""
         interface = make()
-        if not overrides(interface, "score_texts"):
-            pytest.skip("does not score texts")
+        skip_unless(overrides(interface, "score_texts"), "does not score texts")
         return interface
 
     def test_a_failing_helper_is_an_error(
@@ -74,10 +73,10 @@ class RewardChecks(RewardExampleChecks):
         declared = make().writes("inference")
         if declared is None or "rewards" not in declared.all:
             pytest.skip("gives no rewards")
-        inferring: CallTrial = request.getfixturevalue("inferring")
+        inferring = request.getfixturevalue("inferring")
         batch = inferring.batch
         if reads_answers(make()):
-            gold: Gold = request.getfixturevalue("gold")
+            gold = request.getfixturevalue("gold")
             texts = [("What is it?", [gold(HARD), gold(HARD_TO_COMPARE)])]
             batch = text_batch(inferring.tokenizer, texts, [HARD])
         usual, alone, model = inferring.run(batch), make(), inferring.model()
@@ -339,8 +338,7 @@ def _skip_unless_responses_are_rewarded(trial: CallTrial) -> DeclaredKeys:
     read, written = trial.interface.reads(trial.call), trial.interface.writes(trial.call)
     if read is None or written is None or REWARDS not in written.needed:
         pytest.skip("gives no rewards")
-    if not {SEQUENCES, PROMPT_MASK} <= set(read.needed):
-        pytest.skip("gives no rewards of responses")
+    skip_unless({SEQUENCES, PROMPT_MASK} <= set(read.needed), "gives no rewards of responses")
     return read
 
 

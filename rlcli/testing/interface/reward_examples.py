@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-import pytest
-
 from rlcli.api.interface import Example, ModelInterface
 from rlcli.api.key_meaning import REWARDS
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
 from rlcli.testing.interface.outputs import TOLERANCE, tensor_of
 from rlcli.testing.interface.texts import NONSENSE, RIGHT_AND_WRONG, rows_batch
@@ -55,8 +53,7 @@ class RewardExampleChecks(CallSubject):
     def test_examples_earn_what_they_state(self, inferring: CallTrial) -> None:
         """responses of EXAMPLES earn what is stated there"""
         examples = [shown for shown in inferring.interface.EXAMPLES if shown.get("rewards")]
-        if not examples:
-            pytest.skip('EXAMPLES state no rewards: {…, "rewards": {"a response": 0.5}}')
+        skip_unless(examples, 'EXAMPLES state no rewards: {…, "rewards": {"a response": 0.5}}')
         texts = [list(example["rewards"]) for example in examples]
         rows = [example["row"] for example in examples]
         earned = iter(_rewards(inferring, rows, texts, _with_defaults(inferring.interface)))
@@ -88,8 +85,7 @@ def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, f
     """The right response of each of the EXAMPLES, what it earns, and what a wrong and an empty
     response to the row earn. Skips the check without any."""
     examples = _with_right_and_wrong(inferring.interface)
-    if not examples:
-        pytest.skip("shows no EXAMPLES of right and wrong")
+    skip_unless(examples, "shows no EXAMPLES of right and wrong")
     texts = [(example["right"], example["wrong"], "") for example in examples]
     earned = iter(_rewards(inferring, [example["row"] for example in examples], texts))
     return [(right, next(earned), next(earned), next(earned)) for right, _, _ in texts]
@@ -105,7 +101,5 @@ def _rewards(
     asked = [str(row.get("prompt", "")) for row in rows]
     batch = rows_batch(inferring.tokenizer, [*zip(asked, texts, strict=True)], rows)
     output = inferring.run(batch, interface=interface)
-    if REWARDS not in output.keys:
-        pytest.skip("gives no `rewards` to compare with EXAMPLES")
-    rewards: list[float] = tensor_of(output, REWARDS).tolist()
-    return rewards
+    skip_if(REWARDS not in output.keys, "gives no `rewards` to compare with EXAMPLES")
+    return tensor_of(output, REWARDS).tolist()

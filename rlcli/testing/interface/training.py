@@ -12,7 +12,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import call_interface
 from rlcli.testing.batches import KEYS, make_batch
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.interface.actions import (
     LOSS_MASK,
     trained_actions,
@@ -216,8 +216,7 @@ class TrainingChecks(InterfaceSubject):
         result = rehearsal.result
         received = [(each.sequences, each.gradient("logits")) for each in result.engine.passes]
         passes = [(tokens, sizes) for tokens, sizes in received if sizes is not None]
-        if not passes:
-            pytest.skip("takes no logits")
+        skip_unless(passes, "takes no logits")
         for sequences, sizes in passes:
             ends = torch.tensor([len(tokens) for tokens in sequences]).cumsum(0) - 1
             if len(sizes) == int(ends[-1]) + 1 and sizes[ends].any():
@@ -372,8 +371,7 @@ def _gradients(rehearsal: Rehearsal) -> tuple[TrainingOutcome, list[TokenGradien
     batch = with_narrower_loss_mask(rehearsal.batch)
     result = rehearsal.train(batch)
     entries = token_gradients(batch, result)
-    if not entries:
-        pytest.skip("reads no prompt_mask")
+    skip_unless(entries, "reads no prompt_mask")
     return result, entries
 
 

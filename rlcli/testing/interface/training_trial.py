@@ -25,7 +25,13 @@ from rlcli.api.key_meaning import REFERENCE, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface, signature
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
-from rlcli.testing.contract import Contract, Violation, place_of, skip_without_arguments
+from rlcli.testing.contract import (
+    Contract,
+    Violation,
+    place_of,
+    skip_unless,
+    skip_without_arguments,
+)
 from rlcli.testing.interface.recording_engine import TrainCall, WatchedEngine
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
 
@@ -62,8 +68,7 @@ class TrainingOutcome:
 
     @property
     def engine(self) -> WatchedEngine:
-        engine: WatchedEngine = self.model.module
-        return engine
+        return self.model.module
 
 
 @dataclass(frozen=True)
@@ -245,7 +250,7 @@ def _own_state(interface: ModelInterface) -> dict[str, Any]:
 def state_through_json(interface: ModelInterface) -> dict[str, Any]:
     """The interface's own state as a checkpoint restores it. Raises Violation if it is not JSON."""
     try:
-        state: dict[str, Any] = json.loads(json.dumps(interface.state_dict(), allow_nan=False))
+        state = json.loads(json.dumps(interface.state_dict(), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise Violation(
             f"state_dict is not JSON: {error}",
@@ -272,7 +277,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
         and overrides(interface, "inference")
         and set(written.all) & set(batch.keys)
     ):
-        inferred: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
+        inferred = call_interface(interface, "inference", model, batch, WHOLE)
         sampled.update_(inferred.select({*inferred.keys} & {*batch.keys} & {*KEYS}))
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = outputs_of_actions(model, batch, "logprobs")
@@ -292,10 +297,9 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 def outputs_of_actions(model: Model, batch: SequenceSample, name: str) -> torch.Tensor:
     """[T - N] an output of the model, such as `logprobs`, for each action."""
     lengths = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
-    scores: torch.Tensor = model.module.forward(
+    return model.module.forward(
         batch, post_hook=lambda output, _: getattr(output, name), output_seqlens=lengths
     )
-    return scores
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
@@ -328,9 +332,7 @@ def as_of_teacher(
     can make are made by it for a teacher."""
     copy = batch.select(batch.keys)
     for key, maker in _of_teacher(interface).items():
-        inferred: SequenceSample = call_interface(
-            maker, "inference", model or teacher(), batch, WHOLE
-        )
+        inferred = call_interface(maker, "inference", model or teacher(), batch, WHOLE)
         copy.update_(inferred.select([key]))
     return copy
 
@@ -480,8 +482,7 @@ class InterfaceSubject(Contract):
     @pytest.fixture
     def rehearsal(self, make: Make, batches: Batches) -> Rehearsal:
         """Training steps of the interface on tiny models."""
-        if not overrides(make(), "train_step"):
-            pytest.skip("does not train")
+        skip_unless(overrides(make(), "train_step"), "does not train")
         try:
             batches()
         except ValueError as error:

@@ -11,7 +11,7 @@ import pytest
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.interface import ModelInterface
 from rlcli.registry import make_interface, signature
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
 from rlcli.testing.interface.outputs import gap
 from rlcli.testing.interface.training_trial import Make, Rehearsal
@@ -32,8 +32,7 @@ class TwinChecks(CallSubject):
     @pytest.fixture
     def make_neutral(self, make: Make) -> Make:
         """Builds the interface with neutral arguments."""
-        if not self.twin:
-            pytest.skip("has no `twin`: was not copied from another interface")
+        skip_unless(self.twin, "has no `twin`: was not copied from another interface")
         return lambda **changes: make(**{**self.neutral, **changes})
 
     @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, REWARDS
 from rlcli.testing.arguments import Changes, check_variants, run_each
+from rlcli.testing.contract import skip_unless
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import batches_for, effects_of
 from rlcli.testing.interface.credit import CreditChecks
@@ -130,8 +129,7 @@ def _check_variants(
 ) -> None:
     """Make a check with one flag or choice changed at a time."""
     variants = list(effects_of(make, batches, tokenizer).variants())
-    if not variants:
-        pytest.skip("has neither flags nor choices")
+    skip_unless(variants, "has neither flags nor choices")
     check_variants(variants, lambda changes: check(_changed(make, changes)))
 
 

@@ -18,6 +18,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
+from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -25,7 +26,7 @@ import pytest
 from rlcli.api.limits import Needs, check_arguments
 from rlcli.testing.contract import Violation, place_of
 
-Changes = dict[str, Any]
+Changes = Mapping[str, Any]
 """VariedArgument → its value, where it is not the default."""
 
 FACTORS = (3, 1 / 3)
@@ -125,9 +126,8 @@ class Effects:
         self._named = {argument.name: argument for argument in reversed(arguments)}
         self._needs = needs
         self._accepts = accepts
-        self._result = result
+        self._of = remembered(result)
         self._differ = differ
-        self._results: dict[str, Any] = {}
 
     def compared_by(self, differ: Callable[[Any, Any], bool]) -> Effects:
         """The same results, of which `differ` says whether two differ."""
@@ -260,12 +260,6 @@ class Effects:
             alike = {**shared, argument.name: first[argument.name]}
             yield (alike, shared) if self._accepts(alike) else (first, changes)
 
-    def _of(self, changes: Changes) -> Any:
-        key = repr(sorted(changes.items()))
-        if key not in self._results:
-            self._results[key] = self._result(changes)
-        return self._results[key]
-
     def _with_needs(self, changes: Changes, name: str, value: Any) -> Changes:
         """These changes, with the argument at a value and what it needs there."""
         merged = {**changes, name: value}
@@ -283,6 +277,21 @@ class Effects:
         values = (argument.default, *argument.others)
         names = allowed.split("|")
         return next((v for v in values if (str(v) in names if allowed else v)), argument.default)
+
+
+def remembered(
+    result: Callable[[Changes], Any], defaults: Changes = MappingProxyType({})
+) -> Callable[[Changes], Any]:
+    """The same, which computes a result once for all changes that come to the same arguments."""
+    results: dict[str, Any] = {}
+
+    def of(changes: Changes) -> Any:
+        key = repr(sorted({**defaults, **changes}.items()))
+        if key not in results:
+            results[key] = result(changes)
+        return results[key]
+
+    return of
 
 
 def _is_refusal(results: Any) -> bool:
@@ -330,8 +339,7 @@ def attributes_read(cls: type) -> set[str] | None:
     """The names of attributes that the methods of a class read, other than to check them; None if
     one of these hands the component on as a whole."""
     bases = [base for base in cls.__mro__ if not base.__module__.startswith(API)]
-    trees = [tree for base in bases if (tree := _source_of(base)) is not None]
-    nodes = [node for tree in trees for node in _used_nodes(tree)]
+    nodes = [node for base in bases for node in _used_nodes(source_of(base))]
     if sum(map(_is_self, nodes)) > sum(map(_asks_self, nodes)):
         return None
     return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
@@ -353,12 +361,12 @@ def demand_use(component: Any) -> None:
             )
 
 
-def _source_of(cls: type) -> ast.AST | None:
-    """The class as it is written; None if that is unknown."""
+def source_of(code: Any) -> ast.AST:
+    """A class or module as it is written; empty if that is unknown."""
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        return ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):
-        return None
+        return ast.Module([], [])
 
 
 def _used_nodes(tree: ast.AST) -> Iterator[ast.AST]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -101,6 +102,8 @@ def skip_without_arguments(kind: str, name: str, args: Mapping[str, Any]) -> Non
 
 def place_of(code: type | Callable[..., Any]) -> str:
     """`file:line` of a component's class or function; empty if it has no source."""
+    while isinstance(code, partial):
+        code = code.func
     try:
         code = inspect.unwrap(code)
         return f"{inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from rlcli.observe.json_lines import read_json_lines
 from rlcli.testing.runner import values_of
 from rlcli.testing.subjects import Subject
 from rlcli.testing.tokenizer import byte_tokenizer
+
+Row = dict[str, Any]
+Rows = Sequence[Row]
 
 AGAIN = 8
 """Responses with which a reward starts its processes, before it is timed."""
@@ -80,9 +83,7 @@ def try_reward_on(name: str, values: Sequence[str], file: Path) -> RewardTrial:
     return RewardTrial(tried, seconds)
 
 
-def _demand_numbers(
-    interface: ModelInterface, tokenizer: Any, rows: Sequence[Mapping[str, Any]]
-) -> None:
+def _demand_numbers(interface: ModelInterface, tokenizer: Any, rows: Rows) -> None:
     """Score a few rows with other responses: a model will answer wrongly, or nothing, which needs a
     number too. Raises whatever the reward raises."""
     for described, responses in (("that of the next", _others(rows)), ("none", [""] * AGAIN)):
@@ -100,7 +101,7 @@ def _check_reads_texts(name: str, interface: ModelInterface) -> None:
         )
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def _read(file: Path) -> list[Row]:
     try:
         rows = list(read_json_lines(file))
     except OSError as error:
@@ -117,7 +118,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def _score(
-    interface: ModelInterface, tokenizer: Any, rows: Sequence[Mapping[str, Any]], note: str = ""
+    interface: ModelInterface, tokenizer: Any, rows: Rows, note: str = ""
 ) -> tuple[list[float], list[str | None]]:
     """Rewards and reasons, one for each row; errors name a row by its line and the note."""
     texts = [(_text(row.get("prompt")) or "", _response(row)) for row in rows]
@@ -130,12 +131,12 @@ def _score(
     return scored.data[REWARDS].double().tolist(), reasons or [None] * len(rows)
 
 
-def _answered(rows: Sequence[Mapping[str, Any]], responses: Sequence[str]) -> list[dict[str, Any]]:
+def _answered(rows: Rows, responses: Sequence[str]) -> list[Row]:
     """The rows with other responses; there may be more responses than rows."""
     return [{**row, "response": response} for row, response in zip(rows, responses, strict=False)]
 
 
-def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _others(rows: Rows) -> list[str]:
     """For each row the response of the next one."""
     responses = [_response(row) for row in rows]
     return responses[1:] + responses[:1]
@@ -145,7 +146,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _response(row: Mapping[str, Any]) -> str:
+def _response(row: Row) -> str:
     response = row.get("response")
     return str(row["answer"] if response is None else response)
 

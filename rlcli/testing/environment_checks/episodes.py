@@ -17,6 +17,7 @@ from rlcli.api.environment import Environment, Observation, has_score
 from rlcli.api.limits import needs_of
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
+    Changes,
     Effects,
     VariedArgument,
     arguments_of,
@@ -306,7 +307,7 @@ def _changed(play: Play, name: str) -> list[Script]:
     return [replace(script, row={**script.row, name: value}) for value in values]
 
 
-def _is_accepted(trial: EnvironmentTrial, changes: dict[str, Any]) -> bool:
+def _is_accepted(trial: EnvironmentTrial, changes: Changes) -> bool:
     try:
         trial.make(**changes)
     except (RlcliError, ValueError):
@@ -314,7 +315,7 @@ def _is_accepted(trial: EnvironmentTrial, changes: dict[str, Any]) -> bool:
     return True
 
 
-def _traces(trial: EnvironmentTrial, changes: dict[str, Any]) -> list[Trace]:
+def _traces(trial: EnvironmentTrial, changes: Changes) -> list[Trace]:
     seeds = (1, 2, 3) if _names(trial.cls) & DRAWING else (1,)
     scripts = [replace(script, seed=seed) for script in trial.scripts for seed in seeds]
     return [trial.play(script, **changes).trace for script in scripts]

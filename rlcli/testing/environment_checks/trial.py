@@ -163,8 +163,8 @@ class EnvironmentTrial:
             for turn in example.get("turns", ()):
                 if isinstance(turn, Mapping) and tool in turn:
                     return dict(turn[tool])
-        properties = self.schemas[tool]["function"]["parameters"]["properties"]
-        return {name: fitting(schema)[0] for name, schema in properties.items()}
+        properties = self._parameters(tool)["properties"].items()
+        return {name: fitting(schema)[0] for name, schema in properties}
 
     def watched(self) -> AbstractContextManager[None]:
         """Within this context, what the process does is noted in `conduct`."""
@@ -213,8 +213,7 @@ class EnvironmentTrial:
     def scores_of_texts(self) -> list[tuple[str, CallResult]]:
         """(a hostile text, its score as the answer of an episode without other turns)."""
         with self.watched():
-            environment = self.make()
-            attempt(environment.reset, dict(self.scripts[0].row), 1)
+            environment = self._begun()
             texts = [text for _, text in _texts()] if has_score(self.cls) else []
             scores = [(text, attempt(environment.score, text)) for text in texts]
             attempt(environment.close)
@@ -253,12 +252,11 @@ class EnvironmentTrial:
 
     def _texts_of(self, tool: str) -> list[str]:
         """The arguments of a tool that are any text."""
-        properties = self.schemas[tool]["function"]["parameters"]["properties"]
-        return [name for name, schema in properties.items() if _is_text(schema)]
+        properties = self._parameters(tool)["properties"].items()
+        return [name for name, schema in properties if _is_text(schema)]
 
     def _probe(self, kind: Kind, words: str, tool: str, action: Any) -> Probe:
-        environment = self.make()
-        attempt(environment.reset, dict(self.scripts[0].row), 1)
+        environment = self._begun()
         if tool:
             result = attempt(call_tool, environment, tool, action)
         else:
@@ -266,10 +264,19 @@ class EnvironmentTrial:
         attempt(environment.close)
         return Probe(kind, words, tool, action, result)
 
+    def _begun(self) -> Environment:
+        """A new episode of the first row."""
+        environment = self.make()
+        attempt(environment.reset, dict(self.scripts[0].row), 1)
+        return environment
+
+    def _parameters(self, tool: str) -> Schema:
+        return self.schemas[tool]["function"]["parameters"]
+
     def _calls(self, tool: str) -> Iterator[tuple[Kind, str, dict[str, Any]]]:
         """(kind, words, arguments) of calls that try each argument in turn."""
         usual = self.usual_arguments(tool)
-        parameters = self.schemas[tool]["function"]["parameters"]
+        parameters = self._parameters(tool)
         for name in parameters.get("required", ()):
             lacking = {key: value for key, value in usual.items() if key != name}
             yield "wrong", f"no {name}", lacking

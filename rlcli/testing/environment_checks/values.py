@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
+
+from rlcli.api.tool_schema import Schema
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "string": ("a", "", "7", "a b\nc"),
@@ -37,7 +39,7 @@ NUMBERS = ("²", "٣", "９", "-0", "1e999", "nan", "9" * 5000)
 LONG_TEXT = "x" * (1 << 20)
 
 
-def fitting(schema: Mapping[str, Any]) -> list[Any]:
+def fitting(schema: Schema) -> list[Any]:
     """Values that a schema allows, different in kind."""
     if "enum" in schema:
         values = list(schema["enum"])
@@ -53,7 +55,7 @@ def fitting(schema: Mapping[str, Any]) -> list[Any]:
     return [*values, *([None] if schema.get("nullable") else [])]
 
 
-def wrong(schema: Mapping[str, Any]) -> Iterator[Any]:
+def wrong(schema: Schema) -> Iterator[Any]:
     """Values of each JSON type that a schema does not allow."""
     if "anyOf" in schema or not schema:
         return
@@ -66,7 +68,7 @@ def wrong(schema: Mapping[str, Any]) -> Iterator[Any]:
     yield from ([value] for value in wrong(schema.get("items", {})))
 
 
-def types_of(schema: Mapping[str, Any]) -> list[str]:
+def types_of(schema: Schema) -> list[str]:
     """The JSON types of a schema without alternatives; all, if it names none."""
     names = schema.get("type", list(SAMPLES))
     return [names] if isinstance(names, str) else list(names)

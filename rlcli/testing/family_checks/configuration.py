@@ -12,8 +12,8 @@ import torch
 from rlcli.api.family import HFFamily, ModelConfig
 from rlcli.errors import ModelError
 from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.family_checks.examples import Example, with_models
-from rlcli.testing.family_checks.forward import logits
+from rlcli.testing.family_checks.examples import Example, configured, with_models
+from rlcli.testing.family_checks.forward import Weights, logits
 from rlcli.testing.family_checks.place import place_in
 
 TOLERANCE = 2e-4
@@ -52,8 +52,7 @@ class ConfigurationChecks(Contract):
         self, family: HFFamily, examples: Sequence[Example]
     ) -> None:
         """the configuration survives a round trip"""
-        for example in examples:
-            config = family.config_from_hf(example.hf)
+        for example, config in configured(family, examples):
             again = family.config_from_hf(family.config_to_hf(config))
             _demand_alike(
                 _fields(config),
@@ -100,8 +99,7 @@ class ConfigurationChecks(Contract):
     def test_logits(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """our configuration and weights give the same logits"""
         tokens = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
-        for example in with_models(examples):
-            config = family.config_from_hf(example.hf)
+        for example, config in configured(family, with_models(examples)):
             ours = family.sd_from_hf(example.tensors, config)
             with torch.no_grad():
                 expected = example.model(input_ids=tokens).logits
@@ -123,10 +121,8 @@ class ConfigurationChecks(Contract):
     def test_senseless_configurations(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """a nonsensical configuration is refused"""
         hf = examples[0].hf
-        names: Mapping[str, str] = getattr(
-            type(getattr(examples[0].model, "config", None)), "attribute_map", {}
-        )
-        names = {"hidden_act": "activation_function", **names}
+        kind = type(getattr(examples[0].model, "config", None))
+        names = {"hidden_act": "activation_function", **getattr(kind, "attribute_map", {})}
         for key, value in SENSELESS:
             key = key if key in hf else names.get(key, key)
             if key not in hf:
@@ -169,9 +165,7 @@ def _demand_alike(
             raise Violation(finding, cause, where)
 
 
-def _gap(
-    config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor
-) -> float:
+def _gap(config: ModelConfig, ours: Weights, tokens: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference of logits, relative where they are large;
     infinite if there is no result."""
     try:
@@ -184,9 +178,7 @@ def _gap(
     return float(gap) if bool(torch.isfinite(gap)) else float("inf")
 
 
-def _cure(
-    config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor
-) -> str:
+def _cure(config: ModelConfig, ours: Weights, tokens: torch.Tensor, expected: torch.Tensor) -> str:
     """A single change that would make the logits right, in words; empty if there is none."""
     for words, other_config, other_weights in _changes(config, ours):
         if _gap(other_config, other_weights, tokens, expected) <= TOLERANCE:
@@ -194,12 +186,11 @@ def _cure(
     return ""
 
 
-def _changes(
-    config: ModelConfig, ours: dict[str, torch.Tensor]
-) -> Iterator[tuple[str, ModelConfig, dict[str, torch.Tensor]]]:
+def _changes(config: ModelConfig, ours: Weights) -> Iterator[tuple[str, ModelConfig, Weights]]:
     """Single changes, each in words: most faults are one of them."""
+    flags = [name for name, value in vars(config).items() if isinstance(value, bool)]
     choices: dict[str, tuple[Any, ...]] = {
-        **{name: (True, False) for name, value in vars(config).items() if isinstance(value, bool)},
+        **dict.fromkeys(flags, (True, False)),
         "activation": ("silu", "gelu", "gelu_tanh"),
         "norm_offset": (0.0, 1.0),
         "norm_eps": (1e-5, 1e-6),
@@ -209,15 +200,14 @@ def _changes(
     for name, values in choices.items():
         for value in values:
             yield f"{name} = {value!r}", dataclasses.replace(config, **{name: value}), ours
-    if config.experts is not None:
-        for normalized in (True, False):
-            experts = dataclasses.replace(config.experts, normalized=normalized)
-            words = f"experts.normalized = {normalized}"
-            yield words, dataclasses.replace(config, experts=experts), ours
-    if config.rope is not None:
-        for base in (1e4, 5e5, 1e6):
-            rope = dataclasses.replace(config.rope, base=base)
-            yield f"rope.base = {base:g}", dataclasses.replace(config, rope=rope), ours
+    for part, name, values in (
+        ("experts", "normalized", (True, False)),
+        ("rope", "base", (1e4, 5e5, 1e6)),
+    ):
+        usual = getattr(config, part)
+        for value in values if usual is not None else ():
+            changes = {part: dataclasses.replace(usual, **{name: value})}
+            yield f"{part}.{name} = {value}", dataclasses.replace(config, **changes), ours
     for first, second in (
         ("gate", "up"),
         ("q", "k"),
@@ -228,9 +218,7 @@ def _changes(
         yield f"{first} and {second} exchanged", config, _exchanged(ours, first, second)
 
 
-def _exchanged(
-    ours: Mapping[str, torch.Tensor], first: str, second: str
-) -> dict[str, torch.Tensor]:
+def _exchanged(ours: Mapping[str, torch.Tensor], first: str, second: str) -> Weights:
     names = {first: second, second: first}
     changed = {}
     for name, tensor in ours.items():

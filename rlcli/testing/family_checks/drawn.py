@@ -140,11 +140,10 @@ def _fault(family: HFFamily, example: Example, settings: Settings, missing: set[
     return "" if gap <= TOLERANCE else f"logits differ by {gap:.2g}"
 
 
+@torch.no_grad()
 def _logits(model: Any) -> torch.Tensor:
     tokens = torch.randint(3, 97, (1, 24), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        logits = model(input_ids=tokens).logits
-    return logits
+    return model(input_ids=tokens).logits
 
 
 def _model(cls: Any, kind: Any, hf: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlcli.api.family import HFFamily
+from rlcli.api.family import HFFamily, ModelConfig
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError
 from rlcli.testing.contract import Violation, place_of, skip_unless
@@ -117,6 +117,13 @@ def with_models(examples: Sequence[Example]) -> list[Example]:
     examples_with_model = [example for example in examples if example.model is not None]
     skip_unless(examples_with_model, "not tried: transformers has no such model")
     return examples_with_model
+
+
+def configured(
+    family: HFFamily, examples: Sequence[Example]
+) -> Iterator[tuple[Example, ModelConfig]]:
+    """Each example with its configuration in our form."""
+    return ((example, family.config_from_hf(example.hf)) for example in examples)
 
 
 def _with_value_head(architecture: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from rlcli.api.family import HFFamily, ModelConfig
 from rlcli.errors import ModelError
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.family_checks.examples import Example, with_models
+from rlcli.testing.family_checks.examples import Example, configured, with_models
 from rlcli.testing.family_checks.place import place_in
 
 Weights = Mapping[str, torch.Tensor]
@@ -23,8 +23,7 @@ class WeightChecks(Contract):
 
     def test_weights_there_and_back(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """weights converted to our names and back are the same bits"""
-        for example in examples:
-            config = family.config_from_hf(example.hf)
+        for example, config in configured(family, examples):
             halved = {name: tensor.to(torch.bfloat16) for name, tensor in example.tensors.items()}
             originals = {name: tensor.clone() for name, tensor in halved.items()}
             ours = family.sd_from_hf(halved, config)
@@ -43,8 +42,7 @@ class WeightChecks(Contract):
 
     def test_module_names(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """a module's names give the same parameters as files"""
-        for example in with_models(examples):
-            config = family.config_from_hf(example.hf)
+        for example, config in configured(family, with_models(examples)):
             module = {name: p.detach() for name, p in example.model.named_parameters()}
             ours = family.sd_from_hf(module, config, "module")
             of_file = family.sd_from_hf(example.tensors, config)
@@ -58,8 +56,7 @@ class WeightChecks(Contract):
 
     def test_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """any subset converts as it does within the whole"""
-        for example in examples:
-            config = family.config_from_hf(example.hf)
+        for example, config in configured(family, examples):
             converted = family.sd_from_hf(example.tensors, config)
             for names in _subsets(sorted(example.tensors)):
                 converted_subset = family.sd_from_hf(
@@ -82,12 +79,9 @@ class WeightChecks(Contract):
 
     def test_torn_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """an incomplete group of parameters is not written"""
-        for example in examples:
-            config = family.config_from_hf(example.hf)
-            layout, converted = (
-                family.layout(config, "module"),
-                family.sd_from_hf(example.tensors, config),
-            )
+        for example, config in configured(family, examples):
+            layout = family.layout(config, "module")
+            converted = family.sd_from_hf(example.tensors, config)
             torn = next((name for name in converted if len(layout.together(name)) > 1), None)
             if torn is None:
                 continue
@@ -106,8 +100,7 @@ class WeightChecks(Contract):
 
     def test_names_are_all(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """embedding, blocks and head name each parameter once"""
-        for example in examples:
-            config = family.config_from_hf(example.hf)
+        for example, config in configured(family, examples):
             blocks = [family.tblock_param_names(config, index) for index in range(config.layers)]
             named = Counter(
                 [
@@ -136,8 +129,7 @@ class WeightChecks(Contract):
 
     def test_our_names_and_shapes(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """our names and shapes are those of rlcli.api.family"""
-        for example in examples:
-            config = family.config_from_hf(example.hf)
+        for example, config in configured(family, examples):
             for name, tensor in family.sd_from_hf(example.tensors, config).items():
                 shape = _shape_of(name, config)
                 if shape is None:

@@ -6,6 +6,7 @@ Written without `rlcli.ops`, whose functions components use: a mistake there mus
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 
@@ -34,9 +35,19 @@ def per_action(batch: SequenceSample, numbers: torch.Tensor) -> torch.Tensor:
     return torch.repeat_interleave(numbers, counts)
 
 
+def action_seqlens(batch: SequenceSample) -> list[list[int]]:
+    """The number of actions of each sequence: all of its tokens but the first were chosen."""
+    return [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
+
+
 def action_counts(batch: SequenceSample) -> list[int]:
-    """[N] the number of actions of each sequence: all of its tokens but the first were chosen."""
-    return [length - 1 for length in batch.flat_seqlens(SEQUENCES)]
+    """[N] the same for all sequences in a row."""
+    return list(chain(*action_seqlens(batch)))
+
+
+def last_rows(batch: SequenceSample, key: str = SEQUENCES) -> torch.Tensor:
+    """[N] the last row of each sequence."""
+    return torch.tensor(batch.flat_seqlens(key)).cumsum(0) - 1
 
 
 def with_tensor(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
@@ -70,8 +81,7 @@ def with_noise_elsewhere(
 ) -> Iterator[tuple[str, SequenceSample]]:
     """(key, a copy of the batch in which its numbers differ except at these actions [T - N]), for
     each key with floating-point numbers per token."""
-    lengths = batch.seqlens[SEQUENCES]
-    of_actions = [[length - 1 for length in group] for group in lengths]
+    lengths, of_actions = batch.seqlens[SEQUENCES], action_seqlens(batch)
     per_sequence = actions.split(action_counts(batch))
     at_tokens = [torch.cat([counted, counted.new_ones(1)]) for counted in per_sequence]
     for key, tensor in batch.data.items():
@@ -108,7 +118,7 @@ def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
     other keys have noise there. Keys with sequences of their own stay as they are."""
     copy = batch.select(batch.keys)
     tokens = batch.seqlens[SEQUENCES]
-    per_token = (tokens, [[length - 1 for length in group] for group in tokens])
+    per_token = (tokens, action_seqlens(batch))
     for key, lengths in batch.seqlens.items():
         if key in MEANINGS and MEANINGS[key].has_own_sequences:
             continue

@@ -18,6 +18,7 @@ from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import (
+    last_rows,
     trained_actions,
     with_groups_reversed,
     with_tensor,
@@ -87,7 +88,7 @@ class AdvantageChecks(CallSubject):
         sizes = torch.tensor([len(group) for group in batch.seqlens[DENSE_REWARDS]])
         firsts = sizes.cumsum(0) - sizes
         higher = tensor_of(batch, DENSE_REWARDS).clone()
-        higher[torch.tensor(batch.flat_seqlens(DENSE_REWARDS)).cumsum(0)[firsts] - 1] += LARGE
+        higher[last_rows(batch, DENSE_REWARDS)[firsts]] += LARGE
         raised = _of_responses(rating, with_tensor(batch, DENSE_REWARDS, higher))
         rise = float((raised - _of_responses(rating, batch))[-1][firsts].nanmean())
         if rise <= TOLERANCE:
@@ -130,9 +131,9 @@ class AdvantageChecks(CallSubject):
         """the value of its last state does not matter for a response that ended"""
         batch = rating.batch
         skip_unless(
-            {VALUES, NOT_ENDED} <= set(batch.keys), "reads no values, or not which responses ended"
+            {VALUES, NOT_ENDED} <= batch.keys, "reads no values, or not which responses ended"
         )
-        last = torch.tensor(batch.flat_seqlens(VALUES)).cumsum(0) - 1
+        last = last_rows(batch, VALUES)
         values = tensor_of(batch, VALUES).clone()
         values[last[~tensor_of(batch, NOT_ENDED)]] += 1.0
         rating.demand_same(
@@ -152,7 +153,7 @@ class AdvantageChecks(CallSubject):
         for key in policies:  # so that no penalty is paid
             batch = with_tensor(batch, key, tensor_of(batch, policies[0]))
         smaller = batch
-        for key in {VALUES, REWARDS, DENSE_REWARDS} & set(batch.keys):
+        for key in {VALUES, REWARDS, DENSE_REWARDS} & batch.keys:
             smaller = with_tensor(smaller, key, tensor_of(batch, key) / 2)
         returns, halves = (tensor_of(rating.run(b), RETURNS) for b in (batch, smaller))
         largest = float((returns / 2 - halves).abs().max())
@@ -171,7 +172,7 @@ class AdvantageChecks(CallSubject):
             "leaves no KL penalty to the loss",
         )
         moved = with_tensor(batch, REFERENCE, tensor_of(batch, REFERENCE) - 1.0)
-        estimated = {ADVANTAGES, RETURNS} & set(rating.result.keys)
+        estimated = {ADVANTAGES, RETURNS} & rating.result.keys
         before, after = (output.select(estimated) for output in (rating.result, rating.run(moved)))
         check_same(
             before,

@@ -10,7 +10,6 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.engine import ModelOutput
 from rlcli.api.generation import GeneratedResponses
 from rlcli.testing.batches import DIGITS
 from rlcli.testing.interface.recording_engine import HEADS, WatchedOutput
@@ -32,9 +31,7 @@ class ModalEngine(TinyEngine):
     def train(self, mode: bool = True) -> None:
         self.is_training = mode
 
-    def forward_micro_batch(
-        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
-    ) -> T:
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[Any], T]) -> T:
         self.passes_in_training_mode += self.is_training
         asked: dict[str, list[torch.Tensor]] = {}
         result = super().forward_micro_batch(

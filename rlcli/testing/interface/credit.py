@@ -34,11 +34,11 @@ class CreditChecks(CallSubject):
     def test_a_discount_counts_for_each_token(self, rating: CallTrial) -> None:
         """with a discount of a half per token, a reward counts at most half as much for the return
         of each action as for that of the next"""
-        names = self.arguments_documented_as(PER_TOKEN)
+        names = self.require_documented_as(PER_TOKEN, "has no discount per token")
         skip_without_rewards(rating)
         skip_if(
-            not names or RETURNS not in rating.result.keys,
-            "has no discount per token, or makes no returns",
+            RETURNS not in rating.result.keys,
+            "makes no returns",
         )
         for name in names:
             for effects in _effects_of_rewards(rating, {name: DISCOUNT}):
@@ -90,7 +90,7 @@ def _effects_of_rewards(rating: CallTrial, changes: dict[str, float]) -> list[to
     batch = rating.batch
     rewards = tensor_of(batch, REWARDS).float()
     outputs = [
-        rating.run(with_tensor(batch, REWARDS, rewards + higher), interface=rating.make(**changes))
+        rating.run(with_tensor(batch, REWARDS, rewards + higher), changes=changes)
         for higher in (0.0, 1.0)
     ]
     rated = batch.select(batch.keys)

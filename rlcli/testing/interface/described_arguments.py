@@ -13,12 +13,11 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import REWARDS, SEQUENCES
 from rlcli.api.limits import needs_of
-from rlcli.api.metrics import declared_metrics
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import Changes, arguments_of, described
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation, skip_if, skip_unless
-from rlcli.testing.interface.actions import with_groups_reversed, with_tensor
+from rlcli.testing.interface.actions import last_rows, with_groups_reversed, with_tensor
 from rlcli.testing.interface.advantages import RETURNS, VALUES
 from rlcli.testing.interface.edge_cases import demand_nothing_learned
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, inference_batches_for
@@ -65,8 +64,7 @@ class DescribedArgumentChecks(CallSubject):
         for name, key, beyond in bounds:
             batch = with_tensor(rehearsal.batch, key, torch.ones_like(rehearsal.batch.data[key]))
             within, at = (
-                rehearsal.train(batch, interface=rehearsal.make(**{name: bound}))
-                for bound in (1.0 + beyond, 1.0)
+                rehearsal.train(batch, changes={name: bound}) for bound in (1.0 + beyond, 1.0)
             )
             rehearsal.demand_same(
                 within,
@@ -74,23 +72,16 @@ class DescribedArgumentChecks(CallSubject):
                 (f"with {name} {1 + beyond:g} and {key} of 1", f"with {name} 1"),
                 f"{name} is accepted itself: compare with >= or <=",
             )
-            excluding = rehearsal.train(batch, interface=rehearsal.make(**{name: 1.0 - beyond}))
+            excluding = rehearsal.train(batch, changes={name: 1.0 - beyond})
             case = f"with {name} {1 - beyond:g} and {key} of 1"
             demand_nothing_learned(rehearsal, excluding, case)
 
     def test_clipping_lowers_no_loss_of_values(self, rehearsal: Rehearsal) -> None:
         """where predictions are clipped around earlier ones, a narrower clip lowers no loss"""
-        batch, names = rehearsal.batch, self.arguments_documented_as(CLIPS_VALUES)
-        skip_if(
-            not names or not {VALUES, RETURNS} <= set(batch.keys),
-            "has no argument by which predicted values are clipped",
-        )
+        names, batch = self._clips_of_values(rehearsal), rehearsal.batch
         moved = with_tensor(batch, VALUES, batch.data[VALUES] + _alternating(batch.data[VALUES]))
         for name in names:
-            narrow, wide = (
-                _without_learning(rehearsal, moved, {name: clip}).stats["loss"]
-                for clip in (NARROW, WIDE)
-            )
+            narrow, wide = _clipped_losses(rehearsal, moved, name)
             if narrow < wide - TOLERANCE * max(1.0, abs(wide)):
                 raise Violation(
                     f"the loss is {wide:.6g} with {name}={WIDE:g}, {narrow:.6g} with {NARROW:g}",
@@ -101,12 +92,7 @@ class DescribedArgumentChecks(CallSubject):
     def test_clipping_limits_both_directions(self, rehearsal: Rehearsal) -> None:
         """where predictions are clipped around earlier ones, those that fell count as those that
         rose"""
-        batch, names = rehearsal.batch, self.arguments_documented_as(CLIPS_VALUES)
-        skip_if(
-            not names or not {VALUES, RETURNS} <= set(batch.keys),
-            "has no argument by which predicted values are clipped",
-        )
-        for name in names:
+        for name in self._clips_of_values(rehearsal):
             rose, fell = (_rise_by_clipping(rehearsal, name, by) for by in (1.0, -1.0))
             if min(rose, fell) <= TOLERANCE < max(rose, fell):
                 raise Violation(
@@ -117,10 +103,15 @@ class DescribedArgumentChecks(CallSubject):
                     rehearsal.where,
                 )
 
+    def _clips_of_values(self, rehearsal: Rehearsal) -> list[str]:
+        """The arguments that clip predicted values. Skips the check without any."""
+        skip_unless({VALUES, RETURNS} <= rehearsal.batch.keys, "predicts no values of returns")
+        reason = "has no argument by which predicted values are clipped"
+        return self.require_documented_as(CLIPS_VALUES, reason)
+
     def test_a_pair_at_its_target_is_undecided(self, rehearsal: Rehearsal) -> None:
         """the loss of a pair with the target margin is that of equal sequences without a target"""
-        names = self.arguments_documented_as(TARGET_MARGIN)
-        skip_unless(names, "has no argument that is a target margin")
+        names = self.require_documented_as(TARGET_MARGIN, "has no argument that is a target margin")
         pair, margin = _leading_pair(rehearsal)
         equal = rehearsal.train(without_preference(pair), model=ignorant(rehearsal))
         same = _without_learning(rehearsal, _of_equal_sequences(without_preference(pair)), {})
@@ -142,8 +133,9 @@ class DescribedArgumentChecks(CallSubject):
     def test_centred_scores_come_closer_to_0(self, rehearsal: Rehearsal) -> None:
         """a weight of what keeps the mean score near 0 brings that of equal sequences closer, and
         moves both scores of a pair by as much"""
-        names = self.arguments_documented_as(PULLS_TO_ZERO)
-        skip_unless(names, "has no argument that keeps the mean score near 0")
+        names = self.require_documented_as(
+            PULLS_TO_ZERO, "has no argument that keeps the mean score near 0"
+        )
         batch = _of_equal_sequences(pairs_of_equal_length(rehearsal))
         for name in names:
             without, centred = (
@@ -193,7 +185,7 @@ class DescribedArgumentChecks(CallSubject):
         batch = inference_batches_for(interface, batches, inferring.tokenizer)()
         scores = tensor_of(batch, key)
         usual, shifted = (
-            inferring.run(with_tensor(batch, key, numbers), interface=inferring.make(**reading[0]))
+            inferring.run(with_tensor(batch, key, numbers), changes=reading[0])
             for numbers in (scores, scores + FACTOR)
         )
         check_same(
@@ -220,7 +212,7 @@ class DescribedArgumentChecks(CallSubject):
             interface = inferring.make(**{name: 1, limit: SHORTEST})
             batch = inference_batches_for(interface, batches, inferring.tokenizer)(LONG)
             beyond, at = (
-                inferring.run(batch, interface=inferring.make(**{name: 1, limit: length}))
+                inferring.run(batch, changes={name: 1, limit: length})
                 for length in (SHORTEST - 1, SHORTEST)
             )
             check_same(
@@ -260,10 +252,15 @@ def _rise_by_clipping(rehearsal: Rehearsal, name: str, moved: float) -> float:
     )
     batch = with_tensor(batch, VALUES, values - moved)
     batch = with_tensor(batch, RETURNS, (of_actions + moved).to(batch.data[RETURNS]))
-    narrow, wide = (
-        _without_learning(rehearsal, batch, {name: clip}).stats["loss"] for clip in (NARROW, WIDE)
-    )
+    narrow, wide = _clipped_losses(rehearsal, batch, name)
     return narrow - wide
+
+
+def _clipped_losses(rehearsal: Rehearsal, batch: SequenceSample, name: str) -> list[float]:
+    """The loss with a narrow and with a wide clip."""
+    return [
+        _without_learning(rehearsal, batch, {name: clip}).stats["loss"] for clip in (NARROW, WIDE)
+    ]
 
 
 def _alternating(numbers: torch.Tensor) -> torch.Tensor:
@@ -275,19 +272,17 @@ def _without_learning(
     rehearsal: Rehearsal, batch: SequenceSample, changes: Changes
 ) -> TrainingOutcome:
     """A step that leaves the model as it is."""
-    interface = rehearsal.make(**changes)
-    return rehearsal.train(batch, model=rehearsal.model(lr=0.0), interface=interface)
+    return rehearsal.train(batch, lr=0.0, changes=changes)
 
 
 def _leading_pair(rehearsal: Rehearsal) -> tuple[SequenceSample, float]:
     """A pair whose chosen sequence is ahead, and by how much, as it is reported; skips the check if
     that is not."""
     pair = preferring(pairs_of_equal_length(rehearsal), -1.0).select_indices([0])
-    metrics = declared_metrics(type(rehearsal.make()))
     for candidate in (pair, with_groups_reversed(pair)):
         stats = _without_learning(rehearsal, candidate, {}).stats
-        for name in sorted(metrics.keys() & stats.keys()):
-            if LEAD.search(metrics[name][1]) and stats[name] > TOLERANCE:
+        for name, _, meaning in rehearsal.declared(stats):
+            if LEAD.search(meaning) and stats[name] > TOLERANCE:
                 return candidate, stats[name]
     pytest.skip("reports no margin of its pairs")
 
@@ -301,10 +296,9 @@ def _of_equal_sequences(batch: SequenceSample) -> SequenceSample:
 def _mean_score_after(rehearsal: Rehearsal, batch: SequenceSample, changes: Changes) -> float:
     """The distance from 0 of the mean value at the end of all sequences after a small step."""
     model = rehearsal.model(lr=1e-3)
-    rehearsal.train(batch, model=model, interface=rehearsal.make(**changes))
+    rehearsal.train(batch, model=model, changes=changes)
     values = model.module.forward(batch, post_hook=lambda output, _: output.values)
-    ends = torch.tensor(batch.flat_seqlens(SEQUENCES)).cumsum(0) - 1
-    return abs(float(values[ends].double().mean()))
+    return abs(float(values[last_rows(batch)].double().mean()))
 
 
 def _demand_equal_pull(rehearsal: Rehearsal, changes: Changes, without: Changes) -> None:
@@ -317,8 +311,7 @@ def _demand_equal_pull(rehearsal: Rehearsal, changes: Changes, without: Changes)
     )
     if pulled is None or usual is None:
         return
-    ends = torch.tensor(batch.flat_seqlens(SEQUENCES)).cumsum(0) - 1
-    added = (pulled - usual)[ends]
+    added = (pulled - usual)[last_rows(batch)]
     difference = float((added[::2] - added[1::2]).abs().max())
     if difference > TOLERANCE:
         raise Violation(
@@ -330,7 +323,7 @@ def _demand_equal_pull(rehearsal: Rehearsal, changes: Changes, without: Changes)
 
 def _estimates(trial: CallTrial, batch: SequenceSample, changes: Changes) -> SequenceSample:
     """The result without metadata, which may report rewards as they are read."""
-    output = trial.run(batch, interface=trial.make(**changes))
+    output = trial.run(batch, changes=changes)
     output.metadata = {}
     return output
 

@@ -10,7 +10,12 @@ from rlcli.api.key_meaning import ADVANTAGES, CHOSEN, SEQUENCES
 from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.interface.actions import LOSS_MASK, per_action, trained_actions, with_tensor
 from rlcli.testing.interface.loss import gradients_of
-from rlcli.testing.interface.policies import LOGPROBS, gap_of_weights, with_own_logprobs
+from rlcli.testing.interface.policies import (
+    LOGPROBS,
+    gap_of_weights,
+    in_one_step,
+    with_own_logprobs,
+)
 from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
 
 SMALL = 1e-5
@@ -25,7 +30,7 @@ class DirectionChecks(InterfaceSubject):
         farther, not those that come back"""
         batch = rehearsal.batch
         skip_unless(
-            {"old_logprobs", ADVANTAGES} <= set(batch.keys),
+            {"old_logprobs", ADVANTAGES} <= batch.keys,
             "compares no old log-probs with the policy's, weighted by advantages",
         )
         near = with_own_logprobs(batch, rehearsal.model().module)
@@ -46,7 +51,7 @@ class DirectionChecks(InterfaceSubject):
         """where the policy is that which sampled, no token of a response with an advantage above 0
         becomes less likely, and none below 0 likelier"""
         batch = rehearsal.batch
-        is_compared = bool(set(LOGPROBS) & set(batch.keys))
+        is_compared = bool(set(LOGPROBS) & batch.keys)
         if not is_compared or ADVANTAGES not in batch.keys or trained_actions(batch) is None:
             pytest.skip("learns from no advantages of what another policy sampled")
         near = _trained_on_policy(rehearsal)
@@ -69,7 +74,7 @@ class DirectionChecks(InterfaceSubject):
 def _trained_on_policy(rehearsal: Rehearsal) -> SequenceSample:
     """The usual batch, as the policy itself sampled it, with all sequences trained on."""
     near = with_own_logprobs(rehearsal.batch, rehearsal.model().module)
-    for mask in {LOSS_MASK, CHOSEN} & set(near.keys):
+    for mask in {LOSS_MASK, CHOSEN} & near.keys:
         near = with_tensor(near, mask, torch.ones_like(near.data[mask]))
     return near
 
@@ -77,10 +82,7 @@ def _trained_on_policy(rehearsal: Rehearsal) -> SequenceSample:
 def _gradient_of_logprobs(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
     """[T - N] that of all log-probs in an optimizer step that leaves the model as it is; skips the
     check where a step takes a part of the batch, or other outputs."""
-    interface = rehearsal.make()
-    single = {"minibatches": 1} if hasattr(interface, "minibatches") else {}
-    model = rehearsal.model(lr=0.0)
-    outcome = rehearsal.train(batch, model=model, interface=rehearsal.make(**single))
+    outcome = rehearsal.train(batch, lr=0.0, changes=in_one_step(rehearsal))
     gradient = gradients_of(outcome, "logprobs", len(batch.data[ADVANTAGES]))
     if gradient is None:
         pytest.skip("not tried: a step takes a part of the batch, or other outputs")

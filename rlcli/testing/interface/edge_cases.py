@@ -13,6 +13,7 @@ from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.actions import LOSS_MASK, trained_actions, without_trained_actions
 from rlcli.testing.interface.loss import counts_tokens
+from rlcli.testing.interface.policies import gap_of_weights
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
@@ -105,11 +106,7 @@ def _survive_edge(rehearsal: Rehearsal, edge: str, lengths: Lengths) -> None:
 
 
 def demand_nothing_learned(rehearsal: Rehearsal, outcome: TrainingOutcome, case: str) -> None:
-    fresh = dict(rehearsal.model().module.model.named_parameters())
-    moved = max(
-        float((tensor - fresh[name].detach()).abs().max())
-        for name, tensor in outcome.weights.items()
-    )
+    moved = gap_of_weights(outcome.weights, dict(rehearsal.model().module.model.named_parameters()))
     if moved > _ROUNDING * max(float(tensor.abs().max()) for tensor in outcome.weights.values()):
         raise Violation(
             f"{case}: the weights still move, by up to {moved:.3g}",

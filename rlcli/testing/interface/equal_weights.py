@@ -16,7 +16,12 @@ from rlcli.testing.batches import VOCABULARY
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import with_tensor
 from rlcli.testing.interface.inference_trial import all_logprobs, with_temperature
-from rlcli.testing.interface.policies import LOGPROBS, gap_of_weights, with_own_logprobs
+from rlcli.testing.interface.policies import (
+    LOGPROBS,
+    gap_of_weights,
+    in_one_step,
+    with_own_logprobs,
+)
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
@@ -49,7 +54,7 @@ class EqualWeightChecks(InterfaceSubject):
         make = rehearsal.make
         expected = _expected(make())
         skip_if(
-            not expected or not set(LOGPROBS) & set(rehearsal.batch.keys),
+            not expected or not set(LOGPROBS) & rehearsal.batch.keys,
             "measures no distance from policies whose log-probs are in the batch",
         )
         for temperature in TEMPERATURES:
@@ -93,11 +98,9 @@ class EqualWeightChecks(InterfaceSubject):
     def test_another_sampler_changes_nothing_on_average(self, rehearsal: Rehearsal) -> None:
         """where tokens are weighted by how much likelier they have become since they were sampled,
         a step does not depend on how often each was sampled"""
-        weights = self.arguments_documented_as(IS_WEIGHTED)
-        skip_if(
-            SAMPLED_LOGPROBS not in rehearsal.batch.keys or not weights,
-            "weights no tokens by how much likelier they have become",
-        )
+        reason = "weights no tokens by how much likelier they have become"
+        skip_if(SAMPLED_LOGPROBS not in rehearsal.batch.keys, reason)
+        self.require_documented_as(IS_WEIGHTED, reason)
         outcomes = [_after_sampling(rehearsal, again) for again in ((), OFTEN_SAMPLED)]
         on_policy, weighted = (outcome.weights for outcome in outcomes)
         if (size := gap_of_weights(on_policy, weighted)) > SMALL:
@@ -120,8 +123,7 @@ def _after_sampling(rehearsal: Rehearsal, again: Sequence[int]) -> TrainingOutco
     drawn = batch.data[SEQUENCES].view(-1, 3)[:, 2]
     logprobs = (counts / counts.sum()).log()[drawn].repeat_interleave(2)
     sampled = with_tensor(batch, SAMPLED_LOGPROBS, logprobs)
-    single = {"minibatches": 1} if hasattr(rehearsal.make(), "minibatches") else {}
-    outcome = rehearsal.train(sampled, model=policy, interface=rehearsal.make(**single))
+    outcome = rehearsal.train(sampled, model=policy, changes=in_one_step(rehearsal))
     for call in outcome.engine.calls:
         taken = _counts_of_last_tokens(call.batch)
         skip_unless(

@@ -23,7 +23,6 @@ from rlcli.testing.interface.inference_trial import (
 )
 from rlcli.testing.interface.outputs import (
     check_empty,
-    check_form,
     check_numbers,
     frozen_copy,
     gap,
@@ -140,12 +139,7 @@ class GenerationChecks(CallSubject):
 
     def test_generation_returns_what_it_declares(self, sampling: SamplingTrial) -> None:
         """generation returns its samples with the declared keys"""
-        check_form(
-            sampling.result,
-            sampling.batch.ids,
-            sampling.interface.writes("generate"),
-            sampling.where,
-        )
+        sampling.check_form(sampling.result, sampling.batch.ids)
         check_numbers(sampling.result, sampling.where)
 
     def test_groups_are_in_the_order_of_the_prompts(self, sampling: SamplingTrial) -> None:

@@ -26,9 +26,7 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
         self, rehearsal: Rehearsal, record_property: Note
     ) -> None:
         """training uses the head of the model that HEAD names"""
-        self._compare(
-            rehearsal.make(), "train_step", rehearsal.result.engine.heads, record_property
-        )
+        self._compare(rehearsal.make(), "train_step", rehearsal.heads, record_property)
 
     def test_evaluation_uses_the_head_that_it_declares(
         self, make: Make, rehearsal: Rehearsal, record_property: Note

@@ -3,8 +3,6 @@ and on nothing around it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -14,7 +12,13 @@ from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import LOGPROBS, MEANINGS, REWARDS, SEQUENCES, minus_one
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, skip_if, skip_unless
-from rlcli.testing.interface.actions import at_actions, padded, trained_actions, with_tensor
+from rlcli.testing.interface.actions import (
+    at_actions,
+    last_rows,
+    padded,
+    trained_actions,
+    with_tensor,
+)
 from rlcli.testing.interface.inference_trial import (
     SHIFTED,
     CallSubject,
@@ -36,6 +40,7 @@ from rlcli.testing.interface.training_trial import (
     Batches,
     Make,
     Rehearsal,
+    State,
     difference_of_states,
     overrides,
     place_of_call,
@@ -75,12 +80,7 @@ class InferenceChecks(CallSubject):
     def test_inference_returns_what_it_declares(self, inferring: CallTrial) -> None:
         """inference returns its samples with the declared keys,
         and drops them for declared reasons"""
-        check_form(
-            inferring.result,
-            inferring.batch.ids,
-            inferring.interface.writes("inference"),
-            inferring.where,
-        )
+        inferring.check_form(inferring.result, inferring.batch.ids)
         check_drops(inferring.result, inferring.interface.drops("inference"), inferring.where)
 
     def test_single_responses_are_not_all_dropped(
@@ -285,7 +285,7 @@ class InferenceChecks(CallSubject):
             pytest.skip("gives no rewards by a model's values")
         batch = inferring.batch
         tokens = tensor_of(batch, SEQUENCES).clone()
-        last = torch.tensor(batch.flat_seqlens(SEQUENCES)).cumsum(0) - 1
+        last = last_rows(batch)
         tokens[last] = tokens[last] % (len(inferring.tokenizer) - 1) + 1
         changed = inferring.run(with_tensor(batch, SEQUENCES, tokens))
         before, after = (tensor_of(output, REWARDS) for output in (inferring.result, changed))
@@ -303,7 +303,7 @@ class InferenceChecks(CallSubject):
         """inference of edge-case batches"""
         batch = usual_batch(inference_batches, EDGES[edge])
         output = inferring.run(batch)
-        check_form(output, batch.ids, inferring.interface.writes("inference"), inferring.where)
+        inferring.check_form(output, batch.ids)
         check_numbers(output, inferring.where)
 
     def test_state_of_inference_comes_back(self, inferring: CallTrial) -> None:
@@ -374,7 +374,7 @@ def check_mock(calls: CallTrial) -> None:
     check_form(mock, calls.batch.ids, calls.interface.writes(calls.call), where)
     check_likeness(mock, calls, where)
     check_numbers(mock, where)
-    if set(calls.mock(calls.batch.select_indices([])).keys) != set(mock.keys):
+    if calls.mock(calls.batch.select_indices([])).keys != mock.keys:
         raise Violation(
             "the mock of no samples has other keys", "a rank may hold no sample at all", where
         )
@@ -417,13 +417,11 @@ def _shares(count: int) -> list[list[range]]:
     return [[range(half), range(half, count)], thirds, [range(count), range(0)]]
 
 
-def _on_ranks(
-    inferring: CallTrial, shares: list[range]
-) -> list[tuple[SequenceSample, dict[str, Any]]]:
+def _on_ranks(inferring: CallTrial, shares: list[range]) -> list[tuple[SequenceSample, State]]:
     """The output and then the state of each rank, if each has its share of the batch."""
     ranks = TinyRanks(len(shares))
 
-    def on_rank(rank: int) -> tuple[SequenceSample, dict[str, Any]]:
+    def on_rank(rank: int) -> tuple[SequenceSample, State]:
         interface, model = inferring.make(), inferring.model(ranks=ranks, rank=rank)
         share = inferring.batch.select_indices(shares[rank])
         output = inferring.run(share, MicroBatchSpec(n_mbs=2), model, interface)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,12 +20,14 @@ from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ANSWER_FORMS, Example, ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
 from rlcli.api.model import Model, call_interface
+from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.call_engine import JudgeEngine, ModalEngine
 from rlcli.testing.interface.outputs import (
     TOLERANCE,
+    check_form,
     check_same,
     check_untouched,
     drops,
@@ -102,11 +105,13 @@ class CallTrial:
         spec: MicroBatchSpec = WHOLE,
         model: Model | None = None,
         interface: ModelInterface | None = None,
+        changes: Changes = MappingProxyType({}),
     ) -> SequenceSample:
         """The result of the call; by default from a freshly built model, and an interface without
-        an earlier call in its state."""
+        an earlier call in its state, with some arguments changed."""
         if interface is None:
-            interface = self.make() if overrides(self.interface, "state_dict") else self.interface
+            is_used = overrides(self.interface, "state_dict") or changes
+            interface = self.make(**changes) if is_used else self.interface
         output = call_interface(interface, self.call, model or self.model(), batch, spec)
         if not isinstance(output, SequenceSample):
             raise Violation(
@@ -115,6 +120,10 @@ class CallTrial:
                 self.where,
             )
         return output
+
+    def check_form(self, output: SequenceSample, ids: list[Hashable]) -> None:
+        """Raise Violation unless an output has these samples, with the declared keys."""
+        check_form(output, ids, self.interface.writes(self.call), self.where)
 
     def demand_same(
         self, output: SequenceSample, between: str, cause: str, exact: bool = False
@@ -174,7 +183,7 @@ def check_logprobs(
     expected = torch.stack([all_logprobs(engine, batch, by) for by in (temperature, 1.0)])
     if len(rows) != expected.shape[1]:
         raise Violation(f"{key} has {len(rows)} rows", SHIFTED, where)
-    counted = batch.select({SEQUENCES, PROMPT_MASK} & set(batch.keys))
+    counted = batch.select({SEQUENCES, PROMPT_MASK} & batch.keys)
     gaps = (expected - rows).abs()
     if (acting := trained_actions(counted)) is not None:
         gaps = gaps[:, acting]

@@ -19,9 +19,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import REFERENCE, SEQUENCES
-from rlcli.api.metrics import Metrics, declared_metrics
 from rlcli.api.model import Model
-from rlcli.registry import signature
 from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, skip_if, skip_unless
@@ -115,12 +113,11 @@ class LawChecks(InterfaceSubject):
     def test_exchanged_pairs_exchange_what_is_reported(self, rehearsal: Rehearsal) -> None:
         """with chosen and rejected sequences exchanged, so is what is reported of them, and a share
         of pairs in the right order is the rest of 1"""
-        batch, metrics = pairs_of_equal_length(rehearsal), declared_metrics(type(rehearsal.make()))
+        batch = pairs_of_equal_length(rehearsal)
         stats, exchanged = (
-            rehearsal.train(pairs, model=rehearsal.model(lr=0.0)).stats
-            for pairs in (batch, with_groups_reversed(batch))
+            rehearsal.train(pairs, lr=0.0).stats for pairs in (batch, with_groups_reversed(batch))
         )
-        for name, expected in _exchanged(metrics, stats).items():
+        for name, expected in _exchanged(rehearsal, stats).items():
             if not math.isclose(exchanged[name], expected, rel_tol=1e-6, abs_tol=1e-6):
                 raise Violation(
                     f"{name} is {stats[name]:.6g}, and with chosen and rejected sequences "
@@ -131,11 +128,10 @@ class LawChecks(InterfaceSubject):
 
     def test_equal_sequences_are_not_in_the_right_order(self, rehearsal: Rehearsal) -> None:
         """a reported share of pairs in the right order is at most a half where all are equal"""
-        metrics = declared_metrics(type(rehearsal.make()))
         batch = without_preference(pairs_of_equal_length(rehearsal))
         stats = rehearsal.train(batch, model=ignorant(rehearsal)).stats
-        for name in sorted(metrics.keys() & stats.keys()):
-            if IN_ORDER.search(metrics[name][1]) and stats[name] > 0.5 + ROUNDING:
+        for name, _, meaning in rehearsal.declared(stats):
+            if IN_ORDER.search(meaning) and stats[name] > 0.5 + ROUNDING:
                 raise Violation(
                     f"{name} is {stats[name]:.6g} where chosen and rejected sequences are equal",
                     "compare with >, or let a tie count half",
@@ -166,11 +162,12 @@ class LawChecks(InterfaceSubject):
 
     def test_a_bonus_for_entropy_raises_it(self, rehearsal: Rehearsal) -> None:
         """a policy has more entropy after a step with a larger bonus for it"""
-        described = signature("interfaces", self.name).arguments if self.name else ()
-        texts = {argument.name: f"{argument.name} {argument.doc}".lower() for argument in described}
+        texts = {
+            each.name: f"{each.name} {each.doc}".lower() for each in self.described_arguments()
+        }
         bonuses = [name for name, text in texts.items() if "entropy" in text and "bonus" in text]
         skip_if(
-            not bonuses or rehearsal.result.engine.heads != {"lm"},
+            not bonuses or rehearsal.heads != {"lm"},
             "has no argument that is a bonus for entropy",
         )
         for name in bonuses:
@@ -191,7 +188,7 @@ def demand_entropy(rehearsal: Rehearsal, bonus: str) -> None:
 def _entropy_after(rehearsal: Rehearsal, changes: Changes) -> float:
     """The mean entropy of the choices of trained tokens after a small step."""
     model, batch = rehearsal.model(lr=1e-3), rehearsal.batch
-    rehearsal.train(batch, model=model, interface=rehearsal.make(**changes))
+    rehearsal.train(batch, model=model, changes=changes)
     return float(outputs_of_actions(model, batch, "entropy")[trained_actions(batch)].mean())
 
 
@@ -203,20 +200,20 @@ def pairs_of_equal_length(rehearsal: Rehearsal) -> SequenceSample:
     skip_if(
         size != 2 or any(key in batch.keys for key in SIGNALS), "does not learn from pairs alone"
     )
-    skip_if(len(rehearsal.result.engine.heads) != 1, "not tried: uses several heads")
+    skip_if(len(rehearsal.heads) != 1, "not tried: uses several heads")
     lengths = [[(2, 3 + number), (2, 3 + number)] for number in range(4)]
     return rehearsal.fit(rehearsal.batches(lengths, seed=2))
 
 
-def _exchanged(metrics: Metrics, stats: Mapping[str, float]) -> dict[str, float]:
+def _exchanged(rehearsal: Rehearsal, stats: Mapping[str, float]) -> dict[str, float]:
     """Number → what it becomes when chosen and rejected sequences are exchanged; of those whose
     name or meaning says so."""
     expected = {}
-    for name in sorted(metrics.keys() & stats.keys()):
+    for name, _, meaning in rehearsal.declared(stats):
         counterpart = name.replace("chosen", "rejected")
-        if IN_ORDER.search(metrics[name][1]):
+        if IN_ORDER.search(meaning):
             expected[name] = 1.0 - stats[name]
-        elif LEAD.search(metrics[name][1]):
+        elif LEAD.search(meaning):
             expected[name] = -stats[name]
         elif counterpart != name and counterpart in stats:
             expected |= {name: stats[counterpart], counterpart: stats[name]}
@@ -265,7 +262,7 @@ def _growths(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
 def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
     """Six responses; skips the check if they cannot be made, or do not depend on `key`."""
     skip_if(key not in rehearsal.batch.keys, f"reads no {key}")
-    if len(rehearsal.result.engine.heads) != 1 or trained_actions(rehearsal.batch) is None:
+    if len(rehearsal.heads) != 1 or trained_actions(rehearsal.batch) is None:
         pytest.skip("trains no responses of one head")
     return rehearsal.fit(rehearsal.batches(PAIRS[:3], seed=2))
 
@@ -314,7 +311,7 @@ def _scores(rehearsal: Rehearsal, model: Model, batch: SequenceSample) -> torch.
     """[N]: the likelihood, or value, of each response; of sequences without a mask, the value at
     their end."""
     trained = trained_actions(batch)
-    if trained is not None and rehearsal.result.engine.heads == {"lm"}:
+    if trained is not None and rehearsal.heads == {"lm"}:
         rows = outputs_of_actions(model, batch, "logprobs")
     else:
         values = model.module.forward(batch, post_hook=lambda output, _: output.values)

@@ -24,7 +24,7 @@ class LearningChecks(InterfaceSubject):
     def test_it_learns(self, rehearsal: Rehearsal) -> None:
         """a few steps lower its loss, or raise the likelihood of answers that nothing rates"""
         skip_if(
-            set(SIGNALS) & set(rehearsal.batch.keys) and rehearsal.result.engine.heads == {"lm"},
+            set(SIGNALS) & rehearsal.batch.keys and rehearsal.heads == {"lm"},
             "learns what is rewarded, which has its own check",
         )
         batch, imitates = rehearsal.batch, _imitates(rehearsal)

@@ -39,10 +39,10 @@ class MetricChecks(DeclaredSubject, CallSubject):
 
     def test_numbers_are_what_their_units_say(self, rehearsal: Rehearsal) -> None:
         """a share is at most 1, and the perplexity of a step is the exponential of its loss"""
-        stats, metrics = rehearsal.result.stats, declared_metrics(type(rehearsal.make()))
+        stats = rehearsal.result.stats
         loss = stats.get("loss", 0.0)
-        for name in sorted(metrics.keys() & stats.keys()):
-            unit, value = metrics[name][0], stats[name]
+        for name, unit, _ in rehearsal.declared(stats):
+            value = stats[name]
             is_perplexity = unit == "perplexity" and rehearsal.result.engine.steps == 1
             exponential = math.exp(min(loss, 700.0)) if is_perplexity else value
             is_too_large = unit == "share" and value > 1 + ROUNDING

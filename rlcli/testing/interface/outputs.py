@@ -63,7 +63,7 @@ def reported_sums(output: SequenceSample) -> dict[str, dict[Hashable, tuple[floa
 def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> str | None:
     """What two outputs drop or report differently, or the number in which they differ most, for the
     ids of `second`; None if they are the same."""
-    if set(first.keys) != set(second.keys):
+    if first.keys != second.keys:
         return (
             f"the keys are {', '.join(sorted(first.keys))} once, "
             f"{', '.join(sorted(second.keys))} the other time"

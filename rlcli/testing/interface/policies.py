@@ -6,7 +6,9 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import REFERENCE, SAMPLED_LOGPROBS
+from rlcli.testing.arguments import Changes
 from rlcli.testing.interface.inference_trial import all_logprobs
+from rlcli.testing.interface.training_trial import Rehearsal
 from rlcli.testing.tiny_engine import TinyEngine
 
 LOGPROBS = (SAMPLED_LOGPROBS, "old_logprobs", REFERENCE, "proximal_logprobs")
@@ -18,8 +20,13 @@ def with_own_logprobs(
     """The batch, all of whose log-probs are those of the model at this temperature."""
     logprobs = all_logprobs(engine, batch, temperature).float()
     copy = batch.select(batch.keys)
-    copy.data |= dict.fromkeys(set(LOGPROBS) & set(batch.keys), logprobs)
+    copy.data |= dict.fromkeys(set(LOGPROBS) & batch.keys, logprobs)
     return copy
+
+
+def in_one_step(rehearsal: Rehearsal) -> Changes:
+    """Arguments with which a batch is not divided into minibatches, if there are such."""
+    return {"minibatches": 1} if hasattr(rehearsal.make(), "minibatches") else {}
 
 
 def gap_of_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:

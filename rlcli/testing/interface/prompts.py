@@ -33,10 +33,10 @@ class PromptChecks(InterfaceSubject):
         all tokens are equally likely"""
         batch = rehearsal.batch
         skip_if(
-            PROMPT_MASK not in batch.keys or rehearsal.result.engine.heads != {"lm"},
+            PROMPT_MASK not in batch.keys or rehearsal.heads != {"lm"},
             "does not tell prompts from responses, or does not learn tokens",
         )
-        skip_if(set(SIGNALS) & set(batch.keys), "learns from what responses earned")
+        skip_if(set(SIGNALS) & batch.keys, "learns from what responses earned")
         losses = [_loss_of_ignorant(rehearsal, lengths) for lengths in (SHORT_TEXTS, LONG_TEXTS)]
         skip_unless(math.isclose(*losses, rel_tol=SMALL), "not tried: its loss depends on lengths")
         loss = _loss_of_ignorant(rehearsal, LONG_TEXTS, has_prompts=False)

@@ -82,7 +82,7 @@ class RealModelChecks(InterfaceSubject):
 
 def _head(rehearsal: Rehearsal) -> str:
     """The head that training uses."""
-    heads = rehearsal.result.engine.heads
+    heads = rehearsal.heads
     if len(heads) != 1:
         pytest.skip(f"not tried: asks for {len(heads)} heads of one model")
     return next(iter(heads))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
-from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import LossFn, ModelOutput
 from rlcli.api.micro_batches import Cut
 from rlcli.testing.tiny_engine import TinyEngine
 
 T = TypeVar("T")
+
+Weight = Callable[[SequenceSample], torch.Tensor | float]
 
 HEADS = {"logprobs": "lm", "entropy": "lm", "logits": "lm", "values": "value"}
 """Output of a forward pass → the head that it comes from."""
@@ -26,7 +27,7 @@ class TrainCall:
 
     batch: SequenceSample
     loss_fn: LossFn
-    loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float]
+    loss_weight_fn: Weight
     cut: Cut
     stats: dict[str, float] = field(default_factory=dict)
     """What the call returned."""
@@ -58,51 +59,18 @@ class WatchedOutput:
     """Hands out the outputs of a `ModelOutput` and records them."""
 
     def __init__(self, output: ModelOutput, asked: dict[str, list[torch.Tensor]]):
-        self._output = output
-        self._asked = asked
+        vars(self).update(_output=output, _asked=asked)
 
-    @property
-    def temperature(self) -> float:
-        return self._output.temperature
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._output, name)
+        if name in HEADS:
+            if value.requires_grad:
+                value.retain_grad()
+            self._asked.setdefault(name, []).append(value)
+        return value
 
-    @temperature.setter
-    def temperature(self, value: float) -> None:
-        self._output.temperature = value
-
-    @property
-    def actions(self) -> torch.Tensor | None:
-        return self._output.actions
-
-    @actions.setter
-    def actions(self, chosen: torch.Tensor | None) -> None:
-        self._output.actions = chosen
-
-    def _ask(self, name: str) -> torch.Tensor:
-        tensor = getattr(self._output, name)
-        if tensor.requires_grad:
-            tensor.retain_grad()
-        self._asked.setdefault(name, []).append(tensor)
-        return tensor
-
-    @property
-    def logprobs(self) -> torch.Tensor:
-        return self._ask("logprobs")
-
-    @property
-    def entropy(self) -> torch.Tensor:
-        return self._ask("entropy")
-
-    @property
-    def values(self) -> torch.Tensor:
-        return self._ask("values")
-
-    @property
-    def logits(self) -> torch.Tensor:
-        return self._ask("logits")
-
-    @property
-    def zero(self) -> torch.Tensor:
-        return self._output.zero
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._output, name, value)
 
 
 class WatchedEngine(TinyEngine):
@@ -125,9 +93,7 @@ class WatchedEngine(TinyEngine):
     def train(self, mode: bool = True) -> None:
         self.mode = mode
 
-    def forward_micro_batch(
-        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
-    ) -> T:
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[Any], T]) -> T:
         lengths = micro_batch.flat_seqlens("packed_input_ids")
         forward_pass = ForwardPass(micro_batch.data["packed_input_ids"].split(lengths))
         if torch.is_grad_enabled():
@@ -140,25 +106,16 @@ class WatchedEngine(TinyEngine):
         self,
         input_: SequenceSample,
         loss_fn: LossFn,
-        loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float],
-        token_normalize_scope: str = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int | None = None,
-        step_if: Callable[[Mapping[str, float]], bool] | None = None,
+        loss_weight_fn: Weight,
+        *rest: Any,
         cut: Cut = "sample",
+        **how: Any,
     ) -> dict[str, float]:
         call = TrainCall(input_, loss_fn, loss_weight_fn, cut)
         self.calls.append(call)
         cut = "sample" if self.keeps_groups else cut
-        stats = super().train_batch(
-            input_,
-            loss_fn,
-            loss_weight_fn,
-            token_normalize_scope,
-            mb_spec,
-            version_steps,
-            step_if,
-            cut,
+        stats = super().train_batch(  # type: ignore[misc]
+            input_, loss_fn, loss_weight_fn, *rest, cut=cut, **how
         )
         call.stats.update(stats)
         return stats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import Example
 from rlcli.api.key_meaning import SEQUENCES
+from rlcli.testing.arguments import source_of
 from rlcli.testing.batches import Lengths
 
 ANSWERS = ("7", "3", "3/4", "-5", "1,000", "0.25")
@@ -132,11 +132,8 @@ def texts_for(cls: type) -> list[str]:
 
 def _literals(code: Any) -> list[str]:
     """The short texts in the source of a class or module."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, TypeError, SyntaxError):
-        return []
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    nodes = ast.walk(source_of(code))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
     return [text for text in texts if isinstance(text, str) and 0 < len(text) <= LONGEST_LITERAL]
 
 

@@ -10,9 +10,8 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import call_interface
 from rlcli.testing.batches import KEYS, make_batch
-from rlcli.testing.contract import Violation, skip_unless
+from rlcli.testing.contract import Violation, place_of, skip_unless
 from rlcli.testing.interface.actions import (
     LOSS_MASK,
     trained_actions,
@@ -35,9 +34,7 @@ from rlcli.testing.interface.training_trial import (
     difference,
     overrides,
     place_of_call,
-    place_of_loss,
     place_of_number,
-    place_of_weight,
     state_through_json,
 )
 
@@ -138,7 +135,7 @@ class TrainingChecks(InterfaceSubject):
                     f"the {name} of {len(samples)} samples is {together[0]:.6g} together and "
                     f"{one_by_one[0]:.6g} one by one",
                     cause_of_no_sum(name, batch, samples),
-                    place_of_weight(call) if is_weight else place_of_loss(call),
+                    place_of(call.loss_weight_fn if is_weight else call.loss_fn),
                 )
 
     def test_gradient_reaches_every_parameter(self, rehearsal: Rehearsal) -> None:
@@ -149,7 +146,7 @@ class TrainingChecks(InterfaceSubject):
             raise Violation(
                 "the loss asks nothing of the model's output",
                 "use output.logprobs, output.values or output.logits",
-                place_of_loss(call),
+                place_of(call.loss_fn),
             )
         if engine.steps == 0:
             raise Violation(
@@ -172,7 +169,7 @@ class TrainingChecks(InterfaceSubject):
                         "the loss is detached (detach, item, no_grad, numpy) between "
                         "the output and its return"
                     ),
-                    place_of_loss(call),
+                    place_of(call.loss_fn),
                 )
 
     def test_frozen_parameters_stay(self, rehearsal: Rehearsal) -> None:
@@ -208,7 +205,7 @@ class TrainingChecks(InterfaceSubject):
                     "keep the rows of loss_mask, or of action_mask(prompt_mask, lengths): "
                     "action t chose token t + 1"
                 ),
-                place_of_loss(result.engine.calls[0]),
+                place_of(result.engine.calls[0].loss_fn),
             )
 
     def test_the_end_of_a_sequence_predicts_nothing(self, rehearsal: Rehearsal) -> None:
@@ -224,14 +221,14 @@ class TrainingChecks(InterfaceSubject):
                     f"the logits at the end of {int(sizes[ends].count_nonzero())} sequences get a "
                     f"gradient, up to {float(sizes[ends].max()):.3g}",
                     "logits t predict token t + 1: leave out the last row of each sequence",
-                    place_of_loss(result.engine.calls[0]),
+                    place_of(result.engine.calls[0].loss_fn),
                 )
 
     def test_every_response_token_is_trained(self, rehearsal: Rehearsal) -> None:
         """responses are trained on from first token to last,
         and every token that loss_mask keeps"""
         result, entries = _gradients(rehearsal)
-        where = place_of_loss(result.engine.calls[0])
+        where = place_of(result.engine.calls[0].loss_fn)
         responses = [entry.size[entry.trained] for entry in entries]
         responses = [sizes for sizes in responses if len(sizes) > 1 and sizes.any()]
         for end, row in (("first", 0), ("last", -1)):
@@ -331,16 +328,9 @@ class TrainingChecks(InterfaceSubject):
         first, second = rehearsal.batch, rehearsal.fit(rehearsal.batches(seed=1))
         unbroken = rehearsal.train(first, second)
         half = rehearsal.train(first)
-        state = state_through_json(half.interface)
         resumed = rehearsal.make()
-        resumed.load_state_dict(state)
-        stats = call_interface(resumed, "train_step", half.model, second)
-        weights = {
-            name: parameter.detach() for name, parameter in half.engine.model.named_parameters()
-        }
-        after = TrainingOutcome(
-            dict(stats), weights, state_through_json(resumed), half.model, resumed
-        )
+        resumed.load_state_dict(state_through_json(half.interface))
+        after = rehearsal.train(second, model=half.model, interface=resumed)
         keeps_state = overrides(resumed, "state_dict")
         rehearsal.demand_same(
             unbroken,

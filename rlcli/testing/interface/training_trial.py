@@ -4,13 +4,14 @@ and the differences between two of them."""
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pytest
@@ -21,9 +22,11 @@ from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import largest_number
 from rlcli.api.interface import ModelInterface
-from rlcli.api.key_meaning import REFERENCE, SEQUENCES
+from rlcli.api.key_meaning import REFERENCE, SAMPLED_LOGPROBS
+from rlcli.api.metrics import Metrics, declared_metrics
 from rlcli.api.model import Model, call_interface
-from rlcli.registry import make_interface, signature
+from rlcli.registry import Argument, make_interface, signature
+from rlcli.testing.arguments import Changes, source_of
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import (
     Contract,
@@ -32,13 +35,18 @@ from rlcli.testing.contract import (
     skip_unless,
     skip_without_arguments,
 )
-from rlcli.testing.interface.recording_engine import TrainCall, WatchedEngine
+from rlcli.testing.interface.actions import action_seqlens
+from rlcli.testing.interface.recording_engine import WatchedEngine
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
 
 MADE_BY = {"teacher_distributions": "distill"}
 """Key that only an inference can make → a built-in interface that has it."""
 WHOLE = MicroBatchSpec()
 """One micro-batch."""
+
+
+State = dict[str, Any]
+"""The own state of an interface, as JSON has it."""
 
 
 class Make(Protocol):
@@ -61,7 +69,7 @@ class TrainingOutcome:
     stats: dict[str, float]
     """Stats of the last step."""
     weights: dict[str, torch.Tensor]
-    state: dict[str, Any]
+    state: State
     """The interface's own state, after a round trip through JSON."""
     model: Model
     interface: ModelInterface
@@ -129,7 +137,7 @@ def _in_weights(first: TrainingOutcome, second: TrainingOutcome) -> list[StepDif
     ]
 
 
-def difference_of_states(first: dict[str, Any], second: dict[str, Any]) -> StepDifference | None:
+def difference_of_states(first: State, second: State) -> StepDifference | None:
     """None if two states are the same up to rounding."""
     return next((entry for entry in _in_states(first, second) if not entry.size <= 1e-6), None)
 
@@ -155,12 +163,12 @@ class Rehearsal:
         self.make = make
         self.batches = batches
 
-    @functools.cached_property
+    @cached_property
     def batch(self) -> SequenceSample:
         """The usual batch; after `fit`, and never changed by a check."""
         return self.fit(self.batches())
 
-    @functools.cached_property
+    @cached_property
     def result(self) -> TrainingOutcome:
         """One step on `batch` in one micro-batch, used by most checks."""
         return self.train(self.batch)
@@ -168,6 +176,20 @@ class Rehearsal:
     @property
     def where(self) -> str:
         return place_of_call(self.make(), "train_step")
+
+    @property
+    def heads(self) -> set[str]:
+        """The heads of the model that training uses."""
+        return self.result.engine.heads
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The declared ones."""
+        return declared_metrics(type(self.make()))
+
+    def declared(self, stats: Mapping[str, float]) -> list[tuple[str, str, str]]:
+        """(name, unit, meaning) of the declared ones among some stats."""
+        return [(name, *self.metrics[name]) for name in sorted(self.metrics.keys() & stats.keys())]
 
     def model(
         self,
@@ -195,9 +217,18 @@ class Rehearsal:
         spec: MicroBatchSpec = WHOLE,
         model: Model | None = None,
         interface: ModelInterface | None = None,
+        lr: float = 0.01,
+        changes: Changes = MappingProxyType({}),
     ) -> TrainingOutcome:
-        """One step on each batch."""
-        return _trained(interface or self.make(), model or self.model(), batches, spec)
+        """One step on each batch; by default of a new model with this learning rate, and of an
+        interface with some arguments changed."""
+        interface, model = interface or self.make(**changes), model or self.model(lr=lr)
+        stats: dict[str, float] = {}
+        for batch in batches:
+            stats = call_interface(interface, "train_step", model, batch, spec)
+        named = model.module.model.named_parameters()
+        weights = {name: parameter.detach().clone() for name, parameter in named}
+        return TrainingOutcome(dict(stats), weights, _own_state(interface), model, interface)
 
     def demand_same(
         self,
@@ -214,32 +245,18 @@ class Rehearsal:
             raise Violation(mismatch.describe(*how), cause, where or self.where)
 
     def train_on_ranks(
-        self, batch: SequenceSample, shares: Sequence[Sequence[int]], spec: MicroBatchSpec = WHOLE
+        self, batch: SequenceSample, shares: Sequence[Sequence[int]]
     ) -> list[TrainingOutcome]:
         """One step on a batch of which each rank has a share; the outcome on each rank."""
         ranks = TinyRanks(len(shares))
 
         def one_rank(rank: int) -> TrainingOutcome:
-            model = self.model(ranks, rank)
-            return _trained(self.make(), model, [batch.select_indices(shares[rank])], spec)
+            return self.train(batch.select_indices(shares[rank]), model=self.model(ranks, rank))
 
         return ranks.run(one_rank)
 
 
-def _trained(
-    interface: ModelInterface, model: Model, batches: Sequence[SequenceSample], spec: MicroBatchSpec
-) -> TrainingOutcome:
-    stats: dict[str, float] = {}
-    for batch in batches:
-        stats = call_interface(interface, "train_step", model, batch, spec)
-    weights = {
-        name: parameter.detach().clone()
-        for name, parameter in model.module.model.named_parameters()
-    }
-    return TrainingOutcome(dict(stats), weights, _own_state(interface), model, interface)
-
-
-def _own_state(interface: ModelInterface) -> dict[str, Any]:
+def _own_state(interface: ModelInterface) -> State:
     """State after a round trip through JSON; empty if it is not JSON, which has its own check."""
     try:
         return state_through_json(interface)
@@ -247,17 +264,16 @@ def _own_state(interface: ModelInterface) -> dict[str, Any]:
         return {}
 
 
-def state_through_json(interface: ModelInterface) -> dict[str, Any]:
+def state_through_json(interface: ModelInterface) -> State:
     """The interface's own state as a checkpoint restores it. Raises Violation if it is not JSON."""
     try:
-        state = json.loads(json.dumps(interface.state_dict(), allow_nan=False))
+        return json.loads(json.dumps(interface.state_dict(), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise Violation(
             f"state_dict is not JSON: {error}",
             "return plain numbers, strings, lists and dicts",
             place_of_call(interface, "state_dict"),
         ) from error
-    return state
 
 
 def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -> SequenceSample:
@@ -270,35 +286,37 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     """
     sampled = batch.select(batch.keys)
     written, read = interface.writes("inference"), interface.reads("inference")
-    has_inputs = read is None or set(read.needed) <= set(batch.keys)
+    has_inputs = read is None or set(read.needed) <= batch.keys
     if (
         written is not None
         and has_inputs
         and overrides(interface, "inference")
-        and set(written.all) & set(batch.keys)
+        and set(written.all) & batch.keys
     ):
         inferred = call_interface(interface, "inference", model, batch, WHOLE)
-        sampled.update_(inferred.select({*inferred.keys} & {*batch.keys} & {*KEYS}))
-    if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
-        scores = outputs_of_actions(model, batch, "logprobs")
-        sampled.data["packed_logprobs"] = scores.float()
+        sampled.update_(inferred.select(inferred.keys & batch.keys & {*KEYS}))
+    has_sampled = SAMPLED_LOGPROBS in batch.keys
+    if has_sampled and not (written and SAMPLED_LOGPROBS in written.all):
+        sampled.data[SAMPLED_LOGPROBS] = outputs_of_actions(model, batch, "logprobs").float()
     if "old_logprobs" in batch.keys:
-        sampling = sampled.data.get("packed_logprobs")
-        if sampling is None:
-            sampling = outputs_of_actions(model, batch, "logprobs").float()
-        sampled.data["old_logprobs"] = sampling
-    for key in {REFERENCE, "proximal_logprobs"} & set(batch.keys):
+        sampled.data["old_logprobs"] = (
+            sampled.data[SAMPLED_LOGPROBS]
+            if has_sampled
+            else outputs_of_actions(model, batch, "logprobs").float()
+        )
+    for key in {REFERENCE, "proximal_logprobs"} & batch.keys:
         drawn = sampled.data[key]
-        base = sampled.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
+        base = sampled.data.get(SAMPLED_LOGPROBS, drawn)
         sampled.data[key] = base + 0.2 * (drawn - drawn.mean())
     return sampled
 
 
 def outputs_of_actions(model: Model, batch: SequenceSample, name: str) -> torch.Tensor:
     """[T - N] an output of the model, such as `logprobs`, for each action."""
-    lengths = [[length - 1 for length in group] for group in batch.seqlens[SEQUENCES]]
     return model.module.forward(
-        batch, post_hook=lambda output, _: getattr(output, name), output_seqlens=lengths
+        batch,
+        post_hook=lambda output, _: getattr(output, name),
+        output_seqlens=action_seqlens(batch),
     )
 
 
@@ -358,14 +376,10 @@ def in_groups(interface: ModelInterface, call: str, lengths: Lengths) -> Lengths
 
 def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
     """The strings with which the method's file indexes `.data`, as far as can be determined."""
-    try:
-        module = inspect.getmodule(getattr(type(interface), call))
-        tree = ast.parse(inspect.getsource(module))  # type: ignore[arg-type]
-    except (OSError, TypeError, SyntaxError):
-        return ("packed_input_ids",)
+    module = inspect.getmodule(getattr(type(interface), call))
     keys = (
         node.slice.value
-        for node in ast.walk(tree)
+        for node in ast.walk(source_of(module))
         if isinstance(node, ast.Subscript)
         and isinstance(node.ctx, ast.Load)
         and isinstance(node.value, ast.Attribute)
@@ -389,22 +403,6 @@ def place_of_call(interface: ModelInterface, call: str) -> str:
     return place_of(method if method.__module__ == cls.__module__ else cls)
 
 
-def place_of_loss(call: TrainCall) -> str:
-    """The line of the loss function."""
-    return _place_of_partial(call.loss_fn)
-
-
-def place_of_weight(call: TrainCall) -> str:
-    """The line of the function that computes the loss weight."""
-    return _place_of_partial(call.loss_weight_fn)
-
-
-def _place_of_partial(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return place_of(function)
-
-
 def place_of_number(
     rehearsal: Rehearsal,
     name: str,
@@ -424,9 +422,9 @@ def place_of_number(
         for outcome in (outcome_at_fault, compared or outcome_at_fault)
     ]
     if name == "loss_weight" or (name in ("loss", "grad_norm") and not math.isclose(*weights)):
-        return place_of_weight(call)
-    if name in ("loss", "grad_norm") and set(call.batch.keys) <= set(rehearsal.batch.keys):
-        return place_of_loss(call)
+        return place_of(call.loss_weight_fn)
+    if name in ("loss", "grad_norm") and call.batch.keys <= rehearsal.batch.keys:
+        return place_of(call.loss_fn)
     return rehearsal.where
 
 
@@ -468,10 +466,18 @@ class InterfaceSubject(Contract):
 
         return configured
 
+    def described_arguments(self) -> Sequence[Argument]:
+        return signature("interfaces", self.name).arguments if self.name else ()
+
     def arguments_documented_as(self, meaning: re.Pattern[str]) -> list[str]:
         """The names of the arguments whose documentation says so."""
-        arguments = signature("interfaces", self.name).arguments if self.name else ()
-        return [argument.name for argument in arguments if meaning.search(argument.doc)]
+        return [each.name for each in self.described_arguments() if meaning.search(each.doc)]
+
+    def require_documented_as(self, meaning: re.Pattern[str], reason: str) -> list[str]:
+        """The same; skips the check for this reason if there are none."""
+        names = self.arguments_documented_as(meaning)
+        skip_unless(names, reason)
+        return names
 
     @pytest.fixture
     def batches(self, make: Make) -> Batches:

@@ -90,7 +90,7 @@ class VariantChecks(CallSubject):
         def check(variant: Make) -> None:
             interface, batch = variant(), inferring.batch
             declared = interface.reads("inference")
-            if declared is not None and not set(declared.needed) <= set(batch.keys):
+            if declared is not None and not set(declared.needed) <= batch.keys:
                 batch = inference_batches_for(interface, batches, tokenizer)()
             changed = CallTrial(variant, "inference", batch, tokenizer)
             keys = changed.result.keys

@@ -4,7 +4,7 @@ since it changes no number."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from rlcli.testing.arguments import (
     VariedArgument,
     arguments_of,
     demand_effects,
+    remembered,
     silent_arguments,
 )
 from rlcli.testing.backend.base import (
@@ -36,6 +37,7 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.mixtures import FAMILIES
+from rlcli.testing.backend.plain import Stats
 from rlcli.testing.contract import skip_unless
 
 SHORT: dict[str, Any] = {"greedy": True, "max_new_tokens": 4}
@@ -48,23 +50,23 @@ and falls at the second."""
 class BackendArgumentChecks(BackendChecks):
     def test_every_argument_matters(self) -> None:
         """every argument changes a number, unless it is declared to change none"""
-        cls = type(self.backend())
+        cls = self.cls
         skip_unless(cls.REPRODUCIBLE, "does not promise equal responses (REPRODUCIBLE)")
         self.require_all_layouts()
         silent = (*silent_arguments(cls), *self._safe_on_resume())
         arguments = [_without_auto(one) for one in arguments_of(self.backend(**DEFAULTS))]
         # another argument may depend on a choice
         arguments.sort(key=lambda argument: (not argument.is_choice, argument.name in silent))
-        reports = EngineReports(self, {argument.name: argument.default for argument in arguments})
+        defaults = {argument.name: argument.default for argument in arguments}
+        report = remembered(self.report, defaults)
 
         def accepts(changes: Changes) -> bool:
-            able = self._accepts(changes)
-            return able and (
-                changes.keys().isdisjoint(silent) or isinstance(reports.of(changes), EngineReport)
+            return self._accepts(changes) and (
+                changes.keys().isdisjoint(silent) or isinstance(report(changes), EngineReport)
             )
 
         needs = needs_of(cls)
-        demand_effects(Effects(arguments, needs, accepts, reports.of, self._differ), cls, silent)
+        demand_effects(Effects(arguments, needs, accepts, report, self._differ), cls, silent)
 
     def _safe_on_resume(self) -> list[str]:
         resumed = signature("backends", self.name).constants.get("ON_RESUME", {})
@@ -72,20 +74,19 @@ class BackendArgumentChecks(BackendChecks):
 
     def _accepts(self, changes: Changes) -> bool:
         try:
-            self.backend(**DEFAULTS | changes)
+            self.backend(**{**DEFAULTS, **changes})
         except RlcliError:
             return False
         return True
 
     def report(self, changes: Changes) -> EngineReport | str:
         """What an engine with these settings does, or why it is refused."""
-        supported = type(self.backend()).FAMILIES or FAMILIES
+        supported = self.cls.FAMILIES or FAMILIES
         family = FAMILIES[0] if FAMILIES[0] in supported else self.families[0]
         try:
-            engine = self.engine(family, **DEFAULTS | changes)
+            engine = self.engine(family, **{**DEFAULTS, **changes})
             stats = _train(engine) if self.trains() else {}
-            has_scores = type(self.backend()).SCORES
-            scored = scores(engine, groups(), "log-probs") if has_scores else torch.zeros(0)
+            scored = scores(engine, groups()) if self.cls.SCORES else torch.zeros(0)
             drawn = generate(engine, **SHORT).tokens if self.generates() else []
         except (RlcliError, pytest.skip.Exception) as error:
             return str(error)
@@ -113,24 +114,9 @@ class EngineReport:
     answers: list[list[int]]
 
 
-@dataclass(frozen=True)
-class EngineReports:
-    """EngineReports on engines with changed settings, each made once."""
-
-    checks: BackendArgumentChecks
-    defaults: Changes
-    _computed: dict[str, EngineReport | str] = field(default_factory=dict)
-
-    def of(self, changes: Changes) -> EngineReport | str:
-        key = repr(sorted((self.defaults | changes).items()))
-        if key not in self._computed:
-            self._computed[key] = self.checks.report(changes)
-        return self._computed[key]
-
-
-def _train(engine: TrainEngine) -> dict[str, float]:
+def _train(engine: TrainEngine) -> Stats:
     """The stats of two steps."""
-    stats: dict[str, float] = {}
+    stats: Stats = {}
     for step, sample in STEPS.items():
         reported = engine.train_batch(sample, answer_loss, answer_weight, version_steps=step)
         stats |= {f"{name} {step}": value for name, value in reported.items()}

@@ -35,6 +35,8 @@ from rlcli.testing.backend.plain import (
     TEMPERATURE,
     AdamW,
     Loss,
+    PlainTraining,
+    Stats,
     acting,
     exact,
     plain_answer_loss,
@@ -114,7 +116,7 @@ class BackendChecks(Contract):
     @classmethod
     def _require_device(cls) -> None:
         checks = cls()
-        devices = type(checks.backend()).DEVICES
+        devices = checks.cls.DEVICES
         if torch.device(checks.device).type not in devices:
             pytest.skip(f"it runs on {', '.join(devices)} only, and this contract on the CPU")
 
@@ -124,15 +126,19 @@ class BackendChecks(Contract):
             yield
 
     @property
+    def cls(self) -> type[ModelBackend]:
+        return type(self.backend())
+
+    @property
     def families(self) -> Sequence[str]:
         """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks
         first."""
-        return type(self.backend()).FAMILIES or FAMILIES
+        return self.cls.FAMILIES or FAMILIES
 
     @property
     def family_of_ranks(self) -> str:
         """The model that ranks share."""
-        return self.families[0] if type(self.backend()).FAMILIES else OF_RANKS
+        return self.families[0] if self.cls.FAMILIES else OF_RANKS
 
     # -- subjects ----------------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class BackendChecks(Contract):
 
     def scoring_engine(self, family: str | None = None, **settings: Any) -> Any:
         """An engine that scores sequences; skips the check if the backend has none."""
-        skip_unless(type(self.backend()).SCORES, "does not score")
+        skip_unless(self.cls.SCORES, "does not score")
         return self.engine(family, **settings)
 
     def trained_engine(self, family: str | None = None, **settings: Any) -> Any:
@@ -210,14 +216,14 @@ class BackendChecks(Contract):
         return engine
 
     def trains(self) -> bool:
-        return type(self.backend()).TRAINS
+        return self.cls.TRAINS
 
     def generates(self) -> bool:
-        return type(self.backend()).GENERATES
+        return self.cls.GENERATES
 
     def dimensions(self) -> tuple[str, ...]:
         """The mesh dimensions that the backend supports."""
-        return type(self.backend()).DIMENSIONS
+        return self.cls.DIMENSIONS
 
     def supported(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
         """The layouts in which the backend runs a tiny model, each once, with those of their
@@ -236,6 +242,11 @@ class BackendChecks(Contract):
         """The supported layouts that are tried."""
         supported = self.supported(layouts, family)
         return supported if self.all_layouts else supported[:1]
+
+    def require_settings(self, *names: str) -> None:
+        """Skip the check of a backend that lacks one of these settings."""
+        has_all = all(hasattr(self.backend(), name) for name in names)
+        skip_unless(has_all, f"has no settings {', '.join(names)}")
 
     def require_all_layouts(self) -> None:
         """Skip the check if only one layout is tried."""
@@ -260,6 +271,11 @@ class BackendChecks(Contract):
             hasattr(backend, "lr"), "not tried: has no setting lr; override optimizer_settings"
         )
         return AdamW.described_by(backend)
+
+    def plain_training(self, family: str, head: str = "lm") -> PlainTraining:
+        """A plain loop over the tiny model, with SETTINGS as far as the backend has them."""
+        settings = self.optimizer_settings(**SETTINGS)
+        return PlainTraining(tiny_model(family, head=head), settings)
 
     def rates(self) -> tuple[float, ...]:
         """Relative learning rates of the first steps, given the parts of SETTINGS that the backend
@@ -361,9 +377,9 @@ def groups(seed: int = 0) -> SequenceSample:
     return make_batch(keys, GROUPS, seed, vocabulary=VOCABULARY, end=END)
 
 
-def prompts(seed: int = 0, lengths: Sequence[int] = PROMPTS) -> SequenceSample:
+def prompts(lengths: Sequence[int] = PROMPTS) -> SequenceSample:
     pairs = [[(length, 0)] for length in lengths]
-    return make_batch(("packed_prompts",), pairs, seed, vocabulary=VOCABULARY, end=END)
+    return make_batch(("packed_prompts",), pairs, vocabulary=VOCABULARY, end=END)
 
 
 def answer_loss(output: ModelOutput, sample: SequenceSample) -> Any:
@@ -380,7 +396,7 @@ def answer_weight(sample: SequenceSample) -> torch.Tensor:
     return acting(sample).sum()
 
 
-def answer_stats(sample: SequenceSample) -> dict[str, float]:
+def answer_stats(sample: SequenceSample) -> Stats:
     """What a step on a batch reports, whatever the model."""
     weight = float(answer_weight(sample))
     return {"loss_weight": weight, "response_length": weight / number_of_sequences(sample)}
@@ -398,7 +414,7 @@ def value_weight(sample: SequenceSample) -> int:
     return sum(sample.flat_seqlens("packed_input_ids"))
 
 
-def value_stats(sample: SequenceSample) -> dict[str, float]:
+def value_stats(sample: SequenceSample) -> Stats:
     return {"loss_weight": float(value_weight(sample))}
 
 
@@ -410,7 +426,7 @@ class Objective:
     weight: Callable[[SequenceSample], Any]
     plain: Loss
     """The same in a plain loop."""
-    stats: Callable[[SequenceSample], dict[str, float]]
+    stats: Callable[[SequenceSample], Stats]
     """Numbers among those that a step on a batch reports, each with a weight of its own."""
 
 
@@ -421,9 +437,11 @@ OBJECTIVES = {
 """By head."""
 
 
-def train(engine: TrainEngine, step: int) -> dict[str, float]:
-    """One step on a batch of its own."""
-    return engine.train_batch(batch(step), answer_loss, answer_weight, version_steps=step)
+def train(engine: TrainEngine, step: int | None = None, **how: Any) -> Stats:
+    """One step on a batch of its own, by default the first one whatever the schedule."""
+    return engine.train_batch(
+        batch(step or 0), answer_loss, answer_weight, version_steps=step, **how
+    )
 
 
 # -- differences -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
 
     def test_dimensions_are_known(self) -> None:
         """DIMENSIONS names dimensions of a mesh, including dp"""
-        cls, declared = type(self.backend()), self.dimensions()
+        cls, declared = self.cls, self.dimensions()
         if "dp" not in declared or not set(declared) <= set(DIMENSIONS):
             raise Violation(
                 f"DIMENSIONS is {declared}", f"choose from {', '.join(DIMENSIONS)}", place_of(cls)
@@ -38,7 +38,7 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
 
     def test_engines_are_what_the_class_says(self) -> None:
         """TRAINS, SCORES and GENERATES say what its engines can do"""
-        cls, engine = type(self.backend()), self.engine()
+        cls, engine = self.cls, self.engine()
         for name, contract in ABILITIES.items():
             says, is_one = getattr(cls, name), isinstance(engine, contract)
             if says and not is_one:

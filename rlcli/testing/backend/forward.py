@@ -21,7 +21,7 @@ from rlcli.testing.backend.base import (
     require_close,
     source_of,
 )
-from rlcli.testing.backend.plain import TEMPERATURE, exact, logits_of, scores_of
+from rlcli.testing.backend.plain import TEMPERATURE, exact, logits_of, scores_of, values_by
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
 
@@ -107,7 +107,7 @@ class ForwardChecks(BackendChecks):
         for dtype in ("float32", "bfloat16"):
             heads = {head: self.scoring_engine(head=head, dtype=dtype) for head in ("lm", "value")}
             outputs[dtype] = {
-                "log-probs": scores(heads["lm"], batch(), "log-probs"),
+                "log-probs": scores(heads["lm"]),
                 "values": heads["value"].forward(batch(), post_hook=values_of),
             }
         for quantity, fine in outputs["float32"].items():
@@ -126,10 +126,10 @@ class ForwardChecks(BackendChecks):
     def test_outputs_do_not_depend_on_the_cut(self) -> None:
         """outputs are the same, in order, for any micro-batches"""
         engine, sample = self.scoring_engine(), batch()
-        expected = scores(engine, sample, "log-probs")
+        expected = scores(engine, sample)
         where = source_of(engine, "forward", "forward_micro_batch")
         for how, cut in CUTS.items():
-            actual = scores(engine, sample, "log-probs", cut=cut)
+            actual = scores(engine, sample, cut=cut)
             require_close(f"log-probs {how}", actual, expected, self.tolerance, ORDER, where)
 
     def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ class ForwardChecks(BackendChecks):
         """a forward pass keeps no gradient, changes no weight"""
         engine = self.scoring_engine()
         before = self.weights(engine)
-        first = scores(engine, batch(), "log-probs")
+        first = scores(engine)
         if first.requires_grad:
             cause = (
                 "call super().forward or work under torch.no_grad(): its activations stay in memory"
@@ -185,7 +185,7 @@ class ForwardChecks(BackendChecks):
             raise Violation(
                 "what forward returns still has its graph", cause, source_of(engine, "forward")
             )
-        again = scores(engine, batch(), "log-probs")
+        again = scores(engine)
         if not torch.equal(first, again):
             apart = float((first - again).abs().max())
             cause = "dropout is on, or the pass changes the model"
@@ -202,12 +202,14 @@ class ForwardChecks(BackendChecks):
 
 def scores(
     engine: ForwardEngine,
-    sample: SequenceSample,
-    quantity: str,
+    sample: SequenceSample | None = None,
+    quantity: str = "log-probs",
     temperature: float = 1.0,
     cut: MicroBatchSpec | None = None,
 ) -> torch.Tensor:
-    """[T − N] log-probs or entropies from the engine, on the host."""
+    """[T − N] log-probs or entropies from the engine, on the host; by default of the usual
+    batch."""
+    sample = batch() if sample is None else sample
 
     def hook(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
         output.temperature = temperature
@@ -232,7 +234,7 @@ def plain_scores(
 
 @torch.no_grad()
 def plain_values(family: str, sample: SequenceSample) -> torch.Tensor:
-    return torch.cat(logits_of(exact(tiny_model(family, head="value")), sample))[:, 0]
+    return values_by(exact(tiny_model(family, head="value")), sample)
 
 
 def _cause(plain: torch.nn.Module, quantity: str, temperature: float, actual: torch.Tensor) -> str:

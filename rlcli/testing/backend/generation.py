@@ -17,13 +17,11 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import ForwardEngine, GeneratedResponses, GenerationEngine, HoldsWeights
 from rlcli.testing.backend.base import (
     BackendChecks,
-    answer_loss,
-    answer_weight,
-    batch,
     offers,
     prompts,
     require_close,
     source_of,
+    train,
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.plain import exact, greedy_answers, packed, scores_of, sequences
@@ -131,7 +129,7 @@ class BackendGenerationChecks(BackendChecks):
         for recompute in (False, True):
             engine = self.generating_engine(trained=True, lr=0.05, gradient_checkpointing=recompute)
             before = generate(engine, greedy=True).tokens
-            engine.train_batch(batch(), answer_loss, answer_weight)
+            train(engine)
             answers = greedy_answers(exported(engine), prompts(), NEW_TOKENS)
             where = source_of(engine, "generate")
             if answers == [tokens.tolist() for tokens in before]:
@@ -170,7 +168,7 @@ class BackendGenerationChecks(BackendChecks):
                 _require_answers(actual, answers, "after take_parameters", where, cause)
 
     def _require_reproducible(self) -> None:
-        skip_unless(type(self.backend()).REPRODUCIBLE, "does not promise it (REPRODUCIBLE)")
+        skip_unless(self.cls.REPRODUCIBLE, "does not promise it (REPRODUCIBLE)")
 
 
 def generate(

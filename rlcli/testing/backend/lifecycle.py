@@ -37,7 +37,7 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate, loaded
-from rlcli.testing.backend.plain import exact, greedy_answers, logits_of, scores_of
+from rlcli.testing.backend.plain import Stats, exact, greedy_answers, scores_of, values_by
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.ranks import mesh_of_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -168,7 +168,7 @@ class Life:
         replica = self.rank * replicas // ranks_in(self.layout)
         return share_of(sample, cut, replica, replicas)
 
-    def _trained(self, engine: TrainEngine, head: str) -> list[dict[str, float]]:
+    def _trained(self, engine: TrainEngine, head: str) -> list[Stats]:
         """The stats of each step; the weights after them are in a file."""
         stats = [self._train(engine, step, OBJECTIVES[head]) for step in range(LATER)]
         save_file(self._weights(engine), str(self.home / weights_file(head, self.rank)))
@@ -180,7 +180,7 @@ class Life:
         step: int,
         objective: Objective = OBJECTIVES["lm"],
         step_if: StepIf | None = None,
-    ) -> dict[str, float]:
+    ) -> Stats:
         cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
         cuts = MicroBatchSpec(n_mbs=1 + step)
         share = self._share(batch(step), cut)
@@ -334,7 +334,7 @@ def _log_probs(
     engine: ForwardEngine, plain: nn.Module, share: SequenceSample
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The engine's, and the plain model's."""
-    actual = scores(engine, share, "log-probs", cut=IN_TWO)
+    actual = scores(engine, share, cut=IN_TWO)
     with torch.no_grad():
         return actual, scores_of(plain, share)[0] if share.bs else actual
 
@@ -345,7 +345,7 @@ def _values(
     """The engine's, and the plain model's."""
     actual = engine.forward(share, IN_TWO, lambda output, _: output.values).cpu()
     with torch.no_grad():
-        return actual, torch.cat(logits_of(plain, share))[:, 0] if share.bs else actual
+        return actual, values_by(plain, share) if share.bs else actual
 
 
 def layout_name(layout: Mapping[str, int], settings: Mapping[str, Any]) -> str:

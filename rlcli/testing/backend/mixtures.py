@@ -23,7 +23,6 @@ from rlcli.testing.backend.lifecycle import layout_name, share_of
 from rlcli.testing.backend.plain import PlainTraining
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
-from rlcli.testing.tiny_models import tiny_model
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SHARES = (4, 7, 5)
@@ -82,8 +81,7 @@ class MixtureLife:
 
     def deviations(self, rank: int | None = None) -> Deviations:
         engine = self._engine(rank)
-        lm = tiny_model(self.family, head=self.head)
-        plain = PlainTraining(lm, self.checks.optimizer_settings(**SETTINGS))
+        plain = self.checks.plain_training(self.family, self.head)
         plain_step = self.plain_step(plain)
         worst = self.before_training(engine)
         for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
@@ -120,7 +118,7 @@ class MixtureChecks(BackendChecks):
     @property
     def mixtures(self) -> Sequence[str]:
         """Models of `rlcli.testing.tiny_models` with experts that the backend runs."""
-        families = type(self.backend()).FAMILIES or FAMILIES
+        families = self.cls.FAMILIES or FAMILIES
         return [family for family in FAMILIES if family in families]
 
     def on_two_ranks(

@@ -17,9 +17,10 @@ from rlcli.testing.backend.base import (
     answer_weight,
     batch,
     source_of,
+    train,
 )
 from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
-from rlcli.testing.contract import Violation, skip_unless
+from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
 
 SCHEDULES = {
@@ -66,10 +67,7 @@ class OptimizerChecks(BackendChecks):
                 "warmup_steps": 3,
                 "min_lr_ratio": 0.1,
             }
-            skip_unless(
-                all(hasattr(self.backend(), name) for name in settings),
-                "has no settings lr, schedule, warmup_steps, min_lr_ratio",
-            )
+            self.require_settings(*settings)
             try:
                 engine = self.trained_engine(**settings)
             except UsageError:
@@ -91,10 +89,7 @@ class OptimizerChecks(BackendChecks):
         """the schedule counts training steps, not micro-batches"""
         settings: dict[str, Any] = {"lr": 1e-3, "schedule": "linear", "min_lr_ratio": 0.0}
         engine = self.trained_engine(**settings)
-        skip_unless(
-            all(hasattr(self.backend(), name) for name in settings),
-            "has no settings lr, schedule, min_lr_ratio",
-        )
+        self.require_settings(*settings)
         stats = [
             engine.train_batch(
                 batch(),
@@ -155,7 +150,7 @@ class OptimizerChecks(BackendChecks):
             parameter.requires_grad_("mlp" in name)
         engine = self.trained_engine(lm=lm, lr=1e-2, weight_decay=0.5)
         before = self.weights(engine)
-        engine.train_batch(batch(), answer_loss, answer_weight)
+        train(engine)
         for name, weight in self.weights(engine).items():
             if torch.equal(weight, before[name]) == ("mlp" in name):
                 finding = (
@@ -171,24 +166,7 @@ class OptimizerChecks(BackendChecks):
 
 
 def _cause_of_rate(rate: float, step: int, shares: tuple[float, ...]) -> str:
-    near = (
-        {
-            shares[step - 1]: "one step late",
-            shares[min(step + 1, len(shares) - 1)]: "one step early",
-        }
-        if step
-        else {}
-    )
-    mistake = next(
-        (
-            description
-            for share, description in near.items()
-            if rate == pytest.approx(share, rel=1e-4)
-        ),
-        None,
-    )
-    return (
-        f"the schedule is {mistake}: version_steps counts from 0"
-        if mistake
-        else "use rlcli.ops.schedules.learning_rate"
-    )
+    for other, mistake in ((step - 1, "late"), (step + 1, "early")):
+        if step > 0 and rate == pytest.approx(shares[min(other, len(shares) - 1)], rel=1e-4):
+            return f"the schedule is one step {mistake}: version_steps counts from 0"
+    return "use rlcli.ops.schedules.learning_rate"

@@ -20,6 +20,9 @@ from rlcli.testing.tiny_models import VOCABULARY
 
 TEMPERATURE = 0.8
 
+Stats = dict[str, float]
+"""Name of a number of a step → its value."""
+
 Loss = Callable[[nn.Module, SequenceSample], tuple[torch.Tensor, float]]
 """(model, batch) → loss summed over its tokens, and the weight to divide by."""
 
@@ -74,7 +77,7 @@ class PlainTraining:
         self.optimizer = settings.optimizer(self.lm)
 
     @on_host()
-    def step(self, shares: Sequence[SequenceSample], loss: Loss, rate: float) -> dict[str, float]:
+    def step(self, shares: Sequence[SequenceSample], loss: Loss, rate: float) -> Stats:
         """One step at `rate` times the learning rate, on the mean over `shares` of each one's mean
         over its tokens."""
         if not self.settings.keeps_gradients:
@@ -138,6 +141,11 @@ def scores_of(
     return torch.cat(logprobs), torch.cat(entropies)
 
 
+def values_by(lm: nn.Module, sample: SequenceSample) -> torch.Tensor:
+    """[T] the values of a value head."""
+    return torch.cat(logits_of(lm, sample))[:, 0]
+
+
 def plain_answer_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tensor, float]:
     mask = acting(sample)
     logprobs, entropies = scores_of(lm, sample, TEMPERATURE)
@@ -145,7 +153,7 @@ def plain_answer_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tens
 
 
 def plain_value_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tensor, float]:
-    values = torch.cat(logits_of(lm, sample))[:, 0]
+    values = values_by(lm, sample)
     return (values - value_targets(sample)).square().sum(), float(len(values))
 
 

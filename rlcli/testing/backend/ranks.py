@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from rlcli.api.data import SequenceSample
 from rlcli.testing.backend.base import (
     OBJECTIVES,
-    SETTINGS,
     BackendChecks,
     Layout,
     Weights,
@@ -41,7 +40,7 @@ from rlcli.testing.backend.lifecycle import (
     share_of,
     weights_file,
 )
-from rlcli.testing.backend.plain import PlainTraining
+from rlcli.testing.backend.plain import Stats
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.ranks import Frame, RankDeath, RankTimeout, run_on_ranks, skip_without_forks
 from rlcli.testing.tiny_models import tiny_model
@@ -241,9 +240,7 @@ class RanksChecks(BackendChecks):
         self._require_training()
         certain = self.certain(tiny_model(self.family_of_ranks, head=head), OBJECTIVES[head].plain)
         for layout, (life, *_) in reports.items():
-            plain = PlainTraining(
-                tiny_model(self.family_of_ranks, head=head), self.optimizer_settings(**SETTINGS)
-            )
+            plain = self.plain_training(self.family_of_ranks, head)
             first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):
                 expected = plain.step(_shares(step, layout), OBJECTIVES[head].plain, rate)
@@ -290,9 +287,7 @@ class RanksChecks(BackendChecks):
                     cause = "apply one update on all ranks"
                     raise self._violation(finding, cause, "optimizer_step")
 
-    def _require_equal_stats(
-        self, steps: list[dict[str, float]], alone: list[dict[str, float]], who: str
-    ) -> None:
+    def _require_equal_stats(self, steps: list[Stats], alone: list[Stats], who: str) -> None:
         for step, expected in enumerate(alone):
             for name in expected if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
                 actual = steps[step].get(name)
@@ -455,7 +450,7 @@ def _by_rank(reports: Reports) -> dict[str, RankReport]:
     }
 
 
-def _differences(reports: Reports, which: str) -> dict[str, float]:
+def _differences(reports: Reports, which: str) -> Stats:
     """Those that the ranks have found, as far as they have looked."""
     lives = _by_rank(reports)
     return {who: _apart(life[which]) for who, life in lives.items() if which in life}

@@ -12,6 +12,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelOutput
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch, source_of
 from rlcli.testing.backend.mixtures import MixtureChecks
+from rlcli.testing.backend.plain import Stats
 from rlcli.testing.backend.routing_replay import routers_of
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.tiny_models import tiny_model
@@ -58,9 +59,8 @@ class RouterLossChecks(MixtureChecks):
 
     def test_steps_reduce_the_losses_of_routers(self) -> None:
         """a step reduces losses of routers as its gradient norm says"""
-        family, backend = self._mixture(), self.backend()
-        if not all(hasattr(backend, name) for name in DESCENT):
-            pytest.skip(f"has no settings {', '.join(DESCENT)}")
+        family = self._mixture()
+        self.require_settings(*DESCENT)
         for name in LOSSES:
             coefficient = {f"{name}_coef": COEFFICIENT}
             self._require_reduction(self.trained_engine(family, **DESCENT, **coefficient), name)
@@ -81,9 +81,7 @@ class RouterLossChecks(MixtureChecks):
 
     def _mixture(self) -> str:
         """A model with several layers of experts; skips the check if there are no such losses."""
-        backend = self.backend()
-        if not all(hasattr(backend, f"{name}_coef") for name in LOSSES):
-            pytest.skip(f"has no settings {', '.join(f'{name}_coef' for name in LOSSES)}")
+        self.require_settings(*(f"{name}_coef" for name in LOSSES))
         skip_unless(self.mixtures, "not tried: runs no mixture of experts")
         return self.mixtures[0]
 
@@ -94,9 +92,9 @@ def _no_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
     return summed * 0.0
 
 
-def _step(engine: Any, name: str) -> dict[str, float]:
+def _step(engine: Any, name: str) -> Stats:
     """The stats of a step, which report a loss of routers; skips the check if they do not."""
-    stats: dict[str, float] = engine.train_batch(batch(), _no_loss, answer_weight)
+    stats: Stats = engine.train_batch(batch(), _no_loss, answer_weight)
     skip_if(name not in stats, f"does not report {name}")
     return stats
 

@@ -18,7 +18,7 @@ from rlcli.testing.backend.base import OBJECTIVES, batch, distance, source_of
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import asked, generate
 from rlcli.testing.backend.mixtures import Deviations, MixtureChecks, MixtureLife, PlainStep
-from rlcli.testing.backend.plain import PlainTraining, exact, scores_of, sequences
+from rlcli.testing.backend.plain import PlainTraining, Stats, exact, scores_of, sequences
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.tiny_models import tiny_model
 
@@ -97,9 +97,8 @@ class RoutingReplayChecks(MixtureChecks):
 
     def _require_replay(self, ability: str) -> None:
         """Skip the check of a backend that does not declare the ability and ROUTING_REPLAY."""
-        cls = type(self.backend())
         skip_if(
-            not cls.ROUTING_REPLAY or not getattr(cls, ability),
+            not self.cls.ROUTING_REPLAY or not getattr(self.cls, ability),
             f"does not promise it (ROUTING_REPLAY, {ability})",
         )
         skip_unless(self.mixtures, "not tried: runs no mixture of experts")
@@ -165,7 +164,7 @@ class PrescribedModel:
         for layer, router in enumerate(self._routers):
             router.experts = experts[:, layer]
 
-    def loads(self) -> dict[str, float]:
+    def loads(self) -> Stats:
         """The most and the least that an expert has been used since the model was prepared."""
         counts = torch.stack([router.counts for router in self._routers]).double()
         relative = counts / counts.mean(-1, keepdim=True)

@@ -76,7 +76,7 @@ class StateChecks(BackendChecks):
     def test_exports_are_read_by_transformers(self, tmp_path: Path) -> None:
         """an export, loaded by transformers: equal logits"""
         for family in self.families:
-            for head in ("lm", "value") if type(self.backend()).SCORES else ("lm",):
+            for head in ("lm", "value") if self.cls.SCORES else ("lm",):
                 engine = self.engine(family, head=head, lr=0.05)
                 if self.trains() and head == "lm":
                     train(engine, 0)
@@ -104,7 +104,7 @@ class StateChecks(BackendChecks):
             engine.offload()
             engine.offload()
             if isinstance(engine, ForwardEngine) and not torch.equal(
-                scores(engine, batch(), "log-probs"), scores(untouched, batch(), "log-probs")
+                scores(engine), scores(untouched)
             ):
                 raise Violation(
                     "log-probs differ after offload", "bring the weights back unchanged", where

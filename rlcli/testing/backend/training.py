@@ -30,7 +30,7 @@ from rlcli.testing.backend.base import (
     weights_apart,
 )
 from rlcli.testing.backend.forward import CUTS, scores
-from rlcli.testing.backend.plain import AdamW, PlainTraining
+from rlcli.testing.backend.plain import AdamW, PlainTraining, Stats
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.tiny_models import tiny_model
 
@@ -64,11 +64,11 @@ class BackendTrainingChecks(BackendChecks):
     def test_micro_batches_change_nothing(self) -> None:
         """a step is the same for any micro-batches"""
         uncut = self.trained_engine(**SETTINGS)
-        stats = uncut.train_batch(batch(), answer_loss, answer_weight)
+        stats = train(uncut)
         weights = self.weights(uncut)
         for how, cut in CUTS.items():
             engine = self.trained_engine(**SETTINGS)
-            stats_when_cut = engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=cut)
+            stats_when_cut = train(engine, mb_spec=cut)
             self._require_stats(engine, stats_when_cut, stats, how, "in one piece")
             apart = weights_apart(self.weights(engine), weights, self.certain())
             if apart > self.tolerance:
@@ -80,7 +80,7 @@ class BackendTrainingChecks(BackendChecks):
         """eval_batch reports what train_batch reports"""
         engine = self.trained_engine(**SETTINGS)
         evaluated = engine.eval_batch(batch(), answer_loss, answer_weight, MicroBatchSpec(n_mbs=3))
-        trained = engine.train_batch(batch(), answer_loss, answer_weight)
+        trained = train(engine)
         expected = {name: trained[name] for name in evaluated}
         cause, where = "evaluate the same model in the same way", source_of(engine, "eval_batch")
         self._require_stats(
@@ -112,8 +112,8 @@ class BackendTrainingChecks(BackendChecks):
         sample = batch(5)
         abandoned = MicroBatch(sample, tuple(range(sample.bs)))
         engine.forward_backward_batch([abandoned], answer_loss, torch.tensor(10.0))
-        actual = engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
-        expected = fresh.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
+        actual = train(engine)["grad_norm"]
+        expected = train(fresh)["grad_norm"]
         if actual != pytest.approx(expected, rel=self.tolerance):
             raise Violation(
                 f"gradient norm {actual:.6g} after an abandoned backward pass, "
@@ -125,13 +125,13 @@ class BackendTrainingChecks(BackendChecks):
     def test_dropout_is_off_in_eval_mode(self) -> None:
         """after eval() there is no dropout, not even in recomputed passes"""
         skip_if("gpt2" not in self.families, "not tried: runs none of the tiny models with dropout")
-        plain = scores(self.scoring_engine("gpt2"), batch(), "log-probs")
+        plain = scores(self.scoring_engine("gpt2"))
         for recompute in (False, True):
             leaky = tiny_model("gpt2", embd_pdrop=0.5, resid_pdrop=0.5).train()
             engine = self.engine(lm=leaky, gradient_checkpointing=recompute)
             engine.train()
             engine.eval()
-            apart = distance(scores(engine, batch(), "log-probs"), plain)
+            apart = distance(scores(engine), plain)
             if apart > self.tolerance:
                 how = " (with gradient_checkpointing)" if recompute else ""
                 raise Violation(
@@ -147,8 +147,8 @@ class BackendTrainingChecks(BackendChecks):
             getattr(self.backend(gradient_checkpointing=True), "gradient_checkpointing", False),
             "has no setting gradient_checkpointing",
         )
-        actual = engine.train_batch(batch(), answer_loss, answer_weight)
-        expected = self.trained_engine(**SETTINGS).train_batch(batch(), answer_loss, answer_weight)
+        actual = train(engine)
+        expected = train(self.trained_engine(**SETTINGS))
         if actual != pytest.approx(expected, rel=self.tolerance):
             raise Violation(
                 f"{actual} with recomputed activations, {expected} without",
@@ -161,7 +161,7 @@ class BackendTrainingChecks(BackendChecks):
     def _require_plain_steps(self, engine: TrainEngine, family: str, head: str) -> None:
         objective = OBJECTIVES[head]
         start = self.weights(engine)
-        plain = PlainTraining(tiny_model(family, head=head), self.optimizer_settings(**SETTINGS))
+        plain = self.plain_training(family, head)
         certain = self.certain(tiny_model(family, head=head), objective.plain)
         for step, rate in enumerate(self.rates()):
             expected = plain.step([batch(step)], objective.plain, rate)
@@ -201,7 +201,7 @@ class BackendTrainingChecks(BackendChecks):
 
     def _require_plain_groups(self, family: str, head: str) -> None:
         objective = OBJECTIVES[head]
-        plain = PlainTraining(tiny_model(family, head=head), self.optimizer_settings(**SETTINGS))
+        plain = self.plain_training(family, head)
         certain = self.certain(tiny_model(family, head=head), objective.plain)
         expected = plain.step([groups()], objective.plain, self.rates()[0])
         for cut in (None, MicroBatchSpec(max_tokens_per_mb=40)):
@@ -219,8 +219,8 @@ class BackendTrainingChecks(BackendChecks):
     def _require_stats(
         self,
         engine: TrainEngine,
-        actual: dict[str, float],
-        expected: dict[str, float],
+        actual: Stats,
+        expected: Stats,
         occasion: str,
         reference: str = "in a plain loop",
         cause: str = "",

@@ -4,7 +4,7 @@ and keeps what it writes as it is written."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlcli.testing.arguments import (
     arguments_of,
     check_variants,
     demand_effects,
+    remembered,
     run_each,
 )
 from rlcli.testing.contract import Contract, Violation, skip_if
@@ -32,6 +33,7 @@ from rlcli.testing.dataset_checks.samples import (
 )
 from rlcli.testing.dataset_checks.sequences import decoded, sequences_of
 from rlcli.testing.dataset_checks.trial import (
+    Row,
     Trial,
     as_line,
     contents,
@@ -41,8 +43,6 @@ from rlcli.testing.dataset_checks.trial import (
     usual_tokenizer,
 )
 from rlcli.testing.tokenizer import MARKED_TEMPLATE, byte_tokenizer
-
-Rows = list[dict[str, Any]]
 
 NEW_COLUMN = "column of another name"
 SPLITS = ("split", "held_out", "heldout", "holdout", "validation", "evaluation")
@@ -88,8 +88,8 @@ class DatasetArgumentChecks(Contract):
             elif any(column in row for row in trial.rows):
                 rows = [_renamed(row, column) for row in trial.rows]
                 trial.demand_same(
-                    read(trial.demand()),
-                    read(trial.demand(rows, changes={name: NEW_COLUMN})),
+                    trial.samples(),
+                    trial.samples(rows, changes={name: NEW_COLUMN}),
                     f"when the column {column} of its rows has another name and {name} is that",
                     f"read the column that {name} names, wherever it is used",
                     trial.reader,
@@ -110,9 +110,9 @@ class DatasetArgumentChecks(Contract):
 
     def test_texts_of_arguments_are_not_in_the_metadata(self, trial: Trial) -> None:
         """metadata that are a field of the row stay so, whatever arguments write around it"""
-        usual = read(trial.demand())
+        usual = trial.samples()
         for name, text in _shown_arguments(trial):
-            changed = read(trial.demand(changes={name: text + SYSTEM}))
+            changed = trial.samples(changes={name: text + SYSTEM})
             for row, before, after in zip(trial.rows, usual, changed, strict=False):
                 for field in set(row) & set(before.metadata):
                     if before.metadata[field] == [row[field]] != after.metadata[field]:
@@ -148,14 +148,9 @@ class DatasetArgumentChecks(Contract):
 def effects_of(trial: Trial) -> Effects:
     """The samples that a dataset makes of its rows in several situations."""
     situations = list(_situations(trial))
-    computed: dict[str, list[Any]] = {}
-
-    def outcomes(changes: Changes) -> list[Any]:
-        key = repr(sorted(changes.items()))
-        if key not in computed:
-            computed[key] = [_outcome(trial, changes, **situation) for situation in situations]
-        return computed[key]
-
+    outcomes = remembered(
+        lambda changes: [_outcome(trial, changes, **situation) for situation in situations]
+    )
     return Effects(
         _arguments(trial),
         needs_of(trial.cls),
@@ -168,7 +163,7 @@ def effects_of(trial: Trial) -> Effects:
 def _arguments(trial: Trial) -> list[VariedArgument]:
     """Of `max_length`, the first value to try is one that only the longest row exceeds."""
     arguments = arguments_of(_component(trial))
-    limit = max(map(longest_sequence, read(trial.demand()))) - 1
+    limit = max(map(longest_sequence, trial.samples())) - 1
     return [
         dataclasses.replace(argument, others=(limit, *argument.others))
         if argument.name == "max_length"
@@ -213,20 +208,29 @@ def _component(trial: Trial) -> Any:
 
 def _column_arguments(trial: Trial) -> list[tuple[str, str | None]]:
     """(argument, the column that it names by default) of each that names one."""
+    values = _values_of_arguments(trial)
+    return [
+        (name, value)
+        for name, value in values
+        if name.endswith("_key") and (value is None or value)
+    ]
+
+
+def _values_of_arguments(trial: Trial) -> list[tuple[str, Any]]:
+    """(argument, its value); 0 if the dataset does not keep it."""
     component = _component(trial)
     names = [argument.name for argument in trial.signature.arguments]
-    columns = [(name, getattr(component, name, "")) for name in names if name.endswith("_key")]
-    return [(name, column) for name, column in columns if column is None or column]
+    return [(name, getattr(component, name, 0)) for name in names]
 
 
-def _renamed(row: Mapping[str, Any], column: str) -> dict[str, Any]:
+def _renamed(row: Row, column: str) -> dict[str, Any]:
     return {NEW_COLUMN if name == column else name: value for name, value in row.items()}
 
 
 def _demand_that_a_column_is_read(trial: Trial, name: str) -> None:
     """Raises Violation if a column that no argument named before changes no sample, whatever it
     holds; some of what it holds may be refused."""
-    usual = records(read(trial.demand()))
+    usual = records(trial.samples())
     accepted = 0
     for content in (_text_for, _numbers_for):
         rows = [{**row, NEW_COLUMN: content(row)} for row in trial.rows]
@@ -249,11 +253,11 @@ def _demand_that_a_column_is_read(trial: Trial, name: str) -> None:
         )
 
 
-def _text_for(row: Mapping[str, Any]) -> str:
+def _text_for(row: Row) -> str:
     return f"What row {len(row)} is about."
 
 
-def _numbers_for(row: Mapping[str, Any]) -> list[float]:
+def _numbers_for(row: Row) -> list[float]:
     """One for each entry of the row's lists."""
     lists = [value for value in row.values() if isinstance(value, list)]
     return [0.5] * max(map(len, lists), default=1)
@@ -261,10 +265,7 @@ def _numbers_for(row: Mapping[str, Any]) -> list[float]:
 
 def _shown_arguments(trial: Trial) -> Iterator[tuple[str, str]]:
     """(argument, a text for it) of each argument whose text is in the tokens."""
-    component = _component(trial)
-    names = [argument.name for argument in trial.signature.arguments]
-    for name in names:
-        value = getattr(component, name, 0)
+    for name, value in _values_of_arguments(trial):
         text = value or "" if value is None or isinstance(value, str) else None
         if text is not None and name != trial.file_argument and _shows(trial, name, text + SYSTEM):
             yield name, text

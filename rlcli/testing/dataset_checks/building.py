@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,13 +9,13 @@ import pytest
 
 from rlcli.registry import load
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.dataset_checks.trial import Trial, usual_tokenizer
+from rlcli.testing.dataset_checks.trial import Rows, Trial, usual_tokenizer
 
 
 class BuildingChecks(Contract):
     """Whether there is anything to check. Last among the bases, so that it is reported first."""
 
-    rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    rows: ClassVar[Rows] = ()
     """Rows for its file; empty: the EXAMPLES of its class."""
 
     @pytest.fixture

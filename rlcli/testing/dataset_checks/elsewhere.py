@@ -7,21 +7,19 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcli.registry import load
-from rlcli.testing.dataset_checks.trial import Trial, records, shown_rows, usual_tokenizer
+from rlcli.testing.dataset_checks.trial import Rows, Trial, records, shown_rows, usual_tokenizer
 from rlcli.testing.elsewhere import answers_elsewhere
 
 HASH_SEEDS = ("0", "1")
 HEAVY = ("torch", "transformers")
 
 
-def answers(
-    trial: Trial, rows: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def answers(trial: Trial, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
     """(hash seed, results from a process with that hash seed for the dataset of these rows),
     for each."""
     order = {"name": trial.name, "args": trial.args_for(rows)}

@@ -9,9 +9,7 @@ from typing import Any
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import values_like
 from rlcli.testing.contract import Contract, Violation, skip_if
-from rlcli.testing.dataset_checks.trial import Trial, read, records, usual_tokenizer
-
-Rows = list[dict[str, Any]]
+from rlcli.testing.dataset_checks.trial import Rows, Trial, read, records, usual_tokenizer
 
 
 class FieldChecks(Contract):
@@ -22,7 +20,7 @@ class FieldChecks(Contract):
             "not tried: only EXAMPLES have no fields that are for others",
         )
         tokenizer = usual_tokenizer(trial.cls)
-        expected = records(read(trial.demand(tokenizer=tokenizer)))
+        expected = records(trial.samples(tokenizer=tokenizer))
         for name in dict.fromkeys(name for row in trial.rows for name in row):
             variants = list(_variants(trial.rows, name))
             if variants and all(_result(trial, rows, tokenizer) == expected for rows in variants):

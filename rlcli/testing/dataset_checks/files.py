@@ -15,6 +15,7 @@ from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_
 from rlcli.testing.dataset_checks.sequences import sequences_of
 from rlcli.testing.dataset_checks.trial import (
     Line,
+    Row,
     Trial,
     as_line,
     id_of,
@@ -66,7 +67,7 @@ class FileChecks(Contract):
         skip_unless(trial.takes("bad_rows"), "has no bad_rows")
         skip_if(trial.divides_rows, "not tried: a row may become several samples")
         lines = [as_line(row) for row in rows]
-        all_rows = read(trial.demand())
+        all_rows = trial.samples()
         dataset = trial.demand(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
         trial.demand_same(
             [all_rows[0], *all_rows[2:]],
@@ -89,9 +90,9 @@ class FileChecks(Contract):
     def test_max_rows(self, trial: Trial) -> None:
         """max_rows: N reads the first N rows"""
         skip_if(not trial.takes("max_rows") or not trial.rows, "has no max_rows")
-        all_rows = read(trial.demand())
+        all_rows = trial.samples()
         for count in range(1, len(trial.rows if trial.divides_rows else all_rows) + 1):
-            first_rows = read(trial.demand(max_rows=count))
+            first_rows = trial.samples(max_rows=count)
             first = all_rows[: len(first_rows) if trial.divides_rows else count]
             occasion = f"with max_rows = {count}"
             trial.demand_same(first, first_rows, occasion, "stop after that many rows")
@@ -117,7 +118,7 @@ class FileChecks(Contract):
     def test_overlong_dropped(self, trial: Trial) -> None:
         """overlong: drop removes only the long rows"""
         limit, _ = _limit(trial)
-        expected = [sample for sample in read(trial.demand()) if longest_sequence(sample) <= limit]
+        expected = [sample for sample in trial.samples() if longest_sequence(sample) <= limit]
         dataset = _make_overlong(trial, "drop", limit)
         cause = "drop only what is longer than max_length"
         trial.demand_same(expected, read(dataset), f"under max_length = {limit}", cause)
@@ -135,7 +136,7 @@ class FileChecks(Contract):
     def test_overlong_cut(self, trial: Trial, side: str) -> None:
         """overlong rows are cut on the requested side"""
         limit, _ = _limit(trial)
-        uncut, cut = read(trial.demand()), read(_make_overlong(trial, side, limit))
+        uncut, cut = trial.samples(), read(_make_overlong(trial, side, limit))
         if len(cut) != len(uncut):
             raise Violation(
                 f"of {len(uncut)} rows {len(cut)} are left", "cut the long ones", trial.location
@@ -164,7 +165,7 @@ class FileChecks(Contract):
                 dataset[index]
 
 
-def _rows_of(trial: Trial) -> list[dict[str, Any]]:
+def _rows_of(trial: Trial) -> list[Row]:
     if not trial.rows:
         pytest.skip(
             "not tried: its file has no JSON lines" if trial.reads_file else "reads no file"
@@ -172,7 +173,7 @@ def _rows_of(trial: Trial) -> list[dict[str, Any]]:
     return trial.rows
 
 
-def _malformed(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
+def _malformed(rows: list[Row]) -> Iterator[tuple[str, Line]]:
     """(description, a line of the file) for each way not to be a row at all."""
     good = as_line(rows[0])
     yield "cut off", good[: len(good) // 2]
@@ -213,7 +214,7 @@ def _limit(trial: Trial) -> tuple[int, int]:
     """(a limit that only the longest row exceeds, the index of that row)."""
     skip_unless(trial.takes("max_length"), "has no max_length")
     _rows_of(trial)
-    lengths = [longest_sequence(sample) for sample in read(trial.demand())]
+    lengths = [longest_sequence(sample) for sample in trial.samples()]
     longest = lengths.index(max(lengths))
     skip_if(len(lengths) < 2 or lengths.count(max(lengths)) > 1, "not tried: no row is the longest")
     return lengths[longest] - 1, longest

@@ -11,7 +11,7 @@ from typing import Any
 from rlcli.errors import RlcliError
 from rlcli.project import is_built_in
 from rlcli.testing.contract import Contract, Violation, skip_unless
-from rlcli.testing.dataset_checks.trial import Trial, read
+from rlcli.testing.dataset_checks.trial import Row, Trial, read
 
 FORMAT = r"[,\s]*"
 """What is not a part of an answer: blanks, and commas in numbers."""
@@ -27,7 +27,7 @@ LISTS = ("1,2", "12")
 class FinalAnswer:
     """An answer at the end of a text."""
 
-    row: dict[str, Any]
+    row: Row
     field: str
     """The field of the text."""
     before: str
@@ -88,7 +88,7 @@ def _made_the_same(
 
 def _final_answers(trial: Trial) -> Iterator[FinalAnswer]:
     """The answers in the metadata of rows that are ends of longer texts, and follow them."""
-    samples = read(trial.demand()) if trial.rows else []
+    samples = trial.samples() if trial.rows else []
     for row, sample in zip(trial.rows, samples, strict=False):
         for name, (value, *_) in sample.metadata.items():
             for field, text in row.items():

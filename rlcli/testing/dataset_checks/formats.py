@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,15 @@ import pytest
 
 from rlcli.testing.contract import Contract, Violation, skip_unless
 from rlcli.testing.dataset_checks.samples import shown_texts, texts_of, unusual, with_texts
-from rlcli.testing.dataset_checks.trial import Record, Trial, contents, first_difference, read
-
-Rows = Sequence[dict[str, Any]]
+from rlcli.testing.dataset_checks.trial import (
+    Record,
+    Row,
+    Rows,
+    Trial,
+    contents,
+    first_difference,
+    read,
+)
 
 PROMPT_COLUMN = "prompt_key"
 """The argument that names the column of prompts."""
@@ -26,7 +32,7 @@ class FormatChecks(Contract):
         """the same rows as a JSON list, a table of texts or Parquet give the same samples"""
         skip_unless(trial.rows, "has no rows that could be written in another format")
         rows = with_texts(trial.rows, shown_texts(trial, trial.tokenizer), unusual)
-        expected = contents(read(trial.demand(rows)))
+        expected = contents(trial.samples(rows))
         for suffix, write in WRITERS.items():
             file = trial.folder / f"rows{suffix}"
             if not write(file, rows):
@@ -54,12 +60,12 @@ class FormatChecks(Contract):
             samples = read(trial.make(within, changes={PROMPT_COLUMN: None}))
         except Exception:
             pytest.skip("prompts must have a column")
-        expected = contents(read(trial.demand(apart)))
+        expected = contents(trial.samples(apart))
         occasion = f"with answers that begin with the prompt and {blank!r}"
         _compare(trial, expected, contents(samples), occasion)
 
 
-def _with_answers(row: dict[str, Any], prompt: str, start: str) -> dict[str, Any]:
+def _with_answers(row: Row, prompt: str, start: str) -> dict[str, Any]:
     """A row with something in front of its texts, except the prompt."""
     answers = {name: value for name, value in row.items() if name not in (prompt, "id")}
     texts = [text for value in answers.values() for text in texts_of(value)]

@@ -18,6 +18,8 @@ from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_
 from rlcli.testing.dataset_checks.elsewhere import answers, as_read
 from rlcli.testing.dataset_checks.first_rows import LOOKED_AT, FirstRows, reader
 from rlcli.testing.dataset_checks.trial import (
+    Row,
+    Rows,
     Trial,
     content_of,
     contents,
@@ -36,8 +38,6 @@ DRAW_BY_SEED = (
 )
 MANY_ROWS = 8
 """This many rows will not be in the same order by coincidence."""
-Rows = list[dict[str, Any]]
-
 COPIES = 8
 """Of a row; what is drawn for them will not be the same for all by coincidence."""
 LONG_STREAM = 600
@@ -76,7 +76,7 @@ class OrderChecks(Contract):
 
     def test_ids(self, trial: Trial) -> None:
         """ids are unique, whatever the seed"""
-        first, second = (ids_of(read(trial.demand(seed=seed))) for seed in (1, 2))
+        first, second = (ids_of(trial.samples(seed=seed)) for seed in (1, 2))
         for id_ in first:
             if first.count(id_) > 1:
                 raise Violation(
@@ -95,10 +95,10 @@ class OrderChecks(Contract):
     def test_determinism(self, trial: Trial) -> None:
         """the same seed gives the same rows"""
         with _global_randomness(0):
-            expected = read(trial.demand())
+            expected = trial.samples()
         for seed in (1, 2, 3, 4):
             with _global_randomness(seed) as moved:
-                again, drawn_from = read(trial.demand()), moved()
+                again, drawn_from = trial.samples(), moved()
             trial.demand_same(expected, again, "built twice with one seed", DRAW_BY_SEED)
             if drawn_from:
                 finding = f"reading it advances the random state of the whole process: {drawn_from}"
@@ -152,12 +152,12 @@ class OrderChecks(Contract):
 
     def test_continues(self, trial: Trial) -> None:
         """a stream continues from any place; with `streaming`, it has the same rows"""
-        streaming: dict[str, Any] = {"streaming": True} if trial.takes("streaming") else {}
-        dataset = trial.demand(**streaming)
+        streaming = {"streaming": True} if trial.takes("streaming") else {}
+        dataset = trial.demand(changes=streaming)
         if not isinstance(dataset, FirstRows):
             pytest.skip("not a stream")
         for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
-            stream = trial.demand(**streaming)
+            stream = trial.demand(changes=streaming)
             again = list(islice(stream.rows_from(0, start), LOOKED_AT - start))
             trial.demand_same(
                 dataset.rows[start:],
@@ -176,7 +176,7 @@ class OrderChecks(Contract):
         copies = _copies(trial.rows, count) if trial.goes_by_ids else trial.rows * count
         _demand_same_rows(trial, copies)
         if trial.takes("overlong") and trial.takes("max_length"):
-            lengths = sorted(set(map(longest_sequence, read(trial.demand()))))
+            lengths = sorted(set(map(longest_sequence, trial.samples())))
             for length in lengths[-2:-1]:  # the longest rows are dropped, if others are left
                 _demand_same_rows(trial, copies, overlong="drop", max_length=length)
 
@@ -205,7 +205,7 @@ class OrderChecks(Contract):
 
     def test_no_shared_state(self, trial: Trial) -> None:
         """changing a sample changes no other"""
-        dataset, expected = trial.demand(), read(trial.demand())
+        dataset, expected = trial.demand(), trial.samples()
         for index in range(shown_rows(dataset)):
             _spoil(dataset[index])
         cause = "make the tensors and lists of a sample when it is asked for, or copy them"
@@ -215,8 +215,8 @@ class OrderChecks(Contract):
     def test_neighbours(self, trial: Trial) -> None:
         """a row is the same whatever its neighbours"""
         rows = _two_or_more(trial)
-        expected = read(trial.demand(rows))
-        reversed_ = read(trial.demand(rows[::-1]))
+        expected = trial.samples(rows)
+        reversed_ = trial.samples(rows[::-1])
         alone = [trial.demand([row])[0] for row in rows[:4]]
         for condition, samples in (("in reverse order", reversed_), ("alone in their file", alone)):
             different = _unlike(expected, samples, trial.goes_by_ids)
@@ -234,11 +234,11 @@ class OrderChecks(Contract):
     def test_ranks(self, trial: Trial, ranks: int) -> None:
         """over 1, 2 and 3 ranks, each row appears once"""
         rows = trial.at_least(2 * ranks + 1)  # a number not divisible by the number of ranks
-        all_ids = ids_of(read(trial.demand(rows)))
+        all_ids = ids_of(trial.samples(rows))
         skip_if(
             trial.reads_file and len(set(all_ids)) < ranks, f"not tried: there are not {ranks} rows"
         )
-        parts = [ids_of(read(trial.demand(rows, rank=rank, ranks=ranks))) for rank in range(ranks)]
+        parts = [ids_of(trial.samples(rows, rank=rank, ranks=ranks)) for rank in range(ranks)]
         if all(ids == all_ids for ids in parts):
             return  # the runtime distributes the rows
         dealt = [id_ for ids in parts for id_ in ids]
@@ -306,7 +306,7 @@ def _copies(rows: Rows, count: int) -> Rows:
     ]
 
 
-def _two_or_more(trial: Trial) -> list[dict[str, Any]]:
+def _two_or_more(trial: Trial) -> list[Row]:
     if len(trial.named_rows) < 2:
         pytest.skip(
             "not tried: its file has no two JSON lines" if trial.reads_file else "reads no file"

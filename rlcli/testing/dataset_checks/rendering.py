@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ from rlcli.api.key_meaning import MESSAGES
 from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
 from rlcli.testing.dataset_checks.samples import SYSTEM
 from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
-from rlcli.testing.dataset_checks.trial import Trial, needs_template, read
+from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, needs_template, read, with_values
 from rlcli.testing.tokenizer import (
     CHAT_TEMPLATE,
     MARKED_TEMPLATE,
@@ -101,8 +101,7 @@ class RenderingChecks(Contract):
     def test_messages_in_metadata_are_those_of_the_prompt(self, trial: Trial) -> None:
         """messages in the metadata of a row are those that its prompt was rendered from"""
         chat = byte_tokenizer(chat=True)
-        settings: dict[str, Any] = {"system": SYSTEM} if trial.takes("system") else {}
-        samples = read(trial.demand(tokenizer=chat, **settings))
+        samples = _samples_with(trial, chat, SYSTEM)
         skip_unless(
             any(MESSAGES in sample.metadata for sample in samples),
             "has no messages in its metadata",
@@ -144,22 +143,16 @@ def _with_what_follows(trial: Trial, tokenizer: Any) -> Iterator[NumberedConvers
             yield from _conversations(trial, tokenizer, rows)
 
 
-def _with_last(rows: Sequence[Mapping[str, Any]], role: str) -> list[dict[str, Any]]:
+def _with_last(rows: Rows, role: str) -> list[Row]:
     """Rows with a further message at the end of their conversations."""
     message = {"role": role, "content": "And then?"}
-    return [
-        {
-            name: [*value, message] if is_conversation(value) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
+    return with_values(rows, lambda value: [*value, message] if is_conversation(value) else value)
 
 
-def _cut_after_tools(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _cut_after_tools(rows: Rows) -> list[Row]:
     """Rows whose conversations end with the last output of a tool; of others, none."""
-    cut = [{name: _cut_after_last_tool(value) for name, value in row.items()} for row in rows]
-    return [changed for row, changed in zip(rows, cut, strict=True) if changed != row]
+    pairs = zip(rows, with_values(rows, _cut_after_last_tool), strict=True)
+    return [changed for row, changed in pairs if changed != row]
 
 
 def _cut_after_last_tool(value: Any) -> Any:
@@ -171,7 +164,7 @@ def _cut_after_last_tool(value: Any) -> Any:
 
 
 def _conversations(
-    trial: Trial, tokenizer: Any, rows: Sequence[Mapping[str, Any]] | None = None
+    trial: Trial, tokenizer: Any, rows: Rows | None = None
 ) -> Iterator[NumberedConversation]:
     """Those of the rows that hold one; skips the check if there are none."""
     rows = _without_markup(list(rows or trial.rows))
@@ -253,7 +246,7 @@ def _spans_of_responses(
     return spans
 
 
-def _conversation_of(row: Mapping[str, Any]) -> RenderedConversation | None:
+def _conversation_of(row: Row) -> RenderedConversation | None:
     """The messages in a row, if that is what it holds and nothing else changes them."""
     conversations = [value for value in row.values() if is_conversation(value)]
     if len(conversations) != 1 or row.get("system"):
@@ -271,13 +264,13 @@ def is_conversation(value: Any) -> bool:
     )
 
 
-def _is_message(entry: Mapping[str, Any]) -> bool:
+def _is_message(entry: Row) -> bool:
     has_content = isinstance(entry.get("content", entry.get("value")), str)
     has_role = isinstance(entry.get("role", entry.get("from")), str)
     return has_role and (has_content or bool(entry.get("tool_calls")))
 
 
-def _message_of(entry: Mapping[str, Any]) -> Message:
+def _message_of(entry: Any) -> Message:
     """A message in the form that templates expect: the arguments of a tool call are no text."""
     role = entry.get("role", entry.get("from"))
     message = {
@@ -288,7 +281,7 @@ def _message_of(entry: Mapping[str, Any]) -> Message:
     return {name: value for name, value in message.items() if value not in (None, [])}
 
 
-def _call_of(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call_of(call: Row) -> dict[str, Any]:
     function = call["function"]
     arguments = function["arguments"]
     is_text = isinstance(arguments, str)
@@ -300,9 +293,14 @@ def _call_of(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _prompts_of_all(trial: Trial, tokenizer: Any, system: str | None) -> list[list[list[int]]]:
     """Those of each sample, with this system prompt and not one of the dataset's own."""
-    settings: dict[str, Any] = {"system": system} if trial.takes("system") else {}
-    samples = read(trial.demand(tokenizer=tokenizer, **settings))
+    samples = _samples_with(trial, tokenizer, system)
     return [[sequence.prompt for sequence in sequences_of(sample)] for sample in samples]
+
+
+def _samples_with(trial: Trial, tokenizer: Any, system: str | None) -> list[SequenceSample]:
+    """The samples with a system prompt, where the dataset takes one."""
+    changes = {"system": system} if trial.takes("system") else {}
+    return trial.samples(tokenizer=tokenizer, changes=changes)
 
 
 def _spans(trained: Sequence[bool]) -> list[tuple[int, int]]:
@@ -315,7 +313,7 @@ def _spans(trained: Sequence[bool]) -> list[tuple[int, int]]:
 def _trained_texts(trial: Trial, template: str) -> list[list[str]]:
     """What is trained on of each sample's sequences, with a chat template."""
     tokenizer = byte_tokenizer(chat=True, template=template)
-    samples = read(trial.demand(tokenizer=tokenizer))
+    samples = trial.samples(tokenizer=tokenizer)
     return [
         [text_of(tokenizer, sequence.answer) for sequence in sequences_of(sample)]
         for sample in samples

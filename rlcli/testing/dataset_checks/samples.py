@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,15 @@ from rlcli.testing.dataset_checks.sequences import (
     sequences_of,
     text_of,
 )
-from rlcli.testing.dataset_checks.trial import Trial, longest_sequence, needs_template, read
+from rlcli.testing.dataset_checks.trial import (
+    Row,
+    Rows,
+    Trial,
+    longest_sequence,
+    needs_template,
+    read,
+    with_values,
+)
 from rlcli.testing.tokenizer import byte_tokenizer
 
 SYSTEM = "Answer in one word."
@@ -49,6 +57,8 @@ DOCUMENTS = re.compile("(?!bb)[abe]+")
 anywhere."""
 WORDS = {"B": "BOS", "b": "trained BOS", "E": "untrained EOS", "e": "EOS", "p": "prompt",
          "a": "answer"}  # fmt: skip
+
+PLAIN_AND_CHAT = pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
 
 HABITS: dict[str, dict[str, Any]] = {
     "a tokenizer that begins texts with BOS": {"around": "<bos> $A"},
@@ -184,7 +194,7 @@ class SampleChecks(Contract):
                     trial.reader,
                 )
 
-    @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+    @PLAIN_AND_CHAT
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
         """the tokens decode to the prompt and the answer"""
         skip_if(needs_template(trial.cls) and not chat, "needs a chat template")
@@ -202,7 +212,7 @@ class SampleChecks(Contract):
                         trial.reader,
                     )
 
-    @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+    @PLAIN_AND_CHAT
     def test_texts_are_kept_as_written(self, trial: Trial, chat: bool) -> None:
         """a row's texts are in its tokens as they are written: blanks, braces, line ends"""
         if trial.divides_rows:
@@ -244,7 +254,7 @@ class SampleChecks(Contract):
                     trial.reader,
                 )
 
-    @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+    @PLAIN_AND_CHAT
     def test_the_system_prompt_is_used(self, trial: Trial, chat: bool) -> None:
         """the argument `system` is in the tokens of rows without a system prompt"""
         skip_if(
@@ -350,9 +360,7 @@ def unusual(text: str) -> str:
     return f"  \t{text} {{x}} {{}} %s 100% \\boxed{{1}}\u2028\u0085\r\n\x0bend of {text} \n"
 
 
-def with_texts(
-    rows: Sequence[Mapping[str, Any]], shown: Sequence[str], change: Callable[[str], str]
-) -> list[dict[str, Any]]:
+def with_texts(rows: Rows, shown: Sequence[str], change: Callable[[str], str]) -> list[Row]:
     """Rows with those of their texts changed that are shown."""
 
     def changed(value: Any) -> Any:
@@ -360,7 +368,7 @@ def with_texts(
             return [changed(entry) for entry in value]
         return change(value) if isinstance(value, str) and value in shown else value
 
-    return [{name: changed(value) for name, value in row.items()} for row in rows]
+    return with_values(rows, changed)
 
 
 def _special_tokens(dataset: Any, tokenizer: Any) -> list[int]:
@@ -370,7 +378,7 @@ def _special_tokens(dataset: Any, tokenizer: Any) -> list[int]:
     return [sum(token in special for token in sequence.tokens) for _, sequence in sequences]
 
 
-def _texts_of_fields(row: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+def _texts_of_fields(row: Row, words: Sequence[str]) -> list[str]:
     """The texts in fields whose name contains one of the words."""
     values = [value for name, value in row.items() if any(word in name.lower() for word in words)]
     return [text for value in values for text in texts_of(value)]
@@ -417,7 +425,7 @@ def _wrong_column(sample: SequenceSample, key: str, vocabulary: int) -> str:
 def _contradiction(sample: SequenceSample) -> str:
     """How the mask of prompts differs from their lengths, where a row has both, or margins are at
     the wrong answer."""
-    if {"prompt_mask", "prompt_lens"} <= set(sample.keys):
+    if {"prompt_mask", "prompt_lens"} <= sample.keys:
         marked = [
             sum(not trained for trained in flags) for flags in preview_of(sample).trained or ()
         ]

@@ -9,7 +9,7 @@ from typing import Any
 from rlcli.api.data import SequenceSample
 from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
 from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
-from rlcli.testing.dataset_checks.trial import Trial, read
+from rlcli.testing.dataset_checks.trial import Trial
 
 Statement = Mapping[str, Any]
 """`prompt`, `answers`, `metadata` and other keys of a sample, as far as they are stated."""
@@ -27,7 +27,7 @@ class StatedChecks(Contract):
             trial.args or trial.given_rows,
             "SAMPLES states what EXAMPLES become with default arguments",
         )
-        samples = read(trial.demand())
+        samples = trial.samples()
         for number, (statement, sample) in enumerate(zip_longest(statements, samples), 1):
             if statement is None:
                 return

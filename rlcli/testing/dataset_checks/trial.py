@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,8 @@ CHOSEN_BY_CHECKS = ("max_rows", "bad_rows", "max_bad_rows", "overlong")
 given."""
 
 Line = str | bytes
+Row = dict[str, Any]
+Rows = Sequence[Row]
 Record = dict[str, Any]
 """What is in a sample, in a form that compares exactly."""
 SHOWN = 40
@@ -51,9 +53,9 @@ class Trial:
     folder: Path
     """For files written by the checks."""
     tokenizer: Any
-    given_rows: Sequence[Mapping[str, Any]] = ()
+    given_rows: Rows = ()
     """Rows supplied by the test."""
-    rows: list[dict[str, Any]] = field(init=False)
+    rows: list[Row] = field(init=False)
     """The content of the dataset's file; empty if it reads none,
     or one in a format that we do not write."""
 
@@ -97,7 +99,7 @@ class Trial:
         )
 
     @cached_property
-    def named_rows(self) -> list[dict[str, Any]]:
+    def named_rows(self) -> list[Row]:
         """The same rows with ids of their own, if the dataset uses them; otherwise unchanged."""
         named = [{"id": f"own-{number}", **row} for number, row in enumerate(self.rows)]
         try:
@@ -136,7 +138,7 @@ class Trial:
         if mismatch:
             raise Violation(f"{occasion}, {mismatch}", cause, where or self.location)
 
-    def at_least(self, count: int) -> list[dict[str, Any]]:
+    def at_least(self, count: int) -> list[Row]:
         """At least this many rows, with copies if necessary; `rows` if it refuses copies or gives
         them the same ids."""
         if not self.rows or len(self.rows) >= count:
@@ -155,7 +157,7 @@ class Trial:
         """Whether a recipe may set `argument` under its `args:`."""
         return any(declared.name == argument for declared in self.signature.arguments)
 
-    def demand(self, rows: Sequence[Mapping[str, Any]] | None = None, **how: Any) -> Any:
+    def demand(self, rows: Rows | None = None, **how: Any) -> Any:
         """The dataset, see `make`; raises Violation if it refuses its input,
         which is then its own fault."""
         try:
@@ -163,9 +165,13 @@ class Trial:
         except RlcliError as error:  # the file it names will be gone when the report is read
             raise Violation(refusal(error), error.hint or "", self.place_in(error)) from error
 
+    def samples(self, rows: Rows | None = None, **how: Any) -> list[SequenceSample]:
+        """The first rows of the dataset, in order; raises as `demand`."""
+        return read(self.demand(rows, **how))
+
     def make(
         self,
-        rows: Sequence[Mapping[str, Any]] | None = None,
+        rows: Rows | None = None,
         *,
         lines: Sequence[Line] | None = None,
         file: Path | None = None,
@@ -184,7 +190,7 @@ class Trial:
         merged = {**self.args_for(rows, lines=lines, file=file, **args), **changes}
         return by_number(make_dataset(DatasetAbstraction(self.name, merged), util))
 
-    def accepts(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any = None) -> bool:
+    def accepts(self, rows: Rows, tokenizer: Any = None) -> bool:
         """Whether the dataset can be built from these rows."""
         try:
             self.make(rows, tokenizer=tokenizer)
@@ -198,7 +204,7 @@ class Trial:
 
     def args_for(
         self,
-        rows: Sequence[Mapping[str, Any]] | None = None,
+        rows: Rows | None = None,
         *,
         lines: Sequence[Line] | None = None,
         file: Path | None = None,
@@ -228,7 +234,7 @@ class Trial:
         file = Path(str(inspect.getsourcefile(self.cls)))
         return line_in(error, [file.parent]) or self.location
 
-    def _find_rows(self) -> list[dict[str, Any]]:
+    def _find_rows(self) -> list[Row]:
         if self.given_rows:
             return [dict(row) for row in self.given_rows]
         if self.given_file:
@@ -262,11 +268,16 @@ def usual_tokenizer(cls: type) -> LightTokenizer:
     return byte_tokenizer(chat=needs_template(cls))
 
 
-def as_line(row: Mapping[str, Any]) -> str:
+def with_values(rows: Rows, change: Callable[[Any], Any]) -> list[Row]:
+    """The rows with each of their values changed."""
+    return [{name: change(value) for name, value in row.items()} for row in rows]
+
+
+def as_line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False)
 
 
-def rows_in(file: Path) -> list[dict[str, Any]]:
+def rows_in(file: Path) -> list[Row]:
     """At most MOST_ROWS rows from a file of JSON lines or with a JSON list;
     none from any other file."""
     try:

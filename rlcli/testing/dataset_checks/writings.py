@@ -13,14 +13,15 @@ from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
 from rlcli.testing.dataset_checks.rendering import is_conversation
 from rlcli.testing.dataset_checks.trial import (
     Record,
+    Row,
+    Rows,
     Trial,
     first_difference,
     needs_template,
     read,
+    with_values,
 )
 from rlcli.testing.tokenizer import byte_tokenizer
-
-Rows = Sequence[dict[str, Any]]
 
 WRITTEN = {True: ("true", "True", "1"), False: ("false", "False", "0")}
 """Flags as tables of texts hold them."""
@@ -33,7 +34,7 @@ class WritingChecks(Contract):
             name for row in trial.rows for name, value in row.items() if isinstance(value, bool)
         )
         skip_unless(fields, "has no flags in its rows")
-        expected = read(trial.demand())
+        expected = trial.samples()
         for name in fields:
             for number in range(len(WRITTEN[True])):
                 rows = [_with_flag_as_text(row, name, number) for row in trial.rows]
@@ -45,8 +46,8 @@ class WritingChecks(Contract):
         rows = next((rows for rows in _with_messages(trial) if trial.accepts(rows, chat)), None)
         if rows is None:
             pytest.skip("its rows hold no messages")
-        expected = read(trial.demand(rows, tokenizer=chat))
-        parted = [{name: _in_parts(value) for name, value in row.items()} for row in rows]
+        expected = trial.samples(rows, tokenizer=chat)
+        parted = with_values(rows, _in_parts)
         _demand_same_tokens(trial, parted, expected, "with contents in two parts", chat)
 
     def test_texts_may_be_messages(self, trial: Trial) -> None:
@@ -58,7 +59,7 @@ class WritingChecks(Contract):
             needs_template(trial.cls) or not names or not trial.accepts(rows, chat),
             "has no rows of texts",
         )
-        expected = read(trial.demand(rows, tokenizer=chat))
+        expected = trial.samples(rows, tokenizer=chat)
         for prompt in names:
             answers = dict.fromkeys((name for name in names if name != prompt), "assistant")
             for roles in ({prompt: "user"}, answers, {prompt: "user", **answers}):
@@ -84,7 +85,7 @@ def _text_in(value: Any) -> str | None:
     return entry if isinstance(entry, str) else None
 
 
-def _with_texts_as_messages(row: dict[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
+def _with_texts_as_messages(row: Row, roles: Mapping[str, str]) -> dict[str, Any]:
     """A row with a list of one message in the place of each of these texts."""
     return {
         **row,
@@ -92,7 +93,7 @@ def _with_texts_as_messages(row: dict[str, Any], roles: Mapping[str, str]) -> di
     }
 
 
-def _with_flag_as_text(row: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+def _with_flag_as_text(row: Row, name: str, number: int) -> dict[str, Any]:
     flag = row.get(name)
     return {**row, name: WRITTEN[flag][number]} if isinstance(flag, bool) else row
 
@@ -112,7 +113,7 @@ def _in_parts(value: Any) -> Any:
     return [_message_in_parts(entry) for entry in value] if is_conversation(value) else value
 
 
-def _message_in_parts(message: dict[str, Any]) -> dict[str, Any]:
+def _message_in_parts(message: Row) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, str) or not content:
         return message

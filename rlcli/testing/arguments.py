@@ -400,8 +400,9 @@ def check_variants(variants: Iterable[Changes], check: Callable[[Changes], None]
         try:
             check(changes)
         except Violation as violation:
-            finding = f"with {described(changes)}: {violation.finding}"
-            raise Violation(finding, violation.cause, violation.where) from violation
+            raise Violation(
+                f"with {described(changes)}: {violation.finding}", violation.cause, violation.where
+            ) from violation
 
 
 def described(changes: Changes) -> str:

@@ -50,12 +50,11 @@ class DeclaredSubject(Contract):
         unsaid = []
         if not described.doc or described.doc.startswith(f"{described.class_name}("):
             finding = f"{described.class_name} has no docstring"
-            location = f"{described.path}:{described.line}"
             unsaid.append(
                 Violation(
                     finding,
                     "one line below `class`: `rlcli ls` and `rlcli show` print it",
-                    location,
+                    f"{described.path}:{described.line}",
                 )
             )
         for argument in _all(described.arguments):

@@ -112,13 +112,17 @@ class ChecksPlugin:
         if self._current is not progress:
             self._close_component()
             self._current = progress
-            checks = {upcoming.check for upcoming in progress.cases.values()}
-            self._watcher.component(progress.subject, len(checks) + len(progress.checks))
-            for check in progress.checks:
-                self._watcher.end(check)
+            self._announce(progress)
         if not self._open:
             self._watcher.begin(words_of(case.item))
         self._open.append(case)
+
+    def _announce(self, progress: SubjectProgress) -> None:
+        """The number of a component's checks, and those that have ended before it began."""
+        checks = {upcoming.check for upcoming in progress.cases.values()}
+        self._watcher.component(progress.subject, len(checks) + len(progress.checks))
+        for check in progress.checks:
+            self._watcher.end(check)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -225,9 +229,7 @@ class ChecksPlugin:
         self._close_component()
         for progress in self._progress.values():
             if progress.checks and not progress.cases:  # it has nothing but an unreadable file
-                self._watcher.component(progress.subject, len(progress.checks))
-                for check in progress.checks:
-                    self._watcher.end(check)
+                self._announce(progress)
                 self._watcher.done(progress.tested())
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:

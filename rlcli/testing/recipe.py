@@ -147,9 +147,10 @@ class RecipeContract(Contract):
         if not (
             does.startswith("# ") and does.rstrip().endswith(".") and needs.startswith("# Needs: ")
         ):
-            cause = "begin the file with `# What it does.` and `# Needs: what it takes`"
             raise Violation(
-                f"it opens with {does!r} and {needs!r}", cause, f"{shown(resolved.path)}:1"
+                f"it opens with {does!r} and {needs!r}",
+                "begin the file with `# What it does.` and `# Needs: what it takes`",
+                f"{shown(resolved.path)}:1",
             )
 
     def test_two_steps_run(

@@ -182,9 +182,10 @@ def _check_arguments(subject: Subject, values: Any) -> None:
         if name not in names:
             close = nearest_name(name, names)
             guess = f"; did you mean {close!r}?" if close else ""
-            hint = f"rlcli show {subject.name} lists its arguments"
             raise UsageError(
-                f"{subject.title} has no argument {name!r}{guess}", where=COMMAND_LINE, hint=hint
+                f"{subject.title} has no argument {name!r}{guess}",
+                where=COMMAND_LINE,
+                hint=f"rlcli show {subject.name} lists its arguments",
             )
     if all(argument.name in values for argument in arguments if argument.required):
         validated(folder, subject.name, values)

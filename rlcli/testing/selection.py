@@ -108,8 +108,7 @@ class CheckSelection:
             return False
         if _is_about(contract, subject):
             return not _is_in_part(item, subject)
-        is_about_another = bool(contract.name)
-        return is_about_another
+        return bool(contract.name)
 
     def _give_values(self, contract: Any) -> None:
         if self._all_layouts and hasattr(contract, "all_layouts"):

@@ -78,13 +78,16 @@ class TinyOutput:
     @property
     def logprobs(self) -> torch.Tensor:
         following = self._tokens.roll(-1)[self._acting]
-        log_probs = self.logits[self._acting].log_softmax(-1)
-        return self._requested(log_probs.gather(1, following[:, None])[:, 0])
+        return self._requested(self._choices.gather(1, following[:, None])[:, 0])
 
     @property
     def entropy(self) -> torch.Tensor:
-        log_probs = self.logits[self._acting].log_softmax(-1)
-        return self._requested(-(log_probs.exp() * log_probs).sum(-1))
+        return self._requested(-(self._choices.exp() * self._choices).sum(-1))
+
+    @property
+    def _choices(self) -> torch.Tensor:
+        """[T - N, vocab] log-probs of all tokens."""
+        return self.logits[self._acting].log_softmax(-1)
 
     def _requested(self, scores: torch.Tensor) -> torch.Tensor:
         return scores if self.actions is None else torch.where(self.actions, scores, 0.0)
@@ -221,8 +224,7 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         seeds: Sequence[int],
     ) -> GeneratedResponses:
         stops = {tokenizer.eos_token_id, *gconfig.stop_token_ids}
-        packed = input_.data["packed_prompts"]
-        prompts = packed.split(input_.flat_seqlens("packed_prompts"))
+        prompts = input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts"))
         responses, scores, ended = [], [], []
         for number, seed in enumerate(seeds):
             prompt = prompts[number // gconfig.responses_per_prompt]

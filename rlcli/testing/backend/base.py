@@ -337,9 +337,10 @@ def _exported_weights(engine: HoldsWeights, folder: Path) -> Weights:
     export(engine, folder)
     weights = saved_weights(folder)
     if not weights:
-        finding = "save_to_hf wrote no safetensors into its folder"
         raise Violation(
-            finding, "write the folder on one rank at least", source_of(engine, "save_to_hf")
+            "save_to_hf wrote no safetensors into its folder",
+            "write the folder on one rank at least",
+            source_of(engine, "save_to_hf"),
         )
     meet()  # all have read
     if not dist.is_initialized() or dist.get_rank() == 0:

@@ -42,8 +42,11 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         for name, contract in ABILITIES.items():
             says, is_one = getattr(cls, name), isinstance(engine, contract)
             if says and not is_one:
-                finding = f"{name} is True, but its engine is not a {contract.__name__}"
-                raise Violation(finding, f"set {name}: ClassVar[bool] = False", place_of(cls))
+                raise Violation(
+                    f"{name} is True, but its engine is not a {contract.__name__}",
+                    f"set {name}: ClassVar[bool] = False",
+                    place_of(cls),
+                )
 
     def test_the_model_is_taken_as_it_is(self) -> None:
         """an engine has the model's weights, device and one rank"""
@@ -51,11 +54,12 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
             engine = self.engine(family)
             where = source_of(engine, "__init__")
             if engine.device != torch.device(self.device) or engine.dp_size != 1:
-                finding = (
+                raise Violation(
                     f"device {engine.device}, dp_size {engine.dp_size} for a model on "
-                    f"one rank's {self.device}"
+                    f"one rank's {self.device}",
+                    "take device and mesh from the model",
+                    where,
                 )
-                raise Violation(finding, "take device and mesh from the model", where)
             weights = self.weights(engine)
             for name, weight in tiny_model(family).named_parameters():
                 if name not in weights or not torch.equal(weights[name], weight.detach()):
@@ -76,8 +80,11 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
             return
         except Exception as error:
             finding = f"{type(error).__name__} for a role without weights: {error}"
-            cause = "raise ModelError with a hint: use backend: null for such a role"
-            raise Violation(finding, cause, source_of(backend, "_initialize")) from error
+            raise Violation(
+                finding,
+                "raise ModelError with a hint: use backend: null for such a role",
+                source_of(backend, "_initialize"),
+            ) from error
         if module is not None and not isinstance(module, HoldsWeights):
             finding = f"model.module is a {type(module).__name__} for a role without weights"
             raise Violation(

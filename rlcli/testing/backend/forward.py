@@ -75,8 +75,9 @@ class ForwardChecks(BackendChecks):
             engine, plain = self.scoring_engine(family), exact(tiny_model(family))
             for quantity, expected in plain_scores(plain, groups()).items():
                 actual = scores(engine, groups(), quantity)
-                title = f"{quantity} of {family} in groups"
-                self._require_plain(title, engine, actual, expected, SHARED)
+                self._require_plain(
+                    f"{quantity} of {family} in groups", engine, actual, expected, SHARED
+                )
 
     def test_sequences_that_begin_alike_have_the_values_of_each_alone(self) -> None:
         """values of a group that is cut: each sequence as if alone"""
@@ -196,8 +197,11 @@ class ForwardChecks(BackendChecks):
             )
         changed = different(self.weights(engine), before)
         if changed:
-            finding = f"a forward pass changed {len(changed)} weights, {changed[0]} among them"
-            raise Violation(finding, "compute out of place", source_of(engine, "forward"))
+            raise Violation(
+                f"a forward pass changed {len(changed)} weights, {changed[0]} among them",
+                "compute out of place",
+                source_of(engine, "forward"),
+            )
 
 
 def scores(

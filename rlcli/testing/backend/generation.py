@@ -121,8 +121,9 @@ class BackendGenerationChecks(BackendChecks):
         """a batch without prompts has no responses"""
         engine = self.generating_engine()
         if generate(engine, prompts().select_indices([]), []).tokens:
-            where = source_of(engine, "generate")
-            raise Violation("responses without prompts", "return none", where)
+            raise Violation(
+                "responses without prompts", "return none", source_of(engine, "generate")
+            )
 
     def test_training_reaches_generation(self) -> None:
         """after a step, answers come from the new weights"""
@@ -157,10 +158,11 @@ class BackendGenerationChecks(BackendChecks):
             mine.take_parameters(source, eta)
             where = source_of(mine, "take_parameters")
             for name, weight in self.weights(mine).items():
-                title = f"{name} at eta {eta}"
                 expected = eta * theirs[name] + (1 - eta) * before[name]
                 cause = "mine = eta · theirs + (1 - eta) · mine, tied parameters once"
-                require_close(title, weight, expected, self.tolerance, cause, where)
+                require_close(
+                    f"{name} at eta {eta}", weight, expected, self.tolerance, cause, where
+                )
             if generates:
                 answers = greedy_answers(exported(mine), prompts(), NEW_TOKENS)
                 cause = "discard what was derived from the old weights"

@@ -227,8 +227,7 @@ class Life:
         read = {"lm": _log_probs, "value": _values}[head]
         few = batch(lengths=FEW_TOKENS)
         for sample, cut in ((batch(), 5), (batch(), WHOLE), (few, len(FEW_TOKENS))):
-            share = self._share(sample, cut)
-            actual, expected = read(engine, plain, share)
+            actual, expected = read(engine, plain, self._share(sample, cut))
             worst = max(worst, distance(actual, expected))
         return worst
 

@@ -13,6 +13,7 @@ from rlcli.errors import UsageError
 from rlcli.testing.backend.base import (
     TOTAL_STEPS,
     BackendChecks,
+    Weights,
     answer_loss,
     answer_weight,
     batch,
@@ -102,12 +103,12 @@ class OptimizerChecks(BackendChecks):
         ]
         rates = [step_stats["lr"] / 1e-3 for step_stats in stats]
         if rates != pytest.approx([1, 0.7, 0.7], rel=1e-4):
-            cause = "compute the rate from version_steps alone; keep no count"
-            finding = (
+            raise Violation(
                 f"rates {rates} of the peak at steps 0, 3, 3 of {TOTAL_STEPS}, "
-                "three micro-batches each"
+                "three micro-batches each",
+                "compute the rate from version_steps alone; keep no count",
+                source_of(engine, "lr_scheduler_step"),
             )
-            raise Violation(finding, cause, source_of(engine, "lr_scheduler_step"))
 
     def test_tiny_updates_add_up(self) -> None:
         """in bfloat16, updates too small for 16 bits add up"""
@@ -128,20 +129,18 @@ class OptimizerChecks(BackendChecks):
             engine.train_batch(batch(), answer_loss, answer_weight, version_steps=step)
             plain.step([batch()], plain_answer_loss, 1.0)
         after = self.weights(engine)
-        moved = sum(float((after[name].double() - before[name]).abs().sum()) for name in start)
-        expected = sum(
-            float((weight - start[name]).abs().sum()) for name, weight in plain.weights().items()
-        )
-        if not 0.7 < moved / expected < 1.3:
+        share = _way(after, before) / _way(plain.weights(), start)
+        if not 0.7 < share < 1.3:
             narrow = sorted({str(w.dtype) for w in after.values() if w.is_floating_point()})
-            finding = (
-                f"8 steps at lr 1e-5 moved the weights {moved / expected:.2g} times as far as "
-                f"in float64 ({narrow})"
-            )
             cause = (
                 "keep weights and optimizer state in float32 and cast them for matrix products only"
             )
-            raise Violation(finding, cause, source_of(engine, "__init__"))
+            raise Violation(
+                f"8 steps at lr 1e-5 moved the weights {share:.2g} times as far as "
+                f"in float64 ({narrow})",
+                cause,
+                source_of(engine, "__init__"),
+            )
 
     def test_frozen_parameters_stay(self) -> None:
         """parameters without requires_grad stay as they are"""
@@ -153,16 +152,23 @@ class OptimizerChecks(BackendChecks):
         train(engine)
         for name, weight in self.weights(engine).items():
             if torch.equal(weight, before[name]) == ("mlp" in name):
-                finding = (
-                    f"{name} was not trained"
-                    if "mlp" in name
-                    else f"{name} was trained, though it is frozen"
-                )
-                cause = (
+                raise Violation(
+                    (
+                        f"{name} was not trained"
+                        if "mlp" in name
+                        else f"{name} was trained, though it is frozen"
+                    ),
                     "give the optimizer the parameters that require gradients, "
-                    "at the time it is made"
+                    "at the time it is made",
+                    source_of(engine, "__init__"),
                 )
-                raise Violation(finding, cause, source_of(engine, "__init__"))
+
+
+def _way(after: Weights, before: Weights) -> float:
+    """The sum of what all numbers of the weights `before` have changed by."""
+    return sum(
+        float((after[name].double() - weight).abs().sum()) for name, weight in before.items()
+    )
 
 
 def _cause_of_rate(rate: float, step: int, shares: tuple[float, ...]) -> str:

@@ -101,8 +101,7 @@ class PlainTraining:
 
 
 def sequences(sample: SequenceSample, key: str = "packed_input_ids") -> list[torch.Tensor]:
-    packed = sample.data[key]
-    return list(packed.split(sample.flat_seqlens(key)))
+    return list(sample.data[key].split(sample.flat_seqlens(key)))
 
 
 def packed(texts: Sequence[torch.Tensor]) -> SequenceSample:

@@ -161,12 +161,13 @@ class RanksChecks(BackendChecks):
             finding = f"rank {lives.error.rank} {lives.error.error}"
         else:
             raise lives.error
-        cause = (
-            "every rank takes part in every collective; idle micro-batches run through "
-            "the model as others do"
-        )
         raise self._violation(
-            finding, cause, "forward_micro_batch", "forward_backward_batch", "forward_batch"
+            finding,
+            "every rank takes part in every collective; idle micro-batches run through "
+            "the model as others do",
+            "forward_micro_batch",
+            "forward_backward_batch",
+            "forward_batch",
         )
 
     def _violation(self, finding: str, cause: str, *methods: str) -> Violation:
@@ -269,8 +270,11 @@ class RanksChecks(BackendChecks):
         loss, plain_loss = actual["loss"], expected["loss"]
         if step == 0 and loss != pytest.approx(plain_loss, rel=OF_LOSS * self.tolerance):
             finding = f"the first loss is {loss:.8g} on {layout}, {plain_loss:.8g} in a plain loop"
-            cause = "compute the same log-probs; sum losses, divide by the weight of all"
-            raise self._violation(finding, cause, *TRAINING)
+            raise self._violation(
+                finding,
+                "compute the same log-probs; sum losses, divide by the weight of all",
+                *TRAINING,
+            )
 
     def test_ranks_report_alike(self, lives: Lives, reports: Reports) -> None:
         """ranks: stats and weights agree, stats with those of one rank too"""
@@ -283,21 +287,24 @@ class RanksChecks(BackendChecks):
                 self._require_equal_stats(*steps, _who(layout, rank))
                 apart = weights_apart(lives.weights(layout, head, rank), first)
                 if apart:
-                    finding = f"the weights of the ranks of {layout} differ by {apart:.2g}"
-                    cause = "apply one update on all ranks"
-                    raise self._violation(finding, cause, "optimizer_step")
+                    raise self._violation(
+                        f"the weights of the ranks of {layout} differ by {apart:.2g}",
+                        "apply one update on all ranks",
+                        "optimizer_step",
+                    )
 
     def _require_equal_stats(self, steps: list[Stats], alone: list[Stats], who: str) -> None:
         for step, expected in enumerate(alone):
             for name in expected if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
                 actual = steps[step].get(name)
                 if actual != pytest.approx(expected[name], rel=1e-3, abs=1e-6):
-                    finding = (
+                    raise self._violation(
                         f"{name} is {actual} on {who} at step {step}, "
-                        f"{expected[name]:.6g} on one rank"
+                        f"{expected[name]:.6g} on one rank",
+                        "reduce it over the data-parallel ranks, with all_reduce",
+                        "all_reduce",
+                        "train_batch",
                     )
-                    cause = "reduce it over the data-parallel ranks, with all_reduce"
-                    raise self._violation(finding, cause, "all_reduce", "train_batch")
 
     def test_all_ranks_refuse_what_one_spoils(self, reports: Reports) -> None:
         """ranks: if a gradient is not finite on one, all refuse the step"""
@@ -318,8 +325,11 @@ class RanksChecks(BackendChecks):
         for who, life in _by_rank(reports).items():
             skipped, apart = life[which]
             if skipped != 1.0 or apart > 0:
-                finding = f"{who}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
-                raise self._violation(finding, cause, "optimizer_step")
+                raise self._violation(
+                    f"{who}: update_skipped {skipped:g}, weights changed by {apart:.2g}",
+                    cause,
+                    "optimizer_step",
+                )
 
     def test_ranks_export_their_weights(self, reports: Reports) -> None:
         """ranks: an export holds the weights of all"""
@@ -341,21 +351,24 @@ class RanksChecks(BackendChecks):
                     finding = (
                         f"greedy answers of {who} {when} are {actual}; transformers' are {expected}"
                     )
-                    cause = (
+                    raise self._violation(
+                        finding,
                         "all ranks use the current weights; renew whole copies when the "
-                        "weights have changed"
+                        "weights have changed",
+                        "generator",
+                        "generate",
                     )
-                    raise self._violation(finding, cause, "generator", "generate")
 
     def test_offloading_gives_memory_back(self, reports: Reports) -> None:
         """an offloaded rank holds its part of the state and no more"""
         for who, life in _by_rank(reports).items():
             skip_if("held" not in life, "does not offload, or cannot be checkpointed")
             if life["held"] > 1.4:
-                finding = (
-                    f"{who} holds {life['held']:.2f} times its part of the state after offload"
+                raise self._violation(
+                    f"{who} holds {life['held']:.2f} times its part of the state after offload",
+                    "drop whole copies, gradients and caches",
+                    "offload",
                 )
-                raise self._violation(finding, "drop whole copies, gradients and caches", "offload")
 
     def test_ranks_give_the_blocks_that_they_hold(self, reports: Reports) -> None:
         """ranks: weight_blocks names the numbers that are read"""
@@ -398,8 +411,9 @@ class RanksChecks(BackendChecks):
             pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
         for who, apart in differences.items():
             if apart > (self.tolerance if limit is None else limit):
-                finding = f"{quantity} are off by {apart:.2g} on {who}"
-                raise self._violation(finding, cause, *methods)
+                raise self._violation(
+                    f"{quantity} are off by {apart:.2g} on {who}", cause, *methods
+                )
 
 
 OtherLives = tuple[RanksChecks, Lives]

@@ -51,11 +51,12 @@ class RouterLossChecks(MixtureChecks):
         actual = _step(engine, AUXILIARY)[AUXILIARY]
         expected = lm.config.num_experts_per_tok
         if actual != pytest.approx(expected, rel=self.tolerance):
-            finding = (
+            raise Violation(
                 f"{AUXILIARY} is {actual:.6g}, with {len(routers)} layers of experts, {expected} "
-                "per token, that are equally likely"
+                "per token, that are equally likely",
+                f"it should be {expected}: {self.cause}",
+                _training(engine),
             )
-            raise Violation(finding, f"it should be {expected}: {self.cause}", _training(engine))
 
     def test_steps_reduce_the_losses_of_routers(self) -> None:
         """a step reduces losses of routers as its gradient norm says"""
@@ -73,11 +74,12 @@ class RouterLossChecks(MixtureChecks):
         expected = RATE * norm**2 / COEFFICIENT
         rounding = self.tolerance * abs(before[name])
         if not norm or actual != pytest.approx(expected, rel=DEVIATION, abs=rounding):
-            finding = (
+            raise Violation(
                 f"a step of gradient descent on {COEFFICIENT} times {name}, whose gradient "
-                f"norm is {norm:.4g}, reduced it by {actual:.4g} instead of {expected:.4g}"
+                f"norm is {norm:.4g}, reduced it by {actual:.4g} instead of {expected:.4g}",
+                self.cause,
+                _training(engine),
             )
-            raise Violation(finding, self.cause, _training(engine))
 
     def _mixture(self) -> str:
         """A model with several layers of experts; skips the check if there are no such losses."""

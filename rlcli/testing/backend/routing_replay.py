@@ -66,8 +66,11 @@ class RoutingReplayChecks(MixtureChecks):
             if distance(unprescribed, expected) < 0.01:
                 raise AssertionError("the prescribed experts are too much like those chosen")
             if not torch.equal(unprescribed, again):
-                cause = "prescribe experts for the tokens of that batch alone"
-                raise Violation("a later batch without routed_experts differs", cause, where)
+                raise Violation(
+                    "a later batch without routed_experts differs",
+                    "prescribe experts for the tokens of that batch alone",
+                    where,
+                )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -153,8 +156,7 @@ class PrescribedModel:
 
     def prepared(self, sample: SequenceSample) -> nn.Module:
         """The model, ready for one pass over each sequence of the sample, in order."""
-        experts = sequences(sample, ROUTED_EXPERTS)
-        self._waiting = iter(experts)
+        self._waiting = iter(sequences(sample, ROUTED_EXPERTS))
         for router in self._routers:
             router.counts = torch.zeros(router.num_experts, dtype=torch.int64)
         return self._lm
@@ -191,8 +193,7 @@ def routers_of(lm: Any) -> list[Any]:
 
 def with_experts(sample: SequenceSample, family: str, seed: int = 0) -> SequenceSample:
     """The batch with experts for each token, drawn at random."""
-    lm = tiny_model(family)
-    routers = routers_of(lm)
+    routers = routers_of(tiny_model(family))
     lengths = [[max(n - 1, 0) for n in group] for group in sample.seqlens[SEQUENCES]]
     rows = sum(map(sum, lengths))
     drawn = torch.rand(
@@ -213,8 +214,7 @@ def misreport(drawn: GeneratedResponses, family: str) -> str | None:
         return "responses without routed_experts"
     plain = exact(tiny_model(family))
     for number, (tokens, actual) in enumerate(zip(drawn.tokens, drawn.routed_experts, strict=True)):
-        text = torch.cat([asked()[number // 2], tokens])
-        expected = chosen_by(plain, text[:-1])
+        expected = chosen_by(plain, torch.cat([asked()[number // 2], tokens])[:-1])
         if actual.shape != expected.shape or actual.dtype != torch.uint8:
             form = f"shape {tuple(actual.shape)} and {actual.dtype}"
             return f"experts of {form}, not {tuple(expected.shape)} and torch.uint8"

@@ -47,8 +47,11 @@ class StateChecks(BackendChecks):
             for description, engine_filled in filled.items():
                 restore(engine_filled, tmp_path / family)
                 train(engine_filled, 2)
-                occasion = f"{description} ({family}), filled with the state of step 2"
-                self._require_equal(engine_filled, engine, occasion)
+                self._require_equal(
+                    engine_filled,
+                    engine,
+                    f"{description} ({family}), filled with the state of step 2",
+                )
 
     def test_a_checkpoint_has_the_names_of_transformers(self) -> None:
         """a checkpoint uses transformers' names and holds tied weights once"""
@@ -59,12 +62,12 @@ class StateChecks(BackendChecks):
                 {name for name, _ in tiny_model(family).named_parameters()},
             )
             if actual != expected:
-                finding = (
+                raise Violation(
                     f"state() of {family} lacks {sorted(expected - actual)} and adds "
-                    f"{sorted(actual - expected)}"
+                    f"{sorted(actual - expected)}",
+                    "use the names of named_parameters() of the given model",
+                    source_of(engine, "state"),
                 )
-                cause = "use the names of named_parameters() of the given model"
-                raise Violation(finding, cause, source_of(engine, "state"))
 
     def test_checkpoints_are_read_by_transformers(self, tmp_path: Path) -> None:
         """weights and description of a checkpoint are a HF folder"""
@@ -138,14 +141,12 @@ class StateChecks(BackendChecks):
         differ = different(mine, theirs)
         if differ:
             apart = max(float((mine[name] - theirs[name]).abs().max()) for name in differ)
-            cause = (
-                "state() must return everything that the next step depends on, live, not as copies"
-            )
-            finding = (
+            raise Violation(
                 f"{occasion}: {len(differ)} of {len(theirs)} weights differ, by "
-                f"{apart:.2g} ({differ[0]})"
+                f"{apart:.2g} ({differ[0]})",
+                "state() must return everything that the next step depends on, live, not as copies",
+                source_of(actual, "state", "offload"),
             )
-            raise Violation(finding, cause, source_of(actual, "state", "offload"))
 
     def _require_export(self, engine: HoldsWeights, folder: Path, head: str, method: str) -> None:
         loaded, report = load_saved(folder, head, output_loading_info=True)
@@ -161,20 +162,20 @@ class StateChecks(BackendChecks):
             )
         differ = different(self.weights(engine), dict(loaded.named_parameters()))
         if differ:
-            finding = (
+            raise Violation(
                 f"{len(differ)} weights in the folder of {method} are not the engine's, "
-                f"{differ[0]} among them"
+                f"{differ[0]} among them",
+                "write the weights as they are now, in their own dtype",
+                where,
             )
-            raise Violation(finding, "write the weights as they are now, in their own dtype", where)
         if not isinstance(engine, ForwardEngine):
             return
         with torch.no_grad():
             expected = torch.cat(logits_of(loaded.eval(), batch()))
         hook = None if head == "lm" else lambda output, _: output.values[:, None]
-        actual = engine.forward(batch(), post_hook=hook)
         require_close(
             f"{head} outputs of the folder of {method}",
-            actual,
+            engine.forward(batch(), post_hook=hook),
             expected,
             self.tolerance,
             "write the weights and the configuration that the engine computes with",

@@ -37,8 +37,11 @@ class StreamChecks(BackendChecks):
             responses = collect_all(stream, len(numbers))
         where = source_of(engine, "open")
         if sorted(responses) != sorted(numbers):
-            finding = f"responses {sorted(responses)} to requests {sorted(numbers)}"
-            raise Violation(finding, "return each once", where)
+            raise Violation(
+                f"responses {sorted(responses)} to requests {sorted(numbers)}",
+                "return each once",
+                where,
+            )
         for number, tokens in zip(numbers, expected, strict=True):
             _require_answer(responses[number], tokens, where)
 
@@ -73,10 +76,11 @@ class StreamChecks(BackendChecks):
         for number, response in responses.items():
             self._require_log_probs(requests[number], response, models, where)
         if all(len(response.segments) == 1 for response in responses.values()):
-            finding = (
-                f"{len(models) - 1} pauses, and no response has tokens from before and after one"
+            raise Violation(
+                f"{len(models) - 1} pauses, and no response has tokens from before and after one",
+                "continue the responses in progress",
+                where,
             )
-            raise Violation(finding, "continue the responses in progress", where)
 
     def test_abort_returns_what_there_is(self) -> None:
         """abort: returns unfinished responses, with as many log-probs as tokens"""
@@ -92,10 +96,11 @@ class StreamChecks(BackendChecks):
             later = collect_all(stream, 1)
         where = source_of(engine, "open")
         if set(responses) != numbers or set(later) != {again} or later[again].is_aborted:
-            finding = (
-                f"{sorted(responses)} of {sorted(numbers)} were returned, and then {sorted(later)}"
+            raise Violation(
+                f"{sorted(responses)} of {sorted(numbers)} were returned, and then {sorted(later)}",
+                "return each once, and continue with later requests",
+                where,
             )
-            raise Violation(finding, "return each once, and continue with later requests", where)
         if any(len(response.tokens) != len(response.logprobs) for response in responses.values()):
             raise Violation(
                 "tokens without log-probs", "return both, as far as they were generated", where
@@ -147,8 +152,11 @@ class StreamChecks(BackendChecks):
 
 def _require_answer(response: FinishedResponse, expected: torch.Tensor, where: str) -> None:
     if not torch.equal(response.tokens, expected):
-        finding = f"{response.tokens.tolist()} from a stream, {expected.tolist()} of a batch"
-        raise Violation(finding, "answer each prompt as if it were alone", where)
+        raise Violation(
+            f"{response.tokens.tolist()} from a stream, {expected.tolist()} of a batch",
+            "answer each prompt as if it were alone",
+            where,
+        )
 
 
 def collect_all(stream: ResponseStream, number: int) -> dict[int, FinishedResponse]:

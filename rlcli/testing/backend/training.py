@@ -45,8 +45,7 @@ class BackendTrainingChecks(BackendChecks):
     def test_steps_equal_a_plain_loop(self) -> None:
         """steps: loss, gradient norm, weights of a plain loop"""
         for family in self.families:
-            engine = self.trained_engine(family, **SETTINGS)
-            self._require_plain_steps(engine, family, "lm")
+            self._require_plain_steps(self.trained_engine(family, **SETTINGS), family, "lm")
 
     def test_value_heads_train_like_a_plain_loop(self) -> None:
         """steps of a value head equal those of a plain loop"""
@@ -72,9 +71,11 @@ class BackendTrainingChecks(BackendChecks):
             self._require_stats(engine, stats_when_cut, stats, how, "in one piece")
             apart = weights_apart(self.weights(engine), weights, self.certain())
             if apart > self.tolerance:
-                finding = f"weights are off by {apart:.2g} after a step {how}"
-                cause = "sum the gradients of all micro-batches of a step"
-                raise Violation(finding, cause, _training(engine))
+                raise Violation(
+                    f"weights are off by {apart:.2g} after a step {how}",
+                    "sum the gradients of all micro-batches of a step",
+                    _training(engine),
+                )
 
     def test_evaluation_reports_the_loss_of_training(self) -> None:
         """eval_batch reports what train_batch reports"""
@@ -179,12 +180,12 @@ class BackendTrainingChecks(BackendChecks):
                     float((weight - start[name]).abs().max())
                     for name, weight in plain.weights().items()
                 )
-                finding = (
+                raise Violation(
                     f"weights of {family} are off by {apart:.2g} of the largest after step {step}; "
-                    f"a plain loop moves them by at most {moved:.2g} until then"
+                    f"a plain loop moves them by at most {moved:.2g} until then",
+                    self._mistake(family, head, step, weights, certain),
+                    _training(engine),
                 )
-                cause = self._mistake(family, head, step, weights, certain)
-                raise Violation(finding, cause, _training(engine))
 
     def _mistake(
         self, family: str, head: str, last: int, weights: Weights, certain: Weights | None
@@ -213,8 +214,11 @@ class BackendTrainingChecks(BackendChecks):
             self._require_stats(engine, actual, expected, how, family=family, cause=SHARED_GRADIENT)
             apart = weights_apart(self.weights(engine), plain.weights(), certain)
             if apart > self.tolerance:
-                finding = f"weights of {family} {how} are off by {apart:.2g} of the largest"
-                raise Violation(finding, SHARED_GRADIENT, _training(engine))
+                raise Violation(
+                    f"weights of {family} {how} are off by {apart:.2g} of the largest",
+                    SHARED_GRADIENT,
+                    _training(engine),
+                )
 
     def _require_stats(
         self,
@@ -232,9 +236,12 @@ class BackendTrainingChecks(BackendChecks):
         for name, value in expected.items():
             if actual[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
                 number = f"{name} of {family}" if family else name
-                finding = f"{number} is {actual[name]:.6g} {occasion}, {value:.6g} {reference}"
                 cause = cause or _cause_of_ratio(actual[name] / value if value else 0.0)
-                raise Violation(finding, cause, where or _training(engine))
+                raise Violation(
+                    f"{number} is {actual[name]:.6g} {occasion}, {value:.6g} {reference}",
+                    cause,
+                    where or _training(engine),
+                )
 
     def _require_no_trace(self, calls: Mapping[str, Mapping[str, Any]]) -> None:
         """Checks after steps that must be refused: the same weights bit for bit,
@@ -249,9 +256,11 @@ class BackendTrainingChecks(BackendChecks):
             train(trained, 2)
         apart = weights_apart(self.weights(engine), self.weights(untouched))
         if apart > 0:
-            finding = f"the step after a batch {' or '.join(calls)} is off by {apart:.2g}"
-            cause = "leave the optimizer's state as it was, and drop the gradients"
-            raise Violation(finding, cause, source_of(engine, "optimizer_step", "train_batch"))
+            raise Violation(
+                f"the step after a batch {' or '.join(calls)} is off by {apart:.2g}",
+                "leave the optimizer's state as it was, and drop the gradients",
+                source_of(engine, "optimizer_step", "train_batch"),
+            )
 
     def _require_refused(
         self, engine: TrainEngine, condition: str, changes: Mapping[str, Any], before: Weights
@@ -265,13 +274,17 @@ class BackendTrainingChecks(BackendChecks):
         skipped = engine.train_batch(**{**usual, **changes})["update_skipped"]
         where = source_of(engine, "optimizer_step", "train_batch")
         if skipped != 1.0:
-            finding = f"update_skipped is {skipped:g} for a batch {condition}"
-            raise Violation(finding, "skip the update", where)
+            raise Violation(
+                f"update_skipped is {skipped:g} for a batch {condition}", "skip the update", where
+            )
         weights = self.weights(engine)
         if different(weights, before):
             apart = weights_apart(weights, before)
-            cause = "look at the gradient norm before anything is applied"
-            raise Violation(f"a batch {condition} changed weights by {apart:.2g}", cause, where)
+            raise Violation(
+                f"a batch {condition} changed weights by {apart:.2g}",
+                "look at the gradient norm before anything is applied",
+                where,
+            )
 
 
 def _training(engine: TrainEngine) -> str:

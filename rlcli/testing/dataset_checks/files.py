@@ -94,8 +94,9 @@ class FileChecks(Contract):
         for count in range(1, len(trial.rows if trial.divides_rows else all_rows) + 1):
             first_rows = trial.samples(max_rows=count)
             first = all_rows[: len(first_rows) if trial.divides_rows else count]
-            occasion = f"with max_rows = {count}"
-            trial.demand_same(first, first_rows, occasion, "stop after that many rows")
+            trial.demand_same(
+                first, first_rows, f"with max_rows = {count}", "stop after that many rows"
+            )
 
     def test_overlong_refused(self, trial: Trial) -> None:
         """a row beyond max_length is refused with its line"""

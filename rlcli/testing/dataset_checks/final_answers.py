@@ -81,8 +81,10 @@ def _made_the_same(
     for pair in pairs:
         values = [answer.read(trial, answer.before + ending) for ending in pair]
         if values[0] is not None and values[0] == values[1]:
-            fault = f"{answer.name} is {values[0]!r:.40} of both {pair[0]!r} and {pair[1]!r}"
-            return fault, "of an answer, take out commas between groups of three digits alone"
+            return (
+                f"{answer.name} is {values[0]!r:.40} of both {pair[0]!r} and {pair[1]!r}",
+                "of an answer, take out commas between groups of three digits alone",
+            )
     return None
 
 

@@ -82,8 +82,11 @@ def _contents(trial: Trial, file: Path) -> list[Record]:
 
 def _compare(trial: Trial, expected: list[Record], of_file: list[Record], occasion: str) -> None:
     if mismatch := first_difference(expected, of_file):
-        cause = "read all formats into the same rows, with the same types"
-        raise Violation(f"{occasion}, {mismatch}", cause, trial.location)
+        raise Violation(
+            f"{occasion}, {mismatch}",
+            "read all formats into the same rows, with the same types",
+            trial.location,
+        )
 
 
 def _write_list(file: Path, rows: Rows) -> bool:
@@ -113,8 +116,7 @@ def _write_parquet(file: Path, rows: Rows) -> bool:
     have several types."""
     from pyarrow import parquet
 
-    table = _table(rows)
-    if table is not None:
+    if (table := _table(rows)) is not None:
         parquet.write_table(table, file, row_group_size=1)
     return table is not None
 
@@ -123,8 +125,7 @@ def _write_arrow(file: Path, rows: Rows) -> bool:
     """In a batch for each row; returns as `_write_parquet`."""
     from pyarrow import ipc
 
-    table = _table(rows)
-    if table is not None:
+    if (table := _table(rows)) is not None:
         with ipc.new_file(str(file), table.schema) as writer:
             writer.write_table(table, max_chunksize=1)
     return table is not None

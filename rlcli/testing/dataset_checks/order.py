@@ -101,8 +101,11 @@ class OrderChecks(Contract):
                 again, drawn_from = trial.samples(), moved()
             trial.demand_same(expected, again, "built twice with one seed", DRAW_BY_SEED)
             if drawn_from:
-                finding = f"reading it advances the random state of the whole process: {drawn_from}"
-                raise Violation(finding, DRAW_BY_SEED, trial.location)
+                raise Violation(
+                    f"reading it advances the random state of the whole process: {drawn_from}",
+                    DRAW_BY_SEED,
+                    trial.location,
+                )
 
     def test_draws_depend_on_the_seed(self, trial: Trial) -> None:
         """what is drawn for a row depends on the run's seed"""
@@ -208,9 +211,13 @@ class OrderChecks(Contract):
         dataset, expected = trial.demand(), trial.samples()
         for index in range(shown_rows(dataset)):
             _spoil(dataset[index])
-        cause = "make the tensors and lists of a sample when it is asked for, or copy them"
-        occasion = "after samples were changed"
-        trial.demand_same(expected, read(dataset), occasion, cause, trial.reader)
+        trial.demand_same(
+            expected,
+            read(dataset),
+            "after samples were changed",
+            "make the tensors and lists of a sample when it is asked for, or copy them",
+            trial.reader,
+        )
 
     def test_neighbours(self, trial: Trial) -> None:
         """a row is the same whatever its neighbours"""

@@ -67,8 +67,11 @@ class RenderingChecks(Contract):
                 expected = _prompt_by_transformers(chat, text, system)
                 # documents have no prompt, and some datasets use no chat template
                 if text and prompt not in (tokens, expected):
-                    fault = f"row {index}: the prompt is {_shown(chat, prompt)}"
-                    raise _unlike_transformers(fault, _shown(chat, expected), trial)
+                    raise _unlike_transformers(
+                        f"row {index}: the prompt is {_shown(chat, prompt)}",
+                        _shown(chat, expected),
+                        trial,
+                    )
 
     def test_conversations_are_rendered_as_by_transformers(self, trial: Trial) -> None:
         """a conversation has the tokens that transformers gives its messages"""
@@ -77,8 +80,9 @@ class RenderingChecks(Contract):
             expected = [chat.decode(tokens) for tokens in _renderings(chat, conversation)]
             texts = [chat.decode(sequence.tokens) for sequence in sequences_of(sample)]
             if texts and not set(texts) & set(expected):
-                fault = f"row {index} is {texts[0]!r:.90}"
-                raise _unlike_transformers(fault, f"{expected[0]!r:.90}", trial)
+                raise _unlike_transformers(
+                    f"row {index} is {texts[0]!r:.90}", f"{expected[0]!r:.90}", trial
+                )
 
     def test_only_responses_are_trained_on(self, trial: Trial) -> None:
         """of a conversation, messages of the assistant up to their EOS are trained on, and nothing
@@ -112,8 +116,11 @@ class RenderingChecks(Contract):
             if messages and prompts:
                 expected = rendered_by_transformers(chat, messages, add_generation_prompt=True)
                 if expected not in prompts:
-                    fault = f"row {index}: the prompt is {_shown(chat, prompts[0])}"
-                    raise _unlike_transformers(fault, _shown(chat, expected), trial)
+                    raise _unlike_transformers(
+                        f"row {index}: the prompt is {_shown(chat, prompts[0])}",
+                        _shown(chat, expected),
+                        trial,
+                    )
 
     def test_masks_do_not_depend_on_markers(self, trial: Trial) -> None:
         """the same texts are trained on whether a template marks them or not"""

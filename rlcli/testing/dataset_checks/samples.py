@@ -102,8 +102,7 @@ class SampleChecks(Contract):
 
     def test_samples_make_a_batch(self, trial: Trial) -> None:
         """samples gather into a batch, which can be sent to another process"""
-        dataset = trial.demand()
-        batch = SequenceSample.gather(read(dataset))
+        batch = SequenceSample.gather(trial.samples())
         try:
             arrived = SequenceSample.from_json(json.loads(json.dumps(batch.as_json())))
         except (TypeError, ValueError) as error:
@@ -118,8 +117,7 @@ class SampleChecks(Contract):
 
     def test_metadata_are_not_always_null(self, trial: Trial) -> None:
         """a field of the metadata says something in some row"""
-        dataset = trial.demand()
-        samples = read(dataset)
+        samples = trial.samples()
         for name in samples[0].metadata:
             if all(sample.metadata.get(name) == [None] for sample in samples):
                 raise Violation(

@@ -102,13 +102,16 @@ class Trial:
     def named_rows(self) -> list[Row]:
         """The same rows with ids of their own, if the dataset uses them; otherwise unchanged."""
         named = [{"id": f"own-{number}", **row} for number, row in enumerate(self.rows)]
+        own = [str(row["id"]) for row in named]
+        return self._if_ids(named, lambda ids: list(map(str, ids)) == own)
+
+    def _if_ids(self, rows: list[Row], fit: Callable[[list[Any]], bool]) -> list[Row]:
+        """These rows if the dataset accepts them and the ids of their samples fit; else its
+        own."""
         try:
-            ids = ids_of(read(self.make(named)))
-        except RlcliError:  # it does not accept such a field
+            return rows if fit(ids_of(read(self.make(rows)))) else self.rows
+        except RlcliError:
             return self.rows
-        return (
-            named if [str(id_) for id_ in ids] == [str(row["id"]) for row in named] else self.rows
-        )
 
     @cached_property
     def divides_rows(self) -> bool:
@@ -147,11 +150,7 @@ class Trial:
         copies = [
             {**row, "id": f"copy-{n}"} if "id" in row else row for n, row in enumerate(repeated)
         ]
-        try:
-            ids = ids_of(read(self.make(copies)))
-        except RlcliError:
-            return self.rows
-        return copies if len(set(ids)) == len(ids) else self.rows
+        return self._if_ids(copies, lambda ids: len(set(ids)) == len(ids))
 
     def takes(self, argument: str) -> bool:
         """Whether a recipe may set `argument` under its `args:`."""

@@ -64,8 +64,9 @@ class WritingChecks(Contract):
             answers = dict.fromkeys((name for name in names if name != prompt), "assistant")
             for roles in ({prompt: "user"}, answers, {prompt: "user", **answers}):
                 written = [_with_texts_as_messages(row, roles) for row in rows]
-                occasion = f"with messages as {', '.join(roles)}"
-                _demand_same_tokens(trial, written, expected, occasion, chat)
+                _demand_same_tokens(
+                    trial, written, expected, f"with messages as {', '.join(roles)}", chat
+                )
 
 
 def _has_one_text(value: Any) -> bool:

@@ -26,13 +26,15 @@ class ConductChecks(Contract):
     def test_input_stays(self, trial: EnvironmentTrial) -> None:
         """rows and arguments of tools are not modified"""
         for play in trial.plays:
-            cause = "copy it first: the episodes of a group share their row, and calls are recorded"
-            trial.demand(not play.modified, f"{play.modified} of an episode is modified", cause)
+            trial.demand(
+                not play.modified,
+                f"{play.modified} of an episode is modified",
+                "copy it first: the episodes of a group share their row, and calls are recorded",
+            )
 
     def test_network(self, trial: EnvironmentTrial) -> None:
         """the network is used only if NETWORK is declared"""
-        conduct = trial.conduct_of_all()
-        hosts = ", ".join(dict.fromkeys(conduct.connections))
+        hosts = ", ".join(dict.fromkeys(trial.conduct_of_all().connections))
         trial.demand(
             trial.cls.NETWORK or not hosts,
             f"it connects to {hosts}",
@@ -42,8 +44,11 @@ class ConductChecks(Contract):
     def test_files(self, trial: EnvironmentTrial) -> None:
         """files are written in a temporary folder only"""
         writes = trial.conduct_of_all().writes
-        cause = "use tempfile.TemporaryDirectory, and clean it up in close()"
-        trial.demand(not writes, f"it writes {', '.join(writes[:1])}", cause)
+        trial.demand(
+            not writes,
+            f"it writes {', '.join(writes[:1])}",
+            "use tempfile.TemporaryDirectory, and clean it up in close()",
+        )
 
     def test_paths(self, trial: EnvironmentTrial) -> None:
         """a path that a policy writes leads to no file outside of the folder of its episode"""
@@ -55,10 +60,12 @@ class ConductChecks(Contract):
 
     def test_process_stays(self, trial: EnvironmentTrial) -> None:
         """settings of the whole process stay as they are"""
-        conduct = trial.conduct_of_all()
-        changes = ", ".join(dict.fromkeys(conduct.changes))
-        cause = "many episodes share it: restore it, or give a process of its own to what needs it"
-        trial.demand(not changes, f"it changes the whole process: {changes}", cause)
+        changes = ", ".join(dict.fromkeys(trial.conduct_of_all().changes))
+        trial.demand(
+            not changes,
+            f"it changes the whole process: {changes}",
+            "many episodes share it: restore it, or give a process of its own to what needs it",
+        )
 
     def test_closes(self, trial: EnvironmentTrial) -> None:
         """close() releases everything, at any time, and may be called again"""

@@ -83,8 +83,11 @@ class EpisodeChecks(Contract):
         for name, text in shared_values(trial.cls):
             before = trial.shared_values.get(name, "missing")
             change = f"{before:.60} → {text:.60}"
-            finding = f"an episode changes {name}, which others share: {change}"
-            trial.demand(before == text, finding, OWN_STATE)
+            trial.demand(
+                before == text,
+                f"an episode changes {name}, which others share: {change}",
+                OWN_STATE,
+            )
 
     def test_threads(self, trial: EnvironmentTrial) -> None:
         """episodes can be played in several threads at once"""
@@ -97,8 +100,11 @@ class EpisodeChecks(Contract):
         for thread in threads:
             for play, trace in zip(trial.plays, thread.traces, strict=True):
                 change = difference(play.trace[1:], trace[1:])
-                cause = "share nothing, and use nothing that works in the main thread only"
-                trial.demand(not change, f"in a thread, {change}", cause)
+                trial.demand(
+                    not change,
+                    f"in a thread, {change}",
+                    "share nothing, and use nothing that works in the main thread only",
+                )
 
     def test_ends(self, trial: EnvironmentTrial) -> None:
         """a game ends, if it ENDS"""
@@ -210,9 +216,11 @@ def _is_number(value: Any) -> bool:
 
 def _demand_in_range(trial: EnvironmentTrial, reward: float, when: str) -> None:
     lowest, highest = trial.cls.REWARDS
-    finding = f"{when} the reward is {reward:g}"
-    cause = f"REWARDS is ({lowest:g}, {highest:g}), and an episode may be cut off anywhere"
-    trial.demand(not reward < lowest and not reward > highest, finding, cause)
+    trial.demand(
+        not reward < lowest and not reward > highest,
+        f"{when} the reward is {reward:g}",
+        f"REWARDS is ({lowest:g}, {highest:g}), and an episode may be cut off anywhere",
+    )
 
 
 class _Player(Thread):

@@ -31,8 +31,11 @@ class ExampleChecks(Contract):
                 trial.demand(not problem, f"in example {number} {problem}", CORRECT)
             if "reward" in example:
                 stated, reward = example["reward"], play.reward
-                finding = f"example {number} earns {reward:g}, not {stated:g} as it states"
-                trial.demand(abs(reward - stated) < CLOSE, finding, CORRECT)
+                trial.demand(
+                    abs(reward - stated) < CLOSE,
+                    f"example {number} earns {reward:g}, not {stated:g} as it states",
+                    CORRECT,
+                )
 
 
 def problem_of_statement(example: Mapping[str, Any]) -> str:

@@ -78,8 +78,11 @@ def _check_examples(trial: EnvironmentTrial) -> None:
     """An example has no other fields, and states what an episode can lead to."""
     for number, example in enumerate(trial.examples, 1):
         unexpected = ", ".join(sorted(example.keys() - FIELDS))
-        finding = f"example {number} has {unexpected}, besides {', '.join(FIELDS)}"
-        trial.demand(not unexpected, finding, SHOW_EPISODES)
+        trial.demand(
+            not unexpected,
+            f"example {number} has {unexpected}, besides {', '.join(FIELDS)}",
+            SHOW_EPISODES,
+        )
         problem = problem_of_statement(example)
         trial.demand(not problem, f"in example {number} {problem}", STATE)
 

@@ -130,8 +130,9 @@ class EnvironmentTrial:
             try:
                 return tools_in(environment)
             except ValueError as error:
-                finding = f"it states tools: {error}"
-                raise Violation(finding, STATE_SCHEMAS, self.line_of("tool_schemas")) from error
+                raise Violation(
+                    f"it states tools: {error}", STATE_SCHEMAS, self.line_of("tool_schemas")
+                ) from error
             finally:
                 environment.close()
 

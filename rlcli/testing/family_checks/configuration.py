@@ -161,8 +161,9 @@ def _demand_alike(
     for key in {**expected, **actual}:
         values = [entries.get(key, "missing") for entries in (actual, expected)]
         if values[0] != values[1]:
-            finding = f"{occasion}, {key} is {values[0]!r:.60}, not {values[1]!r:.60}"
-            raise Violation(finding, cause, where)
+            raise Violation(
+                f"{occasion}, {key} is {values[0]!r:.60}, not {values[1]!r:.60}", cause, where
+            )
 
 
 def _gap(config: ModelConfig, ours: Weights, tokens: torch.Tensor, expected: torch.Tensor) -> float:

@@ -105,8 +105,7 @@ def _draw(kind: Any, rng: random.Random) -> tuple[Settings, set[str]]:
 
 def config_json(kind: Any, example: Example, settings: Settings, missing: set[str]) -> Settings:
     """As an older version wrote it: the base of positions is a key of its own."""
-    usual = {**SIZES, **settings}
-    hf = kind(**known_settings(kind, usual)).to_dict() | settings
+    hf = kind(**known_settings(kind, {**SIZES, **settings})).to_dict() | settings
     sizes = {*SIZES, *(kind.attribute_map.get(key, key) for key in SIZES)}
     described = {key: value for key, value in hf.items() if key in VALUES or key in sizes}
     if "rope_parameters" in hf:

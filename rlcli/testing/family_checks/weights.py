@@ -69,9 +69,8 @@ class WeightChecks(Contract):
                     about,
                     family,
                 )
-                back = family.sd_to_hf(converted_subset, config)
                 _demand_same(
-                    back,
+                    family.sd_to_hf(converted_subset, config),
                     {name: example.tensors[name] for name in names},
                     f"{about}, there and back",
                     family,
@@ -165,8 +164,11 @@ def _demand_same(actual: Weights, expected: Weights, about: str, family: HFFamil
     for name in sorted({*actual, *expected}):
         fault = _fault(actual.get(name), expected.get(name))
         if fault:
-            cause = "a link only moves numbers: see rows, experts and transposed of Link"
-            raise Violation(f"{about}, {name} {fault}", cause, place_in(family, "block_links"))
+            raise Violation(
+                f"{about}, {name} {fault}",
+                "a link only moves numbers: see rows, experts and transposed of Link",
+                place_in(family, "block_links"),
+            )
 
 
 def _fault(tensor: torch.Tensor | None, expected: torch.Tensor | None) -> str:

@@ -4,13 +4,13 @@ whatever their order, nothing comes after an end, and a penalty is paid once."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import inherited, largest_number
+from rlcli.api.declared_keys import inherited
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, DENSE_REWARDS, NOT_ENDED, REFERENCE, REWARDS
 from rlcli.api.metrics import declared_metrics
@@ -31,7 +31,7 @@ from rlcli.testing.interface.outputs import (
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.training_trial import Batches
+from rlcli.testing.interface.training_trial import Batches, group_size
 
 THREES: Lengths = [[(2, 3 + i % 2), (2, 2 + i % 3), (2, 1 + i % 5)] for i in range(6)]
 """Groups of three: the mean of three equal numbers is often another number."""
@@ -82,9 +82,8 @@ class AdvantageChecks(CallSubject):
     ) -> None:
         """a higher number of `dense_rewards` at the last token of a response raises its last
         advantage"""
-        declared, batch = rating.interface.reads(rating.call), rating.batch
-        if DENSE_REWARDS not in (batch.keys if declared is None else declared.needed):
-            pytest.skip("makes no advantages from dense_rewards")
+        batch = rating.batch
+        skip_unless(rating.needs(DENSE_REWARDS), "makes no advantages from dense_rewards")
         sizes = torch.tensor([len(group) for group in batch.seqlens[DENSE_REWARDS]])
         firsts = sizes.cumsum(0) - sizes
         higher = tensor_of(batch, DENSE_REWARDS).clone()
@@ -225,15 +224,13 @@ def _credits_what_follows(interface: ModelInterface) -> bool:
 
 def skip_without_rewards(rating: CallTrial) -> None:
     """Skip the check unless rewards are read with these arguments."""
-    declared = rating.interface.reads(rating.call)
-    if REWARDS not in (rating.batch.keys if declared is None else declared.needed):
-        pytest.skip("makes no advantages from rewards")
+    skip_unless(rating.needs(REWARDS), "makes no advantages from rewards")
 
 
 def skip_unless_groups_are_compared(rating: CallTrial) -> None:
     """Skip the check unless it declares that it compares responses to a prompt."""
     skip_if(
-        largest_number(rating.interface.group_sizes(rating.call), default=1) < 2,
+        group_size(rating.interface, rating.call) < 2,
         "does not declare that it compares responses to a prompt (NEEDS_GROUP)",
     )
 
@@ -337,16 +334,23 @@ def _rises(rating: CallTrial) -> torch.Tensor:
     return rises
 
 
+def rated_actions(
+    batch: SequenceSample, output: SequenceSample
+) -> tuple[SequenceSample, Sequence[torch.Tensor]]:
+    """The batch with advantages, and which of each response's actions are trained on."""
+    rated = batch.select(batch.keys)
+    rated.update_(output)
+    trained = trained_actions(rated)
+    assert trained is not None
+    return rated, trained.split(rated.flat_seqlens(ADVANTAGES))
+
+
 def _of_responses(
     rating: CallTrial, batch: SequenceSample, interface: ModelInterface | None = None
 ) -> torch.Tensor:
     """[3, N] the mean, the first of several and the last advantage of each response's actions that
     are trained on; NaN without any."""
-    rated = batch.select(batch.keys)
-    rated.update_(rating.run(batch, interface=interface))
-    trained = trained_actions(rated)
-    assert trained is not None
-    masks = trained.split(rated.flat_seqlens(ADVANTAGES))
+    rated, masks = rated_actions(batch, rating.run(batch, interface=interface))
     nothing = torch.full((1,), torch.nan)
     numbers = [
         torch.cat([nothing, advantages[mask]])[-max(1, int(mask.sum())) :]

@@ -11,9 +11,10 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import REWARDS
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation, skip_if, skip_unless
-from rlcli.testing.interface.actions import trained_actions, with_tensor
+from rlcli.testing.interface.actions import with_tensor
 from rlcli.testing.interface.advantages import (
     RETURNS,
+    rated_actions,
     skip_unless_groups_are_compared,
     skip_without_rewards,
 )
@@ -93,13 +94,9 @@ def _effects_of_rewards(rating: CallTrial, changes: dict[str, float]) -> list[to
         rating.run(with_tensor(batch, REWARDS, rewards + higher), changes=changes)
         for higher in (0.0, 1.0)
     ]
-    rated = batch.select(batch.keys)
-    rated.update_(outputs[0])
-    trained = trained_actions(rated)
-    assert trained is not None
+    rated, masks = rated_actions(batch, outputs[0])
     rises = tensor_of(outputs[1], RETURNS).double() - tensor_of(outputs[0], RETURNS).double()
-    lengths = rated.flat_seqlens(RETURNS)
-    pairs = zip(rises.split(lengths), trained.split(lengths), strict=True)
+    pairs = zip(rises.split(rated.flat_seqlens(RETURNS)), masks, strict=True)
     effects = [rise[mask] for rise, mask in pairs]
     return [row for row in effects if len(row) > 1 and float(row[-1]) > TOLERANCE]
 

@@ -157,8 +157,7 @@ class DescribedArgumentChecks(CallSubject):
             not names or REWARDS not in inferring.batch.keys,
             "has no argument that is subtracted from rewards",
         )
-        scales = self.arguments_documented_as(SCALE)
-        scaled = dict.fromkeys(scales, FACTOR)
+        scaled = dict.fromkeys(self.arguments_documented_as(SCALE), FACTOR)
         higher = with_tensor(inferring.batch, REWARDS, inferring.batch.data[REWARDS] + SHIFT)
         for name in names:
             check_same(

@@ -48,9 +48,11 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             written = self.described().constants.get(declaration, {})
             for call in getattr(type(interface), declaration).keys() & set(calls):
                 if call not in written:
-                    finding = f"{declaration} of {call} is computed, so that recipes lack its keys"
-                    cause = "write the names of the keys: recipes read it without importing it"
-                    yield Violation(finding, cause, place_of_call(interface, call))
+                    yield Violation(
+                        f"{declaration} of {call} is computed, so that recipes lack its keys",
+                        "write the names of the keys: recipes read it without importing it",
+                        place_of_call(interface, call),
+                    )
 
     def _require_calls_in_declarations(self, interface: ModelInterface) -> None:
         for declaration in DECLARATIONS:

@@ -152,8 +152,11 @@ class GenerationChecks(CallSubject):
                     f"response {number} (of {response.id}) begins with {head.tolist()}, "
                     f"its prompt is {prompt}"
                 )
-                cause = "responses come prompt by prompt: response n answers prompt n // group"
-                raise Violation(finding, cause, sampling.where)
+                raise Violation(
+                    finding,
+                    "responses come prompt by prompt: response n answers prompt n // group",
+                    sampling.where,
+                )
             is_prompt = torch.arange(len(response.tokens)) < len(response.prompt)
             if len(response.mask) != len(is_prompt) or not torch.equal(response.mask, is_prompt):
                 finding = (
@@ -237,9 +240,10 @@ class GenerationChecks(CallSubject):
             usual[n : n + group].count(usual[n]) == group for n in range(0, len(usual), group)
         )
         if alike * group == len(usual):
-            finding = f"all {group} responses to a prompt are alike, for each of {alike} prompts"
             raise Violation(
-                finding, "the number within the group belongs in the seed", sampling.where
+                f"all {group} responses to a prompt are alike, for each of {alike} prompts",
+                "the number within the group belongs in the seed",
+                sampling.where,
             )
 
     def test_responses_do_not_depend_on_the_batch(self, sampling: SamplingTrial) -> None:
@@ -274,12 +278,12 @@ class GenerationChecks(CallSubject):
                 or not torch.equal(response.tokens[response.mask], prompt)
                 or ends & set(answer[:-1])
             ):
-                finding = (
+                raise Violation(
                     f"the mock answers {prompt.tolist()} by {answer}, cut off: "
-                    f"{response.was_cut_off}"
+                    f"{response.was_cut_off}",
+                    "a mock respects max_new_tokens, and ends with an end token unless cut off",
+                    sampling.where,
                 )
-                cause = "a mock respects max_new_tokens, and ends with an end token unless cut off"
-                raise Violation(finding, cause, sampling.where)
 
 
 def _broken_limits(
@@ -297,11 +301,13 @@ def _broken_limits(
         yield finding, "stop at the first token that ends"
     if was_cut_off != (tokens[-1] not in ends):
         finding = f"seq_no_eos_mask is {was_cut_off} for the response {tokens}, where {described}"
-        cause = (
-            "set it to True for a response that was cut off; one that ended keeps "
-            "the token that ended it"
+        yield (
+            finding,
+            (
+                "set it to True for a response that was cut off; one that ended keeps "
+                "the token that ended it"
+            ),
         )
-        yield finding, cause
     if was_cut_off and len(tokens) < most:
         finding = (
             f"a response was cut off after {len(tokens)} of {most} tokens, or lost "

@@ -8,7 +8,6 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import LOGPROBS, MEANINGS, REWARDS, SEQUENCES, minus_one
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, skip_if, skip_unless
@@ -42,6 +41,7 @@ from rlcli.testing.interface.training_trial import (
     Rehearsal,
     State,
     difference_of_states,
+    group_size,
     overrides,
     place_of_call,
     state_through_json,
@@ -90,7 +90,7 @@ class InferenceChecks(CallSubject):
         interface = inferring.interface
         skip_unless(interface.drops(inferring.call), "drops no samples")
         skip_if(
-            largest_number(interface.group_sizes(inferring.call), default=1) > 1,
+            group_size(interface, inferring.call) > 1,
             "needs several responses to a prompt",
         )
         batch = usual_batch(inference_batches, [group[:1] for group in PAIRS])
@@ -135,9 +135,11 @@ class InferenceChecks(CallSubject):
                 expected = [[meaning.rows(length) for length in group] for group in tokens]
             for id_, actual, right in zip(inferring.batch.ids, lengths, expected, strict=True):
                 if actual != right:
-                    finding = f"{key} of sample {id_} has lengths {actual}, not {right}"
-                    cause = SHIFTED if "logprobs" in key else ONE_EACH
-                    raise Violation(finding, cause, inferring.where)
+                    raise Violation(
+                        f"{key} of sample {id_} has lengths {actual}, not {right}",
+                        (SHIFTED if "logprobs" in key else ONE_EACH),
+                        inferring.where,
+                    )
 
     def test_inference_returns_plain_numbers(self, inferring: CallTrial) -> None:
         """outputs are finite float32 without a gradient"""
@@ -153,36 +155,37 @@ class InferenceChecks(CallSubject):
     ) -> None:
         """inference is the same for any micro-batches"""
         longest = max(map(sum, inferring.batch.seqlens.get("packed_input_ids", [[0]])))
-        if spec.max_tokens_per_mb is not None and spec.max_tokens_per_mb < longest:
-            spec = MicroBatchSpec(max_tokens_per_mb=longest)
-        between = (
+        if spec.max_tokens_per_mb is not None:
+            spec = MicroBatchSpec(max_tokens_per_mb=max(longest, spec.max_tokens_per_mb))
+        inferring.demand_same(
+            inferring.run(inferring.batch, spec),
             "between one micro-batch and "
-            f"{spec.n_mbs if spec.n_mbs > 1 else 'as many as the token cap requires'}"
-        )
-        cause = (
+            f"{spec.n_mbs if spec.n_mbs > 1 else 'as many as the token cap requires'}",
             "model.module.forward puts the rows of micro-batches back in "
-            "order; pass mb_spec on to it"
+            "order; pass mb_spec on to it",
         )
-        inferring.demand_same(inferring.run(inferring.batch, spec), between, cause)
 
     def test_inference_does_not_depend_on_the_order(self, inferring: CallTrial) -> None:
         """inference does not depend on the order of samples"""
         turned = inferring.batch.reorder(list(reversed(range(inferring.batch.bs))))
-        cause = "a row belongs to the sample at the same place; undo any sorting"
         output = inferring.run(turned)
         check_form(output, turned.ids, None, inferring.where)
-        inferring.demand_same(output, "when the batch is reversed", cause)
+        inferring.demand_same(
+            output,
+            "when the batch is reversed",
+            "a row belongs to the sample at the same place; undo any sorting",
+        )
 
     def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
         skip_if(inferring.takes_batch, "compares the samples of a batch (TAKES_BATCH)")
         for index in range(inferring.batch.bs):
-            alone = inferring.run(inferring.batch.select_indices([index]))
-            cause = (
+            inferring.demand_same(
+                inferring.run(inferring.batch.select_indices([index])),
+                "when it is alone in the batch",
                 "it looks across samples: padding that is counted, a mean over the batch, "
-                "the row of a neighbour; declare it in TAKES_BATCH if it should compare them"
+                "the row of a neighbour; declare it in TAKES_BATCH if it should compare them",
             )
-            inferring.demand_same(alone, "when it is alone in the batch", cause)
 
     def test_inference_is_the_same_on_any_ranks(self, inferring: CallTrial) -> None:
         """inference is the same on 1, 2, 3 and an idle rank, and so is its state"""
@@ -227,8 +230,11 @@ class InferenceChecks(CallSubject):
         )
         for key in keys:
             if outside := int(tensor_of(output, key)[~acting_later].count_nonzero()):
-                finding = f"{key} is not 0 for {outside} actions that chose no token of a response"
-                raise Violation(finding, cause, inferring.where)
+                raise Violation(
+                    f"{key} is not 0 for {outside} actions that chose no token of a response",
+                    cause,
+                    inferring.where,
+                )
         if not model.module.micro_batches:
             with_longer = at_actions(output, acting_later)
             without = at_actions(inferring.run(short), acting)
@@ -274,9 +280,11 @@ class InferenceChecks(CallSubject):
         first, last = min(tries, key=lambda distances: distances[1] / distances[0])
         if last > 0.9 * first:
             off = f"{first:.3g} off at first, {last:.3g} at last"
-            finding = f"all {min(targets)} are {reward:g}; values are {off}"
-            cause = "denormalise what the model predicts, if it learns normalised returns"
-            raise Violation(finding, cause, place_of_call(interface, "inference"))
+            raise Violation(
+                f"all {min(targets)} are {reward:g}; values are {off}",
+                "denormalise what the model predicts, if it learns normalised returns",
+                place_of_call(interface, "inference"),
+            )
 
     def test_a_score_depends_on_the_last_token(self, inferring: CallTrial) -> None:
         """a reward that the model's values give depends on a sequence's last token"""
@@ -390,8 +398,11 @@ def check_likeness(mock: SequenceSample, calls: CallTrial, where: str) -> None:
     for kind in ("keys", "metadata") if is_own else ():
         mine, expected = (sorted(getattr(sample, kind)) for sample in (mock, real))
         if mine != expected:
-            finding = f"the mock has the {kind} {', '.join(mine)}, the call {', '.join(expected)}"
-            raise Violation(finding, f"return the same {kind}", where)
+            raise Violation(
+                f"the mock has the {kind} {', '.join(mine)}, the call {', '.join(expected)}",
+                f"return the same {kind}",
+                where,
+            )
     for key in mock.keys:
         form, of_call = _form(mock, key), _form(real, key)
         if is_own and form != of_call:

@@ -89,6 +89,12 @@ class CallTrial:
         """Whether the call declares that a sample's result depends on the others."""
         return self.call in type(self.interface).TAKES_BATCH
 
+    def needs(self, key: str) -> bool:
+        """Whether the call needs a key, as far as it declares its keys; else whether there is
+        one."""
+        declared = self.interface.reads(self.call)
+        return key in (self.batch.keys if declared is None else declared.needed)
+
     @property
     def where(self) -> str:
         return place_of_call(self.interface, self.call)
@@ -163,8 +169,7 @@ class CallTrial:
 def own_logprobs(engine: TinyEngine, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
     """[T - 1] for one sequence, computed from only the model's two matrices and a loop."""
     with torch.no_grad():
-        hidden = engine.model(tokens, [len(tokens)])
-        logits = hidden @ engine.model.head.T / temperature
+        logits = engine.model(tokens, [len(tokens)]) @ engine.model.head.T / temperature
     chosen = [logits[i].log_softmax(-1)[tokens[i + 1]] for i in range(len(tokens) - 1)]
     return torch.stack(chosen) if chosen else torch.zeros(0)
 
@@ -189,8 +194,11 @@ def check_logprobs(
         gaps = gaps[:, acting]
     tempered, untempered = gaps.amax(1).tolist()
     if not tempered <= TOLERANCE:
-        finding = f"{key} differs by {tempered:.3g} from the model's at temperature {temperature:g}"
-        raise Violation(finding, (UNTEMPERED if untempered <= TOLERANCE else SHIFTED), where)
+        raise Violation(
+            f"{key} differs by {tempered:.3g} from the model's at temperature {temperature:g}",
+            (UNTEMPERED if untempered <= TOLERANCE else SHIFTED),
+            where,
+        )
 
 
 def _of_chosen_tokens(rows: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
@@ -318,8 +326,7 @@ class CallSubject(InterfaceSubject):
     def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> CallTrial:
         """Repeated inference."""
         skip_unless(overrides(make(), "inference"), "has no inference")
-        batches = request.getfixturevalue("inference_batches")
-        return telling_trial(make, batches, tokenizer)
+        return telling_trial(make, request.getfixturevalue("inference_batches"), tokenizer)
 
 
 def telling_trial(make: Make, batches: Batches, tokenizer: Any) -> CallTrial:

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import largest_number
 from rlcli.api.key_meaning import REFERENCE, SEQUENCES
 from rlcli.api.model import Model
 from rlcli.testing.arguments import Changes
@@ -30,7 +29,12 @@ from rlcli.testing.interface.actions import (
     with_groups_reversed,
     with_tensor,
 )
-from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, outputs_of_actions
+from rlcli.testing.interface.training_trial import (
+    InterfaceSubject,
+    Rehearsal,
+    group_size,
+    outputs_of_actions,
+)
 
 SIGNALS = ("rewards", "advantages", "returns")
 """Keys that say how good a response is."""
@@ -196,7 +200,7 @@ def pairs_of_equal_length(rehearsal: Rehearsal) -> SequenceSample:
     """Pairs of equally long sequences, whose means are ordered like their sums; skips the check for
     what does not learn from pairs alone."""
     interface, batch = rehearsal.make(), rehearsal.batch
-    size = largest_number(interface.group_sizes("train_step"), default=1)
+    size = group_size(interface, "train_step")
     skip_if(
         size != 2 or any(key in batch.keys for key in SIGNALS), "does not learn from pairs alone"
     )
@@ -286,8 +290,11 @@ def _holds(
     ]
     best = max(range(count), key=by_shift.__getitem__)
     if by_shift[0] <= 0:
-        finding = f"{change} lowers its own response: by {-by_shift[0]:.3g} on average"
-        raise Violation(finding, f"a sign. {cause}", rehearsal.where)
+        raise Violation(
+            f"{change} lowers its own response: by {-by_shift[0]:.3g} on average",
+            f"a sign. {cause}",
+            rehearsal.where,
+        )
     if best:
         raise Violation(
             (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
@@ -17,10 +19,11 @@ from rlcli.testing.interface.training_trial import (
     Make,
     Rehearsal,
     StepDifference,
+    TrainingOutcome,
     difference,
     overrides,
     place_of_call,
-    place_of_difference,
+    place_of_number,
 )
 
 _SPANS = (
@@ -30,6 +33,11 @@ _SPANS = (
 )
 
 
+BY_POSITION = (
+    "rows are paired by position rather than by sample, or minibatches by position rather than by "
+    'metadata["batch_index"]'
+)
+PADDING = "padding is counted or trained on: use the mask for the loss and for its weight"
 _BY_THEIR_ENDS = ("rewards", "dense_rewards", "values", "seq_no_eos_mask", "solved")
 """Keys that concern the last state of a sequence: a reward given there, or a value to continue
 from; unless the returns that follow from them are in the batch."""
@@ -48,14 +56,13 @@ class InvarianceChecks(InterfaceSubject):
             MicroBatchSpec(max_tokens_per_mb=longest),
         ):
             cut = rehearsal.train(batch, spec=spec)
-            mismatch = difference(uncut, cut)
-            if mismatch:
-                n_mbs = cut.engine.micro_batches / max(1, uncut.engine.micro_batches)
-                raise Violation(
-                    mismatch.describe("in one micro-batch", f"in {n_mbs:.3g} of them"),
-                    _cause_of_cut(mismatch, n_mbs) or cause_unless_no_sum(uncut, _SPANS),
-                    place_of_difference(rehearsal, mismatch, cut),
-                )
+            n_mbs = cut.engine.micro_batches / max(1, uncut.engine.micro_batches)
+
+            def cause(mismatch: StepDifference, n_mbs: float = n_mbs) -> str:
+                return _cause_of_cut(mismatch, n_mbs) or cause_unless_no_sum(uncut, _SPANS)
+
+            how = "in one micro-batch", f"in {n_mbs:.3g} of them"
+            _demand_same(rehearsal, uncut, cut, how, cause)
 
     def test_groups_may_be_cut_where_it_says_so(self, rehearsal: Rehearsal) -> None:
         """groups that may be cut give the same result whole and cut"""
@@ -77,21 +84,12 @@ class InvarianceChecks(InterfaceSubject):
         apart = rehearsal.train(
             batch, spec=MicroBatchSpec(n_mbs=len(batch.flat_seqlens("packed_input_ids")))
         )
-        mismatch = difference(uncut, apart)
-        if mismatch:
-            raise Violation(
-                mismatch.describe(
-                    "with whole groups", "with each sequence in a micro-batch of its own"
-                ),
-                cause_unless_no_sum(
-                    uncut,
-                    (
-                        "the loss compares sequences of a group; do that before train_batch, "
-                        "or leave out CUT and cut"
-                    ),
-                ),
-                place_of_difference(rehearsal, mismatch, apart),
-            )
+        compares = (
+            "the loss compares sequences of a group; do that before train_batch, or leave out CUT "
+            "and cut"
+        )
+        how = "with whole groups", "with each sequence in a micro-batch of its own"
+        _demand_same(rehearsal, uncut, apart, how, lambda _: cause_unless_no_sum(uncut, compares))
 
     def test_order_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """the same for any order of the batch"""
@@ -100,17 +98,13 @@ class InvarianceChecks(InterfaceSubject):
             list(reversed(range(batch.bs))),
             [*range(1, batch.bs, 2), *range(0, batch.bs, 2)],
         ):
-            reordered = rehearsal.train(batch.reorder(order))
-            mismatch = difference(rehearsal.result, reordered)
-            if mismatch:
-                raise Violation(
-                    mismatch.describe("in one order", "in another"),
-                    (
-                        "rows are paired by position rather than by sample, or minibatches by "
-                        'position rather than by metadata["batch_index"]'
-                    ),
-                    place_of_difference(rehearsal, mismatch, reordered),
-                )
+            _demand_same(
+                rehearsal,
+                rehearsal.result,
+                rehearsal.train(batch.reorder(order)),
+                ("in one order", "in another"),
+                lambda _: BY_POSITION,
+            )
 
     def test_padding_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """masked padding behind the sequences changes nothing"""
@@ -121,13 +115,8 @@ class InvarianceChecks(InterfaceSubject):
         if by_ends and "returns" not in batch.keys:
             pytest.skip(f"reads {by_ends[0]}, which depends on where a sequence ends")
         outcome = rehearsal.train(padded(batch))
-        mismatch = difference(rehearsal.result, outcome)
-        if mismatch:
-            raise Violation(
-                mismatch.describe("without", "with masked padding behind the sequences"),
-                "padding is counted or trained on: use the mask for the loss and for its weight",
-                place_of_difference(rehearsal, mismatch, outcome),
-            )
+        how = "without", "with masked padding behind the sequences"
+        _demand_same(rehearsal, rehearsal.result, outcome, how, lambda _: PADDING)
 
     def test_ranks_change_nothing(self, rehearsal: Rehearsal) -> None:
         """the same on one rank and on several, one of them idle"""
@@ -136,16 +125,16 @@ class InvarianceChecks(InterfaceSubject):
         odd = [i for i in range(batch.bs) if i not in even]
         for shares in ([[0, *odd], even[1:]], [list(range(batch.bs)), []]):
             for outcome in rehearsal.train_on_ranks(batch, shares):
-                mismatch = difference(alone, outcome)
-                if mismatch:
-                    raise Violation(
-                        mismatch.describe(
-                            "on one rank",
-                            f"on {len(shares)} that have {' and '.join(map(_samples, shares))}",
-                        ),
-                        cause_unless_no_sum(alone, _cause_of_ranks(mismatch)),
-                        place_of_difference(rehearsal, mismatch, outcome),
-                    )
+                _demand_same(
+                    rehearsal,
+                    alone,
+                    outcome,
+                    (
+                        "on one rank",
+                        f"on {len(shares)} that have {' and '.join(map(_samples, shares))}",
+                    ),
+                    lambda mismatch: cause_unless_no_sum(alone, _cause_of_ranks(mismatch)),
+                )
 
     def test_evaluation_weighs_batches_by_their_tokens(
         self, make: Make, rehearsal: Rehearsal
@@ -175,6 +164,19 @@ class InvarianceChecks(InterfaceSubject):
                 "use eval_batch, not train_batch",
                 where,
             )
+
+
+def _demand_same(
+    rehearsal: Rehearsal,
+    first: TrainingOutcome,
+    second: TrainingOutcome,
+    how: tuple[str, str],
+    cause: Callable[[StepDifference], str],
+) -> None:
+    """Raise Violation, for the source of the number, if two outcomes differ."""
+    if mismatch := difference(first, second):
+        location = place_of_number(rehearsal, mismatch.name, rehearsal.result, second)
+        raise Violation(mismatch.describe(*how), cause(mismatch), location)
 
 
 def _cause_of_cut(mismatch: StepDifference, n_mbs: float) -> str:

@@ -130,17 +130,16 @@ def token_gradients(batch: SequenceSample, result: TrainingOutcome) -> list[Toke
             tuple(tokens.tolist()), TokenGradients(mask, torch.zeros(len(mask)).double())
         )
         entry.trained = entry.trained | mask
-    seen: set[tuple[int, ...]] = set()
+    is_seen = False
     for forward_pass in result.engine.passes:
         actions = [len(tokens) - 1 for tokens in forward_pass.sequences]
         for tokens, size in zip(
             forward_pass.sequences, _by_action(forward_pass).split(actions), strict=True
         ):
-            key = tuple(tokens.tolist())
-            if key in entries:
-                entries[key].size += size
-                seen.add(key)
-    return list(entries.values()) if seen else []
+            if (seen := entries.get(tuple(tokens.tolist()))) is not None:
+                seen.size += size
+                is_seen = True
+    return list(entries.values()) if is_seen else []
 
 
 def gradients_of(result: TrainingOutcome, output: str, rows: int) -> torch.Tensor | None:

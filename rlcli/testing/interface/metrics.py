@@ -28,8 +28,11 @@ class MetricChecks(DeclaredSubject, CallSubject):
                 or not all(_is_text(text) for text in entry)
             ):
                 problem = f"METRICS gives {name} {entry!r:.80}"
-                cause = f'for example "{name}": ("share", "share of responses that …")'
-                raise Violation(problem, cause, place_of(type(interface)))
+                raise Violation(
+                    problem,
+                    f'for example "{name}": ("share", "share of responses that …")',
+                    place_of(type(interface)),
+                )
 
     def test_stats_of_training_are_in_its_metrics(
         self, rehearsal: Rehearsal, record_property: Note

@@ -173,9 +173,10 @@ def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> N
         {str(reason) for reason in drops(output).values() if reason is not None} - set(reasons)
     )
     if unknown:
-        cause = "name the reason in DROPS: otherwise it ends a run"
         raise Violation(
-            f"it drops samples for {', '.join(unknown)}, which DROPS does not name", cause, where
+            f"it drops samples for {', '.join(unknown)}, which DROPS does not name",
+            "name the reason in DROPS: otherwise it ends a run",
+            where,
         )
 
 
@@ -187,12 +188,15 @@ def check_numbers(output: SequenceSample, where: str) -> None:
         tensor = tensor_of(output, key)
         expected = DTYPES.get(key, torch.float32 if tensor.is_floating_point() else tensor.dtype)
         if tensor.dtype != expected:
-            cause = (
-                "end with .float(): other calls compute with it"
-                if expected is torch.float32
-                else "convert it"
+            raise Violation(
+                f"{key} is {_name(tensor.dtype)}, not {_name(expected)}",
+                (
+                    "end with .float(): other calls compute with it"
+                    if expected is torch.float32
+                    else "convert it"
+                ),
+                where,
             )
-            raise Violation(f"{key} is {_name(tensor.dtype)}, not {_name(expected)}", cause, where)
         if tensor.requires_grad:
             raise Violation(
                 f"{key} carries a gradient, so all that it was made of stays in memory",
@@ -228,10 +232,11 @@ def check_empty(empty: SequenceSample, usual: SequenceSample, where: str) -> Non
             raise Violation(f"{key} is missing", "a rank may hold no sample at all", where)
         now, expected = tensor_of(empty, key), tensor_of(usual, key)
         if len(now) or now.dtype != expected.dtype:
-            finding = (
-                f"{key} of no samples has {len(now)} rows of {now.dtype}, else {expected.dtype}"
+            raise Violation(
+                f"{key} of no samples has {len(now)} rows of {now.dtype}, else {expected.dtype}",
+                "give the dtype of a tensor that may be empty",
+                where,
             )
-            raise Violation(finding, "give the dtype of a tensor that may be empty", where)
 
 
 def frozen_copy(sample: SequenceSample) -> SequenceSample:

@@ -31,4 +31,6 @@ def in_one_step(rehearsal: Rehearsal) -> Changes:
 
 def gap_of_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     """The largest difference of a weight."""
-    return max(float((weight - second[name]).abs().max()) for name, weight in first.items())
+    return max(
+        float((weight - second[name]).detach().abs().max()) for name, weight in first.items()
+    )

@@ -95,8 +95,7 @@ def _model(
 ) -> Model:
     from rlcli.testing.tiny_models import tiny_model
 
-    module = tiny_model(head=_head(rehearsal))
-    source = HeldSource(module)
+    source = HeldSource(tiny_model(head=_head(rehearsal)))
     model = Model("tested", None, DigitTokenizer(), torch.device("cpu"), source=source)
     backend = make_backend(ModelBackendAbstraction(TRAINED, {"dtype": dtype, "lr": lr}))
     return backend.initialize(

@@ -159,8 +159,7 @@ class RewardChecks(RewardExampleChecks):
     ) -> None:
         """gold answers are accepted, wrong ones rejected"""
         right = _scores(scorer, [*map(gold, answers)], answers)
-        nothing = _scores(scorer, [""] * len(answers), answers)
-        are_accepted = map(_above, right, nothing)
+        are_accepted = map(_above, right, _scores(scorer, [""] * len(answers), answers))
         refused = [answer for answer, yes in zip(answers, are_accepted, strict=True) if not yes]
         accepted = f"{len(answers) - len(refused)}/{len(answers)}"
         for answer in refused:

@@ -60,8 +60,11 @@ class RewardExampleChecks(CallSubject):
         for text, stated in (pair for example in examples for pair in example["rewards"].items()):
             reward = next(earned)
             if not abs(reward - stated) <= TOLERANCE * max(1.0, abs(stated)):
-                finding = f"{text[:60]!r} earns {reward:g}, not {stated:g} as EXAMPLES state"
-                raise Violation(finding, STATED_EXAMPLES, inferring.where)
+                raise Violation(
+                    f"{text[:60]!r} earns {reward:g}, not {stated:g} as EXAMPLES state",
+                    STATED_EXAMPLES,
+                    inferring.where,
+                )
 
 
 def _with_defaults(interface: ModelInterface) -> ModelInterface:

@@ -346,8 +346,11 @@ class TrainingChecks(InterfaceSubject):
 def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
     for name, value in outcome.stats.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
-            where = place_of_number(rehearsal, name, outcome)
-            raise Violation(f"{name} is {value!r}", "return plain finite floats", where)
+            raise Violation(
+                f"{name} is {value!r}",
+                "return plain finite floats",
+                place_of_number(rehearsal, name, outcome),
+            )
 
 
 def _stays_as_it_was(rehearsal: Rehearsal, batch: SequenceSample) -> None:

@@ -368,9 +368,14 @@ def _of_teacher(interface: ModelInterface) -> dict[str, ModelInterface]:
     return makers
 
 
+def group_size(interface: ModelInterface, call: str) -> int:
+    """How many sequences a sample must have at least for a call."""
+    return largest_number(interface.group_sizes(call), default=1)
+
+
 def in_groups(interface: ModelInterface, call: str, lengths: Lengths) -> Lengths:
     """The lengths, with as many sequences in each sample as the call needs."""
-    size = largest_number(interface.group_sizes(call), default=1)
+    size = group_size(interface, call)
     return [list(group) * -(-size // len(group)) for group in lengths]
 
 
@@ -426,13 +431,6 @@ def place_of_number(
     if name in ("loss", "grad_norm") and call.batch.keys <= rehearsal.batch.keys:
         return place_of(call.loss_fn)
     return rehearsal.where
-
-
-def place_of_difference(
-    rehearsal: Rehearsal, mismatch: StepDifference, compared: TrainingOutcome
-) -> str:
-    """The source of another step's difference from the usual one."""
-    return place_of_number(rehearsal, mismatch.name, rehearsal.result, compared)
 
 
 def untried(

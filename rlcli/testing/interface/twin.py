@@ -66,5 +66,6 @@ class TwinChecks(CallSubject):
         ]
         mismatch = gap(results[0], results[1])
         if mismatch is not None:
-            finding = f"{self.name} differs from {self.twin}: {mismatch}"
-            raise Violation(finding, HOW_TO_DIFFER, inferring.where)
+            raise Violation(
+                f"{self.name} differs from {self.twin}: {mismatch}", HOW_TO_DIFFER, inferring.where
+            )

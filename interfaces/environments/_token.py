@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from rlcli.api.environment import EnvironmentFailure
-from rlcli.api.network import is_readable_on_the_way
+from rlcli.api.network import demand_private_way
 
 
 def check_way_of_token(url: str, variable: str | None) -> None:
     """Raises ValueError if a token in `variable` would be sent to another machine in plain text."""
-    if variable is not None and is_readable_on_the_way(url):
-        raise ValueError(f"url is {url!r}; a token is only sent over https, except to this machine")
+    if variable is not None:
+        demand_private_way(url, "token")
 
 
 def token_headers(variable: str | None) -> dict[str, str]:

@@ -18,7 +18,7 @@ from rlcli.api.http_request import (
     ServerLate,
     ServerUntrusted,
 )
-from rlcli.api.network import is_readable_on_the_way
+from rlcli.api.network import demand_private_way
 from rlcli.api.peer_json import Size, parsed
 
 LARGEST = Size(4 << 20, 200_000)
@@ -76,10 +76,8 @@ class ChatEndpoint:
             raise ValueError(f"url is {url!r}; it must be like http://localhost:8000/v1")
         if key and not (key.isascii() and key.isprintable()):
             raise ValueError("the key has characters that no key has, such as the end of a line")
-        if key and is_readable_on_the_way(url):
-            raise ValueError(
-                f"url is {url!r}; a key is only sent over https, except to this machine"
-            )
+        if key:
+            demand_private_way(url, "key")
         path = f"{parts.path.rstrip('/')}/chat/completions"
         self._url = parts._replace(path=path, fragment="").geturl()
         self._key = key

@@ -55,10 +55,14 @@ def _ports_of_connections() -> range:
     return range(first, last + 1)
 
 
-def is_readable_on_the_way(url: str) -> bool:
-    """Whether others may read what is sent to a URL: it is plain http, to another machine."""
+def demand_private_way(url: str, secret: str) -> None:
+    """Raises ValueError if others may read what is sent to a URL, such as a token: it is plain
+    http, to another machine."""
     parts = urlsplit(url)
-    return parts.scheme == "http" and not _is_loopback(parts.hostname or "")
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+        raise ValueError(
+            f"url is {url!r}; a {secret} is only sent over https, except to this machine"
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -26,6 +26,7 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.plain import exact, greedy_answers, packed, scores_of, sequences
 from rlcli.testing.contract import Violation, skip_unless
+from rlcli.testing.saved_models import load_saved
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 NEW_TOKENS = 12
@@ -220,10 +221,7 @@ def exported(engine: HoldsWeights) -> nn.Module:
 
 def loaded(folder: Path) -> nn.Module:
     """A language model's folder, loaded by transformers."""
-    from transformers import AutoModelForCausalLM
-
-    lm: nn.Module = AutoModelForCausalLM.from_pretrained(folder)
-    return lm.eval()
+    return load_saved(folder, "lm").eval()
 
 
 def _require_answers(

@@ -108,13 +108,13 @@ def _gap_of_rows(first: SequenceSample, second: SequenceSample, allowed: float) 
                     f"the lengths of {key} of sample {id_} are {lengths[id_]} once, "
                     f"{their_lengths} the other time"
                 )
-            if not theirs[id_].numel():
-                continue
             a, b = mine[id_].double(), theirs[id_].double()
-            size = float(((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())
-            if size > allowed and not torch.equal(a, b):
-                largest = float((a - b).abs().max())
-                gaps.append((size, f"{key} of sample {id_} differs by {largest:.3g}"))
+            if not a.numel() or torch.equal(a, b):
+                continue
+            gap = (a - b).abs()
+            size = float((gap / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())
+            if size > allowed:
+                gaps.append((size, f"{key} of sample {id_} differs by {float(gap.max()):.3g}"))
     return max(gaps)[1] if gaps else None
 
 
@@ -248,22 +248,27 @@ def frozen_copy(sample: SequenceSample) -> SequenceSample:
 
 def check_untouched(batch: SequenceSample, before: SequenceSample, where: str) -> None:
     """Raise Violation if a batch has changed."""
-    cause = "other calls read the same tensors: work on a copy (clone, torch.where), never in place"
+    if change := _change(batch, before):
+        cause = (
+            "other calls read the same tensors: work on a copy (clone, torch.where), never in place"
+        )
+        raise Violation(f"it {change} in its input", cause, where)
+
+
+def _change(batch: SequenceSample, before: SequenceSample) -> str:
+    """What was done to a batch, in words; empty if nothing."""
     if batch.ids != before.ids or batch.metadata != before.metadata:
-        raise Violation("it changes the ids or the metadata of its input", cause, where)
-    for key in before.keys | batch.keys:
-        if key not in batch.keys or key not in before.keys:
-            raise Violation(
-                f"it {'adds' if key in batch.keys else 'removes'} {key} in its input", cause, where
-            )
+        return "changes the ids or the metadata"
+    for key in before.keys ^ batch.keys:
+        return f"{'adds' if key in batch.keys else 'removes'} {key}"
+    for key in batch.keys:
         now, then = tensor_of(batch, key), tensor_of(before, key)
         if batch.seqlens[key] != before.seqlens[key] or now.shape != then.shape:
-            raise Violation(f"it changes the lengths of {key} in its input", cause, where)
+            return f"changes the lengths of {key}"
         if now.dtype != then.dtype or not torch.equal(now, then):
             changed = int((now != then).sum()) if now.dtype == then.dtype else now.numel()
-            raise Violation(
-                f"it changes {changed} of {now.numel()} entries of {key} in its input", cause, where
-            )
+            return f"changes {changed} of {now.numel()} entries of {key}"
+    return ""
 
 
 def _few(ids: list[Hashable]) -> str:

@@ -159,23 +159,21 @@ class RewardChecks(RewardExampleChecks):
     ) -> None:
         """gold answers are accepted, wrong ones rejected"""
         right = _scores(scorer, [*map(gold, answers)], answers)
-        are_accepted = map(_above, right, _scores(scorer, [""] * len(answers), answers))
-        refused = [answer for answer, yes in zip(answers, are_accepted, strict=True) if not yes]
-        accepted = f"{len(answers) - len(refused)}/{len(answers)}"
-        for answer in refused:
-            finding = f"gold answers accepted {accepted}: not {gold(answer)!r} for {answer!r}"
-            cause = "compare by value what a response gives as its answer with the row's"
-            _demand(scorer, False, finding, cause)
+        _demand_more_than_nothing(scorer, answers, gold, right)
         turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
         wrong = [*turned, [*map(_longer, answers)], [*map(_shorter, answers)]]
         for others in wrong:
-            _demand_less_for(scorer, list(map(gold, others)), answers, right)
+            _demand_less_for(scorer, [*map(gold, others)], answers, right)
         texts = [gold(HARD), gold(HARD_TO_REJECT), ""]
         of_hard, of_wrong, of_nothing = _scores(scorer, texts, [HARD] * 3)
-        is_rejected = _above(of_hard, of_wrong) or not _above(of_hard, of_nothing)
-        finding = f"{texts[1]!r} earns as much as {texts[0]!r} for {HARD!r}"
-        _demand(scorer, is_rejected, finding, "what cannot be compared is not right")
-        record_property("note", f"{accepted} and {len(wrong) * len(answers)} wrong ones")
+        _demand(
+            scorer,
+            _above(of_hard, of_wrong) or not _above(of_hard, of_nothing),
+            f"{texts[1]!r} earns as much as {texts[0]!r} for {HARD!r}",
+            "what cannot be compared is not right",
+        )
+        count = len(answers)
+        record_property("note", f"{count}/{count} and {len(wrong) * count} wrong ones")
 
     def test_words_are_answers_as_well(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
@@ -389,6 +387,19 @@ def _demand(scorer: ModelInterface, holds: bool, finding: str, cause: str) -> No
     """Raise Violation, for its `score_texts`, unless something holds."""
     if not holds:
         raise Violation(finding, cause, place_of_call(scorer, "score_texts"))
+
+
+def _demand_more_than_nothing(
+    scorer: ModelInterface, answers: Sequence[str], gold: Gold, right: Sequence[float | None]
+) -> None:
+    """Raise Violation if a right answer earns no more than an empty response."""
+    columns = zip(answers, right, _scores(scorer, [""] * len(answers), answers), strict=True)
+    refused = [answer for answer, *earned in columns if not _above(*earned)]
+    for answer in refused:
+        accepted = f"{len(answers) - len(refused)}/{len(answers)}"
+        finding = f"gold answers accepted {accepted}: not {gold(answer)!r} for {answer!r}"
+        cause = "compare by value what a response gives as its answer with the row's"
+        _demand(scorer, False, finding, cause)
 
 
 def _demand_less_for(

@@ -287,12 +287,8 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     sampled = batch.select(batch.keys)
     written, read = interface.writes("inference"), interface.reads("inference")
     has_inputs = read is None or set(read.needed) <= batch.keys
-    if (
-        written is not None
-        and has_inputs
-        and overrides(interface, "inference")
-        and set(written.all) & batch.keys
-    ):
+    makes = written is not None and batch.keys & set(written.all)
+    if makes and has_inputs and overrides(interface, "inference"):
         inferred = call_interface(interface, "inference", model, batch, WHOLE)
         sampled.update_(inferred.select(inferred.keys & batch.keys & {*KEYS}))
     has_sampled = SAMPLED_LOGPROBS in batch.keys

@@ -172,7 +172,7 @@ def _way(after: Weights, before: Weights) -> float:
 
 
 def _cause_of_rate(rate: float, step: int, shares: tuple[float, ...]) -> str:
-    for other, mistake in ((step - 1, "late"), (step + 1, "early")):
-        if step > 0 and rate == pytest.approx(shares[min(other, len(shares) - 1)], rel=1e-4):
+    for neighbour, mistake in ((step - 1, "late"), (step + 1, "early")):
+        if step > 0 and rate == pytest.approx(shares[min(neighbour, len(shares) - 1)], rel=1e-4):
             return f"the schedule is one step {mistake}: version_steps counts from 0"
     return "use rlcli.ops.schedules.learning_rate"

@@ -102,8 +102,8 @@ class Trial:
     def named_rows(self) -> list[Row]:
         """The same rows with ids of their own, if the dataset uses them; otherwise unchanged."""
         named = [{"id": f"own-{number}", **row} for number, row in enumerate(self.rows)]
-        own = [str(row["id"]) for row in named]
-        return self._if_ids(named, lambda ids: list(map(str, ids)) == own)
+        expected = [row["id"] for row in named]
+        return self._if_ids(named, lambda ids: [*map(str, ids)] == [*map(str, expected)])
 
     def _if_ids(self, rows: list[Row], fit: Callable[[list[Any]], bool]) -> list[Row]:
         """These rows if the dataset accepts them and the ids of their samples fit; else its

@@ -201,14 +201,14 @@ def _changes(config: ModelConfig, ours: Weights) -> Iterator[tuple[str, ModelCon
     for name, values in choices.items():
         for value in values:
             yield f"{name} = {value!r}", dataclasses.replace(config, **{name: value}), ours
-    for part, name, values in (
+    for field, name, values in (
         ("experts", "normalized", (True, False)),
         ("rope", "base", (1e4, 5e5, 1e6)),
     ):
-        usual = getattr(config, part)
+        usual = getattr(config, field)
         for value in values if usual is not None else ():
-            changes = {part: dataclasses.replace(usual, **{name: value})}
-            yield f"{part}.{name} = {value}", dataclasses.replace(config, **changes), ours
+            changes = {field: dataclasses.replace(usual, **{name: value})}
+            yield f"{field}.{name} = {value}", dataclasses.replace(config, **changes), ours
     for first, second in (
         ("gate", "up"),
         ("q", "k"),

@@ -8,13 +8,10 @@ returns, learns, keeps as state or refuses.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import dataclasses
-import inspect
 import tempfile
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
@@ -23,7 +20,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from rlcli.api.limits import Needs, check_arguments
+from rlcli.api.limits import Needs
+from rlcli.testing.class_source import attributes_read
 from rlcli.testing.contract import Violation, place_of
 
 Changes = Mapping[str, Any]
@@ -33,8 +31,6 @@ FACTORS = (3, 1 / 3)
 NUMBERS = (2, 0.5, 1, 0, 0.1, 5, 30, -1, 1000)
 """Tried after the default times FACTORS: small ones cross thresholds on short sequences, too."""
 
-API = "rlcli.api."
-"""Modules whose classes have no arguments of their own."""
 MOST_VALUES = 5
 """Of an argument, tried beside each change of another one."""
 
@@ -335,16 +331,6 @@ def demand_effects(effects: Effects, cls: type, silent: Sequence[str] | None = N
         )
 
 
-def attributes_read(cls: type) -> set[str] | None:
-    """The names of attributes that the methods of a class read, other than to check them; None if
-    one of these hands the component on as a whole."""
-    bases = [base for base in cls.__mro__ if not base.__module__.startswith(API)]
-    nodes = [node for base in bases for node in _used_nodes(source_of(base))]
-    if sum(map(_is_self, nodes)) > sum(map(_asks_self, nodes)):
-        return None
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-
-
 def demand_use(component: Any) -> None:
     """Raises Violation for an argument that is only checked and never used, where no input is known
     that shows its effect. Skips the check if a method hands the component on as a whole."""
@@ -359,39 +345,6 @@ def demand_use(component: Any) -> None:
                 "use it, or take the argument away",
                 place_of(cls),
             )
-
-
-def source_of(code: Any) -> ast.AST:
-    """A class or module as it is written; empty if that is unknown."""
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, TypeError, SyntaxError):
-        return ast.Module([], [])
-
-
-def _used_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """What it consists of, without conditions under which it does nothing but raise, and without
-    the check of LIMITS."""
-    if isinstance(tree, ast.If) and all(isinstance(line, ast.Raise) for line in tree.body):
-        return
-    if isinstance(tree, ast.Call) and getattr(tree.func, "id", "") == check_arguments.__name__:
-        return
-    yield tree
-    for child in ast.iter_child_nodes(tree):
-        yield from _used_nodes(child)
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
-
-
-def _asks_self(node: ast.AST) -> bool:
-    """Whether it is an attribute of the component, or its type."""
-    if isinstance(node, ast.Attribute):
-        return _is_self(node.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return node.func.id == "type" and any(map(_is_self, node.args))
-    return False
 
 
 def check_variants(variants: Iterable[Changes], check: Callable[[Changes], None]) -> None:

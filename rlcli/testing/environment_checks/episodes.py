@@ -21,11 +21,11 @@ from rlcli.testing.arguments import (
     Effects,
     VariedArgument,
     arguments_of,
-    attributes_read,
     demand_effects,
     silent_arguments,
     values_like,
 )
+from rlcli.testing.class_source import attributes_read
 from rlcli.testing.contract import Contract, Note, skip_if, skip_unless
 from rlcli.testing.environment_checks.elsewhere import HASH_SEED, traces_elsewhere
 from rlcli.testing.environment_checks.plays import Play, Script, Trace, difference

@@ -15,7 +15,8 @@ from rlcli.api.metrics import declared_metrics
 from rlcli.testing.batches import VOCABULARY
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import with_tensor
-from rlcli.testing.interface.inference_trial import all_logprobs, with_temperature
+from rlcli.testing.interface.inference_trial import with_temperature
+from rlcli.testing.interface.logprobs import all_logprobs
 from rlcli.testing.interface.policies import (
     LOGPROBS,
     gap_of_weights,

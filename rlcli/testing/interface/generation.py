@@ -14,13 +14,13 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ATTEMPT
 from rlcli.testing.contract import Violation, skip_if, skip_unless
-from rlcli.testing.interface.inference import check_mock
 from rlcli.testing.interface.inference_trial import (
     CallSubject,
     CallTrial,
-    check_logprobs,
     usual_batch,
 )
+from rlcli.testing.interface.logprobs import check_logprobs
+from rlcli.testing.interface.mocks import check_mock
 from rlcli.testing.interface.outputs import (
     check_empty,
     check_numbers,

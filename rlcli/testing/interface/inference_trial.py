@@ -18,22 +18,17 @@ from rlcli.api.config import MicroBatchSpec, stable_seed
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ANSWER_FORMS, Example, ModelInterface
-from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Violation, skip_unless
-from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.call_engine import JudgeEngine, ModalEngine
 from rlcli.testing.interface.outputs import (
-    TOLERANCE,
     check_form,
     check_same,
     check_untouched,
     drops,
     frozen_copy,
-    sequences,
-    tensor_of,
 )
 from rlcli.testing.interface.texts import (
     ANSWERS,
@@ -52,11 +47,8 @@ from rlcli.testing.interface.training_trial import (
     overrides,
     place_of_call,
 )
-from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
+from rlcli.testing.tiny_engine import TinyLM, TinyRanks
 from rlcli.testing.tokenizer import byte_tokenizer
-
-UNTEMPERED = "they are those of temperature 1: set output.temperature before output.logprobs"
-SHIFTED = "log-prob t of a sequence is that of its token t + 1: [T - N] in all"
 
 SEEDS = 10
 """Batches that are tried, where the usual one does not show what a call does."""
@@ -164,57 +156,6 @@ class CallTrial:
         model = self.model(seed)
         model.module = None
         return self.interface.mock(self.call, model, batch)
-
-
-def own_logprobs(engine: TinyEngine, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
-    """[T - 1] for one sequence, computed from only the model's two matrices and a loop."""
-    with torch.no_grad():
-        logits = engine.model(tokens, [len(tokens)]) @ engine.model.head.T / temperature
-    chosen = [logits[i].log_softmax(-1)[tokens[i + 1]] for i in range(len(tokens) - 1)]
-    return torch.stack(chosen) if chosen else torch.zeros(0)
-
-
-def check_logprobs(
-    output: SequenceSample,
-    key: str,
-    batch: SequenceSample,
-    engine: TinyEngine,
-    temperature: float,
-    where: str,
-) -> None:
-    """Raise Violation unless a key has the model's log-probs of a batch's sequences: of each token,
-    or of all tokens in its place. Only responses count, where the batch says what they are."""
-    rows = _of_chosen_tokens(tensor_of(output, key).double(), batch)
-    expected = torch.stack([all_logprobs(engine, batch, by) for by in (temperature, 1.0)])
-    if len(rows) != expected.shape[1]:
-        raise Violation(f"{key} has {len(rows)} rows", SHIFTED, where)
-    counted = batch.select({SEQUENCES, PROMPT_MASK} & batch.keys)
-    gaps = (expected - rows).abs()
-    if (acting := trained_actions(counted)) is not None:
-        gaps = gaps[:, acting]
-    tempered, untempered = gaps.amax(1).tolist()
-    if not tempered <= TOLERANCE:
-        raise Violation(
-            f"{key} differs by {tempered:.3g} from the model's at temperature {temperature:g}",
-            (UNTEMPERED if untempered <= TOLERANCE else SHIFTED),
-            where,
-        )
-
-
-def _of_chosen_tokens(rows: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
-    """[A] log-probs of the tokens that were chosen, from those or from [A, V] of all tokens."""
-    if rows.dim() == 1:
-        return rows
-    following = torch.cat([tokens[1:] for tokens in sequences(batch, SEQUENCES)])
-    return rows.gather(1, following[:, None])[:, 0]
-
-
-def all_logprobs(
-    engine: TinyEngine, batch: SequenceSample, temperature: float = 1.0
-) -> torch.Tensor:
-    """[T - N] log-probs of the model for the sequences of a batch."""
-    tokens = sequences(batch, SEQUENCES)
-    return torch.cat([own_logprobs(engine, of_one, temperature) for of_one in tokens])
 
 
 def with_temperature(

@@ -7,7 +7,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import REFERENCE, SAMPLED_LOGPROBS
 from rlcli.testing.arguments import Changes
-from rlcli.testing.interface.inference_trial import all_logprobs
+from rlcli.testing.interface.logprobs import all_logprobs
 from rlcli.testing.interface.training_trial import Rehearsal
 from rlcli.testing.tiny_engine import TinyEngine
 

@@ -13,8 +13,8 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import Example
 from rlcli.api.key_meaning import SEQUENCES
-from rlcli.testing.arguments import source_of
 from rlcli.testing.batches import Lengths
+from rlcli.testing.class_source import source_of
 
 ANSWERS = ("7", "3", "3/4", "-5", "1,000", "0.25")
 """Gold answers of rows, all of different value."""

@@ -26,8 +26,9 @@ from rlcli.api.key_meaning import REFERENCE, SAMPLED_LOGPROBS
 from rlcli.api.metrics import Metrics, declared_metrics
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import Argument, make_interface, signature
-from rlcli.testing.arguments import Changes, source_of
+from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
+from rlcli.testing.class_source import source_of
 from rlcli.testing.contract import (
     Contract,
     Violation,

@@ -17,6 +17,7 @@ from rlcli.testing.dataset_checks.files import FileChecks
 from rlcli.testing.dataset_checks.final_answers import FinalAnswerChecks
 from rlcli.testing.dataset_checks.formats import FormatChecks
 from rlcli.testing.dataset_checks.order import OrderChecks
+from rlcli.testing.dataset_checks.outlines import OutlineChecks
 from rlcli.testing.dataset_checks.passes import PassChecks
 from rlcli.testing.dataset_checks.rendering import RenderingChecks
 from rlcli.testing.dataset_checks.samples import SampleChecks
@@ -37,6 +38,7 @@ class DatasetContract(
     FileChecks,
     OrderChecks,
     RenderingChecks,
+    OutlineChecks,
     SampleChecks,
     BuildingChecks,
 ):

@@ -12,7 +12,7 @@ from rlcli.errors import DataError
 from rlcli.testing.contract import Violation
 from rlcli.testing.dataset import DatasetContract
 from rlcli.testing.dataset_checks.elsewhere import as_read
-from rlcli.testing.dataset_checks.samples import HABITS
+from rlcli.testing.dataset_checks.outlines import HABITS
 from rlcli.testing.dataset_checks.trial import Trial, rows_in
 from rlcli.testing.runner import run_checks
 from rlcli.testing.subjects import Subject

@@ -25,6 +25,7 @@ from rlcli.testing.arguments import (
 from rlcli.testing.contract import Contract, Violation, skip_if
 from rlcli.testing.dataset_checks.first_rows import FirstRows
 from rlcli.testing.dataset_checks.order import OrderChecks
+from rlcli.testing.dataset_checks.outlines import OutlineChecks
 from rlcli.testing.dataset_checks.rendering import RenderingChecks
 from rlcli.testing.dataset_checks.samples import (
     SYSTEM,
@@ -57,7 +58,7 @@ OF_EVERY_VARIANT: Sequence[Callable[[Any, Trial], None]] = (
     OrderChecks.test_no_shared_state,
     SampleChecks.test_samples_are_valid,
     SampleChecks.test_samples_make_a_batch,
-    SampleChecks.check_outlines,
+    OutlineChecks.check_outlines,
     SampleChecks.test_preview,
     RenderingChecks.test_masks_do_not_depend_on_markers,
 )

@@ -10,27 +10,29 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle, islice, pairwise, permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
-import torch
 
-from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
-from rlcli.api.model import Model
 from rlcli.errors import DataError, RlcliError
 from rlcli.testing.arguments import run_each
 from rlcli.testing.contract import Note, Violation, skip_unless
-from rlcli.testing.interface.actions import padded, with_tensor
+from rlcli.testing.interface.actions import padded
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallTrial, Gold, batches_with, reads_answers
+from rlcli.testing.interface.inference_trial import CallTrial, Gold, reads_answers
 from rlcli.testing.interface.outputs import check_same, gap, sequences, tensor_of
 from rlcli.testing.interface.reward_examples import RewardExampleChecks
-from rlcli.testing.interface.texts import NONSENSE, batch_of_texts, text_batch, texts_for
+from rlcli.testing.interface.rules import (
+    rule_trial,
+    skip_unless_responses_are_rewarded,
+    with_later_beginnings,
+    with_other_prompts,
+)
+from rlcli.testing.interface.texts import NONSENSE, text_batch
 from rlcli.testing.interface.training_trial import Batches, Make, overrides, place_of_call
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tokenizer import byte_tokenizer
@@ -137,13 +139,13 @@ class RewardChecks(RewardExampleChecks):
     def test_a_response_is_scored_without_its_prompt(self, inferring: CallTrial) -> None:
         """another prompt, or a longer one, changes no reward, unless it matters where the response
         begins"""
-        _skip_unless_responses_are_rewarded(inferring)
+        skip_unless_responses_are_rewarded(inferring)
         batch = inferring.batch
-        usual, cut = inferring.result, inferring.run(_with_later_beginnings(batch))
+        usual, cut = inferring.result, inferring.run(with_later_beginnings(batch))
         if gap(usual.select([REWARDS]), cut.select([REWARDS])) is not None:
             return
         for change, changed in (
-            ("another prompt", _with_other_prompts(batch)),
+            ("another prompt", with_other_prompts(batch)),
             ("a longer prompt", padded(batch, in_front=True)),
         ):
             check_same(
@@ -297,62 +299,6 @@ OF_RULES = (
     InferenceChecks.test_inference_is_deterministic,
     RewardChecks.test_a_response_is_scored_without_its_prompt,
 )
-
-
-class RuleTrial(CallTrial):
-    """Inference of what asks no model."""
-
-    def model(self, *_: Any, **__: Any) -> Model:
-        return Model("tested", NoEngine(), self.tokenizer, torch.device("cpu"))
-
-
-class NoEngine:
-    """Whatever asks it is not tried."""
-
-    def __getattr__(self, name: str) -> Any:
-        pytest.skip("not tried: asks its model")
-
-
-def rule_trial(usual: CallTrial, batches: Batches) -> CallTrial:
-    """Rewards of texts that the component's file names, and of some that many rules tell apart; the
-    fields of their rows are the usual ones. Skips the check for what gives no rewards of
-    responses."""
-    read = _skip_unless_responses_are_rewarded(usual)
-    tokenizer = byte_tokenizer()
-    make_batch, texts = (
-        batches_with(read, batches, len(tokenizer)),
-        texts_for(type(usual.interface)),
-    )
-    batch = batch_of_texts(make_batch, tokenizer, texts)
-    for name, column in usual.batch.metadata.items():
-        batch.metadata[name] = list(islice(cycle(column), batch.bs))
-    batch.metadata["batch_index"] = list(range(batch.bs))
-    return RuleTrial(usual.make, usual.call, batch, tokenizer)
-
-
-def _skip_unless_responses_are_rewarded(trial: CallTrial) -> DeclaredKeys:
-    """The keys that it reads."""
-    read, written = trial.interface.reads(trial.call), trial.interface.writes(trial.call)
-    if read is None or written is None or REWARDS not in written.needed:
-        pytest.skip("gives no rewards")
-    skip_unless({SEQUENCES, PROMPT_MASK} <= set(read.needed), "gives no rewards of responses")
-    return read
-
-
-def _with_later_beginnings(batch: SequenceSample) -> SequenceSample:
-    """The batch, in which the first half of each response counts as its prompt."""
-    masks = []
-    for mask in sequences(batch, PROMPT_MASK):
-        half = len(mask) - int((~mask).sum()) // 2
-        masks.append(mask | (torch.arange(len(mask)) < half))
-    return with_tensor(batch, PROMPT_MASK, torch.cat(masks))
-
-
-def _with_other_prompts(batch: SequenceSample) -> SequenceSample:
-    """The batch, all tokens of whose prompts are the last token of its first prompt."""
-    mask, tokens = tensor_of(batch, PROMPT_MASK), tensor_of(batch, SEQUENCES)
-    first = int(mask.long().argmin()) - 1
-    return with_tensor(batch, SEQUENCES, torch.where(mask, tokens[first], tokens))
 
 
 def _longer(answer: str) -> str:

@@ -88,7 +88,7 @@ def make_batch(
     return SequenceSample.from_default(
         ids=names,
         seqlens={key: draw.rows(key) for key in requested},
-        data={key: _MAKERS[key](draw) for key in requested},
+        data={key: _MAKERS[key](draw, key) for key in requested},
         metadata={**usual_metadata, **(metadata or {})},
     )
 
@@ -125,11 +125,11 @@ class _Draw:
     def logprobs(self, key: str) -> torch.Tensor:
         return -1.5 - self.uniform(key)
 
-    def prompts(self) -> torch.Tensor:
+    def prompts(self, _key: str = "") -> torch.Tensor:
         """[prompt tokens], each sample's prompt once."""
         return _joined([prompt for prompt, _ in self._texts()], torch.int64)
 
-    def tokens(self) -> torch.Tensor:
+    def tokens(self, _key: str = "") -> torch.Tensor:
         """[T]: the first tokens of a sample's prompt, then each response."""
         pieces: list[torch.Tensor] = []
         ended = iter(self.ended().tolist())
@@ -154,14 +154,14 @@ class _Draw:
             for group in self.groups
         ]
 
-    def prompt_mask(self) -> torch.Tensor:
+    def prompt_mask(self, _key: str = "") -> torch.Tensor:
         return _joined([torch.arange(p + r) < p for p, r in self.pairs], torch.bool)
 
-    def loss_mask(self) -> torch.Tensor:
+    def loss_mask(self, _key: str = "") -> torch.Tensor:
         """[T - N] bool: the actions of responses."""
         return _joined([torch.arange(1, p + r) >= p for p, r in self.pairs], torch.bool)
 
-    def chosen(self) -> torch.Tensor:
+    def chosen(self, _key: str = "") -> torch.Tensor:
         """[N] bool: about two out of three, and at least one of each sample."""
         stream = self.stream("chosen")
         groups = [torch.rand(len(group), generator=stream) for group in self.groups]
@@ -169,11 +169,11 @@ class _Draw:
             [(drawn < 0.67) | (drawn == drawn.min()) for drawn in groups if len(drawn)], torch.bool
         )
 
-    def desirable(self) -> torch.Tensor:
+    def desirable(self, _key: str = "") -> torch.Tensor:
         """[N] bool: about half of them."""
         return torch.rand(len(self.pairs), generator=self.stream("desirable")) < 0.5
 
-    def solved(self) -> torch.Tensor:
+    def solved(self, _key: str = "") -> torch.Tensor:
         return torch.randint(0, 2, (len(self.pairs),), generator=self.stream("rewards")) > 0
 
     def ended(self) -> torch.Tensor:
@@ -185,31 +185,31 @@ class _Draw:
         return [str((self.seed + i) % (self.vocabulary - 2)) for i in range(len(self.groups))]
 
 
-_MAKERS: dict[str, Callable[[_Draw], torch.Tensor]] = {
+_MAKERS: dict[str, Callable[[_Draw, str], torch.Tensor]] = {
     "packed_prompts": _Draw.prompts,
     "packed_input_ids": _Draw.tokens,
     "prompt_mask": _Draw.prompt_mask,
-    "packed_logprobs": lambda draw: draw.logprobs("packed_logprobs"),
-    "packed_ref_logprobs": lambda draw: draw.logprobs("packed_ref_logprobs"),
-    "proximal_logprobs": lambda draw: draw.logprobs("proximal_logprobs"),
-    "values": lambda draw: 0.3 * draw.normal("values"),
-    "dense_rewards": lambda draw: draw.normal("dense_rewards"),
-    "rewards": lambda draw: draw.solved().float(),
+    "packed_logprobs": _Draw.logprobs,
+    "packed_ref_logprobs": _Draw.logprobs,
+    "proximal_logprobs": _Draw.logprobs,
+    "values": lambda draw, key: 0.3 * draw.normal(key),
+    "dense_rewards": _Draw.normal,
+    "rewards": lambda draw, _: draw.solved().float(),
     "solved": _Draw.solved,
-    "seq_no_eos_mask": lambda draw: ~draw.ended(),
-    "margins": lambda draw: draw.normal("margins"),
+    "seq_no_eos_mask": lambda draw, _: ~draw.ended(),
+    "margins": _Draw.normal,
     "loss_mask": _Draw.loss_mask,
-    "old_logprobs": lambda draw: draw.logprobs("old_logprobs"),
-    "advantages": lambda draw: draw.normal("advantages"),
-    "returns": lambda draw: draw.normal("returns"),
-    "loss_weights": lambda draw: 0.5 + draw.uniform("loss_weights"),
-    "kl_weights": lambda draw: 0.2 * draw.uniform("kl_weights"),
+    "old_logprobs": _Draw.logprobs,
+    "advantages": _Draw.normal,
+    "returns": _Draw.normal,
+    "loss_weights": lambda draw, key: 0.5 + draw.uniform(key),
+    "kl_weights": lambda draw, key: 0.2 * draw.uniform(key),
     "chosen": _Draw.chosen,
     "desirable": _Draw.desirable,
     "mismatched_input_ids": _Draw.tokens,
     "mismatched_prompt_mask": _Draw.prompt_mask,
     # below those of a tiny model, so that the KL that they estimate is above 0
-    "mismatched_ref_logprobs": lambda draw: draw.logprobs("mismatched_ref_logprobs") - 3.0,
+    "mismatched_ref_logprobs": lambda draw, key: draw.logprobs(key) - 3.0,
 }
 KEYS = tuple(_MAKERS)
 """All known keys."""

@@ -183,11 +183,8 @@ class EnvironmentTrial:
 
     def conduct_of_all(self) -> Conduct:
         """What all that was tried did to the process."""
-        assert self.plays is not None
-        assert self.wanderings is not None
-        assert self.scores_of_texts is not None
-        assert self.probes is not None
-        assert self.path_probes is not None
+        tried = (self.plays, self.wanderings, self.scores_of_texts, self.probes, self.path_probes)
+        assert None not in tried
         return self.conduct
 
     @cached_property

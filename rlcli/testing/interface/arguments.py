@@ -62,7 +62,7 @@ class ArgumentChecks(CallSubject):
         )
         effects = effects_of(make, batches, tokenizer)
         demand_effects(effects, type(interface))
-        learned = effects.compared_by(partial(_differ_in_any, ignored=["loss"]))
+        learned = effects.compared_by(partial(_differ, ignored=["loss"]))
         for argument, _ in learned.without(silent_arguments(type(interface))):
             raise Violation(
                 f"{argument.name} changes the loss, but nothing that is learned from it",
@@ -90,7 +90,7 @@ def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
         needs_of(type(interface)),
         lambda changes: _is_accepted(make, changes, available),
         lambda changes: [_outcome(partial(trial, changes)) for trial in results],
-        _differ_in_any,
+        _differ,
     )
 
 
@@ -188,25 +188,16 @@ def _outcome(trial: Callable[[], Sequence[Any]]) -> Outcome:
         return refusal.what
 
 
-def _differ_in_any(
-    first: Sequence[Outcome], second: Sequence[Outcome], ignored: Collection[str] = ()
-) -> bool:
-    """Whether the outcomes of some call differ, other than in stats that are ignored."""
-    return any(_differ(a, b, ignored) for a, b in zip(first, second, strict=True))
-
-
-def _differ(first: Outcome, second: Outcome, ignored: Collection[str]) -> bool:
-    if isinstance(first, str) or isinstance(second, str):
-        return first != second
-    return any(_differs(a, b, ignored) for a, b in zip(first, second, strict=True))
-
-
-def _differs(first: Any, second: Any, ignored: Collection[str]) -> bool:
+def _differ(first: Any, second: Any, ignored: Collection[str] = ()) -> bool:
+    """Whether two results differ, other than in stats that are ignored; of several, whether any
+    do."""
     if isinstance(first, OnRanks):
         return _differ(first.outcome, second.outcome, ignored)
+    if isinstance(first, list) and isinstance(second, list):
+        return any(_differ(a, b, ignored) for a, b in zip(first, second, strict=True))
     if isinstance(first, TrainingOutcome):
-        without_ignored = _without(first, ignored), _without(second, ignored)
-        return difference(*without_ignored, tolerance=1e-9) is not None
+        first, second = (_without(outcome, ignored) for outcome in (first, second))
+        return difference(first, second, tolerance=1e-9) is not None
     if isinstance(first, SequenceSample):
         return gap(first, second) is not None or first.metadata != second.metadata
     return bool(first != second)

@@ -47,9 +47,9 @@ def check_mock(calls: CallTrial) -> None:
 
 def check_likeness(mock: SequenceSample, calls: CallTrial, where: str) -> None:
     """Raise Violation unless a mock has the keys, lengths and dtypes of the call's result."""
-    is_own, real = overrides(calls.interface, "mock"), calls.result
+    is_own = overrides(calls.interface, "mock")
     for kind in ("keys", "metadata") if is_own else ():
-        mine, expected = (sorted(getattr(sample, kind)) for sample in (mock, real))
+        mine, expected = (sorted(getattr(sample, kind)) for sample in (mock, calls.result))
         if mine != expected:
             raise Violation(
                 f"the mock has the {kind} {', '.join(mine)}, the call {', '.join(expected)}",
@@ -57,21 +57,24 @@ def check_likeness(mock: SequenceSample, calls: CallTrial, where: str) -> None:
                 where,
             )
     for key in mock.keys:
-        form, of_call = _form(mock, key), _form(real, key)
-        if is_own and form != of_call:
-            raise Violation(
-                f"the mock's {key} is {form}, the call's {of_call}",
-                "a graph of mocks must fail where the real one does",
-                where,
-            )
-        has_own_lengths = key in MEANINGS and MEANINGS[key].has_own_sequences
-        keeps_lengths = calls.call == "inference" and not has_own_lengths
-        if keeps_lengths and mock.seqlens[key] != real.seqlens[key]:
-            raise Violation(
-                f"the mock's {key} has other lengths than the call's",
-                "as many rows as the call",
-                where,
-            )
+        fault = _fault(mock, calls, key, is_own)
+        if fault is not None:
+            raise Violation(*fault, where)
+
+
+def _fault(
+    mock: SequenceSample, calls: CallTrial, key: str, is_own: bool
+) -> tuple[str, str] | None:
+    """(what is wrong with a key of a mock, the cause), if anything is."""
+    form, of_call = _form(mock, key), _form(calls.result, key)
+    if is_own and form != of_call:
+        finding = f"the mock's {key} is {form}, the call's {of_call}"
+        return finding, "a graph of mocks must fail where the real one does"
+    has_own_lengths = key in MEANINGS and MEANINGS[key].has_own_sequences
+    keeps_lengths = calls.call == "inference" and not has_own_lengths
+    if keeps_lengths and mock.seqlens[key] != calls.result.seqlens[key]:
+        return f"the mock's {key} has other lengths than the call's", "as many rows as the call"
+    return None
 
 
 def _form(sample: SequenceSample, key: str) -> str:

@@ -108,7 +108,10 @@ class KTOInterface(ModelInterface):
         "undesirable_weight": "kto_rejected_weight kto_undesirable_weight undesirable_loss_weight",
     }
     METRICS: ClassVar[Metrics] = {
-        "kl": ("nats", "estimate of the policy's KL from the reference, the reference point"),
+        "kl": (
+            "nats",
+            "estimate of the policy's KL from the reference, at least 0: the reference point",
+        ),
         "desirable_reward": ("reward", "mean reward of the desirable answers"),
         "undesirable_reward": ("reward", "mean reward of the undesirable answers"),
         "margin": ("reward", "mean reward of the desirable answers less that of the others"),

@@ -77,6 +77,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
             "rewards": {
                 "```python\nprint(sum(map(int, input().split())))\n```": 1.0,
                 "```python\nprint(5)\n```": 0.0,
+                "```python\nprint(sum(map(int, input().split())))\nexit(1)\n```": 0.0,
                 "print(sum(map(int, input().split())))": 0.0,
             },
         },

@@ -87,6 +87,11 @@ class MathRewardInterface(RightOrWrong):
             "row": {"answer": "1,250 km"},
             "rewards": {"#### 1250": 1.0, "\\boxed{1,250} km": 1.0, "#### 1.25": 0.0},
         },
+        {
+            "row": {"answer": "-12"},
+            "rewards": {"#### −12": 1.0, "#### -1,2": 0.0, "<think>It is #### -12": 0.0},
+        },
+        {"row": {"answer": "1/2"}, "rewards": {"#### 50%": 1.0, "#### 50": 0.0}},
     )
     LIMITS: ClassVar[Limits] = {
         "max_error_fraction": {"ge": 0, "le": 1},

@@ -110,7 +110,7 @@ def samples(
         _show_samples(chosen[:limit], full, as_json)
     if total > limit:
         print_talk(f"and {total - limit} more: --limit")
-    elif total == 0:
+    elif not total:
         print_talk(_nothing(selection, changed))
 
 

@@ -188,6 +188,32 @@ class Effects:
             if argument.is_choice:
                 yield from self._each(argument)
 
+    def variants_with_effect(self, silent: Sequence[str]) -> Iterator[Changes]:
+        """The variants: one that changes no result by itself is beside a value of another argument
+        with which it does; not so those of the arguments `silent`."""
+        for argument in self._arguments:
+            if argument.is_choice:
+                for changes in self._each(argument):
+                    is_silent = argument.name in silent
+                    yield changes if is_silent else self._beside_others(argument, changes)
+
+    def switched_on(self, silent: Sequence[str]) -> Iterator[Changes]:
+        """A value of each number that is off by default, with what it needs; but for the arguments
+        `silent`."""
+        for argument in self._arguments:
+            if not (argument.is_choice or argument.default or argument.name in silent):
+                is_on = (changes for changes in self._each(argument) if changes[argument.name])
+                yield from islice(is_on, 1)
+
+    def _beside_others(self, argument: VariedArgument, changes: Changes) -> Changes:
+        """These changes of an argument, with the first context in which they change a result."""
+        values = (argument.default, changes[argument.name])
+        for context in self._contexts(argument.name):
+            for usual, changed in self._pairs(context, argument, values):
+                if self._differ(self._of(usual), self._of(changed)):
+                    return changed
+        return changes
+
     def of_each_argument(self) -> Iterator[Changes]:
         """Another value of each argument that has one and is accepted."""
         for argument in self._arguments:

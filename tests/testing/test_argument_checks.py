@@ -12,7 +12,7 @@ from rlcli.ops.packing import action_mask
 from rlcli.testing.arguments import Effects, VariedArgument, arguments_of
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.arguments import ArgumentChecks
+from rlcli.testing.interface.arguments import ArgumentChecks, effects_of
 from rlcli.testing.interface.training_trial import usual_batches
 
 
@@ -140,9 +140,8 @@ class SaysThatItHasNone(Settings):
 
 
 def examine(cls):
-    batches = usual_batches(cls())
-    check = ArgumentChecks.test_every_argument_matters
-    check(ArgumentChecks(), lambda **changes: cls(**changes), batches, DigitTokenizer())
+    effects = effects_of(cls, usual_batches(cls()), DigitTokenizer())
+    ArgumentChecks().test_every_argument_matters(cls, effects)
 
 
 @pytest.mark.parametrize("cls", [EveryArgumentUsed, MattersOnSeveralRanksOnly])

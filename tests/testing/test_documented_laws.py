@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.testing.interface import credit, described_arguments, equal_weights, invariants
+from rlcli.testing.interface import credit, described_arguments, equal_weights, invariants, metrics
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
 HEADING = "## Documentation that is checked"
 PATTERNS = {
     f"{module.__name__}.{name}": pattern
-    for module in (credit, described_arguments, equal_weights, invariants)
+    for module in (credit, described_arguments, equal_weights, invariants, metrics)
     for name, pattern in vars(module).items()
     if isinstance(pattern, re.Pattern)
 }

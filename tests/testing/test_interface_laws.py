@@ -16,7 +16,9 @@ from rlcli.api.key_meaning import DROPPED
 from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.distill import DistillInterface
+from rlcli.interfaces.dpo import DPOInterface, answer_tokens
 from rlcli.interfaces.group_filter import GroupFilterInterface
+from rlcli.interfaces.kto import KTOInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.interfaces.reward_model import RewardModelInterface
@@ -25,6 +27,7 @@ from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.advantages import AdvantageChecks
+from rlcli.testing.interface.arguments import effects_of
 from rlcli.testing.interface.inference_trial import CallTrial, inference_batches_for
 from rlcli.testing.interface.invariants import demand_entropy
 from rlcli.testing.interface.texts import text_batch
@@ -45,6 +48,37 @@ class ReportsTheOppositeDistance(DistillInterface):
         loss, stats = super()._loss(output, batch)
         total, count = stats["reverse_kl"]
         return loss, {"reverse_kl": (-total, count)}
+
+
+@dataclass(kw_only=True)
+class ReportsLogRatios(DPOInterface):
+    def train_step(self, model, data, mb_spec):
+        stats = super().train_step(model, data, mb_spec)
+        return stats | {"chosen_reward": stats["chosen_reward"] / self.beta}
+
+
+@dataclass(kw_only=True)
+class DividesByAllTokens(DPOInterface):
+    """The NLL of the chosen answers."""
+
+    nll_coef: float = 1.0
+
+    def _nll_scale(self, model, batches):
+        (tokens,) = (answer_tokens(batch).sum() for batch in batches)
+        return 1.0 / float(tokens)
+
+
+@dataclass(kw_only=True)
+class ReportsABareEstimate(KTOInterface):
+    def _reported(self, totals):
+        return super()._reported(totals) | {"kl": totals.kl - 100.0}
+
+
+@dataclass(kw_only=True)
+class IgnoresLossWeights(PPOActorInterface):
+    def _losses(self, actions, entropy, batch):
+        unweighted = batch.select(key for key in batch.keys if key != "loss_weights")
+        return super()._losses(actions, entropy, unweighted)
 
 
 @dataclass(kw_only=True)
@@ -191,7 +225,7 @@ def infers(cls, check):
     batches = inference_batches_for(cls(), usual, tokenizer)
     trial = CallTrial(make, "inference", batches(), tokenizer)
     if check is InterfaceContract.test_every_argument_matters:
-        check(InterfaceContract(), make, usual, tokenizer)
+        check(InterfaceContract(), make, effects_of(make, usual, tokenizer))
     elif "inference_batches" in inspect.signature(check).parameters:
         check(InterfaceContract(), trial, batches)
     else:
@@ -207,11 +241,40 @@ def scores(cls, check):
         text_batch(byte_tokenizer(), rows, answers),
         byte_tokenizer(),
     )
-    check(InterfaceContract(), trial.make, lambda *_: trial.batch, cls(), trial, answers, str)
+    effects = effects_of(trial.make, lambda *_: trial.batch, trial.tokenizer)
+    check(InterfaceContract(), cls(), trial, answers, str, effects)
 
 
 LAWS = [
     (trains, SFTInterface, BitsInsteadOfNats, "numbers_are_what_their_units_say", "ppl is"),
+    (
+        trains,
+        DPOInterface,
+        ReportsLogRatios,
+        "reported_rewards_have_their_factor",
+        "chosen_reward is .* with beta=1, and .* with beta=2",
+    ),
+    (
+        trains,
+        DPOInterface,
+        DividesByAllTokens,
+        "one_side_of_pairs_is_reported_by_itself",
+        "nll is .* where the sequences that are not chosen",
+    ),
+    (
+        trains,
+        KTOInterface,
+        ReportsABareEstimate,
+        "numbers_at_least_0_are_not_below",
+        "kl is -",
+    ),
+    (
+        trains,
+        PPOActorInterface,
+        IgnoresLossWeights,
+        "loss_weights_need_no_other_key",
+        "the same with loss_weights and without",
+    ),
     (
         trains,
         DistillInterface,

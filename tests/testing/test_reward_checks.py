@@ -25,7 +25,7 @@ from rlcli.interfaces.rewards._text_reward import TextReward
 from rlcli.testing.arguments import demand_use
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.arguments import ArgumentChecks
+from rlcli.testing.interface.arguments import ArgumentChecks, effects_of
 from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.inference_trial import CallTrial, accepted_form
 from rlcli.testing.interface.reward import RewardChecks, rule_trial
@@ -338,9 +338,8 @@ def test_a_reward_of_each_token_is_tried_on_the_texts_of_its_examples():
     with pytest.raises(pytest.skip.Exception, match="gives no `rewards`"):
         examples_hold(RewardsEachSum)
     batches = partial(make_batch, ["packed_input_ids", "prompt_mask"])
-    ArgumentChecks().test_every_argument_matters(
-        lambda **changes: RewardsEachSum(**changes), batches, byte_tokenizer()
-    )
+    effects = effects_of(RewardsEachSum, batches, byte_tokenizer())
+    ArgumentChecks().test_every_argument_matters(RewardsEachSum, effects)
 
 
 def test_a_mistake_in_an_inherited_method_is_located_at_the_class():

@@ -21,6 +21,7 @@ from rlcli.testing.arguments import (
     demand_effects,
     remembered,
     run_each,
+    silent_arguments,
 )
 from rlcli.testing.contract import Contract, Violation, skip_if
 from rlcli.testing.dataset_checks.first_rows import FirstRows
@@ -70,7 +71,8 @@ class DatasetArgumentChecks(Contract):
         demand_effects(effects_of(trial), trial.cls)
 
     def test_every_variant(self, trial: Trial) -> None:
-        """with each value of each flag and choice, samples are valid, and the same in any order"""
+        """with each value of each flag and choice, and each number that is off by default, samples
+        are valid, and the same in any order"""
 
         def check(changes: Changes) -> None:
             for tokenizer in (trial.tokenizer, byte_tokenizer(chat=True)):
@@ -79,7 +81,9 @@ class DatasetArgumentChecks(Contract):
                 if isinstance(_outcome(trial, changes, tokenizer=tokenizer), list):
                     return run_each(OF_EVERY_VARIANT, self, variant)
 
-        check_variants(effects_of(trial).variants(), check)
+        effects, silent = effects_of(trial), silent_arguments(trial.cls)
+        check_variants(effects.variants_with_effect(silent), check)
+        check_variants(effects.switched_on(silent), check)
 
     def test_columns_are_found_by_their_names(self, trial: Trial) -> None:
         """an argument that names a column has the dataset read that column"""

@@ -15,6 +15,7 @@ from rlcli.api.key_meaning import CHOSEN, MEANINGS, PROMPT_MASK, SEQUENCES
 from rlcli.testing.contract import skip_if
 
 LOSS_MASK = "loss_mask"
+LOSS_WEIGHTS = "loss_weights"
 
 
 def trained_actions(batch: SequenceSample) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
@@ -48,19 +49,34 @@ UNEVEN = [*PAIRS[:3], *([*group, *group] for group in PAIRS[3:6])]
 """Groups of different sizes, which count differently where groups count."""
 
 
-class ArgumentChecks(CallSubject):
-    def test_every_argument_matters(self, make: Make, batches: Batches, tokenizer: Any) -> None:
+class EffectSubject(CallSubject):
+    """The effects of the arguments of an interface, which several checks look at."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def computed_effects(cls) -> list[Effects]:
+        """Those of all checks of a component, once they are needed."""
+        return []
+
+    @pytest.fixture
+    def effects(
+        self, make: Make, batches: Batches, tokenizer: Any, computed_effects: list[Effects]
+    ) -> Effects:
+        if not computed_effects:
+            computed_effects.append(effects_of(make, batches, tokenizer))
+        return computed_effects[0]
+
+
+class ArgumentChecks(EffectSubject):
+    def test_every_argument_matters(self, make: Make, effects: Effects) -> None:
         """every argument changes a result, unless it is declared to change no number"""
         interface = make()
-        written = interface.writes("inference")
-        rewards = written is not None and {REWARDS, DENSE_REWARDS} & set(written.all)
-        if rewards and not overrides(interface, "train_step"):
+        if only_rewards(interface):
             return demand_use(interface)  # only its author knows which texts show an effect
         skip_unless(
             any(argument.others for argument in arguments_of(interface)),
             "has no argument whose other values are known",
         )
-        effects = effects_of(make, batches, tokenizer)
         demand_effects(effects, type(interface))
         learned = effects.compared_by(partial(_differ, ignored=["loss"]))
         for argument, _ in learned.without(silent_arguments(type(interface))):
@@ -70,6 +86,14 @@ class ArgumentChecks(CallSubject):
                 "and the loss",
                 place_of(type(interface)),
             )
+
+
+def only_rewards(interface: ModelInterface) -> bool:
+    """Whether it trains nothing and gives rewards, which may take a second for a batch, to execute
+    programs."""
+    written = interface.writes("inference")
+    rewards = written is not None and {REWARDS, DENSE_REWARDS} & set(written.all)
+    return bool(rewards) and not overrides(interface, "train_step")
 
 
 def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:

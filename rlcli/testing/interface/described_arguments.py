@@ -41,6 +41,8 @@ TARGET_MARGIN = re.compile(r"\btarget\s+margin\b", re.I)
 PULLS_TO_ZERO = re.compile(r"\bmean\s+(score|reward)s?\s+(near|towards?|to|at)\s+0\b", re.I)
 BIAS = re.compile(r"\Asubtracted\s+from\s+((the|each|all|task|raw)\s+)*rewards?\b", re.I)
 SCALE = re.compile(r"\Amultiplies\s+((the|each|all|task|raw)\s+)*rewards?\b", re.I)
+FACTOR_OF_REWARDS = re.compile(r"\brewards\s+are\s+\w+\s+times\b", re.I)
+"""Written of the argument itself."""
 CHANGE_IN_SCORE = re.compile(r"\bchange\s+(in|of)\s+the\s+score\b", re.I)
 BEFORE_LIMIT = re.compile(r"\bpenalty\b.*\btokens\s+before\b", re.I | re.S)
 """Where a penalty begins that is complete at a limit."""
@@ -129,6 +131,27 @@ class DescribedArgumentChecks(CallSubject):
                     "a target is subtracted from the margin as it is reported, in its units",
                     rehearsal.where,
                 )
+
+    def test_reported_rewards_have_their_factor(self, rehearsal: Rehearsal) -> None:
+        """reported rewards grow with the argument that they are a multiple of"""
+        stats = rehearsal.result.stats
+        rewards = [name for name, unit, _ in rehearsal.declared(stats) if unit == "reward"]
+        skip_unless(rewards, "reports no rewards")
+        reason = "has no argument that rewards are a multiple of"
+        for factor in self.require_documented_as(FACTOR_OF_REWARDS, reason):
+            usual, larger = (
+                _without_learning(rehearsal, rehearsal.batch, {factor: value}).stats
+                for value in (1.0, FACTOR)
+            )
+            for name in rewards:
+                expected = FACTOR * usual[name]
+                if abs(larger[name] - expected) > TOLERANCE * max(1.0, abs(expected)):
+                    raise Violation(
+                        f"{name} is {usual[name]:.6g} with {factor}=1, and {larger[name]:.6g} with "
+                        f"{factor}={FACTOR:g}",
+                        f"report rewards with the factor {factor}",
+                        rehearsal.where,
+                    )
 
     def test_centred_scores_come_closer_to_0(self, rehearsal: Rehearsal) -> None:
         """a weight of what keeps the mean score near 0 brings that of equal sequences closer, and

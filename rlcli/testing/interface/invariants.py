@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import REFERENCE, SEQUENCES
+from rlcli.api.key_meaning import PROMPT_MASK, REFERENCE, SEQUENCES
 from rlcli.api.model import Model
 from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import PAIRS
@@ -45,6 +45,13 @@ LEAD = re.compile(r"\bchosen\b.*\b(less|minus)\b.*\brejected\b")
 """The meaning of a number that says how far the chosen sequence is ahead."""
 IN_ORDER = re.compile(r"\bpairs\b.*\bchosen\b.*\b(higher|greater|more|above|preferred|ahead)\b")
 """The meaning of a share of pairs of which the chosen sequence is ahead."""
+
+OF_ONE_SIDE = re.compile(
+    r"\A(?!.*\bchosen\b.*\brejected\b)(?!.*\brejected\b.*\bchosen\b)"
+    r".*\b(reward|score|value|likelihood|log-prob)s?\s+of\s+the\s+(chosen|rejected)\b",
+    re.S,
+)
+"""The meaning of a number that says something of the chosen sequences alone, or of the others."""
 
 
 class LawChecks(InterfaceSubject):
@@ -127,6 +134,25 @@ class LawChecks(InterfaceSubject):
                     f"{name} is {stats[name]:.6g}, and with chosen and rejected sequences "
                     f"exchanged {exchanged[name]:.6g}, not {expected:.6g}",
                     "sequences alternate, chosen first; look for a sign, or the name of the other",
+                    rehearsal.where,
+                )
+
+    def test_one_side_of_pairs_is_reported_by_itself(self, rehearsal: Rehearsal) -> None:
+        """what METRICS says of the chosen sequences alone does not depend on the rejected ones,
+        nor the other way round"""
+        batch = pairs_of_equal_length(rehearsal)
+        changed = [_with_other_responses(batch, first) for first in (0, 1)]
+        usual, *others = (rehearsal.train(pairs, lr=0.0).stats for pairs in (batch, *changed))
+        for name, _, meaning in rehearsal.declared(usual):
+            side = OF_ONE_SIDE.search(meaning)
+            if side is None:
+                continue
+            with_others = others[1 if side[2] == "chosen" else 0][name]
+            if not math.isclose(with_others, usual[name], rel_tol=1e-6, abs_tol=1e-6):
+                raise Violation(
+                    f"{name} is {usual[name]:.6g}, and {with_others:.6g} where the sequences that "
+                    f"are not {side[2]} are others",
+                    f"neither its sum nor its divisor has sequences that are not {side[2]}",
                     rehearsal.where,
                 )
 
@@ -222,6 +248,22 @@ def _exchanged(rehearsal: Rehearsal, stats: Mapping[str, float]) -> dict[str, fl
         elif counterpart != name and counterpart in stats:
             expected |= {name: stats[counterpart], counterpart: stats[name]}
     return expected
+
+
+def _with_other_responses(batch: SequenceSample, first: int) -> SequenceSample:
+    """A copy in which every second sequence, from the `first` on, has other tokens, and a prompt
+    that is longer by one."""
+    lengths = batch.flat_seqlens(SEQUENCES)
+    rows = list(batch.data[SEQUENCES].split(lengths))
+    for row in range(first, len(rows), 2):
+        rows[row] = rows[row].roll(1)
+    changed = with_tensor(batch, SEQUENCES, torch.cat(rows))
+    if PROMPT_MASK in batch.keys:
+        masks = list(batch.data[PROMPT_MASK].split(lengths))
+        for row in range(first, len(masks), 2):
+            masks[row] = masks[row] | masks[row].roll(1)
+        changed = with_tensor(changed, PROMPT_MASK, torch.cat(masks))
+    return changed
 
 
 def without_preference(batch: SequenceSample) -> SequenceSample:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
+from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
+from rlcli.api.key_meaning import LOGPROBS, MEANINGS
 from rlcli.api.metrics import ENGINE_METRICS, declared_metrics, metric_for
-from rlcli.testing.contract import Note, Violation, place_of
+from rlcli.testing.contract import Note, Violation, place_of, skip_unless
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
 from rlcli.testing.interface.training_trial import Make, Rehearsal, place_of_call
 
 OF_ENGINES = tuple(name.removeprefix("<role>/") for name in ENGINE_METRICS)
 ROUNDING = 1e-6
+AT_LEAST_0 = re.compile(r"\bat\s+least\s+0\b")
 
 
 class MetricChecks(DeclaredSubject, CallSubject):
@@ -56,6 +62,21 @@ class MetricChecks(DeclaredSubject, CallSubject):
                     rehearsal.where,
                 )
 
+    def test_numbers_at_least_0_are_not_below(self, rehearsal: Rehearsal) -> None:
+        """what METRICS calls at least 0 is not below, even where another model was certain"""
+        declared = rehearsal.declared(rehearsal.result.stats)
+        bounded = [name for name, _, meaning in declared if AT_LEAST_0.search(meaning)]
+        skip_unless(bounded, "METRICS calls nothing at least 0")
+        for batch in (rehearsal.batch, _with_certain_others(rehearsal.batch)):
+            stats = rehearsal.train(batch).stats
+            for name in bounded:
+                if stats[name] < -ROUNDING:
+                    raise Violation(
+                        f"{name} is {stats[name]:.6g}",
+                        "bound it, or correct METRICS, which calls it at least 0",
+                        rehearsal.where,
+                    )
+
     def test_counts_of_inference_are_in_its_metrics(
         self, inferring: CallTrial, record_property: Note
     ) -> None:
@@ -85,6 +106,15 @@ class MetricChecks(DeclaredSubject, CallSubject):
             ],
             record_property,
         )
+
+
+def _with_certain_others(batch: SequenceSample) -> SequenceSample:
+    """A copy in which every log-prob of another model, or of an earlier one, is 0."""
+    copy = batch.select(batch.keys)
+    for key in batch.keys & MEANINGS.keys():
+        if MEANINGS[key].numbers is LOGPROBS:
+            copy.data[key] = torch.zeros_like(copy.data[key])
+    return copy
 
 
 def _is_text(text: Any) -> bool:

@@ -14,6 +14,7 @@ from rlcli.testing.batches import KEYS, make_batch
 from rlcli.testing.contract import Violation, place_of, skip_unless
 from rlcli.testing.interface.actions import (
     LOSS_MASK,
+    LOSS_WEIGHTS,
     trained_actions,
     with_narrower_loss_mask,
     with_noise_elsewhere,
@@ -64,6 +65,22 @@ class TrainingChecks(InterfaceSubject):
                 rehearsal.train(richer),
                 ("without", f"with the key {key}, which READS does not name"),
                 f'if that is intended, declare it: "{key} if given"',
+            )
+
+    def test_loss_weights_need_no_other_key(self, rehearsal: Rehearsal) -> None:
+        """loss_weights change a step where no other key is given that may be missing"""
+        declared = rehearsal.make().reads("train_step")
+        if declared is None or LOSS_WEIGHTS not in declared.if_given:
+            pytest.skip("reads no loss_weights that may be missing")
+        without, weighted = (
+            rehearsal.train(rehearsal.batch.select([*declared.needed, *weights]))
+            for weights in ((), (LOSS_WEIGHTS,))
+        )
+        if difference(without, weighted, tolerance=0.0) is None:
+            raise Violation(
+                f"a step is the same with {LOSS_WEIGHTS} and without",
+                "multiply the loss of each action by its weight",
+                rehearsal.where,
             )
 
     def test_works_with_what_it_declares(self, rehearsal: Rehearsal) -> None:

@@ -52,7 +52,7 @@ _MIXED = re.compile(
 )
 _POWER_OF_TEN = re.compile(rf"(?:{_TIMES}|^){_TEN_TO}$")
 _SCALED = re.compile(rf"(?P<digits>{_PLAIN})(?:[eE](?P<exponent>.+)|\s+(?P<scale>[a-z]+))?")
-_REPETEND = re.compile(r"(?P<before>[0-9.]+)\\[a-z]+[\s{]*(?P<again>[0-9]+)")
+_REPETEND = re.compile(r"(?P<before>[0-9.]+)\\(?:overline|bar)[\s{]*(?P<again>[0-9]+)")
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 

@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import signal
 import sys
 import time
 
@@ -17,6 +18,8 @@ PATIENT = settings(
 settings.register_profile("quick", PATIENT, max_examples=25)
 settings.register_profile("thorough", PATIENT, max_examples=100)
 settings.load_profile("quick")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # the command collects nothing while it reads a recipe; tests read thousands of them
 gc.set_threshold(50_000, 10, 20)
 

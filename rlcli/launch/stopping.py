@@ -22,6 +22,7 @@ REPEATED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals for which a second one does not count: the kernel, the shell and the terminal each send
 SIGHUP when a terminal closes, and schedulers warn more than once."""
 
+OF_TERMINALS = (signal.SIGHUP, signal.SIGINT)
 
 _SPARE = (signal.SIGVTALRM, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS, signal.SIGTRAP)
 """Signals that nobody sends to a run, for systems without real-time signals."""
@@ -44,10 +45,14 @@ def as_sent(number: int) -> signal.Signals:
 
 
 def heeded() -> list[signal.Signals]:
-    """STOP_SIGNALS, without SIGHUP if it is ignored: under `nohup` a run outlives its terminal."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return [number for number in STOP_SIGNALS if number is not signal.SIGHUP]
-    return list(STOP_SIGNALS)
+    """STOP_SIGNALS, without those of a terminal that this process was started to ignore: under
+    `nohup` a run outlives its terminal, and in the background of a script a Ctrl-C is not for it.
+    """
+    return [
+        number
+        for number in STOP_SIGNALS
+        if number not in OF_TERMINALS or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 class StopSignals:

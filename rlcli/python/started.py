@@ -87,14 +87,15 @@ def _ended_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
 @contextmanager
 def _interrupts(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """Pass interrupts of this program on to the process, and yield the list of those that came.
-    Only the main thread is interrupted."""
+    Only the main thread is interrupted, and only if interrupts are not ignored."""
     sent: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
         sent.append(number)
         process.send_signal(signal.SIGINT)
 
-    if threading.current_thread() is not threading.main_thread():
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if is_ignored or threading.current_thread() is not threading.main_thread():
         yield sent
         return
     before = signal.signal(signal.SIGINT, pass_on)

@@ -100,12 +100,13 @@ def test_a_signal_on_another_node_counts_once():
         assert (stop.requested, stop.exit_code) == (signal.SIGTERM, 75)
 
 
-def test_sighup_is_ignored_under_nohup():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_signals_that_nohup_and_the_background_of_a_script_ignore_stay_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
     try:
-        assert signal.SIGHUP not in heeded()
+        assert number not in heeded()
         with StopSignals(lambda text: None) as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), number)
             assert not stop()
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)

@@ -62,8 +62,9 @@ def find_interrupted(source: Resolved, log_dir: str) -> Path | None:
     """The newest run of exactly this recipe that was interrupted and has a checkpoint,
     if there is one."""
     for run in _runs_of(source, log_dir, "committed.json"):
-        overview = read_overview(run)
-        if overview is not None and _was_interrupted(overview) and read_committed(run) is not None:
+        overview, committed = read_overview(run), read_committed(run)
+        has_checkpoint = committed is not None and committed.step is not None
+        if has_checkpoint and overview is not None and _was_interrupted(overview):
             return run
     return None
 

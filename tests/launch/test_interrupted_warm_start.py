@@ -1,6 +1,8 @@
 """A warm start that was interrupted continues as it began."""
 
+import json
 import os
+import shutil
 import signal
 import sys
 
@@ -11,6 +13,7 @@ from rlcli.errors import Stopped
 from rlcli.launch import run
 from rlcli.launch.stopping import StopSignals
 from rlcli.observe.display import PlainDisplay
+from rlcli.observe.results import find_interrupted
 from rlcli.recipe.resolve import load_recipe
 
 
@@ -50,3 +53,16 @@ def test_a_warm_start_that_was_stopped_at_once_continues_from_its_checkpoint(tra
     with PlainDisplay(sys.stderr) as display, StopSignals(display.warning) as stop:
         finished = run._run_first(resolved, resolved.recipe, "runs", display, stop)
     assert (finished.began_after, finished.steps_done) == (1, 3)
+
+
+def test_an_interrupted_run_without_a_checkpoint_does_not_hide_an_older_one(train, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainDisplay, "step", lambda self, _: os.kill(os.getpid(), signal.SIGTERM))
+        _, folder = train("train.steps=3", name="runs/toy/first")
+    later = folder.with_name("later")
+    shutil.copytree(folder, later)
+    committed = json.loads((later / "committed.json").read_text())
+    (later / "committed.json").write_text(json.dumps(committed | {"step": None}))
+    found = find_interrupted(load_recipe("toy.yaml", ["train.steps=3"]), "runs")
+    assert found is not None
+    assert found.name == "first"

@@ -18,12 +18,13 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlcli.checkpoint.disk import check_free_space, discard, exchange, files_under, open_to_read
-from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
+from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest, read_manifest
 from rlcli.checkpoint.verify import SUPERSEDED, belongs
 from rlcli.disk_errors import explain_disk_errors
 from rlcli.errors import ResourceError
@@ -110,6 +111,16 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
         sync_folder(checkpoints)
     failpoint("checkpoint.committed")
     return final
+
+
+def add_metrics(checkpoint: Path, metrics: Mapping[str, float]) -> None:
+    """Add numbers to those of a checkpoint. Raises ModelError if its manifest cannot be read, and
+    ResourceError."""
+    manifest = read_manifest(checkpoint)
+    with explain_disk_errors(checkpoint):
+        added = replace(manifest, metrics={**manifest.metrics, **metrics})
+        replace_file(checkpoint / MANIFEST, added.as_bytes())
+        sync_folder(checkpoint)
 
 
 def abandon(temporary: Path) -> None:

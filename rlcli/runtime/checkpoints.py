@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.timing import TimeSpan
-from rlcli.checkpoint.commit import begin, seal, write_json
+from rlcli.checkpoint.commit import add_metrics, begin, folder_name, seal, write_json
 from rlcli.checkpoint.completion import MASTER, Commits, RunIdentity
 from rlcli.checkpoint.disk import check_free_space
 from rlcli.checkpoint.manifest import FileDigest, read_manifest
@@ -177,6 +177,16 @@ class Checkpoints:
             ) from error
         if not self._recipe.checkpoint.asynchronous:
             await self.settle(wait=True)
+
+    async def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add numbers that were measured later to the checkpoint of a step, if there is one: the
+        best ones are chosen by them."""
+        await self.settle(wait=True)
+        if self.committed == step and metrics:
+            try:
+                add_metrics(self.folder / folder_name(step), metrics)
+            except RlcliError as error:
+                self._display.warning(f"the checkpoint of step {step} lacks its evaluation: {error}")
 
     def drain_times(self) -> dict[str, float]:
         """`time/checkpoint`, if there was one since the last call of this."""

@@ -269,7 +269,9 @@ class MasterWorker:
         is_over = self.steps_done == self.steps and self.supply.failure is None
         is_due = is_over and self._is_evaluation_due()
         if is_due and self._last_evaluated != self.steps_done:
-            self.recorder.add(self.steps_done, await self._evaluate(self.steps_done))
+            results = await self._evaluate(self.steps_done)
+            self.recorder.add(self.steps_done, results)
+            await self.checkpoints.add_metrics(self.steps_done, results)
 
     async def _finish(self) -> None:
         """Commit the last checkpoint. Raises the error that ended the run early, and ResourceError

@@ -56,6 +56,9 @@ BEFORE_A_RUN = {LOCK, LOGS}
 """Files that a fresh folder may contain: the lock,
 and the log files that a launcher opens first."""
 
+UNFINISHED = re.compile(r"\.(writable-|(committed|status)\.json\.)[0-9a-f]{32}")
+"""Files of a start that was killed while it wrote them."""
+
 LAYERS, METRICS, MODELS = "recipe", "metrics.jsonl", "models"
 OF_A_RUN = {RESOLVED_RECIPE, METRICS, CHECKPOINTS, MODELS}
 """Of a run that has begun at least one of these exists."""
@@ -283,8 +286,7 @@ class RunDirectory:
         self.close()
 
     def _write_first_files(self, recipe_name: str, command: Sequence[str]) -> None:
-        # detects a folder that is not writable before anything is started
-        replace_file(self.status, b"")
+        _check_writable(self.path)  # before anything is started
         self.write_status("starting", 0, None)
         replace_file(self.environment, _json({"command": list(command), **describe_environment()}))
         self.write_text("README.md", readme(recipe_name, self.run_id, self._started, command))
@@ -335,7 +337,8 @@ def free_folder(parent: Path) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    entries = sorted(entry.name for entry in folder.iterdir() if entry.name not in BEFORE_A_RUN)
+    names = {entry.name for entry in folder.iterdir()} - BEFORE_A_RUN
+    entries = [name for name in names if not UNFINISHED.fullmatch(name)]
     status = read_status(folder) if entries else None
     # one that died before it had written down its recipe cannot be resumed
     if not entries or (status is not None and OF_A_RUN.isdisjoint(entries)):

@@ -1,6 +1,7 @@
 """The folder of a run: made once, locked by one process, private to its owner,
 and never left by a file name."""
 
+import itertools
 import json
 import os
 import re
@@ -151,6 +152,25 @@ def test_a_run_that_died_before_it_had_a_recipe_makes_room_for_another(tmp_path)
     with pytest.raises(ResourceError, match="holds a run") as refused:
         RunDirectory.create(run.path, "toy")
     assert refused.value.code == "F72"
+
+
+@pytest.mark.parametrize("call", ["open", "replace", "unlink"])
+@pytest.mark.parametrize("writes", [1, 2, 3])
+def test_a_run_that_is_killed_while_it_writes_its_first_files_makes_room(tmp_path, call, writes):
+    if (child := os.fork()) == 0:
+        genuine, calls = getattr(os, call), itertools.count(1)
+
+        def killed(path, *args, **kwargs):
+            made = genuine(path, *args, **kwargs)
+            is_counted = Path(path).name.startswith((".writable", ".status", ".committed"))
+            return os._exit(9) if is_counted and next(calls) == writes else made
+
+        setattr(os, call, killed)
+        RunDirectory.create(tmp_path / "run", "toy")
+        os._exit(0)
+    os.waitpid(child, 0)
+    RunDirectory.create(tmp_path / "run", "toy").close()
+    assert read_status(tmp_path / "run")["state"] == "starting"
 
 
 def test_a_file_where_a_folder_should_be_is_refused(tmp_path):

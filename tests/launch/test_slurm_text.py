@@ -282,6 +282,13 @@ def test_a_measured_run_is_warned_three_steps_and_a_minute_before_its_end(tmp_pa
     )
 
 
+def test_slurm_warns_of_the_end_as_early_as_it_can(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time/step": 25000.0}\n')
+    recipe = resolved("launch.slurm.time=7d").recipe
+    options = sbatch_options(JobArray(recipe, tmp_path, (tmp_path,)).script())
+    assert options["signal"] == "B:USR1@65535"
+
+
 # -- running the script ----------------------------------------------------------------------------
 
 

@@ -32,6 +32,9 @@ SCRIPT, VALUES = "job.sbatch", "job-values.json"
 """Files in the folder of the run or the sweep."""
 ARRAY_LOG = "job.log"
 """File in the folder of a sweep: output of its script before a run begins."""
+LONGEST_LEAD = 65535
+"""Most seconds before the end of a job at which Slurm can signal it. A run that needs more warns
+itself."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class JobArray:
             plan_topology(self.recipe),
             values=self.folder / VALUES,
             log=self.folder / (LOG if len(self.runs) == 1 else ARRAY_LOG),
-            lead=lead_of(self.runs[0], limit),
+            lead=min(lead_of(self.runs[0], limit), LONGEST_LEAD),
             runs=len(self.runs),
             at_once=self.at_once,
         )

@@ -40,12 +40,13 @@ class PlainTurns:
     def append_messages(
         self, messages: Sequence[Message], turn: Message | None = None
     ) -> Extension:
-        """The contents of messages; what a tool returns is a line."""
+        """The contents of messages; what a tool returns is a line, and so is nothing at all: the
+        next turn would continue the one before, as if they were one."""
         texts = [
             f"{message['content']}\n" if message["role"] == "tool" else message["content"]
             for message in messages
         ]
-        (ids,) = tokens_of(self._tokenizer, [as_content(self._tokenizer, "".join(texts))])
+        (ids,) = tokens_of(self._tokenizer, [as_content(self._tokenizer, "".join(texts) or "\n")])
         self.ids.extend(ids)
         return Extension(ids)
 

@@ -44,7 +44,8 @@ class Observation:
     """What an action has led to."""
 
     text: str = ""
-    """What the policy reads next; it is not read after the last turn."""
+    """What the policy reads next; it is not read after the last turn. Without a chat template,
+    nothing at all reads as an empty line."""
     reward: float = 0.0
     """The reward of the turn. Those of all turns and `score` add up to that of the episode."""
     done: bool = False

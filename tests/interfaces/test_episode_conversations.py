@@ -156,6 +156,17 @@ def test_a_text_without_a_template_may_open_reasoning_too():
     assert not turns.in_reasoning
 
 
+def test_turns_of_a_text_that_nothing_is_observed_between_are_apart():
+    """`turn_discount` and `credit: to_go` count turns by what is between them."""
+    tokenizer = byte_level(HERMES)
+    turns = PlainTurns(tokenizer, sampled(tokenizer, "go"))
+    for _ in range(2):
+        turns.append_sampled(sampled(tokenizer, "left"))
+        turns.append_messages([{"role": "user", "content": ""}])
+    (_, end), (start, _) = turns.rows[0].turns
+    assert tokenizer.decode(turns.ids[end:start]) == "\n"
+
+
 def test_a_template_that_says_nothing_of_tools_is_warned_about(caplog):
     played(["It is 19."], FORGETFUL)
     assert caplog.text.count("does not say which tools there are") == 1

@@ -36,6 +36,7 @@ def contradictions(resolved: Resolved) -> Iterator[str]:
     yield from _samplers_left_behind(resolved)
     yield from _endless_warmups(resolved)
     yield from _heads_that_never_learned(resolved)
+    yield from _groups_of_equal_responses(resolved)
     yield from _unequal_temperatures(resolved)
     yield from _steps_beyond_weights(resolved)
     yield from _references_that_learn(resolved)
@@ -86,6 +87,21 @@ def _heads_that_never_learned(resolved: Resolved) -> Iterator[str]:
                 f"{resolved.origin(('models', start.role, 'path'))}: {start.role} gives every text "
                 f"the value 0: {start.source.recipe.name} trains a model that predicts tokens, "
                 "and nothing here trains the head; start from a recipe with head: value"
+            )
+
+
+def _groups_of_equal_responses(resolved: Resolved) -> Iterator[str]:
+    """Several responses to a prompt, each of the most likely tokens."""
+    recipe = resolved.recipe
+    for name, call in recipe.graph.items():
+        settings = generation_of(recipe, call) if call.call == "generate" else {}
+        count = settings.get("responses_per_prompt", 1)
+        if count > 1 and (settings["greedy"] or settings["top_k"] == 1):
+            setting = "greedy: true" if settings["greedy"] else "top_k: 1"
+            yield (
+                f"{resolved.origin(('graph', name, 'interface'))}: the {count} responses of {name} "
+                f"to a prompt are all the same, with {setting}: comparing them shows nothing; "
+                "sample, or set responses_per_prompt to 1"
             )
 
 

@@ -43,6 +43,14 @@ def test_scores_of_a_head_that_nothing_trained_cause_a_warning():
     assert "reward gives every text the value 0: sft_math trains a model" in warning
 
 
+@pytest.mark.parametrize("setting", ["greedy=true", "top_k=1"])
+def test_responses_that_are_all_the_same_cause_a_warning(setting):
+    (warning,) = recipe_warnings(load_recipe("grpo_math", [f"generation.{setting}"]))
+    assert "responses of actor_gen to a prompt are all the same" in warning
+    alone = [f"generation.{setting}", "generation.responses_per_prompt=1"]
+    assert not list(recipe_warnings(load_recipe("ppo_math", alone)))
+
+
 def test_log_probs_at_another_temperature_than_that_of_sampling_cause_a_warning():
     settings = ["generation.temperature=0.7", "graph.ref_inf.interface.args.temperature=1.0"]
     (warning,) = recipe_warnings(load_recipe("grpo_math", settings))

@@ -23,8 +23,8 @@ ClassVar[Alternatives] = ("python", "urls")`."""
 Needs = Mapping[str, str]
 """Argument that is neither null nor its default, or `ARGUMENT=VALUE` → what it needs to make
 sense: another argument that is set (not null, false or 0), or `ARGUMENT=VALUE`, with `|`
-between several values. `NEEDS: ClassVar[Needs] = {"group_adv_norm": "adv_norm", "gamma":
-"loss=sigmoid|robust"}`."""
+between several values; and what that one needs. `NEEDS: ClassVar[Needs] = {"group_adv_norm":
+"adv_norm", "gamma": "loss=sigmoid|robust"}`."""
 
 ArgumentCheck = str | None
 """The function that compares a component's arguments with each other, as `_file.function` of a
@@ -91,6 +91,9 @@ def unmet(
             if names_value
             else value_of(argument) not in (None, default_of(argument))
         )
+        if applies and _is_met(need, value_of) and value_of(needed) == default_of(needed):
+            need = needs.get(needed, need)  # which a default leaves unreported
+            needed = need.partition("=")[0]
         if applies and not _is_met(need, value_of):
             problems[argument, needed] = f"{condition} needs {need}; {needed} is {value_of(needed)}"
     return problems

@@ -187,6 +187,8 @@ def test_gradient_of_a_penalty_that_is_not_in_the_loss_is_refused(
          "reward_delta needs use_dense_reward; use_dense_reward is False"),
         ("ppo_math", ["ppo.value_norm=false", "ppo.value_norm_eps=0.1"],
          "value_norm_eps needs value_norm; value_norm is False"),
+        ("ppo_math", ["ppo.value_norm=false", "ppo.value_norm_beta=0.9"],
+         "value_norm_beta needs value_norm; value_norm is False"),
         ("ppo_math", ["ppo.value_norm_type=ma", "ppo.value_norm_beta=0.9"],
          "value_norm_beta needs value_norm_type=exp; value_norm_type is ma"),
         ("best_of_n_math", ["graph.actor_train.interface.args.best=2"],

@@ -42,7 +42,8 @@ class OptimizerSteps:
     }
 
     minibatches: int = 4
-    """Number of optimizer steps that a batch is split into (per epoch)."""
+    """Number of optimizer steps that a batch is split into (per epoch). The metrics of a step are
+    the means of those of its optimizer steps, each of which counts equally, whatever its tokens."""
 
     ppo_epochs: int = 1
     """Number of times each response is trained on."""

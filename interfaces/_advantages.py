@@ -236,7 +236,8 @@ class AdvantageInterface(ModelInterface):
     for the KL penalty."""
 
     behav_imp_weight_cap: float | None = None
-    """With `use_decoupled_loss`: maximum weight of a token; above 1."""
+    """With `use_decoupled_loss`: maximum weight of a token; above 1. null: none below e^20,
+    which the weight of a whole response may reach; TRL caps it at 3 by default."""
 
     behav_imp_weight_floor: float | None = None
     """With `use_decoupled_loss`: minimum weight of a token; below 1."""

@@ -740,3 +740,11 @@ def test_samples_are_stated_for_examples_and_default_arguments_only(make_trial, 
         DatasetContract().test_examples_become_the_stated_samples(
             stating(make_trial, {"prompt": "Another"}, **how)
         )
+
+
+def test_samples_that_are_inherited_are_not_stated_for_new_examples(make_trial, monkeypatch):
+    trial = stating(make_trial, {"prompt": "Another"})
+    derived = type("Derived", (trial.cls,), {"EXAMPLES": trial.cls.EXAMPLES})
+    monkeypatch.setattr(trial, "cls", derived)
+    with pytest.raises(pytest.skip.Exception, match="states no samples"):
+        DatasetContract().test_examples_become_the_stated_samples(trial)

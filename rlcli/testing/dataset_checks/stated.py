@@ -21,7 +21,7 @@ CORRECT = "correct the dataset, or what its SAMPLES state"
 class StatedChecks(Contract):
     def test_examples_become_the_stated_samples(self, trial: Trial) -> None:
         """EXAMPLES become the samples that SAMPLES states"""
-        statements = getattr(trial.cls, "SAMPLES", ())
+        statements = _statements(trial.cls)
         skip_unless(statements, f"states no samples: {FORM}")
         skip_if(
             trial.args or trial.given_rows,
@@ -38,6 +38,14 @@ class StatedChecks(Contract):
                 if stated != actual:
                     message = f"{name} of sample {number} is {actual!r}, not {stated!r} as stated"
                     raise Violation(message, CORRECT, trial.location)
+
+
+def _statements(cls: type) -> Sequence[Statement]:
+    """SAMPLES, unless a subclass has replaced the EXAMPLES that they are about."""
+    for base in cls.__mro__:
+        if not vars(base).keys().isdisjoint({"SAMPLES", "EXAMPLES"}):
+            return vars(base).get("SAMPLES", ())
+    return ()
 
 
 def _compared(

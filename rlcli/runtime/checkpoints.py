@@ -186,7 +186,9 @@ class Checkpoints:
             try:
                 add_metrics(self.folder / folder_name(step), metrics)
             except RlcliError as error:
-                self._display.warning(f"the checkpoint of step {step} lacks its evaluation: {error}")
+                self._display.warning(
+                    f"the checkpoint of step {step} does not get its evaluation: {error}"
+                )
 
     def drain_times(self) -> dict[str, float]:
         """`time/checkpoint`, if there was one since the last call of this."""

@@ -63,6 +63,6 @@ def test_an_interrupted_run_without_a_checkpoint_does_not_hide_an_older_one(trai
     shutil.copytree(folder, later)
     committed = json.loads((later / "committed.json").read_text())
     (later / "committed.json").write_text(json.dumps(committed | {"step": None}))
-    found = find_interrupted(load_recipe("toy.yaml", ["train.steps=3"]), "runs")
-    assert found is not None
-    assert found.name == "first"
+    interrupted = find_interrupted(load_recipe("toy.yaml", ["train.steps=3"]), "runs")
+    assert interrupted is not None
+    assert interrupted.name == "first"

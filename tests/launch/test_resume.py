@@ -326,12 +326,12 @@ def test_a_run_that_ends_where_it_was_stopped_is_evaluated_as_one_of_that_length
     resume("train.steps=1")
     assert "eval/accuracy" in numbers(short)[-1]
     assert numbers(project / "run") == numbers(short)
-    kept, best = (
+    of_resumed, of_whole = (
         read_manifest(project / folder / "checkpoints/step-000000000001").metrics
         for folder in ("run", "short")
     )
-    assert kept.keys() == best.keys()
-    assert kept["eval/accuracy"] == best["eval/accuracy"]
+    assert of_resumed.keys() == of_whole.keys()
+    assert of_resumed["eval/accuracy"] == of_whole["eval/accuracy"]
     assert files(project / "run/models") != {}
     before = (project / "run/metrics.jsonl").read_bytes()
     RunDirectory.open(project / "run").write_status("running", 1, 1)  # killed while it was saved

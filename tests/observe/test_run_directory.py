@@ -161,9 +161,9 @@ def test_a_run_that_is_killed_while_it_writes_its_first_files_makes_room(tmp_pat
         genuine, calls = getattr(os, call), itertools.count(1)
 
         def killed(path, *args, **kwargs):
-            made = genuine(path, *args, **kwargs)
+            result = genuine(path, *args, **kwargs)
             is_counted = Path(path).name.startswith((".writable", ".status", ".committed"))
-            return os._exit(9) if is_counted and next(calls) == writes else made
+            return os._exit(9) if is_counted and next(calls) == writes else result
 
         setattr(os, call, killed)
         RunDirectory.create(tmp_path / "run", "toy")

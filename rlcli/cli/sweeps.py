@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlcli.launch.sweep import Local, Sweep
     from rlcli.observe.run_overview import Overview
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
     from rlcli.recipe.sweep import SweepRun
 
 
@@ -49,7 +50,7 @@ def train_sweep(
     options: SweepOptions,
 ) -> int:
     """Run a sweep here, or submit it; returns the exit code. All recipes are checked first."""
-    from rlcli.launch.sweep import Sweep, check_all
+    from rlcli.launch.sweep import Sweep, checked_recipes
     from rlcli.recipe.sweep import sweep_runs
 
     base = _base(context, recipe, overrides, layers, options.settings)
@@ -57,11 +58,11 @@ def train_sweep(
     is_repeated = options.seeds is not None  # the seed of the recipe is then that of the first run
     shared = [text for text in overrides or () if not (is_repeated and text.startswith("seed="))]
     sweep = Sweep.from_here(recipe, base.profiles, shared, runs)
-    check_all(sweep)
+    recipes = checked_recipes(sweep)
     if base.recipe.launch.type == "slurm":
-        return _submit(sweep, base, options)
+        return _submit(sweep, base, recipes, options)
     refuse_dry_run(options.dry_run)
-    local = _on_this_machine(sweep, base, options)
+    local = _on_this_machine(sweep, base, recipes, options)
     code = local.run()
     _tell_end(local, code, options.as_json)
     return code
@@ -86,11 +87,11 @@ def _base(
     return base
 
 
-def _submit(sweep: Sweep, base: Resolved, options: SweepOptions) -> int:
+def _submit(sweep: Sweep, base: Resolved, recipes: Sequence[Recipe], options: SweepOptions) -> int:
     """Submit a sweep as one array of jobs."""
     from rlcli.launch.slurm.submit import planned_sweep, submit_sweep
 
-    batch = planned_sweep(base, sweep, options.run_dir, options.at_once)
+    batch = planned_sweep(base, sweep, recipes, options.run_dir, options.at_once)
     if options.dry_run:
         return tell_script(batch, options.as_json)
     warn = None if options.no_check else print_talk
@@ -98,7 +99,9 @@ def _submit(sweep: Sweep, base: Resolved, options: SweepOptions) -> int:
     return tell_submitted(job_id, batch.folder, batch.runs, options.as_json)
 
 
-def _on_this_machine(sweep: Sweep, base: Resolved, options: SweepOptions) -> Local:
+def _on_this_machine(
+    sweep: Sweep, base: Resolved, recipes: Sequence[Recipe], options: SweepOptions
+) -> Local:
     """A sweep with its folder, about to run here."""
     from rlcli.launch.sweep import Local, first_goes_alone, open_sweep, slots
     from rlcli.observe.run_directory import fresh_folder
@@ -106,7 +109,7 @@ def _on_this_machine(sweep: Sweep, base: Resolved, options: SweepOptions) -> Loc
 
     log_dir = Path(base.recipe.log.dir).expanduser()
     goes_first = first_goes_alone(base, str(log_dir))
-    shares = slots(base, options.at_once)
+    shares = slots(recipes, options.at_once)
     folder = options.run_dir or fresh_folder(log_dir / base.recipe.name)
     open_sweep(folder, sweep)
     name = short_path(folder)

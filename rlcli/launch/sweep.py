@@ -32,6 +32,7 @@ from rlcli.recipe.sweep import SweepRun
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOOK_SECONDS = 0.2
@@ -226,18 +227,19 @@ class Local:
                     process.send_signal(number)
 
 
-def check_all(sweep: Sweep) -> None:
-    """Check that each run's recipe is valid before any run starts. Raises the RecipeError of the
-    first that is not."""
+def checked_recipes(sweep: Sweep) -> list[Recipe]:
+    """The recipe of each run, all of them checked before any run starts. Raises the RecipeError of
+    the first that is not valid."""
     from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
 
+    recipes = []
     for number, run in enumerate(sweep.runs):
-        chain(
-            load_recipe(
-                sweep.recipe, [*sweep.overrides, *run.settings], sweep.layers, fresh=number == 0
-            )
-        )
+        overrides = [*sweep.overrides, *run.settings]
+        resolved = load_recipe(sweep.recipe, overrides, sweep.layers, fresh=number == 0)
+        chain(resolved)
+        recipes.append(resolved.recipe)
+    return recipes
 
 
 def open_sweep(folder: Path, sweep: Sweep) -> None:
@@ -262,12 +264,15 @@ def open_sweep(folder: Path, sweep: Sweep) -> None:
         raise not_writable(folder, error, "choose another --run-dir") from None
 
 
-def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
-    """One slot for each run that may run at once: by the GPUs that each needs, else one. Raises
-    UsageError for more."""
+def slots(recipes: Sequence[Recipe], at_once: int | None) -> list[dict[str, str]]:
+    """One slot for each of these runs that may run at once: by the GPUs that the largest needs,
+    else one. Raises UsageError for more."""
     from rlcli.topology import plan_topology
 
-    topology = plan_topology(resolved.recipe)
+    plans = map(plan_topology, recipes)
+    topology = max(
+        plans, key=lambda plan: (plan.device != "cpu", plan.nodes * plan.devices_per_node)
+    )
     needed = topology.nodes * topology.devices_per_node
     devices = _visible_devices() if topology.device != "cpu" else []
     if topology.device == "cpu" or (topology.device == "auto" and not devices):

@@ -230,8 +230,8 @@ def test_runs_at_once_share_the_cores_where_there_is_no_gpu(project, monkeypatch
     for variable in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(variable, raising=False)
     for device in ("cpu", "auto"):
-        resolved = load_recipe("toy.yaml", [f"cluster.device={device}"])
-        assert slots(resolved, 2) == [{"OMP_NUM_THREADS": "4"}] * 2
+        recipe = load_recipe("toy.yaml", [f"cluster.device={device}"]).recipe
+        assert slots([recipe], 2) == [{"OMP_NUM_THREADS": "4"}] * 2
 
 
 def test_seeds_begin_at_the_one_on_the_command_line(project, capsys):
@@ -248,11 +248,31 @@ def test_gpus_are_divided_between_runs(project, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     two = load_recipe(
         "toy.yaml", ["launch=local", "cluster.devices_per_node=2", "cluster.device=cuda"]
-    )
-    assert slots(two, None) == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
-    assert slots(two, 1) == [{"CUDA_VISIBLE_DEVICES": "0,1"}]
+    ).recipe
+    one = load_recipe("toy.yaml", ["cluster.device=cuda"]).recipe
+    for runs in ([two], [one, two], [two, one]):  # each slot is for any of them
+        assert slots(runs, None) == [
+            {"CUDA_VISIBLE_DEVICES": "0,1"},
+            {"CUDA_VISIBLE_DEVICES": "2,3"},
+        ]
+    assert slots([two], 1) == [{"CUDA_VISIBLE_DEVICES": "0,1"}]
     with pytest.raises(RlcliError, match="3 runs at once need 6 GPUs; there are 5"):
-        slots(two, 3)
+        slots([two], 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-a")
-    assert slots(two, None) == [{"CUDA_VISIBLE_DEVICES": "7,GPU-a"}]
-    assert slots(load_recipe("toy.yaml", []), None) == [{}]
+    assert slots([two], None) == [{"CUDA_VISIBLE_DEVICES": "7,GPU-a"}]
+    assert slots([load_recipe("toy.yaml", []).recipe], None) == [{}]
+
+
+def test_an_array_of_jobs_is_for_runs_that_need_the_same_job(project, capsys):
+    def submit(*swept):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "toy.yaml", "launch=slurm", "--dry-run", "--sweep", *swept])
+        return ended.value.code, capsys.readouterr()
+
+    code, written = submit("cluster.nodes=1,2")
+    assert code == 2
+    assert "2-nodes-2 needs another job than 1-nodes-1" in written.err
+    assert submit("launch.slurm.time=1:00:00,2:00:00")[0] == 2
+    code, written = submit("cluster.nodes=2")
+    assert code == 0
+    assert "on 2 nodes" in written.out

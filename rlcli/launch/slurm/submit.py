@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.errors import ResourceError
+from rlcli.errors import ResourceError, UsageError
 from rlcli.files import make_folder, replace_file
 from rlcli.launch.slurm.allocations import lead_of
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
@@ -147,13 +147,22 @@ def submit_again(
 
 
 def planned_sweep(
-    base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: int | None
+    base: Resolved,
+    sweep: Sweep,
+    recipes: Sequence[Recipe],
+    run_dir: Path | None,
+    at_once: int | None,
 ) -> JobArray:
-    """The array of a sweep; nothing is created. Raises UsageError, as its script does."""
+    """The array of a sweep, with the recipe of each run; nothing is created. Raises UsageError, as
+    its script does, and if the jobs of its runs would differ."""
+    first = recipes[0]
+    for run, recipe in zip(sweep.runs, recipes, strict=True):
+        if (recipe.cluster, recipe.launch.slurm) != (first.cluster, first.launch.slurm):
+            message = f"{run.name} needs another job than {sweep.runs[0].name}"
+            hint = "the jobs of an array are alike: submit a sweep for each value of these sections"
+            raise UsageError(message, where="cluster, launch.slurm", hint=hint)
     folder = (run_dir or _new_folder(base)).absolute()
-    return JobArray(
-        base.recipe, folder, tuple(folder / run.name for run in sweep.runs), at_once=at_once
-    )
+    return JobArray(first, folder, tuple(folder / run.name for run in sweep.runs), at_once=at_once)
 
 
 def submit_sweep(

@@ -17,6 +17,7 @@ from rlcli.recipe.call_generation import with_generation
 from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import signature_of
 from rlcli.recipe.files import with_found_files
+from rlcli.recipe.parsing.defaults import with_lists_to_extend
 from rlcli.recipe.parsing.interpolation import (
     interpolate,
     referenced_blocks,
@@ -368,6 +369,6 @@ def _laid_over(
     recipe_layer = next((layer for layer in layers if layer.path == path), layers[-1])
     tree: Node = MappingNode({"name": Entry(name.mark, name)}, recipe_layer.tree.mark)
     for upper in (*(layer.tree for layer in layers), *override_trees):
-        tree = merge(tree, upper, problems)
+        tree = merge(with_lists_to_extend(tree, upper), upper, problems)
     assert isinstance(tree, MappingNode)
     return replace(tree, mark=recipe_layer.tree.mark)

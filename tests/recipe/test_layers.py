@@ -47,6 +47,22 @@ def test_replace_and_append_markers_are_applied():
     assert lay("b: 1", "a: {_append_: [2]}") == {"b": 1, "a": [2]}
 
 
+def test_a_list_that_no_layer_sets_is_appended_to_its_default(folder: Path):
+    (folder / "more.yaml").write_text("log: {trackers: {_append_: [wandb]}}\n")
+    (folder / "none.yaml").write_text("log: {trackers: []}\n")
+
+    def trackers(*layers: str, override: str = "log.trackers={_append_: [mlflow]}"):
+        return load_recipe("small", [override], [*layers]).recipe.log.trackers
+
+    assert trackers() == ["tensorboard", "mlflow"]
+    assert trackers("more.yaml") == ["tensorboard", "wandb", "mlflow"]
+    assert trackers("none.yaml") == ["mlflow"]
+    assert trackers("none.yaml", "more.yaml", override="log.trackers=null") == ["tensorboard"]
+    assert load_recipe(
+        "small", ["checkpoint.roles={_append_: [actor]}"]
+    ).recipe.checkpoint.roles == ["actor"]
+
+
 @pytest.mark.parametrize(
     "override", ["seed=", "seed=  ", "log={dir: }", "generation.stop_token_ids=[1, {a: }]"]
 )

@@ -1,7 +1,8 @@
 """The rules by which a layer changes the layers below it.
 
 Mappings merge key by key. Scalars and lists are replaced. A mapping with `_replace_: true` replaces
-instead of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type`
+instead of merging; `{_append_: [...]}` adds to the list below, or to the default
+(`rlcli.recipe.parsing.defaults`). A component that changes its `type`
 starts with empty `args`, because they belong to the type, unless they are a block, `args: ${ppo}`,
 of which each component takes what it has: that remains, but nothing that was set on top of it.
 Where a component is expected, a plain string names its type: `launch: local`. `null` removes what

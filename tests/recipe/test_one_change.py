@@ -261,6 +261,25 @@ def test_a_profile_may_bring_a_base_or_a_block_of_its_own(tmp_path: Path):
     assert {"async", "async_grpo"} <= profile_names().keys()
 
 
+@pytest.mark.parametrize(
+    ("setting", "reason", "profile"),
+    [
+        ("train.max_redraws=3", "no call drops prompts", "dapo"),
+        ("train.take_first=freshest", "no call samples ahead of training", "async_grpo"),
+        ("train.max_segments=1", "no call samples ahead of training", "async_grpo"),
+        ("train.prompts_per_draw=4", "no call drops prompts, and none samples them", "dapo"),
+    ],
+)
+def test_settings_of_draws_are_refused_where_they_have_no_effect(setting, reason, profile):
+    (problem,) = problems("grpo_math", setting)
+    assert f"has no effect: {reason}" in problem.what
+    key = setting.partition("=")[0]
+    assert problem.hint == f"{key}=null removes it"
+    assert problems("grpo_math", f"{key}=null") == []
+    assert problems("grpo_math", "--with", profile, setting) == []
+    assert problems("grpo_math", "train.max_redraws=10", "train.take_first=oldest") == []
+
+
 def test_evaluations_during_a_run_without_a_dataset_are_refused():
     (problem,) = problems("sft_math", "train.eval.every_steps=5")
     assert "train.eval.every_steps has no effect" in problem.what

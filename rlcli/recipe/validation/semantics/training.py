@@ -138,14 +138,20 @@ def _draws(notes: Notes) -> None:
     recipe, graph = notes.recipe, train_graph(notes.recipe)
     dropping = [mfc.name for mfc in graph if mfc.drops]
     ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
-    if recipe.train.prompts_per_draw is not None and not dropping and not ahead:
-        message = (
-            "train.prompts_per_draw has no effect: no call drops prompts, and none samples "
-            "them ahead of training"
+    no_effect: dict[str, str] = {}
+    if not dropping:
+        no_effect["max_redraws"] = "no call drops prompts"
+    if not ahead:
+        no_effect["max_segments"] = no_effect["take_first"] = "no call samples ahead of training"
+    if not dropping and not ahead:
+        no_effect["prompts_per_draw"] = (
+            "no call drops prompts, and none samples them ahead of training"
         )
-        needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
-        hint = "train.prompts_per_draw=null removes it"
-        notes.note("R71", message, ("train", "prompts_per_draw"), hint, needs=needs)
+    for key, reason in no_effect.items():
+        if getattr(recipe.train, key) != type(recipe.train).model_fields[key].default:
+            message, hint = f"train.{key} has no effect: {reason}", f"train.{key}=null removes it"
+            needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
+            notes.note("R71", message, ("train", key), hint, needs=needs)
     for name in dropping if ahead else ():
         if name not in ahead:
             message = (

@@ -102,6 +102,10 @@ class GenerationHyperparameters:
             raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}; it must be 0 (off) or a number of tokens")
+        if any(id_ < 0 for id_ in self.stop_token_ids):
+            raise ValueError(
+                f"stop_token_ids is {list(self.stop_token_ids)}; ids of tokens are at least 0"
+            )
         if self.max_concurrent_responses < 1:
             raise ValueError("max_concurrent_responses must be at least 1")
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
 from rlcli.inspect.devices import list_gpus
+from rlcli.recipe.call_generation import GENERATION
+from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.files import model_of_call
+from rlcli.recipe.role_sources import weights_origin
 
 if TYPE_CHECKING:
     from rlcli.recipe.parsing.tree import KeyPath
@@ -44,6 +47,7 @@ def faults_beyond_roles(resolved: Resolved) -> Iterator[RlcliError]:
 
     yield from _too_large(resolved)
     yield from layout_errors(resolved)
+    yield from _unreachable_stops(resolved)
     graphs = (
         (("graph",), resolved.recipe.graph),
         (("train", "eval", "graph"), resolved.recipe.train.eval.graph),
@@ -142,6 +146,26 @@ def _at(resolved: Resolved, path: KeyPath, error: ModelError) -> ModelError:
     the message includes the file at fault."""
     message = f"{error.where}: {error.what}" if error.where else error.what
     return ModelError(message, where=str(resolved.origin(path)), hint=error.hint, code=error.code)
+
+
+def _unreachable_stops(resolved: Resolved) -> Iterator[ModelError]:
+    """Stop tokens beyond the vocabulary of the model that samples: no response could end there."""
+    from rlcli.topology.configs import architecture_of
+
+    errors: dict[str, ModelError] = {}
+    for path, call in calls_of(resolved.recipe):
+        generation = call.interface.args.get(GENERATION)
+        stops = generation.get("stop_token_ids") if isinstance(generation, dict) else None
+        if not stops or not resolved.recipe.models[call.model].has_weights:
+            continue
+        sizes = architecture_of(resolved, weights_origin(resolved.recipe, call.model))
+        beyond = [] if isinstance(sizes, str) else [n for n in stops if n >= sizes.vocabulary]
+        if beyond:
+            where = resolved.origin((*path, "interface", "args", GENERATION, "stop_token_ids"))
+            message = f"no token of models.{call.model} has the id {beyond[0]} of stop_token_ids"
+            hint = f"its ids are below {sizes.vocabulary}"
+            errors.setdefault(str(where), ModelError(message, where=str(where), hint=hint))
+    yield from errors.values()
 
 
 def _too_large(resolved: Resolved) -> Iterator[ResourceError]:

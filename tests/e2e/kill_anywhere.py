@@ -70,7 +70,7 @@ ALGORITHMS = {
         "train.eval.every_steps=3",
         "generation.responses_per_prompt=2",
         "generation.max_new_tokens=2",
-        f"generation.stop_token_ids={list(range(2, 512, 3))}",
+        f"generation.stop_token_ids={list(range(2, 380, 3))}",
         "grpo.overlong_buffer=null",
         (
             "graph.reward_inf.interface={_replace_: true, type: weighted_sum, args: {weights: "

@@ -103,7 +103,7 @@ def recipes(judge):
             "generation.max_new_tokens=2",
             "train.prompts_per_draw=3",
             "grpo.overlong_buffer=null",
-            f"generation.stop_token_ids={list(range(2, 512, 3))}",
+            f"generation.stop_token_ids={list(range(2, 380, 3))}",
             f"graph.reward_inf.interface={dropping}",
         ),
         "sft": (

@@ -387,6 +387,20 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(project):
     assert "380 tokens, but the embedding of models.actor has 100 rows" in fault.what
 
 
+@pytest.mark.parametrize("section", ["generation", "evaluation.generation"])
+def test_a_stop_token_that_the_model_does_not_have_is_refused(section):
+    def faults(stops: str):
+        return list(model_faults(load_recipe("ppo_math", [f"{section}.stop_token_ids={stops}"])))
+
+    assert faults("[0, 379]") == []
+    (fault,) = faults("[3, 380]")
+    assert (fault.what, fault.where, fault.hint) == (
+        "no token of models.actor has the id 380 of stop_token_ids",
+        "command line",
+        "its ids are below 380",
+    )
+
+
 def test_a_hub_model_that_is_not_cached_is_refused_offline(project, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
     assert faults_before_start("models.actor.path=owner/name") == []

@@ -30,6 +30,10 @@ def problems_of(recipe, *overrides, with_=()):
             "cluster.nodes=9999",
             "cluster.nodes is 9999; it must be at most 4096",
         ),
+        (
+            "generation.stop_token_ids=[5, -1]",
+            "generation: stop_token_ids is [5, -1]; ids of tokens are at least 0",
+        ),
     ],
 )
 def test_a_number_out_of_bounds_is_named_with_its_bound(override, words):

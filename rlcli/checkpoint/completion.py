@@ -12,6 +12,7 @@ from rlcli.checkpoint.manifest import FileDigest, Manifest
 from rlcli.checkpoint.retention import Best, prune, strangers
 from rlcli.errors import ResourceError
 from rlcli.recipe.checkpoint_section import Checkpoint
+from rlcli.spelling import did_you_mean
 
 MASTER = -1
 """The writer of the master's part of a checkpoint; the writer of a rank's part is its number."""
@@ -80,6 +81,7 @@ class Commits:
         self._begun: _Begun | None = None
         self._outcomes: list[CommitOutcome] = []
         self._mentioned: set[Path] = set()
+        self._is_ranking_mentioned = False
 
     @property
     def writing(self) -> int | None:
@@ -162,6 +164,7 @@ class Commits:
             *self._write_down(begun.step),
             *self._prune(committed),
             *self._mention_strangers(),
+            *self._mention_unranked(begun),
         ]
         return CommitOutcome(begun.step, warnings=tuple(warnings))
 
@@ -221,4 +224,19 @@ class Commits:
         rest = " …" if len(unmentioned) > 5 else ""
         return [
             f"kept in {self._folder}, as these may not be checkpoints of this run: {names}{rest}"
+        ]
+
+    def _mention_unranked(self, begun: _Begun) -> list[str]:
+        """Mention once if a step reports others of the section of the metric that ranks
+        checkpoints, but not that one. An evaluation has none at all in most steps."""
+        metric = self._settings.best_metric
+        section = metric.partition("/")[0] + "/"
+        others = [name for name in begun.metrics if name.startswith(section)]
+        is_lacking = self._settings.keep_best and others and metric not in begun.metrics
+        if not is_lacking or self._is_ranking_mentioned:
+            return []
+        self._is_ranking_mentioned = True
+        hint = did_you_mean(metric, others, f"there is {', '.join(others)}")
+        return [
+            f"checkpoint.keep_best does not count step {begun.step}, which has no {metric}; {hint}"
         ]

@@ -149,3 +149,20 @@ def test_a_commit_that_is_interrupted_leaves_nothing_to_wait_for(commits, folder
         commits.add(1, MASTER, files[MASTER])
     commits.give_up()
     assert (commits.outcomes(), commits.writing) == ([], None)
+
+
+def test_a_step_without_the_metric_that_ranks_checkpoints_is_mentioned_once(folder):
+    settings = Checkpoint(keep_best=1, best_metric="actor/losss")
+    commits = Commits(folder, RunIdentity("run", "digest", "1"), settings, 1, lambda step: None)
+    warnings = []
+    for step in (1, 2, 3):
+        metrics = {"total/tokens": 1.0} if step == 1 else {"actor/loss": 1.0, "actor/lr": 0.1}
+        commits.begin(step, begin(folder, step, "run"), metrics)
+        for part in (MASTER, 0):
+            commits.add(step, part, [])
+        warnings += [outcome.warnings for outcome in commits.outcomes()]
+    said = (
+        "checkpoint.keep_best does not count step 2, which has no actor/losss; "
+        "did you mean actor/loss?"
+    )
+    assert warnings == [(), (said,), ()]

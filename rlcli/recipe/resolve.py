@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -364,7 +366,7 @@ def _laid_over(
     path: Path, layers: Sequence[Layer], override_trees: Sequence[MappingNode], problems: Problems
 ) -> MappingNode:
     """All layers merged, references as written."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "recipe"
+    stem = _default_name(path.stem)
     name = Scalar(stem, default_mark(), stem, plain=False)
     recipe_layer = next((layer for layer in layers if layer.path == path), layers[-1])
     tree: Node = MappingNode({"name": Entry(name.mark, name)}, recipe_layer.tree.mark)
@@ -372,3 +374,12 @@ def _laid_over(
         tree = merge(with_lists_to_extend(tree, upper), upper, problems)
     assert isinstance(tree, MappingNode)
     return replace(tree, mark=recipe_layer.tree.mark)
+
+
+def _default_name(stem: str) -> str:
+    """The name of a recipe whose layers set none, from that of its file. Names in other scripts
+    differ by a checksum, so that their runs do not share a folder."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip("._-")[:64]
+    if stem.isascii() or re.search("[A-Za-z]", name):
+        return name or "recipe"
+    return f"recipe_{zlib.crc32(unicodedata.normalize('NFC', stem).encode()):08x}"

@@ -351,6 +351,17 @@ def test_a_file_may_have_any_name(folder: Path):
     assert load_recipe("my recipe.yaml").recipe.name == "my_recipe"
 
 
+def test_recipes_named_in_another_script_have_different_names(folder: Path):
+    def name(stem: str) -> str:
+        (folder / f"{stem}.yaml").write_text("extends: small\n")
+        return load_recipe(f"{stem}.yaml").recipe.name
+
+    stems = ("обучение", "обучение2", "学習", "学習2", "2")
+    assert len({name(stem) for stem in stems}) == len(stems)
+    assert [name("2"), name("_"), name("modèle")] == ["2", "recipe", "mod_le"]
+    assert name("\u0439") == name("\u0438\u0306"), "it is the same letter"
+
+
 @pytest.mark.parametrize(
     ("first", "second", "args"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -77,7 +78,8 @@ def _write(path: Path, text: str) -> None:
     try:
         file = path.resolve()  # a link stays one
         mode = file.stat().st_mode & 0o777
-        replace_file(file, text.encode())
+        has_mark = file.read_bytes().startswith(codecs.BOM_UTF8)
+        replace_file(file, text.encode("utf-8-sig" if has_mark else "utf-8"))
         file.chmod(mode)
     except OSError as error:
         raise not_writable(path, error) from None

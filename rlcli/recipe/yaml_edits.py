@@ -54,6 +54,7 @@ class YamlEdits:
 
     def __init__(self, text: str):
         self._text = text
+        self._line_end = "\r\n" if "\r\n" in text else "\n"
         self._edits: list[tuple[int, int, str]] = []
         """(start, end, what replaces it)."""
         self._entries: dict[yaml.MappingNode, _EntryChanges] = {}
@@ -74,7 +75,7 @@ class YamlEdits:
             return
         while not below_comments and line and self._line_before(line).startswith(f"{indent}#"):
             line = self._line_start(line - 1)
-        self._edits.append((line, line, f"{indent}{entry}\n"))
+        self._edits.append((line, line, f"{indent}{entry}{self._line_end}"))
 
     def remove_entries(self, mapping: yaml.MappingNode, names: Collection[str]) -> None:
         """Remove the entries with these names, as far as there are any."""

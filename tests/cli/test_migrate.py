@@ -47,6 +47,13 @@ def test_a_recipe_is_rewritten_once_and_says_what_has_changed(rlcli, older: Path
     assert older.read_text() == TODAY
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_line_ends_and_a_byte_order_mark_of_windows_are_kept(rlcli, older: Path, mark: bytes):
+    older.write_bytes(mark + OLDER.replace("\n", "\r\n").encode())
+    assert rlcli("migrate", "older.yaml")[0] == 0
+    assert older.read_bytes() == mark + TODAY.replace("\n", "\r\n").encode()
+
+
 def test_dry_run_only_says_what_would_change(rlcli, older: Path):
     code, out, _ = rlcli("migrate", "older.yaml", "--dry-run")
     assert (code, out.splitlines()[0]) == (0, "older.yaml: would be rewritten")

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcli.errors import DataError, ModelError, UsageError
 from rlcli.recipe.schema import Recipe
+from rlcli.units import count
 
 STATE = "state.json"
 FORMAT = 3
@@ -112,10 +113,10 @@ class Start:
         planned = (
             f"train.steps is {steps}"
             if recipe.train.steps is not None
-            else f"train.epochs={epochs} is {steps} steps"
+            else f"train.epochs={epochs} is {count(steps, 'step')}"
         )
         raise UsageError(
-            f"{planned}, but the run has done {done} steps",
+            f"{planned}, but the run has done {count(done, 'step')}",
             hint=(
                 f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more continues it"
             ),

@@ -20,6 +20,7 @@ from rlcli.cli.supervision import (
 )
 from rlcli.cli.train import tell
 from rlcli.observe.run_search import find_run
+from rlcli.units import count
 
 
 def resume(
@@ -72,7 +73,8 @@ def resume(
             folder, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes
         )
     if resumed.longer and not as_json:
-        print_text(f"run is complete ({resumed.step} steps). To train longer: {resumed.longer}")
+        steps = count(resumed.step, "step")
+        print_text(f"run is complete ({steps}). To train longer: {resumed.longer}")
         return 0
     return tell(resumed.finished, as_json)
 

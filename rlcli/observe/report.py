@@ -25,6 +25,7 @@ from rlcli.observe.profile import profile_table, read_calls, traces
 from rlcli.observe.samples import SampleRecord
 from rlcli.observe.series import clock_time, curve, find_key, number, short
 from rlcli.observe.terminal import one_line, open_console, short_path, speaks_unicode
+from rlcli.units import count
 
 WIDTH = 80
 NARROW = 60
@@ -133,7 +134,7 @@ def _title(outcome: RunOutcome) -> Text:
     steps = max((int(record["step"]) for record in outcome.records if "step" in record), default=0)
     resumed = f", {steps - outcome.began_after} of them" if outcome.began_after else ""
     duration = f"{resumed} in {clock_time(outcome.seconds)}" if outcome.seconds is not None else ""
-    return Text.assemble((one_line(outcome.recipe), "bold"), f": {steps} steps{duration}")
+    return Text.assemble((one_line(outcome.recipe), "bold"), f": {count(steps, 'step')}{duration}")
 
 
 def _print_profile(console: Console, run: Path) -> None:

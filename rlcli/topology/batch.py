@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.recipe.components import argument_of
 from rlcli.recipe.lengths import sequences_of_row
+from rlcli.units import count
 
 if TYPE_CHECKING:
     from rlcli.recipe.mesh import Mesh
@@ -40,18 +41,18 @@ class BatchArithmetic:
 
     def lines(self) -> list[str]:
         """The arithmetic in words."""
-        rows = f"{self.prompts} rows"
+        rows = count(self.prompts, "row")
         if self.responses_per_prompt > 1:
             rows = (
-                f"{self.prompts} prompts x {self.responses_per_prompt} responses = "
+                f"{count(self.prompts, 'prompt')} x {self.responses_per_prompt} responses = "
                 f"{self.sequences} sequences"
             )
         elif self.sequences_per_row > 1:
             rows = (
-                f"{self.prompts} rows x {self.sequences_per_row} sequences at most = "
-                f"{self.sequences} sequences"
+                f"{rows} x {self.sequences_per_row} sequences at most = {self.sequences} sequences"
             )
-        length = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
+        steps, epochs = self.steps, self.epochs
+        length = count(steps, "step") if steps is not None else count(epochs or 0, "epoch")
         lines = [f"{length} of {rows}"]
         updates = {
             role: self._updates(self.minibatches.get(role, 1), *share)
@@ -62,15 +63,15 @@ class BatchArithmetic:
             lines.append(f"{roles}: {text}")
         return lines
 
-    def _updates(self, count: int, least: int, most: int) -> str:
+    def _updates(self, number: int, least: int, most: int) -> str:
         """What a role trains on in a step: in all, on each rank, and in each of its updates."""
         share = f"{least}" if least == most else f"{least} to {most}"
-        step = f"{self.sequences} sequences ({share} per rank)"
-        if count == 1:
+        step = f"{count(self.sequences, 'sequence')} ({share} per rank)"
+        if number == 1:
             return f"{step} in 1 update"
-        about = "" if most % count == 0 and least == most else "about "
-        updates = f"{count} updates of {_quotient(self.sequences, count)}"
-        return f"{step} in {updates} ({about}{-(-most // count)} per rank)"
+        about = "" if most % number == 0 and least == most else "about "
+        updates = f"{number} updates of {_quotient(self.sequences, number)}"
+        return f"{step} in {updates} ({about}{-(-most // number)} per rank)"
 
 
 def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:

@@ -91,6 +91,15 @@ def test_plan_fits_80_columns_and_shows_the_arithmetic(rlcli):
     assert {role["role"] for role in document["roles"]} == {"actor", "critic", "ref", "reward"}
 
 
+def test_a_plan_of_one_of_each_has_no_plurals(rlcli):
+    row, epoch = "train.prompts_per_step=1", ("train.steps=null", "train.epochs=1")
+    _, out, _ = rlcli("plan", "sft_math", row, *epoch)
+    assert "step: 1 epoch of 1 row\n" in out
+    assert "1 sequence (1 per rank)" in out
+    _, out, _ = rlcli("plan", "sft_math", row, "train.steps=1")
+    assert "step: 1 step of 1 row\n" in out
+
+
 def test_ls_lists_components_and_recipes(rlcli):
     code, out, _ = rlcli("ls")
     assert code == 0

@@ -249,8 +249,8 @@ def test_gpus_are_divided_between_runs(project, monkeypatch):
     two = load_recipe(
         "toy.yaml", ["launch=local", "cluster.devices_per_node=2", "cluster.device=cuda"]
     ).recipe
-    one = load_recipe("toy.yaml", ["cluster.device=cuda"]).recipe
-    for runs in ([two], [one, two], [two, one]):  # each slot is for any of them
+    small = load_recipe("toy.yaml", ["cluster.device=cuda"]).recipe
+    for runs in ([two], [small, two], [two, small]):  # each slot is for any of them
         assert slots(runs, None) == [
             {"CUDA_VISIBLE_DEVICES": "0,1"},
             {"CUDA_VISIBLE_DEVICES": "2,3"},

@@ -223,6 +223,10 @@ def report(outcome, **options):
     return stream.getvalue()
 
 
+def test_the_report_of_one_step_says_step(outcome):
+    assert "ppo_math: 1 step in" in report(replace(outcome, records=[{"step": 1}]))
+
+
 def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     text = report(outcome)

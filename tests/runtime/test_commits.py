@@ -158,11 +158,11 @@ def test_a_step_without_the_metric_that_ranks_checkpoints_is_mentioned_once(fold
     for step in (1, 2, 3):
         metrics = {"total/tokens": 1.0} if step == 1 else {"actor/loss": 1.0, "actor/lr": 0.1}
         commits.begin(step, begin(folder, step, "run"), metrics)
-        for part in (MASTER, 0):
-            commits.add(step, part, [])
+        for writer in (MASTER, 0):
+            commits.add(step, writer, [])
         warnings += [outcome.warnings for outcome in commits.outcomes()]
-    said = (
+    warning = (
         "checkpoint.keep_best does not count step 2, which has no actor/losss; "
         "did you mean actor/loss?"
     )
-    assert warnings == [(), (said,), ()]
+    assert warnings == [(), (warning,), ()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +58,7 @@ def plot(
     folders, metrics = runs_and_metrics(words, lambda word: [find_run(word, runs)])
     records = {short_name(folder, runs): _records(folder) for folder in folders}
     chosen = metrics or usual_metrics(list(records.values()))
-    charts = [chart(metric, records) for metric in chosen or [_missing(records.values())]]
+    charts = [chart(metric, records) for metric in chosen or [_missing([*records.values()])]]
     if output is not None:
         write_picture(charts, output)
     if as_json:
@@ -102,12 +102,20 @@ def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
     return [name for name in USUAL if has_values(name)][:MOST_USUAL]
 
 
-def _missing(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
-    """The metric to name in the error for runs that have no values of any usual one."""
+def _missing(runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """The metric to name in the error for runs that have no values of any usual one. Raises
+    UsageError if they have others only."""
     from rlcli.observe.charts import recorded
 
-    keys = {name: [recorded(name, records)[0] for records in runs] for name in USUAL}
-    return next((name for name, of_runs in keys.items() if any(of_runs)), USUAL[0])
+    for name in USUAL:
+        if any(recorded(name, records)[0] for records in runs):
+            return name
+    others = {key for records in runs for record in records for key in record} - {"step", "time"}
+    if others:
+        usual = f"{', '.join(USUAL[:-1])} or {USUAL[-1]}"
+        hint = f"name a metric, for example {', '.join(sorted(others)[:6])}"
+        raise UsageError(f"these runs report no {usual}", hint=hint)
+    return USUAL[0]
 
 
 def write_picture(charts: Sequence[Chart], file: Path) -> None:

@@ -378,6 +378,18 @@ def test_metrics_are_plotted_in_the_terminal(rlcli):
     assert rlcli("plot", "nothing", "reward")[0] == 6
 
 
+def test_a_plot_of_a_run_without_the_usual_metrics_asks_for_one(rlcli):
+    lines = [{"step": n, "time": "later", "time/step": 2.0, "actor/forks": 1.0} for n in (1, 2)]
+    file = record("runs/answers/one") / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, out, err = rlcli("plot", "one")
+    assert (code, out) == (2, "")
+    assert "these runs report no reward, eval/accuracy, kl, loss or length" in err
+    assert "hint: name a metric, for example actor/forks, time/step" in err
+    file.write_text("")
+    assert "no run has a metric yet" in rlcli("plot", "one")[2]
+
+
 def test_a_curve_is_a_metric_even_if_a_recipe_or_a_folder_is_called_like_it(rlcli):
     record("runs/ppo_math/one")
     record("runs/reward/two")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcli.api.run_folder import CHECKPOINTS, STATUS, newest_run_in
+from rlcli.api.run_folder import CHECKPOINTS, STATUS, is_run, newest_run_in
 from rlcli.checkpoint.manifest import MANIFEST, read_manifest
 from rlcli.checkpoint.verify import NAME, checkpoints_in, examine, step_of
 from rlcli.errors import ModelError, UsageError
@@ -54,7 +54,7 @@ def find_role(source: Path, role: str | None = None, step: int | None = None) ->
                 hint="leave out --step",
             )
         return _in_checkpoint(source, role)
-    if (source / CHECKPOINTS).is_dir() or (source / MODELS).is_dir():
+    if is_run(source) or (source / CHECKPOINTS).is_dir() or (source / MODELS).is_dir():
         return _in_run(source, role, step)
     if (newest := newest_run_in(source)) is not None:
         raise ModelError(f"{source} is a folder of runs", hint=f"the newest is {newest}")

@@ -91,6 +91,10 @@ def test_folders_without_a_run_are_refused(tmp_path):
         find_role(tmp_path / "nowhere")
     with pytest.raises(ModelError, match="neither a run"):
         find_role(tmp_path)
+    (tmp_path / "status.json").write_text("{}")  # a run that has just begun
+    with pytest.raises(ModelError, match="neither a checkpoint nor a model yet"):
+        find_role(tmp_path)
+    (tmp_path / "status.json").unlink()
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ModelError, match="neither a checkpoint nor a model"):
         find_role(tmp_path)

@@ -51,9 +51,7 @@ class BatchArithmetic:
             rows = (
                 f"{rows} x {self.sequences_per_row} sequences at most = {self.sequences} sequences"
             )
-        steps, epochs = self.steps, self.epochs
-        length = count(steps, "step") if steps is not None else count(epochs or 0, "epoch")
-        lines = [f"{length} of {rows}"]
+        lines = [f"{self._length()} of {rows}"]
         updates = {
             role: self._updates(self.minibatches.get(role, 1), *share)
             for role, share in self.sequences_per_rank.items()
@@ -62,6 +60,12 @@ class BatchArithmetic:
             roles = ", ".join(role for role, of_role in updates.items() if of_role == text)
             lines.append(f"{roles}: {text}")
         return lines
+
+    def _length(self) -> str:
+        if self.steps is not None:
+            return count(self.steps, "step")
+        assert self.epochs is not None
+        return count(self.epochs, "epoch")
 
     def _updates(self, number: int, least: int, most: int) -> str:
         """What a role trains on in a step: in all, on each rank, and in each of its updates."""

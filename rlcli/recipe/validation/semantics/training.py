@@ -138,20 +138,14 @@ def _draws(notes: Notes) -> None:
     recipe, graph = notes.recipe, train_graph(notes.recipe)
     dropping = [mfc.name for mfc in graph if mfc.drops]
     ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
-    no_effect: dict[str, str] = {}
     if not dropping:
-        no_effect["max_redraws"] = "no call drops prompts"
+        _without_effect(notes, ["max_redraws"], "no call drops prompts")
     if not ahead:
-        no_effect["max_segments"] = no_effect["take_first"] = "no call samples ahead of training"
+        keys = ["max_segments", "take_first"]
+        _without_effect(notes, keys, "no call samples ahead of training")
     if not dropping and not ahead:
-        no_effect["prompts_per_draw"] = (
-            "no call drops prompts, and none samples them ahead of training"
-        )
-    for key, reason in no_effect.items():
-        if getattr(recipe.train, key) != type(recipe.train).model_fields[key].default:
-            message, hint = f"train.{key} has no effect: {reason}", f"train.{key}=null removes it"
-            needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
-            notes.note("R71", message, ("train", key), hint, needs=needs)
+        reason = "no call drops prompts, and none samples them ahead of training"
+        _without_effect(notes, ["prompts_per_draw"], reason)
     for name in dropping if ahead else ():
         if name not in ahead:
             message = (
@@ -165,6 +159,16 @@ def _draws(notes: Notes) -> None:
                 "set train.max_staleness=0",
                 needs=[("train", "max_staleness")],
             )
+
+
+def _without_effect(notes: Notes, keys: Iterable[str], reason: str) -> None:
+    """Refuse keys of `train` that are not at their default."""
+    train = notes.recipe.train
+    for key in keys:
+        if getattr(train, key) != type(train).model_fields[key].default:
+            message, hint = f"train.{key} has no effect: {reason}", f"train.{key}=null removes it"
+            needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
+            notes.note("R71", message, ("train", key), hint, needs=needs)
 
 
 def _stale(notes: Notes) -> None:

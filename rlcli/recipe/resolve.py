@@ -19,13 +19,14 @@ from rlcli.recipe.call_generation import with_generation
 from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import signature_of
 from rlcli.recipe.files import with_found_files
+from rlcli.recipe.parsing.collecting import collect
 from rlcli.recipe.parsing.defaults import with_lists_to_extend
 from rlcli.recipe.parsing.interpolation import (
     interpolate,
     referenced_blocks,
     references_in,
 )
-from rlcli.recipe.parsing.layers import Layer, collect, find_recipe
+from rlcli.recipe.parsing.layers import Layer, find_recipe
 from rlcli.recipe.parsing.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.places import GRAPHS

@@ -252,6 +252,13 @@ def test_a_profile_of_another_algorithm_is_refused_with_one_that_fits(
     assert hint in (problem.hint or "")
 
 
+def test_profiles_that_fit_find_the_calls_that_they_change():
+    (problem,) = problems("sft_math", "--with", "dapo")
+    assert problem.hint == "profiles that fit: gpu1, gpu8"
+    (problem,) = problems("distill_math", "--with", "dapo")
+    assert problem.hint == "profiles that fit: gpu1, gpu8, judge, sglang, vllm"
+
+
 def test_a_profile_may_bring_a_base_or_a_block_of_its_own(tmp_path: Path):
     layer = tmp_path / "own.yaml"
     layer.write_text(

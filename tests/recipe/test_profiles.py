@@ -127,3 +127,13 @@ def test_profiles_and_overrides_do_not_apply_to_the_warm_start(folder: Path):
     (start,) = warm_starts(load_recipe("ppo_math", ["log.dir=elsewhere"], ["p"]))
     assert (start.source.recipe.seed, start.source.recipe.log.dir) == (1, "runs")
     assert start.source.profiles == ()
+
+
+@pytest.mark.parametrize("name", ["my-reward", "my_reward", "my-rewar"])
+def test_a_layer_in_a_folder_of_layers_is_hinted_at(folder: Path, name: str):
+    (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (folder / "recipes" / "rewards").mkdir(parents=True)
+    (folder / "recipes" / "rewards" / "my-reward.yaml").write_text("seed: 7\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("small", (), [name])
+    assert caught.value.problems[0].hint == "did you mean rewards/my-reward?"

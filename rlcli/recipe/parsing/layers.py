@@ -1,5 +1,4 @@
-"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself, then
-those of `--with`."""
+"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself."""
 
 from __future__ import annotations
 
@@ -138,21 +137,27 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
     if file is not None or refused:
         return file
     name = profile.removesuffix(".yaml")
-    named = _named(f"{PROFILES}{name}") or _named(name)
-    if named is not None:
+    if named := _named(f"{PROFILES}{name}") or _named(name):
         return named
-    profiles = profile_names()
-    hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
+    message = f"layer {profile!r} not found (not a file, and no profile has that name)"
+    problems.add("R51", message, mark, _instead_of_layer(name))
+    return None
+
+
+def _instead_of_layer(name: str) -> str | None:
+    """What was probably meant by a layer that does not exist."""
     from rlcli.recipe.launch_section import LaunchSection
 
-    if name in get_args(LaunchSection.model_fields["type"].annotation):
-        hint = f"it is a launcher: write launch={name}"
     if name in registry.names("backends"):
-        hint = f"it is a backend: write models.actor.backend={name}"
-    problems.add(
-        "R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint
-    )
-    return None
+        return f"it is a backend: write models.actor.backend={name}"
+    if name in get_args(LaunchSection.model_fields["type"].annotation):
+        return f"it is a launcher: write launch={name}"
+    profiles = profile_names()
+    layers = [layer for layer in recipe_names() if layer.startswith(PARTS[1:])]
+    near = nearest_name(name, [Path(layer).name for layer in layers])
+    if near is not None:
+        return f"did you mean {name_of_file(near, layers)}?"
+    return did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
 
 
 def with_option(profile: str) -> Mark:
@@ -179,59 +184,6 @@ def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[
     return (candidates[0] if candidates else None), False
 
 
-def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> list[Layer]:
-    """All layers of a recipe, lowest first, those of `--with` last. A layer reached twice counts
-    where it came first; one named by `--with` must be new,
-    because otherwise it would not be on top."""
-    collector = _Collector(recipe_roots(), problems)
-    collector.add(path, path.name, None)
-    for profile in profiles:
-        if file := find_profile(profile, problems):
-            below = collector.layers[:]
-            collector.lay(file, with_option(profile))
-            _check_base(profile, below, collector.layers, problems)
-        else:
-            problems.is_cut_off = True
-    return collector.layers
-
-
-def _check_base(
-    profile: str, below: Sequence[Layer], layers: Sequence[Layer], problems: Problems
-) -> None:
-    """Refuse a layer of `--with` that sets the block of an algorithm's base, such as `ppo` of
-    `base/ppo`, for a recipe that does not extend it."""
-    bases = _bases_needed(layers[len(below) :], below)
-    if not bases:
-        return
-    recipe = below[-1].path.stem if below else "the recipe"
-    fitting = [
-        name for name, path in profile_names().items() if not _bases_needed(_layers_of(path), below)
-    ]
-    near = nearest_name(profile, fitting)
-    message = f"{profile} is for recipes that extend {bases[0]}, and {recipe} does not"
-    hint = f"did you mean --with {near}?" if near else f"profiles that fit: {', '.join(fitting)}"
-    problems.add("R51", message, with_option(profile), hint)
-    problems.is_cut_off = True
-
-
-def _bases_needed(layers: Sequence[Layer], below: Sequence[Layer]) -> list[str]:
-    """The bases whose blocks some layers set, but none of those below."""
-    from rlcli.recipe.schema import SECTIONS  # names of recipes are listed without it
-
-    keys = {key for layer in layers for key in layer.tree.entries}
-    keys -= {key for layer in below for key in layer.tree.entries}
-    files, named = [layer.path.resolve() for layer in (*layers, *below)], recipe_names()
-    bases = {f"base/{key}": named.get(f"base/{key}") for key in sorted(keys - {*SECTIONS})}
-    return [base for base, path in bases.items() if path and path.resolve() not in files]
-
-
-def _layers_of(path: Path) -> list[Layer]:
-    """A layer with those that it extends, lowest first."""
-    collector = _Collector(recipe_roots(), Problems())
-    collector.add(path, path.name, None)
-    return collector.layers
-
-
 def shown(path: Path) -> str:
     """A path as shown in messages."""
     try:
@@ -248,7 +200,9 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-class _Collector:
+class Collector:
+    """Reads layers and those that they extend, each once."""
+
     def __init__(self, roots: list[Path], problems: Problems):
         self.roots = roots
         self.problems = problems

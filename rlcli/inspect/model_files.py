@@ -3,6 +3,7 @@ for `rlcli train` and `rlcli check` alike."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,11 +160,11 @@ def _unreachable_stops(resolved: Resolved) -> Iterator[ModelError]:
         if not stops or not resolved.recipe.models[call.model].has_weights:
             continue
         sizes = architecture_of(resolved, weights_origin(resolved.recipe, call.model))
-        beyond = [] if isinstance(sizes, str) else [n for n in stops if n >= sizes.vocabulary]
-        if beyond:
+        rows = math.inf if isinstance(sizes, str) else sizes.vocabulary
+        if beyond := [id_ for id_ in stops if id_ >= rows]:
             where = resolved.origin((*path, "interface", "args", GENERATION, "stop_token_ids"))
             message = f"no token of models.{call.model} has the id {beyond[0]} of stop_token_ids"
-            hint = f"its ids are below {sizes.vocabulary}"
+            hint = f"its ids are below {rows}"
             errors.setdefault(str(where), ModelError(message, where=str(where), hint=hint))
     yield from errors.values()
 

@@ -103,10 +103,8 @@ def test_engines_on_disjoint_ranks_of_a_run_train_independently(stage):
         assert stats["loss_weight"] == 2 * alone["loss_weight"]
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_parameters_are_stored_only_once(stage):
     """On two ranks, before the first step: all of them, or half of each in stage 3,
     in addition to the library's buffers."""

@@ -75,6 +75,7 @@ def test_the_utilisation_is_known_once_it_was_measured(runs):
     }
 
 
+@pytest.mark.long
 def test_the_utilisation_follows_from_a_stated_rate_and_the_time_of_the_calls(train, tiny_ppo):
     run = train("ppo_math", *tiny_ppo, "log.peak_tflops=0.5")
     assert run.code == 0, run.err

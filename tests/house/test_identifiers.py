@@ -62,11 +62,11 @@ def assigned_name(node: ast.AST) -> str | None:
 
 def vague_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, name) of each name without content."""
-    excepted = short_lived(tree)
-    for node in ast.walk(tree):
-        name = assigned_name(node)
-        if name in VAGUE and node not in excepted:
-            yield node.lineno, name
+    named = [node for node in ast.walk(tree) if assigned_name(node) in VAGUE]
+    excepted = short_lived(tree) if named else set()
+    for node in named:
+        if node not in excepted:
+            yield node.lineno, assigned_name(node)
 
 
 @cache

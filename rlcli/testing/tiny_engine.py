@@ -136,7 +136,7 @@ class TinyRanks:
                 self._barrier.abort()
 
         self._is_one_done = False
-        # after a fork torch renews its pool when it is next asked for, not safely by several threads
+        # after a fork torch renews its pool when it is next needed: not safely in several threads
         torch.set_num_threads(torch.get_num_threads())
         threads = [threading.Thread(target=on_rank, args=(rank,)) for rank in range(self.n)]
         for thread in threads:

@@ -182,15 +182,10 @@ class Effects:
                     if self._differ(self._of(first), self._of(second)):
                         yield argument, values
 
-    def variants(self) -> Iterator[Changes]:
-        """Each other value of a flag or choice that is accepted, with what it needs."""
-        for argument in self._arguments:
-            if argument.is_choice:
-                yield from self._each(argument)
-
-    def variants_with_effect(self, silent: Sequence[str]) -> Iterator[Changes]:
-        """The variants: one that changes no result by itself is beside a value of another argument
-        with which it does; not so those of the arguments `silent`."""
+    def variants(self, silent: Sequence[str]) -> Iterator[Changes]:
+        """Each other value of a flag or choice that is accepted, with what it needs, and with the
+        first value of another argument without which it would change no result; not so those of the
+        arguments `silent`."""
         for argument in self._arguments:
             if argument.is_choice:
                 for changes in self._each(argument):

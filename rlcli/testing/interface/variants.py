@@ -7,7 +7,14 @@ from typing import Any
 
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, REWARDS
-from rlcli.testing.arguments import Changes, Effects, check_variants, run_each, silent_arguments
+from rlcli.testing.arguments import (
+    Changes,
+    Effects,
+    arguments_of,
+    check_variants,
+    run_each,
+    silent_arguments,
+)
 from rlcli.testing.contract import skip_if, skip_unless
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import EffectSubject, batches_for, only_rewards
@@ -143,12 +150,10 @@ class VariantChecks(EffectSubject):
 
 
 def _variants(interface: ModelInterface, effects: Effects) -> list[Changes]:
-    """Skips the check without any."""
-    variants = list(
-        effects.variants()
-        if only_rewards(interface)
-        else effects.variants_with_effect(silent_arguments(type(interface)))
-    )
+    """Skips the check without any. Effects of rewards are not looked for, which may take long."""
+    everything = [argument.name for argument in arguments_of(interface)]
+    silent = everything if only_rewards(interface) else silent_arguments(type(interface))
+    variants = list(effects.variants(silent))
     skip_unless(variants, "has neither flags nor choices")
     return variants
 

@@ -110,6 +110,7 @@ NOT_HERE = {
     "backends/_vllm_dialect.py _unsuitable": "reads what a server says of its device",
     "backends/_server_response.py": "is on the host",
     "backends/_server_weights.py": "is on the host",
+    "rlcli/checkpoint/library_moves.py": "`rlcli convert` reads and writes files on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",

@@ -9,9 +9,13 @@ import pytest
 
 from rlcli.api.model import ModelInterface
 from rlcli.ops.packing import action_mask
-from rlcli.testing.arguments import Effects, VariedArgument, arguments_of
+from rlcli.testing.arguments import (
+    VariedArgument,
+    arguments_of,
+)
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation
+from rlcli.testing.effects import Effects
 from rlcli.testing.interface.arguments import ArgumentChecks, effects_of
 from rlcli.testing.interface.training_trial import usual_batches
 

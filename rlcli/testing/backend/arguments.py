@@ -1,4 +1,4 @@
-"""Every argument of a backend matters (`rlcli.testing.arguments`), or it may be changed on resume,
+"""Every argument of a backend matters (`rlcli.testing.effects`), or it may be changed on resume,
 since it changes no number."""
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from rlcli.errors import RlcliError
 from rlcli.registry import signature
 from rlcli.testing.arguments import (
     Changes,
-    Effects,
     VariedArgument,
     arguments_of,
-    demand_effects,
-    remembered,
     silent_arguments,
 )
 from rlcli.testing.backend.base import (
@@ -39,6 +36,7 @@ from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.mixtures import FAMILIES
 from rlcli.testing.backend.plain import Stats
 from rlcli.testing.contract import skip_unless
+from rlcli.testing.effects import Effects, demand_effects, remembered
 
 SHORT: dict[str, Any] = {"greedy": True, "max_new_tokens": 4}
 DEFAULTS = {**SETTINGS, "dtype": "float32"}

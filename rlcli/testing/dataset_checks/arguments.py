@@ -1,4 +1,4 @@
-"""Every argument of a dataset matters (`rlcli.testing.arguments`), names the column that it should,
+"""Every argument of a dataset matters (`rlcli.testing.effects`), names the column that it should,
 and keeps what it writes as it is written."""
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from rlcli.errors import DataError, ModelError, RlcliError
 from rlcli.project import is_built_in
 from rlcli.testing.arguments import (
     Changes,
-    Effects,
     VariedArgument,
     arguments_of,
     check_variants,
-    demand_effects,
-    remembered,
     run_each,
     silent_arguments,
 )
@@ -44,6 +41,7 @@ from rlcli.testing.dataset_checks.trial import (
     records,
     usual_tokenizer,
 )
+from rlcli.testing.effects import Effects, demand_effects, remembered
 from rlcli.testing.tokenizer import MARKED_TEMPLATE, byte_tokenizer
 
 NEW_COLUMN = "column of another name"

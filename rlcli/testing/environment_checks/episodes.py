@@ -18,15 +18,14 @@ from rlcli.api.limits import needs_of
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
     Changes,
-    Effects,
     VariedArgument,
     arguments_of,
-    demand_effects,
     silent_arguments,
     values_like,
 )
 from rlcli.testing.class_source import attributes_read
 from rlcli.testing.contract import Contract, Note, skip_if, skip_unless
+from rlcli.testing.effects import Effects, demand_effects
 from rlcli.testing.environment_checks.elsewhere import HASH_SEED, traces_elsewhere
 from rlcli.testing.environment_checks.plays import Play, Script, Trace, difference
 from rlcli.testing.environment_checks.trial import (

@@ -1,9 +1,9 @@
-"""Every argument of an interface matters (`rlcli.testing.arguments`)."""
+"""Every argument of an interface matters (`rlcli.testing.effects`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,14 +17,13 @@ from rlcli.api.limits import needs_of
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import (
     Changes,
-    Effects,
     arguments_of,
-    demand_effects,
     demand_use,
     silent_arguments,
 )
 from rlcli.testing.batches import KEYS, PAIRS
 from rlcli.testing.contract import Violation, place_of, skip_unless
+from rlcli.testing.effects import Deferred, Effects, demand_effects
 from rlcli.testing.interface.inference_trial import (
     CallSubject,
     CallTrial,
@@ -43,8 +42,6 @@ from rlcli.testing.interface.training_trial import (
     usual_batches,
 )
 
-Outcome = Sequence[Any] | str
-"""The results of a call and the state after it; a text: what it refused."""
 UNEVEN = [*PAIRS[:3], *([*group, *group] for group in PAIRS[3:6])]
 """Groups of different sizes, which count differently where groups count."""
 
@@ -100,20 +97,22 @@ def effects_of(make: Make, batches: Batches, tokenizer: Any) -> Effects:
     """The results of all calls that the interface has."""
     interface = make()
     available = {*KEYS, *usual_batch(batches).keys}
-    arguments = arguments_of(interface)
-    results = [
-        trial
-        for call, trial in (
-            ("train_step", lambda changes: _training(make, batches, changes)),
-            ("inference", lambda changes: _inference(make, batches, changes, tokenizer)),
-        )
-        if overrides(interface, call)
-    ]
+
+    def results(changes: Changes) -> list[Deferred]:
+        steps = _Training(make, batches, changes).results
+        inference = [Deferred(lambda: _inference(make, batches, changes, tokenizer))]
+        return [
+            result
+            for call, results in (("train_step", steps), ("inference", inference))
+            if overrides(interface, call)
+            for result in results
+        ]
+
     return Effects(
-        arguments,
+        arguments_of(interface),
         needs_of(type(interface)),
         lambda changes: _is_accepted(make, changes, available),
-        lambda changes: [_outcome(partial(trial, changes)) for trial in results],
+        results,
         _differ,
     )
 
@@ -148,29 +147,41 @@ def _strained(key: str, rows: torch.Tensor) -> torch.Tensor:
     return rows * each.view(-1, *[1] * (rows.dim() - 1))
 
 
-@dataclass(frozen=True)
-class OnRanks:
-    """A step on two ranks, whose shares differ. It is taken only when it is compared, rarely:
-    most results differ on one rank already."""
+class _Training:
+    """Steps of an interface with some arguments changed."""
 
-    rehearsal: Rehearsal
-    batch: SequenceSample
+    def __init__(self, make: Make, batches: Batches, changes: Changes):
+        self._make, self._batches, self._changes = make, batches, changes
+        steps = (lambda: self._usual_step, self._strained_step, self._step_on_ranks)
+        self.results = [Deferred(step) for step in steps]
+        """In the order of their time: most arguments show their effect in the first."""
 
     @cached_property
-    def outcome(self) -> Outcome:
-        shares = [range(1), range(1, self.batch.bs)]
-        return _outcome(lambda: self.rehearsal.train_on_ranks(self.batch, shares)[:1])
+    def _rehearsal(self) -> Rehearsal:
+        def changed(**further: Any) -> ModelInterface:
+            return self._make(**self._changes, **further)
 
+        return Rehearsal(changed, batches_for(changed(), self._batches))
 
-def _training(make: Make, batches: Batches, changes: Changes) -> list[TrainingOutcome | OnRanks]:
-    """A step on a usual and one on a strained batch; and one on two ranks."""
+    @cached_property
+    def _usual(self) -> SequenceSample:
+        return self._rehearsal.fit(self._rehearsal.batches(UNEVEN))
 
-    def changed(**further: Any) -> ModelInterface:
-        return make(**changes, **further)
+    @cached_property
+    def _usual_step(self) -> TrainingOutcome:
+        return self._rehearsal.train(self._usual)
 
-    rehearsal = Rehearsal(changed, batches_for(changed(), batches))
-    usual = rehearsal.fit(rehearsal.batches(UNEVEN))
-    return [rehearsal.train(usual, strained(usual)), OnRanks(rehearsal, usual)]
+    def _strained_step(self) -> TrainingOutcome:
+        """After the usual one."""
+        before = self._usual_step
+        return self._rehearsal.train(
+            strained(self._usual), model=before.model, interface=before.interface
+        )
+
+    def _step_on_ranks(self) -> TrainingOutcome:
+        """The outcome on the first of two ranks, whose shares differ."""
+        shares = [range(1), range(1, self._usual.bs)]
+        return self._rehearsal.train_on_ranks(self._usual, shares)[0]
 
 
 def batches_for(interface: ModelInterface, batches: Batches) -> Batches:
@@ -205,17 +216,10 @@ def _is_accepted(make: Make, changes: Changes, available: Collection[str]) -> bo
     return all(keys is None or can_be_read >= set(keys.needed) for keys in declared)
 
 
-def _outcome(trial: Callable[[], Sequence[Any]]) -> Outcome:
-    try:
-        return trial()
-    except RlcliError as refusal:
-        return refusal.what
-
-
 def _differ(first: Any, second: Any, ignored: Collection[str] = ()) -> bool:
     """Whether two results differ, other than in stats that are ignored; of several, whether any
     do."""
-    if isinstance(first, OnRanks):
+    if isinstance(first, Deferred):
         return _differ(first.outcome, second.outcome, ignored)
     if isinstance(first, list) and isinstance(second, list):
         return any(_differ(a, b, ignored) for a, b in zip(first, second, strict=True))

@@ -9,13 +9,13 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ADVANTAGES, REWARDS
 from rlcli.testing.arguments import (
     Changes,
-    Effects,
     arguments_of,
     check_variants,
     run_each,
     silent_arguments,
 )
 from rlcli.testing.contract import skip_if, skip_unless
+from rlcli.testing.effects import Effects
 from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.arguments import EffectSubject, batches_for, only_rewards
 from rlcli.testing.interface.credit import CreditChecks

@@ -125,11 +125,12 @@ class RunDirectory:
             make_folder(folder)
             if not (folder / LOCK).exists():
                 _refuse_used(folder)
-            lock = RunLock.acquire(folder / LOCK, supervisor)
+            lock = RunLock.acquire(folder / LOCK)
         except OSError as error:
             raise _not_writable(path or Path(log_dir), error) from None
         try:
             _refuse_used(folder)  # again: another run may have come and gone before we got the lock
+            lock.record_holder(supervisor)
             shutil.rmtree(folder / LAYERS, ignore_errors=True)  # of a start that was interrupted
             run = cls(folder, uuid.uuid4().hex, lock)
             run._write_first_files(recipe_name, sys.argv if command is None else command)
@@ -160,8 +161,9 @@ class RunDirectory:
         F71 it is still running, F72 it is not a run's folder, F75 it is not writable."""
         run = cls.open(path)
         try:
-            run._lock = RunLock.acquire(run.path / LOCK, supervisor)
+            run._lock = RunLock.acquire(run.path / LOCK)
             _check_writable(run.path)
+            run._lock.record_holder(supervisor)
         except OSError as error:
             run.close()
             raise _not_writable(run.path, error) from None

@@ -26,8 +26,7 @@ LARGEST = 4096
 
 @dataclass(frozen=True)
 class Holder:
-    """The last process to take the lock of a run. Whether it still runs is determined from its
-    processes."""
+    """The last process that had a run. Whether it still runs is determined from its processes."""
 
     owner: ProcessRecord
     """The process in which the run's master runs."""
@@ -52,9 +51,8 @@ class RunLock:
         self._descriptor: int | None = descriptor
 
     @classmethod
-    def acquire(cls, path: Path, supervisor: ProcessRecord | None = None) -> RunLock:
-        """Take the lock without waiting and record its holder. Raises ResourceError F71, which
-        names a live holder."""
+    def acquire(cls, path: Path) -> RunLock:
+        """Take the lock without waiting. Raises ResourceError F71, which names a live holder."""
         descriptor = open_private(path, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,14 +74,15 @@ class RunLock:
             log.warning(
                 "%s: no locks on this file system; make sure that no other run uses it", path.parent
             )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(
-            descriptor,
-            json.dumps(asdict(Holder(ProcessRecord.of_this_process(), supervisor))).encode()
-            + b"\n",
-            0,
-        )
         return cls(descriptor)
+
+    def record_holder(self, supervisor: ProcessRecord | None = None) -> None:
+        """Record that this process has the run, watched by `supervisor`. Whoever only looks whether
+        the lock is free leaves the record of the last one. Raises OSError."""
+        assert self._descriptor is not None
+        holder = Holder(ProcessRecord.of_this_process(), supervisor)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(asdict(holder)).encode() + b"\n", 0)
 
     def release(self) -> None:
         if self._descriptor is not None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import ResourceError, UsageError
-from rlcli.observe.run_directory import RunDirectory, check_name
+from rlcli.observe.run_directory import RunDirectory, check_name, check_new_folder
 from rlcli.observe.run_record import Committed, read_committed, read_status
 
 HOLDER = """
@@ -130,6 +130,19 @@ def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, name):
     with pytest.raises(ResourceError, match="F72"):
         RunDirectory.create(tmp_path, "ppo_math")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_that_is_refused_still_names_the_last_process_of_its_run(tmp_path):
+    with RunDirectory.create(tmp_path / "run", "toy") as run:
+        run.write_text("recipe.resolved.yaml", "name: toy\n")
+    lock = run.path / "lock"
+    elsewhere = '{"owner": {"host": "node7", "pid": 4711, "started": "1"}, "supervisor": null}\n'
+    lock.write_text(elsewhere)
+    with pytest.raises(ResourceError, match="F72"):
+        check_new_folder(run.path, is_run=True)
+    with pytest.raises(ResourceError, match="F72"):
+        RunDirectory.create(run.path, "toy")
+    assert lock.read_text() == elsewhere
 
 
 def test_a_folder_with_only_a_free_lock_and_logs_counts_as_empty(tmp_path):

@@ -80,7 +80,8 @@ class StatusLine:
         console = self._open_console()
         unicode = speaks_unicode(console)
         with self._lock:
-            if self._timer is None:  # it has ended meanwhile
+            # what was to be shown has ended meanwhile; another phase has a timer of its own
+            if self._timer is not threading.current_thread():
                 return
             self._live = Live(
                 get_renderable=lambda: self._activity.line(min(console.width, WIDEST), unicode),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rlcli.api.headway import BYTES, Count
-from rlcli.observe.status_line import SILENCE, StatusLog
+from rlcli.observe import status_line
+from rlcli.observe.status_line import SILENCE, StatusLine, StatusLog
 
 SCRIPT = """
 import sys, time
@@ -66,6 +70,30 @@ def test_what_takes_long_is_drawn_with_the_time_left_and_erased():
 
 def test_what_is_short_is_not_drawn():
     assert in_terminal(script(0.0)) == ("", "result\n")
+
+
+def test_a_phase_that_ends_while_its_line_appears_leaves_no_line_behind(monkeypatch):
+    monkeypatch.setattr(status_line, "APPEARS_AFTER", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=True)
+    is_opening, may_open = threading.Event(), threading.Event()
+
+    def open_console():
+        is_opening.set()
+        may_open.wait(60)
+        return console
+
+    line = StatusLine(open_console)
+    line.phase("first")
+    assert is_opening.wait(60)
+    line.phase("")
+    line.phase("second")
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    may_open.set()
+    for timer in timers:
+        timer.join(60)
+    line.phase("")
+    drawn = console.file.getvalue()
+    assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")  # the cursor is visible
 
 
 def test_nothing_is_drawn_on_a_dumb_terminal():

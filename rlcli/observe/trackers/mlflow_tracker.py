@@ -87,15 +87,9 @@ class MlflowTracker:
     def _begin(self, run: TrackedRun) -> str:
         from mlflow.entities import Param
 
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.project
-        experiment = self._client.get_experiment_by_name(name)
-        experiment_id = (
-            experiment.experiment_id
-            if experiment is not None
-            else self._client.create_experiment(name)
-        )
+        experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.project)
         tags = {"rlcli.run": run.id, "rlcli.group": run.group, "rlcli.tags": " ".join(run.tags)}
-        begun = self._client.create_run(experiment_id, run_name=run.name, tags=tags)
+        begun = self._client.create_run(experiment, run_name=run.name, tags=tags)
         run_id = str(begun.info.run_id)
         parameters = (
             Param(_name(key), str(value)[:LONGEST_VALUE]) for key, value in run.settings.items()
@@ -104,6 +98,18 @@ class MlflowTracker:
             self._client.log_batch(run_id, params=request, synchronous=True)
         self._client.log_dict(run_id, dict(run.origins), "origins.json")
         return run_id
+
+    def _experiment(self, name: str) -> str:
+        """The id of the experiment of that name, which is created if there is none."""
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except _mlflow().exceptions.MlflowException as error:
+                # the runs of a sweep begin at the same time: another one has created it
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id)
 
 
 def _mlflow() -> Any:

@@ -116,7 +116,7 @@ class Checkpoints:
         """Check before the run that the disk has room for all checkpoints of `size` bytes that it
         may have to hold at once, in addition to the existing ones. Raises ResourceError F28."""
         settings, self._size = self._recipe.checkpoint, size
-        if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
+        if settings.is_written:
             most_kept = settings.keep_last + settings.keep_best
             missing = most_kept + 1 - min(most_kept, len(checkpoints_in(self.folder)))
             subject = f"storing {missing} checkpoints" if missing > 1 else "a checkpoint"

@@ -66,6 +66,17 @@ def test_free_space_is_required_for_checkpoints_that_do_not_exist_yet(make, tmp_
         checkpoints.check_room(5 << 10)
 
 
+def test_free_space_is_required_whatever_the_occasion_of_checkpoints_is(make, monkeypatch):
+    never = {"at_end": False, "on_stop": False, "every_seconds": None}
+    occasions = ({name: True} for name in ("at_end", "on_stop"))
+    periods = ({name: 1} for name in ("every_steps", "every_epochs", "every_seconds"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=MIB))
+    for occasion in (*occasions, *periods):
+        with pytest.raises(ResourceError, match="F28"):
+            make(Checkpoint(**never | occasion)).check_room(MIB)
+    make(Checkpoint(**never)).check_room(MIB)
+
+
 def test_a_state_with_a_number_that_is_not_finite_is_an_error_of_the_interface(make):
     checkpoints = make(
         Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}}

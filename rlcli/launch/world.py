@@ -24,6 +24,8 @@ from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.launch.stacks import ask_for_stacks
 from rlcli.messaging.messages import RESTARTED, Report
 from rlcli.messaging.pulse import LOST_AFTER, Peer
+from rlcli.observe.run_logs import as_text
+from rlcli.observe.tail import last_lines
 from rlcli.open_files import TOO_MANY, needed_by_rank, too_few
 from rlcli.processes import ProcessRecord, ended_how
 from rlcli.runtime.worker_main import WORKER_FILE
@@ -273,7 +275,8 @@ class World:
         return self._error(message, self.name_of(node), self._logs / f"node{node}.log")
 
     def _error(self, message: str, where: str, log: Path) -> WorkerError:
-        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
+        text = "\n".join(map(as_text, last_lines(log, LAST_LINES)))
+        lines = text.splitlines()[-LAST_LINES:]  # progress bars end theirs otherwise
         hint = f"see the logs in {self._logs}"
         is_known = any(TOO_MANY in line for line in lines)
         if is_known:

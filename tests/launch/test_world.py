@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import tracemalloc
 from types import SimpleNamespace
 
 import psutil
@@ -269,6 +270,19 @@ def test_the_last_lines_of_a_dead_ranks_log_are_shown(world, tmp_path):
         WorkerError, match=r"last lines of rank3\.log:\n.*loading\n.*Segmentation fault"
     ):
         world._check_alive(LOST_AFTER)
+
+
+def test_of_a_log_of_any_size_only_the_end_is_read(world, tmp_path):
+    size = 64 << 20
+    (tmp_path / "logs/rank3.log").write_bytes(b"-" * size + b"\nstep 1\rstep 2\nKilled\n")
+    set_facts(world, 1, rank=3, exit=-9, out_of_memory=True)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WorkerError, match=r"\n  step 1\n  step 2\n  Killed"):
+            world._check_alive(LOST_AFTER)
+        assert tracemalloc.get_traced_memory()[1] < size / 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_node_that_does_not_come_is_named_with_its_command(world):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlcli.errors import DataError, ResourceError
-from rlcli.files import open_private, open_regular, replace_file
+from rlcli.files import make_folder, open_private, open_regular, replace_file
 from rlcli.units import count
 
 Warn = Callable[[str], None]
@@ -68,6 +68,9 @@ class JsonLines:
     written later, in order.
     """
 
+    _opened: os.stat_result
+    """The file that was opened last."""
+
     def __init__(self, path: Path, warn: Warn = log.warning):
         self.path = path
         self._warn = warn
@@ -114,18 +117,22 @@ class JsonLines:
             self.write(value)
 
     def sync(self) -> None:
-        """Sync every written line to disk. Raises OSError; a later call tries again."""
+        """Sync every written line to disk, also those of a file that somebody has removed. Raises
+        OSError; a later call tries again."""
         error = self._catch_up()
         if error is not None:
             raise error
-        assert self._descriptor is not None
         try:
-            # a file whose sync failed cannot be trusted any more, so it is rewritten
-            if self._is_doubtful:
-                with open(open_regular(self.path), "rb") as written:
-                    replace_file(self.path, written)
-                self._let_go()
-                self._open()
+            is_displaced = self._is_displaced
+            if is_displaced:
+                self._warn(
+                    f"{self.path.name} was removed or replaced while the run wrote it; it is put "
+                    f"back, with all lines ({self.path})"
+                )
+            # a file whose sync failed cannot be trusted any more
+            if self._is_doubtful or is_displaced:
+                self._write_anew()
+            assert self._descriptor is not None
             os.fsync(self._descriptor)
             self._is_doubtful = False
         except OSError:
@@ -163,8 +170,29 @@ class JsonLines:
         """Open the file after its last whole line: a writer that was killed may have left half a
         line."""
         self._descriptor = open_private(self.path, os.O_RDWR | os.O_APPEND)
-        self._end = _end_of_lines(self._descriptor, os.fstat(self._descriptor).st_size)
+        self._opened = os.fstat(self._descriptor)
+        self._end = _end_of_lines(self._descriptor, self._opened.st_size)
         os.ftruncate(self._descriptor, self._end)
+
+    @property
+    def _is_displaced(self) -> bool:
+        """Whether somebody has removed the file, or put another one in its place."""
+        assert self._descriptor is not None
+        if not os.path.samestat(os.fstat(self._descriptor), self._opened):
+            return False  # a component has taken the descriptor: it says nothing about the file
+        try:
+            return not os.path.samestat(os.stat(self.path), self._opened)
+        except FileNotFoundError:
+            return True
+
+    def _write_anew(self) -> None:
+        """Write the file again, with what the open one holds."""
+        assert self._descriptor is not None
+        make_folder(self.path.parent)
+        with os.fdopen(os.dup(self._descriptor), "rb") as held:
+            replace_file(self.path, _blocks(held, [(0, self._end)]))
+        self._let_go()
+        self._open()
 
     def _append(self, line: bytes) -> None:
         """Append one line, completely or not at all."""

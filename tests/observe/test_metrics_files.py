@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -225,6 +226,27 @@ def test_a_file_whose_sync_failed_is_written_again(tmp_path, monkeypatch):
     lines.sync()
     assert [value["line"] for value in read_json_lines(path)] == [0, 1]
     lines.close()
+
+
+@pytest.mark.parametrize("lose", [os.unlink, shutil.rmtree, "replace"])
+def test_a_file_that_somebody_removes_or_replaces_is_put_back(tmp_path, lose):
+    path, warnings = tmp_path / "run" / "x.jsonl", []
+    path.parent.mkdir()
+    lines = JsonLines(path, warnings.append)
+    lines.write({"line": 0})
+    if lose == "replace":  # as an editor saves it
+        (tmp_path / "edited").write_text('{"line": "edited"}\n')
+        os.replace(tmp_path / "edited", path)
+    else:
+        lose(path if lose is os.unlink else path.parent)
+    lines.write({"line": 1})
+    lines.sync()
+    lines.write({"line": 2})
+    lines.sync()
+    lines.close()
+    assert [value["line"] for value in read_json_lines(path)] == [0, 1, 2]
+    assert len(warnings) == 1
+    assert "x.jsonl was removed or replaced" in warnings[0]
 
 
 @pytest.mark.parametrize(

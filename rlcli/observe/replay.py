@@ -22,13 +22,15 @@ Look = Callable[[Path], Overview | None]
 
 
 class Clock:
-    """The current time of a replay; once it has caught up, the real time."""
+    """The current time of a replay; once it has caught up, the real time, which continues evenly
+    when somebody sets the machine's clock."""
 
     def __init__(self) -> None:
         self.at: float | None = None
+        self._zero = time.time() - time.monotonic()
 
     def __call__(self) -> float:
-        return self.at if self.at is not None else time.time()
+        return self.at if self.at is not None else self._zero + time.monotonic()
 
 
 def evaluation_in(record: Mapping[str, Any]) -> dict[str, Any]:

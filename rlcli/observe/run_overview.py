@@ -95,8 +95,8 @@ class Overview:
 
     @property
     def age(self) -> float | None:
-        """Seconds since it last wrote its status."""
-        return time.time() - self.updated if self.updated is not None else None
+        """Seconds since it last wrote its status, by two clocks if that was on another machine."""
+        return max(0.0, time.time() - self.updated) if self.updated is not None else None
 
 
 def read_overview(folder: Path) -> Overview | None:

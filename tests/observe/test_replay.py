@@ -3,6 +3,8 @@
 import io
 import json
 import os
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,6 +15,7 @@ from rlcli.observe.events import EventDisplay, show_event
 from rlcli.observe.live import LiveDisplay
 from rlcli.observe.metrics import records_of
 from rlcli.observe.replay import FollowedRun, follow, progress_so_far, replay
+from rlcli.observe.run_overview import read_overview
 from rlcli.observe.series import NAMES, find_key
 from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
 from rlcli.observe.terminal_chart import HEIGHT, chart_lines
@@ -100,6 +103,27 @@ def test_the_keys_of_curves_are_looked_for_once_in_records_that_have_the_same(mo
     records = [{"step": step, "of_this_test/kl": 0.5, "x/reward": step} for step in range(1, 101)]
     assert replay(records, 100, until=1e9).curves["reward"] == [*range(1, 101)]
     assert len(looked) == len(NAMES)
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_does_not_change_the_pace_of_a_resumed_run(tmp_path, monkeypatch, jump):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time/step": 3.0}\n')
+    now, monotonic = [1e9], [500.0]
+    clock = SimpleNamespace(time=lambda: now[0], monotonic=lambda: monotonic[0])
+    monkeypatch.setattr("rlcli.observe.replay.time", clock)
+    resumed = progress_so_far(tmp_path / "metrics.jsonl", 12)
+    for step in (2, 3):
+        monotonic[0] += 4.0
+        now[0] += 4.0 + jump
+        resumed.step({"step": step})
+    assert (resumed.seconds_per_step, resumed.eta, resumed.elapsed) == (4.0, 36.0, 11.0)
+
+
+def test_a_run_whose_machine_has_a_clock_ahead_of_ours_was_updated_just_now(tmp_path):
+    status = {"run_id": "r", "state": "running", "step": 1, "steps": 2}
+    ahead = datetime.now(UTC) + timedelta(seconds=90)
+    (tmp_path / "status.json").write_text(json.dumps(status | {"updated": ahead.isoformat()}))
+    assert read_overview(tmp_path).age == 0.0
 
 
 def test_the_duration_of_a_finished_run_is_the_sum_of_its_steps(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICE = re.compile(r"\d+|(GPU|MIG)-.+")
+"""The name of a device there: users write `-1`, and Slurm `NoDevFiles`, where there is none."""
 LOOK_SECONDS = 0.2
 
 
@@ -311,7 +315,8 @@ def _visible_devices() -> list[str]:
     visible = os.environ.get(VISIBLE)
     if visible is None:
         return [str(gpu.index) for gpu in list_gpus()]
-    return [index for index in visible.split(",") if index]
+    names = [name.strip() for name in visible.split(",")]
+    return [*takewhile(DEVICE.fullmatch, names)]  # as CUDA reads it
 
 
 def _project() -> dict[str, str]:

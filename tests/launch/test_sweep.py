@@ -263,6 +263,17 @@ def test_gpus_are_divided_between_runs(project, monkeypatch):
     assert slots([load_recipe("toy.yaml", []).recipe], None) == [{}]
 
 
+@pytest.mark.parametrize("nothing", ["", "-1", "NoDevFiles", "-1,0"])
+def test_runs_at_once_share_the_cores_where_gpus_are_hidden(project, monkeypatch, nothing):
+    monkeypatch.setattr("rlcli.launch.sweep.available_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
+    recipe = load_recipe("toy.yaml", ["cluster.device=auto"]).recipe
+    assert slots([recipe], 2) == [{"OMP_NUM_THREADS": "4"}] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"3, 4,{nothing}")
+    assert slots([recipe], 2) == [{"CUDA_VISIBLE_DEVICES": n} for n in ("3", "4")]
+
+
 def test_an_array_of_jobs_is_for_runs_that_need_the_same_job(project, capsys):
     def submit(*swept):
         with pytest.raises(SystemExit) as ended:

@@ -81,7 +81,8 @@ class JobArray:
         answer = ask_slurm(
             ["sbatch", "--parsable", "--output=/dev/null", str(self.folder / SCRIPT)]
         )
-        job_id, _, cluster = answer.strip().partition(";")
+        # what a site's sbatch says about its checks comes before the id
+        job_id, _, cluster = answer.strip().rpartition("\n")[2].strip().partition(";")
         if not JOB_ID.fullmatch(job_id):
             raise SlurmError(f"sbatch answered {answer[:200]!r}, not the id of a job")
         now = datetime.now(UTC).isoformat(timespec="seconds")

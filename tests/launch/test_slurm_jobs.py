@@ -346,7 +346,10 @@ def test_the_time_of_a_partition_is_that_of_the_cluster_that_the_options_choose(
 def test_the_time_of_a_job_of_parts_is_the_shortest_of_their_partitions(
     project, tmp_path, monkeypatch
 ):
-    lines = ['case "$*" in *=short*) echo "short 8:00 1-0";; *) echo "long 20:00 1-0";; esac']
+    lines = [
+        'case "$*" in *long*) echo "long 20:00 1-0";; esac',
+        'case "$*" in *short*) echo "short n/a 8:00";; esac',
+    ]
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sinfo").write_text("\n".join(["#!/bin/sh", *lines]))
     (tmp_path / "bin/sinfo").chmod(0o755)
@@ -354,4 +357,7 @@ def test_the_time_of_a_job_of_parts_is_the_shortest_of_their_partitions(
     parts = ["launch.slurm.parts=[{nodes: 1}, {nodes: 1, partition: short}]", "cluster.nodes=2"]
     settings = ["launch=slurm", "launch.slurm.partition=long", *parts]
     script = planned(load_recipe("toy.yaml", settings), None).script()
+    assert "signal=B:USR1@120\n" in script
+    either = ["launch=slurm", "launch.slurm.partition='long,short'"]
+    script = planned(load_recipe("toy.yaml", either), None).script()
     assert "signal=B:USR1@120\n" in script

@@ -236,8 +236,9 @@ def _limit_of_partitions(recipe: Recipe) -> int | None:
 
 
 def _limit_of_partition(name: str | None, options: Mapping[str, object]) -> int | None:
-    """Default time limit of a partition's jobs, in seconds, in the cluster that the options choose;
-    None if unlimited or unknown."""
+    """Default time limit of a partition's jobs, in seconds, in the cluster that the options choose,
+    and of several the shortest: Slurm takes whichever starts the job first. None if unlimited or
+    unknown."""
     in_cluster = of_cluster(str(options.get("clusters") or options.get("cluster") or ""))
     try:
         asked = [
@@ -251,7 +252,13 @@ def _limit_of_partition(name: str | None, options: Mapping[str, object]) -> int 
     except SlurmError:
         return None
     partitions = [line for line in lines if len(line) == 3 and (name or line[0].endswith("*"))]
-    for limit in (partitions[0][1], partitions[0][2]) if partitions else ():
+    limits = (_first_limit(usual, longest) for _, usual, longest in partitions)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _first_limit(*limits: str) -> int | None:
+    """The seconds of the first limit that is one, of those that Slurm prints."""
+    for limit in limits:
         try:
             return seconds_of(limit)
         except (ValueError, ArithmeticError):  # `infinite`, `n/a`

@@ -72,7 +72,11 @@ origins |
 | `trackers/` | what remaining trackers have of the run (`log.trackers`) |
 | `profile/` | the operations of traced steps (`--profile`) |
 | `logs/` | output of the workers |
-| `job.json`, `job.sbatch`, `job.allocations.jsonl` | of a Slurm job: its number, its script, \
-when it began |
+| `crash/` | the samples of steps that ended the run because they were not finite |
+| `procs.json`, `worker.json` | of a run of several processes: which they are, and its recipe as \
+they read it |
+| `job.json`, `job.sbatch`, `job-values.json`, `job.allocations.jsonl` | of a Slurm job: its \
+number, its script and what that runs, when it began |
+| `stop.json` | which process `rlcli stop` has asked to end |
 | `lock`, `recipe.digest` | who works on the run; whether a recipe is still the one that it ran |
 """

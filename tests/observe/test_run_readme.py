@@ -2,9 +2,23 @@
 
 import pytest
 
+from rlcli.api import run_folder
+from rlcli.launch import memory_kills, recipe_record
+from rlcli.launch.slurm import allocations, jobs, submit
+from rlcli.observe import run_directory, run_overview, setup_times, trace
+from rlcli.observe.results import DIGEST_FILE
 from rlcli.observe.run_comparison import read_run
 from rlcli.observe.run_directory import RunDirectory
-from rlcli.observe.run_readme import repetition
+from rlcli.observe.run_readme import README, repetition
+from rlcli.runtime.worker_main import WORKER_FILE
+
+FILES = (
+    *(run_folder.STATUS, run_folder.RESOLVED_RECIPE, run_folder.ENVIRONMENT, run_folder.COMMITTED),
+    *(run_folder.LOCK, run_folder.PROCESSES, run_overview.STOP, WORKER_FILE, DIGEST_FILE),
+    *(run_directory.METRICS, run_directory.RESUMES, recipe_record.STARTS, memory_kills.ESTIMATE),
+    *(setup_times.FILE, trace.TRACE),
+    *(jobs.JOB_FILE, submit.SCRIPT, submit.VALUES, allocations.ALLOCATIONS_FILE),
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +43,8 @@ def test_a_run_that_a_module_has_started_is_repeated_in_the_same_way_everywhere(
         line = "python -m rlcli train --json -- sft_math"
         assert f"\n{line}\n" in run.readme.read_text()
         assert read_run(run.path).command == line
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_file_of_a_run_is_listed(file):
+    assert f"`{file}`" in README

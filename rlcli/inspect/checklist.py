@@ -11,7 +11,7 @@ from rlcli.api.token_texts import id_count
 from rlcli.errors import ModelError, RlcliError
 from rlcli.files import known_object
 from rlcli.inspect.constructors import component_faults
-from rlcli.inspect.devices import list_gpus
+from rlcli.inspect.devices import visible_gpus
 from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.inspect.findings import Finding, failure, without_torch
 from rlcli.inspect.length_checks import check_answers, check_lengths, check_taught
@@ -373,7 +373,7 @@ def _check_devices(resolved: Resolved) -> Finding:
     cluster = resolved.recipe.cluster
     if cluster.device == "cpu":
         return Finding(level="ok", about="devices", says="the recipe runs on the CPU")
-    gpus = list_gpus()
+    gpus = visible_gpus()
     if not gpus:
         fate = (
             "this recipe would run on the CPU"

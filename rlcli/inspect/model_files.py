@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
-from rlcli.inspect.devices import list_gpus
+from rlcli.inspect.devices import visible_gpus
 from rlcli.recipe.call_generation import GENERATION
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.files import model_of_call
@@ -207,4 +207,6 @@ def memory_of_this_machine() -> int:
 
 
 def _is_on_cpu(recipe: Recipe) -> bool:
-    return recipe.cluster.device == "cpu" or (recipe.cluster.device == "auto" and not list_gpus())
+    return recipe.cluster.device == "cpu" or (
+        recipe.cluster.device == "auto" and not visible_gpus()
+    )

@@ -43,7 +43,9 @@ def slow_dtypes(resolved: Resolved) -> Iterator[str]:
 
 
 def _runs_on_this_cpu(recipe: Recipe) -> bool:
-    from rlcli.inspect.devices import list_gpus
+    from rlcli.inspect.devices import visible_gpus
 
     device = recipe.cluster.device
-    return device == "cpu" or (device == "auto" and recipe.cluster.nodes == 1 and not list_gpus())
+    return device == "cpu" or (
+        device == "auto" and recipe.cluster.nodes == 1 and not visible_gpus()
+    )

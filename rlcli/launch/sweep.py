@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ from rlcli.api.run_folder import RESOLVED_RECIPE, SWEEP
 from rlcli.errors import ResourceError, UsageError
 from rlcli.files import known_object, make_folder, not_writable, private_file, replace_file
 from rlcli.inspect.cores import available_cores
-from rlcli.inspect.devices import list_gpus
+from rlcli.inspect.devices import VISIBLE, list_gpus, visible_names
 from rlcli.launch.commands import place_of
 from rlcli.launch.stopping import heeded
 from rlcli.observe.results import runs_first
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-DEVICE = re.compile(r"\d+|(GPU|MIG)-.+")
-"""The name of a device there: users write `-1`, and Slurm `NoDevFiles`, where there is none."""
 LOOK_SECONDS = 0.2
 
 
@@ -312,11 +307,8 @@ def again(folder: Path, arguments: Sequence[str]) -> str:
 
 
 def _visible_devices() -> list[str]:
-    visible = os.environ.get(VISIBLE)
-    if visible is None:
-        return [str(gpu.index) for gpu in list_gpus()]
-    names = [name.strip() for name in visible.split(",")]
-    return [*takewhile(DEVICE.fullmatch, names)]  # as CUDA reads it
+    names = visible_names()
+    return [str(gpu.index) for gpu in list_gpus()] if names is None else names
 
 
 def _project() -> dict[str, str]:

@@ -189,8 +189,8 @@ class JsonLines:
         """Write the file again, with what the open one holds."""
         assert self._descriptor is not None
         make_folder(self.path.parent)
-        with os.fdopen(os.dup(self._descriptor), "rb") as held:
-            replace_file(self.path, _blocks(held, [(0, self._end)]))
+        with os.fdopen(os.dup(self._descriptor), "rb") as opened:
+            replace_file(self.path, _blocks(opened, [(0, self._end)]))
         self._let_go()
         self._open()
 

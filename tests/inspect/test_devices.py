@@ -47,17 +47,17 @@ def test_a_run_has_the_gpus_that_are_visible_to_it(monkeypatch, visible, numbers
 def test_a_recipe_is_checked_for_the_devices_that_it_will_have(monkeypatch):
     needs_two = load_recipe("sft_math", ["cluster.devices_per_node=2", "launch=local"])
 
-    def found():
+    def devices_finding():
         findings = {finding.about: finding for finding in preflight(needs_two, 1)}
         return findings.get("devices") or findings["GPU checks"]
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    assert (found().level, found().fix) == (
+    assert (devices_finding().level, devices_finding().fix) == (
         "warn",
         "set cluster.devices_per_node=1 to run it here",
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert (found().level, found().says) == (
+    assert (devices_finding().level, devices_finding().says) == (
         "skip",
         "no GPU here; this recipe would run on the CPU",
     )

@@ -280,15 +280,15 @@ def test_a_job_inherits_nothing_of_the_job_in_which_it_is_submitted(monkeypatch,
     assert variables_for("squeue") == {**of_job, "SLURM_CONF": "/etc/slurm.conf"}
 
 
-@pytest.mark.parametrize("said", ["", "-- Welcome --\n--> Verifying valid account...OK\n"])
-def test_the_id_of_a_job_is_the_last_line_of_what_sbatch_prints(project, answers, said):
+@pytest.mark.parametrize("notices", ["", "-- Welcome --\n--> Verifying valid account...OK\n"])
+def test_the_id_of_a_job_is_the_last_line_of_what_sbatch_prints(project, answers, notices):
     resolved = load_recipe("toy.yaml", ["launch=slurm"])
     prepare_run(resolved, project / "run")
-    answers("sbatch", f"{said}4711;alps\n")
+    answers("sbatch", f"{notices}4711;alps\n")
     assert planned(resolved, project / "run").submit() == "4711"
     submission = Submission.read(project / "run")
     assert (submission.job_id, submission.cluster) == ("4711", "alps")
-    answers("sbatch", f"{said}Submitted batch job 4711\n")
+    answers("sbatch", f"{notices}Submitted batch job 4711\n")
     with pytest.raises(ResourceError, match="sbatch answered"):
         planned(resolved, project / "run").submit()
 

@@ -28,7 +28,7 @@ def stop(
             "--grace",
             metavar="SECONDS",
             min=0,
-            help="Then stop as with --now [a minute and 3 steps].",
+            help="Then stop as with --now [a minute and 3 steps, and while it saves].",
         ),
     ] = None,
     no_wait: Annotated[
@@ -44,16 +44,16 @@ def stop(
     Example: rlcli stop runs/ppo_math/20260412-093011
     """
     from rlcli.launch.run_jobs import stop_job
-    from rlcli.launch.stop_run import stop_here
+    from rlcli.launch.stop_run import Patience, stop_here
 
     before = overview_of(run, runs, is_running=True)
     how = "was not running"
     if before.is_under_way:
-        patience = _grace(before) if grace is None else grace
+        patience = Patience(_grace(before), before.folder) if grace is None else Patience(grace)
         end = stop_here if before.job is None else stop_job
         with doing(f"waiting for {run} to end"):
             has_stopped = end(
-                before, at_once=now, seconds=patience, wait=not no_wait, say=print_talk
+                before, at_once=now, patience=patience, wait=not no_wait, say=print_talk
             )
         how = "asked to stop" if no_wait else "stopped" if has_stopped else "ended at once"
     after = overview_of(str(before.folder), runs)

@@ -12,6 +12,7 @@ from rlcli.errors import ResourceError
 from rlcli.launch.slurm.allocations import read_allocations
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.jobs import Job, Submission, cancel, look_up, look_up_one, of_cluster
+from rlcli.launch.stop_run import Patience
 from rlcli.observe.run_overview import DIED, UNDER_WAY, Overview, note_stop, read_overview
 
 log = logging.getLogger(__name__)
@@ -127,11 +128,11 @@ def _of_ended_job(run: Overview, job: Job) -> tuple[str, str | None]:
 
 
 def stop_job(
-    run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]
+    run: Overview, *, at_once: bool, patience: Patience, wait: bool, say: Callable[[str], None]
 ) -> bool:
-    """End a run's job: after the run's step or, if that takes longer than `seconds`, at once. A
-    waiting job is removed from the queue. Returns whether the run could finish its step. Raises
-    SlurmError, ResourceError."""
+    """End a run's job: after the run's step or, if that takes too long, at once. A waiting job is
+    removed from the queue. Returns whether the run could finish its step. Raises SlurmError,
+    ResourceError."""
     assert run.job is not None
     if run.state in ("waiting", "paused") or at_once:
         return not _cancel(run, wait)
@@ -143,27 +144,27 @@ def stop_job(
     cancel(run.job, STOP_SIGNAL, cluster)
     if not wait:
         return True
-    say(f"asked job {run.job} to stop after its step; waiting up to {seconds:.0f} s")
-    return _is_over(run, seconds) or not _cancel(run, wait)
+    say(f"asked job {run.job} to stop after its step; waiting {patience}")
+    return _is_over(run, patience) or not _cancel(run, wait)
 
 
 def _cancel(run: Overview, wait: bool) -> bool:
     assert run.job is not None
     cancel(run.job, cluster=_cluster_of(run))
-    if wait and not _is_over(run, ENDS_WITHIN):
+    if wait and not _is_over(run, Patience(ENDS_WITHIN)):
         message = f"job {run.job} is still running {ENDS_WITHIN:.0f} s after it was cancelled"
         raise ResourceError(message, where=str(run.folder), hint=f"scontrol show job {run.job}")
     return True
 
 
-def _is_over(run: Overview, seconds: float) -> bool:
+def _is_over(run: Overview, patience: Patience) -> bool:
     assert run.job is not None
-    cluster, end = _cluster_of(run), time.monotonic() + seconds
+    cluster = _cluster_of(run)
     while True:
         job = look_up_one(run.job, cluster)
         if job is None or not job.is_alive:
             return True
-        if time.monotonic() >= end:
+        if patience.is_over():
             return False
         time.sleep(min(LOOK_AGAIN, 0.5))
 

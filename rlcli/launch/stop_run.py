@@ -6,16 +6,19 @@ their own machine.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlcli.api.run_folder import LOCK
+from rlcli.api.run_folder import CHECKPOINTS, LOCK
 from rlcli.errors import ResourceError
+from rlcli.observe.run_directory import MODELS
 from rlcli.observe.run_lock import Holder
 from rlcli.observe.run_overview import Overview, is_asked_to_stop, note_stop, read_processes
 from rlcli.observe.series import seconds_of
@@ -30,6 +33,49 @@ and then its supervisor to clean up."""
 SHORTEST_GRACE = 60.0
 STEPS = 20
 """Number of last steps, the longest of which shows how long a step may take."""
+LOOK_AT_FILES = 1.0
+"""Seconds between two checks of what a run has saved."""
+QUIET = 120.0
+"""Seconds without a new byte after which a run is not saving any more: files are also synced and
+digested."""
+
+
+class Patience:
+    """How long a run gets to finish its step and save, from now on."""
+
+    def __init__(self, seconds: float, folder: Path | None = None):
+        """`folder`: the run's, if it also gets the time to save what it is saving by then."""
+        self.seconds = seconds
+        self._folder = folder
+        self._looked = time.monotonic()
+        self._end = self._looked + seconds
+        self._saved = _bytes_being_saved(folder) if folder is not None else 0
+        self._wrote = -math.inf
+        """When it was last seen to have written some of that."""
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if self._folder is not None and now - self._looked >= LOOK_AT_FILES:
+            before, self._saved = self._saved, _bytes_being_saved(self._folder)
+            self._looked, self._wrote = now, now if self._saved != before else self._wrote
+        return now >= max(self._end, self._wrote + QUIET)
+
+    def __str__(self) -> str:
+        longer = "" if self._folder is None else ", and while it saves"
+        return f"up to {self.seconds:.0f} s{longer}"
+
+
+def _bytes_being_saved(run: Path) -> int:
+    """The size of a checkpoint that is being written, and of the models."""
+    from rlcli.checkpoint.commit import TEMPORARY
+    from rlcli.checkpoint.disk import files_under
+
+    total = 0
+    for folder in (*(run / CHECKPOINTS).glob(f"{TEMPORARY}*"), run / MODELS):
+        for file in files_under(folder).values():
+            with suppress(OSError):  # it has got its name, or is gone
+                total += file.lstat().st_size
+    return total
 
 
 def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
@@ -39,18 +85,18 @@ def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
 
 
 def stop_here(
-    run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]
+    run: Overview, *, at_once: bool, patience: Patience, wait: bool, say: Callable[[str], None]
 ) -> bool:
-    """End a run of this machine: after its step or, if that takes longer than `seconds`, at once.
-    Returns whether it could finish its step. Raises ResourceError."""
+    """End a run of this machine: after its step or, if that takes too long, at once. Returns
+    whether it could finish its step. Raises ResourceError."""
     holder = ask_to_stop(run)
     if not (at_once or wait):
         return True
     if at_once:
         time.sleep(APART)
     else:
-        say(f"asked pid {holder.owner.pid} to stop after its step; waiting up to {seconds:.0f} s")
-        if wait_for_end(run, holder, seconds):
+        say(f"asked pid {holder.owner.pid} to stop after its step; waiting {patience}")
+        if wait_for_end(holder, patience):
             end_stragglers(run.folder, say)
             return True
     if wait:
@@ -73,11 +119,10 @@ def ask_to_stop(run: Overview) -> Holder:
     return holder
 
 
-def wait_for_end(run: Overview, holder: Holder, seconds: float) -> bool:
-    """Whether the run ends within the given seconds."""
-    end = time.monotonic() + seconds
+def wait_for_end(holder: Holder, patience: Patience) -> bool:
+    """Whether the run ends in time."""
     while holder.is_alive():
-        if time.monotonic() >= end:
+        if patience.is_over():
             return False
         time.sleep(LOOK_SECONDS)
     return True
@@ -88,14 +133,14 @@ def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
     ResourceError if even that fails."""
     if holder.is_alive():
         _signal_first(holder.processes, signal.SIGTERM)
-    if not wait_for_end(run, holder, LEAVES_WITHIN):
+    if not wait_for_end(holder, Patience(LEAVES_WITHIN)):
         say(f"pid {holder.owner.pid} does not stop; killing it")
         _send(holder.owner, signal.SIGKILL)
-        if not wait_for_end(run, holder, LEAVES_WITHIN):
+        if not wait_for_end(holder, Patience(LEAVES_WITHIN)):
             for process in holder.processes:
                 _send(process, signal.SIGKILL)
     end_stragglers(run.folder, say)
-    if not wait_for_end(run, holder, LEAVES_WITHIN):
+    if not wait_for_end(holder, Patience(LEAVES_WITHIN)):
         message = f"{run.folder}: pid {holder.owner.pid} does not end, even after SIGKILL"
         raise ResourceError(
             message, hint="it is waiting for a disk or device that does not respond"

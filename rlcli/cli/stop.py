@@ -44,12 +44,14 @@ def stop(
     Example: rlcli stop runs/ppo_math/20260412-093011
     """
     from rlcli.launch.run_jobs import stop_job
-    from rlcli.launch.stop_run import Patience, stop_here
+    from rlcli.launch.stop_run import StopPatience, stop_here
 
     before = overview_of(run, runs, is_running=True)
     how = "was not running"
     if before.is_under_way:
-        patience = Patience(_grace(before), before.folder) if grace is None else Patience(grace)
+        patience = (
+            StopPatience(_grace(before), before.folder) if grace is None else StopPatience(grace)
+        )
         end = stop_here if before.job is None else stop_job
         with doing(f"waiting for {run} to end"):
             has_stopped = end(

@@ -12,7 +12,7 @@ from rlcli.errors import ResourceError
 from rlcli.launch.slurm.allocations import read_allocations
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.jobs import Job, Submission, cancel, look_up, look_up_one, of_cluster
-from rlcli.launch.stop_run import Patience
+from rlcli.launch.stop_run import StopPatience
 from rlcli.observe.run_overview import DIED, UNDER_WAY, Overview, note_stop, read_overview
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def _of_ended_job(run: Overview, job: Job) -> tuple[str, str | None]:
 
 
 def stop_job(
-    run: Overview, *, at_once: bool, patience: Patience, wait: bool, say: Callable[[str], None]
+    run: Overview, *, at_once: bool, patience: StopPatience, wait: bool, say: Callable[[str], None]
 ) -> bool:
     """End a run's job: after the run's step or, if that takes too long, at once. A waiting job is
     removed from the queue. Returns whether the run could finish its step. Raises SlurmError,
@@ -151,13 +151,13 @@ def stop_job(
 def _cancel(run: Overview, wait: bool) -> bool:
     assert run.job is not None
     cancel(run.job, cluster=_cluster_of(run))
-    if wait and not _is_over(run, Patience(ENDS_WITHIN)):
+    if wait and not _is_over(run, StopPatience(ENDS_WITHIN)):
         message = f"job {run.job} is still running {ENDS_WITHIN:.0f} s after it was cancelled"
         raise ResourceError(message, where=str(run.folder), hint=f"scontrol show job {run.job}")
     return True
 
 
-def _is_over(run: Overview, patience: Patience) -> bool:
+def _is_over(run: Overview, patience: StopPatience) -> bool:
     assert run.job is not None
     cluster = _cluster_of(run)
     while True:

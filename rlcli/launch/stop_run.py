@@ -40,7 +40,7 @@ QUIET = 120.0
 digested."""
 
 
-class Patience:
+class StopPatience:
     """How long a run gets to finish its step and save, from now on."""
 
     def __init__(self, seconds: float, folder: Path | None = None):
@@ -85,7 +85,7 @@ def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
 
 
 def stop_here(
-    run: Overview, *, at_once: bool, patience: Patience, wait: bool, say: Callable[[str], None]
+    run: Overview, *, at_once: bool, patience: StopPatience, wait: bool, say: Callable[[str], None]
 ) -> bool:
     """End a run of this machine: after its step or, if that takes too long, at once. Returns
     whether it could finish its step. Raises ResourceError."""
@@ -119,7 +119,7 @@ def ask_to_stop(run: Overview) -> Holder:
     return holder
 
 
-def wait_for_end(holder: Holder, patience: Patience) -> bool:
+def wait_for_end(holder: Holder, patience: StopPatience) -> bool:
     """Whether the run ends in time."""
     while holder.is_alive():
         if patience.is_over():
@@ -133,14 +133,14 @@ def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
     ResourceError if even that fails."""
     if holder.is_alive():
         _signal_first(holder.processes, signal.SIGTERM)
-    if not wait_for_end(holder, Patience(LEAVES_WITHIN)):
+    if not wait_for_end(holder, StopPatience(LEAVES_WITHIN)):
         say(f"pid {holder.owner.pid} does not stop; killing it")
         _send(holder.owner, signal.SIGKILL)
-        if not wait_for_end(holder, Patience(LEAVES_WITHIN)):
+        if not wait_for_end(holder, StopPatience(LEAVES_WITHIN)):
             for process in holder.processes:
                 _send(process, signal.SIGKILL)
     end_stragglers(run.folder, say)
-    if not wait_for_end(holder, Patience(LEAVES_WITHIN)):
+    if not wait_for_end(holder, StopPatience(LEAVES_WITHIN)):
         message = f"{run.folder}: pid {holder.owner.pid} does not end, even after SIGKILL"
         raise ResourceError(
             message, hint="it is waiting for a disk or device that does not respond"

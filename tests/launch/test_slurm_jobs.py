@@ -17,7 +17,7 @@ from rlcli.launch.slurm.jobs import Submission, look_up
 from rlcli.launch.slurm.launcher import names_of_nodes
 from rlcli.launch.slurm.script import TEMPLATE
 from rlcli.launch.slurm.submit import VALUES, planned, submit_again
-from rlcli.launch.stop_run import Patience
+from rlcli.launch.stop_run import StopPatience
 from rlcli.launch.supervisor import PARENT
 from rlcli.observe.display import EVENTS
 from rlcli.observe.run_directory import RunDirectory
@@ -320,7 +320,7 @@ def test_the_job_of_another_cluster_is_asked_for_there(elsewhere, tmp_path):
     assert (run.state, run.nodes) == ("running", "node1")
     with pytest.raises(ResourceError, match=r"F71.*job 7 of this run is running"):
         submit_again(elsewhere.folder, (), (), None)
-    patience = Patience(0.0)
+    patience = StopPatience(0.0)
     assert run_jobs.stop_job(elsewhere, at_once=False, patience=patience, wait=False, say=print)
     asked = (tmp_path / "asked").read_text().splitlines()
     assert {line.split()[0] for line in asked} == {"squeue", "scontrol", "scancel"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlcli.launch import stop_run
-from rlcli.launch.stop_run import QUIET, Patience, wait_for_end
+from rlcli.launch.stop_run import QUIET, StopPatience, wait_for_end
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def write(file, size):
 def test_a_run_gets_more_time_while_it_saves(clock, tmp_path):
     checkpoint = tmp_path / "checkpoints" / ".tmp-7-run"
     write(checkpoint / "rank0.safetensors", 1)
-    patience = Patience(60, tmp_path)
+    patience = StopPatience(60, tmp_path)
 
     def is_over_after(seconds):
         clock.sleep(seconds)
@@ -50,16 +50,16 @@ def test_a_run_that_saves_nothing_gets_no_more_time(clock, tmp_path):
     write(tmp_path / "checkpoints" / ".tmp-7-run" / "rank0.safetensors", 1)  # of a killed start
     holder = SimpleNamespace(is_alive=lambda: True)
     began = clock.monotonic()
-    assert not wait_for_end(holder, Patience(60, tmp_path))
+    assert not wait_for_end(holder, StopPatience(60, tmp_path))
     assert clock.monotonic() - began == pytest.approx(60, abs=1)
 
 
 def test_a_limit_that_the_user_sets_is_kept(clock, tmp_path):
-    patience = Patience(60)
+    patience = StopPatience(60)
     write(tmp_path / "checkpoints" / ".tmp-7-run" / "rank0.safetensors", 1)
     clock.sleep(60)
     assert patience.is_over()
-    assert (str(patience), str(Patience(60, tmp_path))) == (
+    assert (str(patience), str(StopPatience(60, tmp_path))) == (
         "up to 60 s",
         "up to 60 s, and while it saves",
     )

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rlcli.inspect.control_groups import memory_limits
 from rlcli.inspect.cores import available_cores
 from rlcli.inspect.devices import Gpu
 from rlcli.inspect.findings import Finding
@@ -67,10 +68,8 @@ def _check_memory() -> Finding:
         return Finding(level="skip", about="memory", says="unknown: psutil is not installed")
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
-    limit = _first_numbers(Path("/sys/fs/cgroup/memory.max"))
-    if limit and limit[0] < total:
-        used = _first_numbers(Path("/sys/fs/cgroup/memory.current"))
-        total, free = limit[0], min(free, limit[0] - (used[0] if used else 0))
+    for of_group in memory_limits():
+        total, free = min(total, of_group.limit), min(free, of_group.free)
     says = f"{_gib(free)} of {_gib(total)} available"
     if free < 2 * GIB:
         return Finding(
@@ -80,15 +79,6 @@ def _check_memory() -> Finding:
             fix="close other programs; a small model takes 2 GiB",
         )
     return Finding(level="ok", about="memory", says=says)
-
-
-def _first_numbers(file: Path) -> list[int]:
-    """The integers in the first line of a kernel file; empty if it says `max` or does not exist."""
-    try:
-        words = file.read_text(encoding="utf-8").split("\n", 1)[0].split()
-    except OSError:
-        return []
-    return [int(word) for word in words] if words and all(word.isdigit() for word in words) else []
 
 
 def _check_disk() -> Finding:

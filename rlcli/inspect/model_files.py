@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
+from rlcli.inspect.control_groups import memory_limits
 from rlcli.inspect.devices import visible_gpus
 from rlcli.recipe.call_generation import GENERATION
 from rlcli.recipe.call_keys import calls_of
@@ -192,7 +193,7 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
                 key for key in ("scratch", "path", "init") if getattr(section, key) is not None
             )
             message = (
-                f"the weights of models.{role} take {needed / 2**30:,.0f} GiB; this machine has "
+                f"the weights of models.{role} take {needed / 2**30:,.0f} GiB; a run here has "
                 f"{memory / 2**30:,.0f} GiB of memory"
             )
             where = str(resolved.origin(("models", role, key)))
@@ -202,8 +203,9 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
 
 
 def memory_of_this_machine() -> int:
-    """Memory of this machine, in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory of this machine, in bytes, as far as this container or job may use it."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([whole, *(of_group.limit for of_group in memory_limits())])
 
 
 def _is_on_cpu(recipe: Recipe) -> bool:

@@ -204,8 +204,8 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
 
 def memory_of_this_machine() -> int:
     """Memory of this machine, in bytes, as far as this container or job may use it."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([whole, *(of_group.limit for of_group in memory_limits())])
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *(of_group.limit for of_group in memory_limits())])
 
 
 def _is_on_cpu(recipe: Recipe) -> bool:

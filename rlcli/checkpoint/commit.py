@@ -114,12 +114,14 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
 
 
 def add_metrics(checkpoint: Path, metrics: Mapping[str, float]) -> None:
-    """Add numbers to those of a checkpoint. Raises ModelError if its manifest cannot be read, and
-    ResourceError."""
-    manifest = read_manifest(checkpoint)
+    """Add numbers to those of a checkpoint, which stays as old as it is. Raises ModelError if its
+    manifest cannot be read, and ResourceError."""
+    manifest, file = read_manifest(checkpoint), checkpoint / MANIFEST
     with explain_disk_errors(checkpoint):
+        committed = file.stat()
         added = replace(manifest, metrics={**manifest.metrics, **metrics})
-        replace_file(checkpoint / MANIFEST, added.as_bytes())
+        replace_file(file, added.as_bytes())
+        os.utime(file, ns=(committed.st_atime_ns, committed.st_mtime_ns))
         sync_folder(checkpoint)
 
 

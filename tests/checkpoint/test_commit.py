@@ -18,6 +18,7 @@ import pytest
 from rlcli.checkpoint import commit as commit_module
 from rlcli.checkpoint.commit import (
     abandon,
+    add_metrics,
     begin,
     clear_leftovers,
     commit,
@@ -76,6 +77,14 @@ def test_metrics_that_are_not_finite_are_left_out_of_the_manifest(checkpoints):
         checkpoints, 1, metrics={"loss": float("nan"), "norm": float("inf"), "reward": 1.5}
     )
     assert verify(committed).manifest.metrics == {"reward": 1.5}
+
+
+def test_a_checkpoint_that_gets_metrics_later_stays_as_old_as_it_is(checkpoints):
+    committed = save(checkpoints, 40, metrics={"actor/loss": 0.5})
+    os.utime(committed / "MANIFEST.json", (1e9, 1e9))
+    add_metrics(committed, {"eval/accuracy": 1.0})
+    assert verify(committed).manifest.metrics == {"actor/loss": 0.5, "eval/accuracy": 1.0}
+    assert (committed / "MANIFEST.json").stat().st_mtime == 1e9
 
 
 def test_seal_returns_digest_and_size_of_the_content(checkpoints):

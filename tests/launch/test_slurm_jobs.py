@@ -281,6 +281,21 @@ def test_a_job_inherits_nothing_of_the_job_in_which_it_is_submitted(monkeypatch,
     assert variables_for("squeue") == {**of_job, "SLURM_CONF": "/etc/slurm.conf"}
 
 
+def test_a_run_is_warned_early_enough_to_write_a_checkpoint(tmp_path):
+    """Checkpoints are written besides the steps, whose times do not have that."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9, "time/step": 10.0}\n')
+    assert allocations.lead_of(tmp_path, None) == 60 + 3 * 10
+    for step, seconds in ((3, 200), (6, 150)):
+        checkpoint = tmp_path / "checkpoints" / f"step-{step:012}"
+        checkpoint.mkdir(parents=True)
+        for file, written in (("state.json", 1e9), ("MANIFEST.json", 1e9 + seconds)):
+            (checkpoint / file).touch()
+            os.utime(checkpoint / file, (written, written))
+    (tmp_path / "checkpoints" / ".tmp-9-run").mkdir()
+    assert allocations.lead_of(tmp_path, None) == 60 + 3 * 10 + 2 * 200
+    assert allocations.lead_of(tmp_path, 600) == 300
+
+
 @pytest.mark.parametrize("notices", ["", "-- Welcome --\n--> Verifying valid account...OK\n"])
 def test_the_id_of_a_job_is_the_last_line_of_what_sbatch_prints(project, answers, notices):
     resolved = load_recipe("toy.yaml", ["launch=slurm"])

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 
-from rlcli.api.run_folder import LOCK
+from rlcli.api.run_folder import CHECKPOINTS, LOCK
 from rlcli.errors import RlcliError, Stopped, WorkerError
 from rlcli.files import private_file, read_text
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
@@ -43,6 +43,9 @@ AGAIN = (75, 7, 8, *KILLED)
 passed, or a scheduler's signal ended it because it could not handle it yet, or came twice."""
 LEAD = 900
 """Seconds before its end at which a run is warned while no steps have been measured."""
+SAVES = 2
+"""How many times the longest writing of a checkpoint must fit before the end: after the checkpoint
+the models are saved, and storage is not always equally fast."""
 LOOK_SECONDS = 5.0
 """Seconds between two checks of how long the steps take."""
 
@@ -95,11 +98,26 @@ def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> 
 
 def lead_of(run_dir: Path, limit: float | None) -> int:
     """Seconds before its end at which a run must be warned, to finish a step and save: the time of
-    its last steps, with a margin. `limit`: the job's time in seconds; at most a quarter of it is
-    used, or half once steps are known."""
+    its last steps and of its checkpoints, with a margin. `limit`: the job's time in seconds; at
+    most a quarter of it is used, or half once steps are known."""
     measured = records_of(Tail(run_dir / "metrics.jsonl").last(STEPS))
-    lead = grace_of(measured) if measured else float(LEAD)
+    lead = grace_of(measured) + SAVES * _seconds_of_writing(run_dir) if measured else float(LEAD)
     return max(1, round(lead if limit is None else min(lead, limit / (2 if measured else 4))))
+
+
+def _seconds_of_writing(run_dir: Path) -> float:
+    """How long the files of a checkpoint took that are written besides the steps, at most: of those
+    that are there, from the state, which is written first, to the manifest."""
+    from rlcli.checkpoint.manifest import MANIFEST
+    from rlcli.checkpoint.run_state import STATE
+    from rlcli.checkpoint.verify import checkpoints_in
+
+    longest = 0.0
+    with contextlib.suppress(OSError, RlcliError):  # one is just being removed
+        for checkpoint in checkpoints_in(run_dir / CHECKPOINTS):
+            began, ended = (checkpoint.joinpath(file).stat().st_mtime for file in (STATE, MANIFEST))
+            longest = max(longest, ended - began)
+    return longest
 
 
 def allocations_without_progress(run_dir: Path) -> int:

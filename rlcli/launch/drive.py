@@ -129,7 +129,6 @@ class _Drive:
         from rlcli.runtime.master import MasterWorker
         from rlcli.topology import plan_topology
 
-        began = time.monotonic()
         recipe, run, display = self.recipe, self.run, self.display
         topology = plan_topology(recipe)
         with workers(recipe, topology, run.path) as running:
@@ -150,13 +149,16 @@ class _Drive:
             )
             master.start()
             self._begin(start, master.choices)
+            began = time.monotonic()
             with open_outputs(run, display.warning) as outputs:
                 master.run(outputs)
+            seconds = time.monotonic() - began
             master.shut_down()
-        return self._end(master.steps_done, master.steps, done, time.monotonic() - began)
+        return self._end(master.steps_done, master.steps, done, seconds)
 
     def _end(self, done: int, steps: int, before: int, seconds: float) -> Finished:
-        """`done`: of the `steps` of the run; `before`: of these, before this attempt."""
+        """`done`: of the `steps` of the run; `before`: of these, before this attempt, whose steps
+        took so many `seconds`."""
         code = 0 if done == steps else self.stop.exit_code
         self.run.write_status("stopped" if code else "done", done, steps, code)
         outcome = outcome_of(self.recipe, self.run, seconds, before)

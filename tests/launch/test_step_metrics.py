@@ -2,8 +2,12 @@
 By the toy recipe."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+
+from rlcli.launch import drive
+from rlcli.runtime.master import MasterWorker
 
 pytestmark = pytest.mark.timeout(420)  # a start on two ranks takes a while on a slow machine
 
@@ -21,6 +25,23 @@ def records(folder):
 
 def takes(seconds):
     return f"{{type: toy, args: {{seconds: {seconds}}}}}"
+
+
+def test_the_duration_of_steps_is_without_the_set_up_of_their_run(train, monkeypatch):
+    now = [0.0]
+
+    def taking(seconds, method):
+        def timed(*arguments):
+            now[0] += seconds
+            return method(*arguments)
+
+        return timed
+
+    monkeypatch.setattr(drive, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for method, seconds in (("start", 100.0), ("run", 7.0), ("shut_down", 10.0)):
+        monkeypatch.setattr(MasterWorker, method, taking(seconds, getattr(MasterWorker, method)))
+    finished, _ = train("train.steps=1", "train.eval.dataset=null")
+    assert finished.outcome.seconds == 7.0
 
 
 @pytest.mark.long

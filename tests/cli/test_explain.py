@@ -155,6 +155,10 @@ def test_a_section_lists_its_values_with_origins(rlcli):
         ("trian.steps", "did you mean train.steps?"),
         ("learning_rate", "models.actor.backend.args.lr"),
         ("models.actr", "did you mean models.actor?"),
+        ("ppo.gamma", '"gamma" is called ppo.discount in rlcli'),
+        ("train.batch_size", '"batch_size" is called train.prompts_per_step in rlcli'),
+        ("train.eval.often", "valid here: dataset, every_steps, at_start, at_end, graph"),
+        ("train.steps.often", "did you mean train.steps?"),
     ],
 )
 def test_an_unknown_key_exits_2_with_a_suggestion(rlcli, key, hint):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -330,12 +330,30 @@ def _unknown(resolved: Resolved, key: str, values: dict[KeyPath, Any]) -> UsageE
     sections = sorted({dotted(path[:depth]) for path in values for depth in range(1, len(path))})
     same = _namesakes(key, keys, sections)
     near = same[0] if same else nearest_name(key, [*keys, *sections])
-    if near is None:
-        words, roles = argument_words(resolved.written), list(resolved.recipe.models)
-        _, hint = suggest_key(key.rpartition(".")[2], SECTIONS, words, roles=roles)
+    around = [section for section in sections if key.startswith(f"{section}.")]
+    if near is not None and near not in around:
+        hint: str | None = f"did you mean {near}?{_or_others(same[1:])}"
+    elif around:
+        hint = _hint_within(around[-1], key, keys, resolved)
     else:
-        hint = f"did you mean {near}?{_or_others(same[1:])}"
+        hint = _hint(resolved, key.rpartition(".")[2], SECTIONS)
     return UsageError(f"the recipe has no key {key}", hint=hint, code="R42")
+
+
+def _hint_within(section: str, key: str, keys: Sequence[str], resolved: Resolved) -> str | None:
+    """What a section has instead of a key."""
+    inside = [name.removeprefix(f"{section}.") for name in keys if name.startswith(f"{section}.")]
+    first, *_ = key.removeprefix(f"{section}.").split(".")
+    legal = dict.fromkeys(name.split(".")[0] for name in inside)
+    return _hint(resolved, first, legal, section.split("."))
+
+
+def _hint(
+    resolved: Resolved, key: str, legal: Iterable[str], above: Sequence[str] = ()
+) -> str | None:
+    """What `rlcli train` says of an unknown key."""
+    words, roles = argument_words(resolved.written), list(resolved.recipe.models)
+    return suggest_key(key, legal, words, above, roles)[1]
 
 
 def _or_others(others: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.cli.help import choices_of
-from rlcli.cli.show import KINDS
+from rlcli.cli.show import KINDS, METRICS
 from rlcli.errors import RlcliError
 from rlcli.observe.run_search import RUNS, find_run, find_runs, short_name
 from rlcli.observe.series import NAMES, find_key
@@ -204,7 +204,7 @@ def _keys(line: CommandLine, last: str) -> Iterator[Candidate]:
 
 
 def _sections(line: CommandLine, last: str) -> Iterator[Candidate]:
-    """Arguments of `schema`: sections and components."""
+    """Sections and components, as `schema` takes them."""
     from rlcli.recipe.introspection.typing_ahead import key_candidates
 
     keys = key_candidates(line.sketch(""), last)
@@ -247,10 +247,10 @@ def _interfaces(line: CommandLine, last: str) -> Iterator[Candidate]:
 
 
 def _shown(line: CommandLine, last: str) -> Iterator[Candidate]:
-    """Arguments of `show`: a kind and a name, a name, or a recipe and overrides."""
+    """Arguments of `show`: a kind and a name, a name, a section, or a recipe and overrides."""
     if not line.positionals:
-        yield from (Candidate(kind) for kind in KINDS)
-        yield from _components(line, last)
+        yield from map(Candidate, (*KINDS, METRICS))
+        yield from _sections(line, last)
         yield from _recipes(line, last)
     elif line.positionals[0] in KINDS:
         yield from _components(line, last) if len(line.positionals) == 1 else ()
@@ -310,6 +310,10 @@ def _folders(line: CommandLine, last: str) -> Iterator[Candidate]:
     yield from _files(last, lambda path: False)
 
 
+def _migrated(line: CommandLine, last: str) -> Iterator[Candidate]:
+    yield from _yaml_files(last)
+
+
 def _yaml_files(last: str) -> Iterator[Candidate]:
     """YAML files; folders only once something is typed, because names come first."""
     files = _files(last, lambda path: path.suffix in (".yaml", ".yml"))
@@ -335,6 +339,7 @@ def _files(last: str, is_offered: Callable[[Path], bool]) -> Iterator[Candidate]
 _BY_NAME: dict[str, Callable[[CommandLine, str], Iterator[Candidate]]] = {
     "recipe": _recipes,
     "overrides": _overrides,
+    "sweep": _overrides,
     "with_": _profiles,
     "key": _keys,
     "show.words": _shown,
@@ -342,6 +347,7 @@ _BY_NAME: dict[str, Callable[[CommandLine, str], Iterator[Candidate]]] = {
     "test.kind": _tested_kinds,
     "test.name": _tested,
     "test.settings": _tested_with,
+    "migrate.recipes": _migrated,
     "new.name": _folders,
     "like": _components,
     "name": _components,

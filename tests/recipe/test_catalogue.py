@@ -87,6 +87,8 @@ CASES = [
     ("R37", TOP + "train: {steps: 007}\n", "bad.yaml:2:16", "write 7"),
     ("R37", TOP + "log: {trackers: none}\n", "bad.yaml:2:17", "write []"),
     ("R37", TOP + "log: {trackers: wandb}\n", "bad.yaml:2:17", "write [wandb]"),
+    ("R37", TOP + "train: {shuffle: 'true'}\n", "bad.yaml:2:18", "write true without quotes"),
+    ("R37", TOP + "launch: {step_deadline: '1e2'}\n", "bad.yaml:2:25", "write 1e2 without quotes"),
     ("R37", TOP + "launch: {step_deadline: '0,5'}\n", "bad.yaml:2:25", "write 0.5 without quotes"),
     ("R37", TOP + "launch: locla\n", "bad.yaml:2:9", "did you mean local?"),
     ("R37", TOP + "models: {actor: {scratch: 3}}\n", "bad.yaml:2:27", "a mapping"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
 from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, dotted, is_null, kind_of
 from rlcli.recipe.synonyms import word_here
 from rlcli.spelling import nearest_name
@@ -24,6 +25,8 @@ _EXPECTED = {
     "set": "a list",
     "none": "null",
 }
+_UNQUOTED: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}
+"""Word for a type → the types of values without quotes that it takes."""
 _OF_TYPE = re.compile(r"_(type|parsing|from_float|attributes_type|exact_type)$")
 """Which of pydantic's errors are about the type of a value."""
 _THOUSANDS = re.compile(r"\d+|[1-9]\d{0,2}(,\d{3})+", re.ASCII)
@@ -111,6 +114,8 @@ def _type_hint(expected: str, node: Node) -> str | None:
     if not isinstance(node, Scalar):
         return None
     word = node.text.lower()
+    if not node.plain and _reads_as(node.text) in _UNQUOTED.get(expected, ()):
+        return f"write {node.text} without quotes"
     if expected == "a list":
         return _as_list(node, word)
     if word in ("none", "nil", "nothing") or (expected == "a mapping" and node.value is False):
@@ -123,6 +128,14 @@ def _type_hint(expected: str, node: Node) -> str | None:
     if number is not None and isinstance(node.value, str):
         return f"write {number}" + ("" if node.plain else " without quotes")
     return None
+
+
+def _reads_as(text: str) -> type | None:
+    """The type that a text would have without its quotes."""
+    try:
+        return type(core_scalar(text))
+    except ScalarError:
+        return None
 
 
 def _as_list(node: Scalar, word: str) -> str | None:

@@ -90,6 +90,16 @@ def test_a_cycle_of_init_is_refused(refusal):
     assert ("R47", "bad.yaml:2:39") in refusal(TOP + text)
 
 
+@pytest.mark.parametrize(
+    ("train", "a", "where"),
+    [("{train: 1}", "{train: 1}", "bad.yaml:2:59"), ("{a: 1}", "{train: 1}", "bad.yaml:2:55")],
+)
+def test_a_dataset_made_of_itself_is_refused_once(refusal, train, a, where):
+    mixtures = [f"{{type: mixture, args: {{weights: {weights}}}}}" for weights in (train, a)]
+    text = f"datasets: {{train: {mixtures[0]}, a: {mixtures[1]}}}\n"
+    assert refusal(TOP + text) == [("R71", where)]
+
+
 def test_all_problems_are_reported_in_the_order_of_their_lines(refusal):
     text = (
         "train: {stpes: 3, shuffle: yes}\nsed: 1\nlaunch: locl\ngraph: "

@@ -59,13 +59,7 @@ def _data(notes: Notes) -> None:
     train = notes.recipe.train
     if train.dataset not in notes.recipe.datasets:
         notes.unknown("dataset", train.dataset, ("datasets",), ("train", "dataset"))
-    for name, dataset in notes.recipe.datasets.items():
-        for source in sources_of(dataset):
-            if source not in notes.recipe.datasets:
-                argument = declared("datasets", dataset.type, "KEYS_OF")
-                notes.unknown(
-                    "dataset", source, ("datasets",), ("datasets", name, "args", argument, source)
-                )
+    _sources(notes)
     held_out = train.eval.dataset
     if held_out is not None and held_out not in notes.recipe.datasets:
         notes.unknown(
@@ -78,6 +72,21 @@ def _data(notes: Notes) -> None:
     elif held_out is not None and not train.eval.graph:
         message = "train.eval.graph is required: which calls evaluate?"
         notes.note("R39", message, ("train", "eval"), needs=[("train", "eval", "graph")])
+
+
+def _sources(notes: Notes) -> None:
+    """The datasets that others are made of exist, and none is made of itself."""
+    datasets = notes.recipe.datasets
+    for name, dataset in datasets.items():
+        for source in sources_of(dataset):
+            argument = declared("datasets", dataset.type, "KEYS_OF")
+            path: KeyPath = ("datasets", name, "args", argument, source)
+            if source not in datasets:
+                notes.unknown("dataset", source, ("datasets",), path)
+            elif name in (circle := with_sources(datasets, source)):
+                message = f"the dataset {name} is made of itself: it takes rows of {source}"
+                needs: list[KeyPath] = [("datasets", other) for other in circle]
+                notes.note_once(("circle", *sorted(circle)), "R71", message, path, None, needs)
 
 
 def _evaluations(notes: Notes) -> None:

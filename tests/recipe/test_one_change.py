@@ -287,6 +287,13 @@ def test_settings_of_draws_are_refused_where_they_have_no_effect(setting, reason
     assert problems("grpo_math", "train.max_redraws=10", "train.take_first=oldest") == []
 
 
+def test_staleness_of_samples_that_no_call_makes_is_refused():
+    (problem,) = problems("sft_math", "train.max_staleness=2")
+    assert "train.max_staleness has no effect: no call samples" in problem.what
+    assert problem.hint == "train.max_staleness=null removes it"
+    assert problems("sft_math", "train.max_staleness=0") == []
+
+
 def test_evaluations_during_a_run_without_a_dataset_are_refused():
     (problem,) = problems("sft_math", "train.eval.every_steps=5")
     assert "train.eval.every_steps has no effect" in problem.what

@@ -146,7 +146,10 @@ def _draws(notes: Notes) -> None:
     step."""
     recipe, graph = notes.recipe, train_graph(notes.recipe)
     dropping = [mfc.name for mfc in graph if mfc.drops]
-    ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
+    sampling = [mfc.name for mfc in calls_ahead(graph)]
+    ahead = sampling if recipe.train.max_staleness else []
+    if not sampling:
+        _without_effect(notes, ["max_staleness"], "no call samples responses to train on")
     if not dropping:
         _without_effect(notes, ["max_redraws"], "no call drops prompts")
     if not ahead:

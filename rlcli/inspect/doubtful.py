@@ -11,6 +11,7 @@ from rlcli.inspect.processor import slow_dtypes
 from rlcli.recipe.components import argument_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.lengths import default_generation, generation_of, written_beyond
+from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.warm_start import warm_starts
 
 if TYPE_CHECKING:
@@ -79,13 +80,16 @@ def _endless_warmups(resolved: Resolved) -> Iterator[str]:
 def _heads_that_never_learned(resolved: Resolved) -> Iterator[str]:
     """A role whose values nothing trains, here or where its weights come from."""
     recipe = resolved.recipe
-    for start in warm_starts(resolved):
-        role, source = recipe.models[start.role], start.source.recipe.models[start.source_role]
-        has_new_head = role.head == "value" and source.head != "value"
-        if has_new_head and start.role not in recipe.changing_roles:
+    starts = {start.role: start for start in warm_starts(resolved)}
+    for name, role in recipe.models.items():
+        start = starts.get(weights_origin(recipe, name))
+        if start is None or role.head != "value" or name in recipe.changing_roles:
+            continue
+        source, key = start.source.recipe, "path" if name == start.role else "init"
+        if source.models[start.source_role].head != "value":
             yield (
-                f"{resolved.origin(('models', start.role, 'path'))}: {start.role} gives every text "
-                f"the value 0: {start.source.recipe.name} trains a model that predicts tokens, "
+                f"{resolved.origin(('models', name, key))}: {name} gives every text "
+                f"the value 0: {source.name} trains a model that predicts tokens, "
                 "and nothing here trains the head; start from a recipe with head: value"
             )
 

@@ -41,6 +41,9 @@ def test_scores_of_a_head_that_nothing_trained_cause_a_warning():
         load_recipe("rlhf_arithmetic", ["models.reward.path=recipe:sft_math#actor"])
     )
     assert "reward gives every text the value 0: sft_math trains a model" in warning
+    resolved = load_recipe("ppo_math", ["graph.critic_train=null"])  # it starts as the actor does
+    (warning,) = recipe_warnings(resolved)
+    assert f"{resolved.origin('models.critic.init')}: critic gives every text the value" in warning
 
 
 @pytest.mark.parametrize("setting", ["greedy=true", "top_k=1"])

@@ -75,20 +75,27 @@ def chain(resolved: Resolved) -> list[Resolved]:
     return order[:-1]
 
 
-def _visit(resolved: Resolved, opened: list[Resolved], order: list[Resolved]) -> None:
-    paths = [recipe.path.resolve() for recipe in opened]
-    if resolved.path.resolve() in paths:
-        circle = [*opened[paths.index(resolved.path.resolve()) :], resolved]
-        names = " → ".join(step.recipe.name for step in circle)
-        role = next(name for name, role in opened[-1].recipe.models.items() if role.warm_start)
-        raise _error(
-            opened[-1], role, f"the recipes start from each other: {names}", None, code="R52"
-        )
-    if any(done.path.resolve() == resolved.path.resolve() for done in order):
+def _visit(resolved: Resolved, above: list[Resolved], order: list[Resolved]) -> None:
+    if any(_are_same(done, resolved) for done in order):
         return
+    opened = [*above, resolved]
     for start in warm_starts(resolved):
-        _visit(start.source, [*opened, resolved], order)
+        _refuse_circle(start, opened)
+        _visit(start.source, opened, order)
     order.append(resolved)
+
+
+def _are_same(left: Resolved, right: Resolved) -> bool:
+    return left.path.resolve() == right.path.resolve()
+
+
+def _refuse_circle(start: WarmStart, opened: list[Resolved]) -> None:
+    """Raises RecipeError R52 if a role of the last of these recipes starts from one of them."""
+    first = next((n for n, step in enumerate(opened) if _are_same(step, start.source)), None)
+    if first is not None:
+        names = " → ".join(step.recipe.name for step in (*opened[first:], start.source))
+        message = f"the recipes start from each other: {names}"
+        raise _error(opened[-1], start.role, message, None, code="R52")
 
 
 def _find(resolved: Resolved, role: str, recipe: str) -> Path:

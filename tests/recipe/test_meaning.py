@@ -319,6 +319,15 @@ def test_impossible_warm_starts_are_refused(folder: Path, path, code):
     assert [(p.code, p.where) for p in caught.value.problems] == [(code, "c.yaml:2:39")]
 
 
+def test_a_circle_of_warm_starts_is_reported_at_the_role_that_closes_it(folder: Path):
+    (folder / "c.yaml").write_text(
+        "extends: ppo_math\nmodels: {ref: {init: null, path: 'recipe:c#actor'}}\n"
+    )
+    with pytest.raises(RecipeError) as caught:
+        chain(load_recipe("c.yaml"))
+    assert [(p.code, p.where) for p in caught.value.problems] == [("R52", "c.yaml:2:34")]
+
+
 def test_a_warm_start_without_a_role_is_refused(refusal):
     assert ("R45", "bad.yaml:2:39") in refusal(
         TOP + "models: {actor: {scratch: null, path: 'recipe:sft_math'}}\n"

@@ -171,6 +171,14 @@ def test_an_override_with_spaces_is_one_error_that_joins_it(words):
         "an override has no spaces around =",
         "write a.b=1",
     )
+    assert problem.excerpt.splitlines()[0].strip() in ("a.b", "a.b=")
+
+
+@pytest.mark.parametrize("value", ["{dp: 2}", "{a: {b: 1}, c: [2, 3] }", "[a, b]", "[ ]"])
+def test_a_value_that_the_shell_has_split_is_one_error_that_quotes_it(value):
+    [problem] = problems_of("ppo_math", "seed=2", *f"a.b={value}".split(" "), "train.steps=3")
+    assert problem.what == "a value with spaces must be in quotes, or the shell splits it"
+    assert problem.hint == f"write 'a.b={value}'"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from rlcli.recipe.parsing.layers import profile_names, recipe_names
 from rlcli.recipe.parsing.merge import REPLACE, spell_out_types, with_valid_markers
@@ -85,24 +87,44 @@ def _are_refused(overrides: Sequence[str], problems: Problems) -> bool:
         mark = Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1)
         problems.add("R10", message, mark, "write a recipe that extends this one")
         return True
-    joined = _written_with_spaces(overrides)
-    if joined is not None:
-        message, mark = "an override has no spaces around =", Mark(COMMAND_LINE, 1, 1)
-        problems.add("R41", message, mark, f"write {joined}")
-        return True
+    for message, find in _SPREAD.items():
+        for number, joined in find(overrides):
+            mark = Mark(COMMAND_LINE, number, 1)
+            problems.add("R41", message, mark, f"write {joined}")
+            return True
     return False
 
 
-def _written_with_spaces(overrides: Sequence[str]) -> str | None:
-    """The first override as it should be, if it is spread over several words, as in `a = 1`."""
+def _with_spaces(overrides: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """(number, the override as it should be) of those spread over words, as in `a = 1`."""
     for number, word in enumerate(overrides):
         before = "".join(overrides[:number][-1:])
         after = "".join(overrides[number + 1 :][:1])
         left = before if word.startswith("=") and "=" not in before else ""
         right = after if word.find("=") == len(word) - 1 and "=" not in after else ""
         if left or right:
-            return f"{left}{word}{right}"
-    return None
+            yield number + (not left), f"{left}{word}{right}"
+
+
+def _without_quotes(overrides: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The same for lists and mappings, as in `mesh={dp: 2}`."""
+    for number, word in enumerate(overrides, start=1):
+        opening = word.partition("=")[2][:1]
+        if opening not in ("[", "{"):
+            continue
+        closing = "]" if opening == "[" else "}"
+        words = [word, *takewhile(lambda word: "=" not in word, overrides[number:])]
+        texts = [" ".join(words[:end]) for end in range(1, len(words) + 1)]
+        whole = [text for text in texts if text.count(opening) <= text.count(closing)]
+        if whole and whole[0] != word:
+            yield number, shlex.quote(whole[0])
+
+
+_SPREAD = {
+    "an override has no spaces around =": _with_spaces,
+    "a value with spaces must be in quotes, or the shell splits it": _without_quotes,
+}
+"""Message → what finds the overrides that the shell has passed on as several words."""
 
 
 def _overlap(left: KeyPath, right: KeyPath) -> bool:

@@ -17,6 +17,7 @@ from rlcli.recipe.warm_start import chain
 
 GROUPED = """
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 from rlcli.api import model as model_api
@@ -29,9 +30,15 @@ class Base(model_api.ModelInterface):
     computed: ClassVar[int] = len("abc")
 
 
+class Mode(Enum):
+    FAST = "fast"
+
+
 @dataclass
 class Grouped(Base):
     size: int = 3
+    mode: Mode = Mode.FAST
+    pair: tuple[int, str] = (1, "a")
 
     READS: ClassVar = {"train_step": (..., "prompt_mask if size=3"), "generate": (..., "solved")}
 
@@ -327,3 +334,18 @@ def test_only_a_row_limit_set_by_the_user_is_checked_against_the_model(folder: P
             "ppo_math",
             [*settings[:3], settings[3].replace("}}", ", max_length: 250}}"), settings[4]],
         )
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("mode=fast", "{}: a value of type Mode cannot be written in a recipe"),
+        ("pair=[1, b, 3]", "{} has 3 items; it must have at most 2"),
+    ],
+)
+def test_an_argument_that_no_bound_describes_is_refused_in_whole_sentences(project, setting, fault):
+    key = "graph.actor_train.interface.args."
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("grouped.yaml", [f"{key}{setting}"])
+    argument = setting.partition("=")[0]
+    assert fault.format(f"{key}{argument}") in [problem.what for problem in caught.value.problems]

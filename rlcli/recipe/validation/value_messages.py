@@ -32,6 +32,8 @@ _OF_TYPE = re.compile(r"_(type|parsing|from_float|attributes_type|exact_type)$")
 _THOUSANDS = re.compile(r"\d+|[1-9]\d{0,2}(,\d{3})+", re.ASCII)
 _ENTRIES = re.compile(r"[\w./-]+(, ?[\w./-]+)*")
 _DECIMAL_COMMA = re.compile(r"\d+,\d+", re.ASCII)
+_BOUND = "Input should be "
+"""How pydantic's messages about bounds begin."""
 _BOUNDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -78,7 +80,17 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
     if kind == "string_too_long":
         length, most = len(str(getattr(node, "value", ""))), error["ctx"]["max_length"]
         return "R35", f"{name} has {length} characters; it may have at most {most}", None
+    if kind in ("too_long", "too_short"):
+        return _describe_length(error["ctx"], name)
+    if not error["msg"].startswith(_BOUND):
+        return "R35", f"{name}: {error['msg']}", None
     return _describe_bound(error["msg"], node, name)
+
+
+def _describe_length(context: Any, name: str) -> tuple[str, str, str | None]:
+    least, most = context.get("min_length"), context.get("max_length")
+    bound = f"at most {most}" if least is None else f"at least {least}"
+    return "R35", f"{name} has {context['actual_length']} items; it must have {bound}", None
 
 
 def _text_of(node: Node) -> str:
@@ -102,7 +114,7 @@ def _describe_type(expected: str, node: Node, name: str) -> tuple[str, str, str 
 
 
 def _describe_bound(message: str, node: Node, name: str) -> tuple[str, str, str | None]:
-    bound = message.removeprefix("Input should be ")
+    bound = message.removeprefix(_BOUND)
     for written, shorter in _BOUNDS.items():
         bound = bound.replace(written, shorter)
     is_number = isinstance(node, Scalar) and isinstance(node.value, int | float)

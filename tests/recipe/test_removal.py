@@ -358,6 +358,13 @@ def test_invalid_removals_are_refused(
     )
 
 
+def test_an_invalid_removal_that_a_reference_spreads_is_one_error(folder: Path):
+    reward = "graph.reward_inf.interface={type: weighted_sum, args: {weights: {a: null}}}"
+    ((code, _, message, _),) = problems("ppo_math", reward)  # the evaluation has this call too
+    key = "graph.reward_inf.interface.args.weights.a"
+    assert (code, message) == ("R42", f"null removes {key}, which no layer below has")
+
+
 # -- explain, diff and flat recipes ----------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ def without_removed(
             others = [name for name in tree.entries if name != key]
             hint = did_you_mean(key, others, f"there is {', '.join(others) or 'none'}")
             message = f"null removes {dotted((*prefix, *path))}, which no layer below has"
-            problems.add("R42", message, entry.key, hint, width=len(key))
+            problems.add("R42", message, entry.key, hint, width=len(key), same=key)
     return replace(tree, entries=entries)
 
 

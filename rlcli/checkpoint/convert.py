@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rlcli.api.family import Form, HFFamily, ModelConfig
 from rlcli.api.weight_files import INDEX, PARTS, inside
 from rlcli.checkpoint.disk import check_free_space
-from rlcli.checkpoint.families import family_of
+from rlcli.checkpoint.move_plan import MovePlan, Padding, plan_by_model_type
 from rlcli.checkpoint.tensor_dtypes import NAMES
 from rlcli.checkpoint.tensor_files import (
     OFFSETS,
@@ -30,15 +29,7 @@ from rlcli.checkpoint.tensor_files import (
     TensorSpec,
     stored_tensors,
 )
-from rlcli.checkpoint.tensor_moves import (
-    Move,
-    in_type,
-    plan_moves,
-    rows_of_vocabulary,
-    stays_wide,
-    strangers,
-    with_vocabulary,
-)
+from rlcli.checkpoint.tensor_moves import Move, in_type
 from rlcli.checkpoint.tensor_writing import (
     FilePlan,
     Progress,
@@ -60,12 +51,6 @@ ACCOMPANYING = (
     "additional_chat_templates/*.jinja",
 )
 """Files copied along with the weights, byte for byte."""
-
-MOST_EXPERTS = 4096
-"""Maximum number of experts in a block; the largest models have a few hundred."""
-
-Padding = Literal["drop", "keep"]
-"""What happens to rows of the embedding beyond the vocabulary of config.json."""
 
 _DECIMAL = {f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)}
 _BINARY = {f"{unit}IB": 1024**power for power, unit in enumerate("KMGT", 1)}
@@ -127,23 +112,13 @@ def plan_to_hf(
     `largest` bytes. Raises ModelError, ProjectError.
     """
     tensors, hf = stored_tensors(source), _config(source)
-    family, config, notes = _family(hf, tensors)
-    if family is None:
-        from rlcli.checkpoint.library_moves import plan_library_moves
-
-        moves = plan_library_moves(source, tensors)
-    else:
-        moves = plan_moves(tensors, family, config, "file")
-    changes: dict[str, Any] = {}
-    if family is not None and config is not None:
-        moves, vocabulary = _padded(moves, family, config, "file", padding)
-        changes |= vocabulary
-    moves, retyped = _retyped(moves, dtype, hf, family)
+    plan = plan_by_model_type(source, tensors, hf, "file", padding)
+    moves, retyped = _retyped(plan, dtype, hf)
     files = whole_files([spec for move in moves for spec in move.outputs], largest)
-    rewritten = _rewritten(hf, changes | retyped)
+    rewritten = _rewritten(hf, plan.changes | retyped)
     if len(files) > 1:
         rewritten[INDEX] = _index(files)
-    return _conversion(source, target, hf, tensors, moves, files, rewritten, notes)
+    return _conversion(source, target, hf, tensors, moves, files, rewritten, plan.notes)
 
 
 def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = None) -> Conversion:
@@ -155,19 +130,13 @@ def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = 
     if ranks < 1:
         raise UsageError(f"--ranks is {ranks}; it must be at least 1")
     tensors, hf = stored_tensors(source), _config(source)
-    family, config, notes = _family(hf, tensors)
-    if family is None and ranks > 1:
-        from rlcli.checkpoint.library_moves import refuse_other_form
-
-        refuse_other_form(source, tensors, hf)
-    moves = plan_moves(tensors, family, config, "module")
-    if family is not None and config is not None:
-        moves, _ = _padded(moves, family, config, "module", "drop")
-    moves, retyped = _retyped(moves, dtype, hf, family)
+    plan = plan_by_model_type(source, tensors, hf, "module", ranks=ranks)
+    moves, retyped = _retyped(plan, dtype, hf)
     specs = [spec for move in moves for spec in move.outputs]
     size = sum(spec.bytes for spec in specs)
     files = rank_files(specs, ranks, _sharding) if ranks > 1 else whole_files(specs, max(1, size))
-    return _conversion(source, target, hf, tensors, moves, files, _rewritten(hf, retyped), notes)
+    rewritten = _rewritten(hf, retyped)
+    return _conversion(source, target, hf, tensors, moves, files, rewritten, plan.notes)
 
 
 def convert(
@@ -248,74 +217,25 @@ def _config(source: Path) -> dict[str, Any]:
         raise ModelError(f"it holds no configuration: {error}", where=str(file)) from error
 
 
-def _family(
-    hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
-) -> tuple[HFFamily | None, ModelConfig | None, list[str]]:
-    family = family_of(hf.get("model_type"))
-    if family is None:
-        return (
-            None,
-            None,
-            [f"no family {hf.get('model_type')} is registered: names are those of transformers"],
-        )
-    try:
-        config = family.config_from_hf(hf)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise ModelError(f"config.json is not valid: {type(error).__name__}: {error}") from error
-    _refuse_absurd(config, len(tensors))
-    odd = strangers(tensors, family, config)
-    if any("lora_" in name for name in odd):
-        raise ModelError(
-            f"the folder holds LoRA weights, such as {odd[0]}, which would be lost",
-            hint="merge them into the model first",
-        )
-    shown = f"{', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}"
-    return (
-        family,
-        config,
-        [f"not a parameter of {config.family}, kept as it is: {shown}"] if odd else [],
-    )
-
-
-def _refuse_absurd(config: ModelConfig, tensors: int) -> None:
-    """A configuration is an untrusted file; its counts must not fill our memory with names."""
-    if config.layers > tensors or (
-        config.experts is not None and config.experts.count > MOST_EXPERTS
-    ):
-        experts = f" of {config.experts.count} experts" if config.experts is not None else ""
-        raise ModelError(
-            (
-                f"config.json describes {config.layers} layers{experts}, the folder "
-                f"holds {tensors} tensors"
-            ),
-            hint="the folder may be incomplete, or its config.json of another model",
-        )
-
-
-def _padded(
-    moves: list[Move], family: HFFamily, config: ModelConfig, form: Form, padding: Padding
-) -> tuple[list[Move], dict[str, Any]]:
-    rows = rows_of_vocabulary(moves, family, config, form)
-    if padding == "keep" and rows is not None and rows > config.vocabulary:
-        return moves, {"vocab_size": rows}
-    return with_vocabulary(moves, family, config, form), {}
-
-
 def _retyped(
-    moves: list[Move], dtype: str | None, hf: Mapping[str, Any], family: HFFamily | None
+    plan: MovePlan, dtype: str | None, hf: Mapping[str, Any]
 ) -> tuple[list[Move], dict[str, Any]]:
     """The moves with floating-point tensors of type `dtype`, except those that transformers keeps
     in float32, which no family here has; and the matching entries of config.json."""
     if dtype is not None:
-        stays = stays_wide(hf, dtype) if family is None else lambda name: False
+        stays = plan.stays_wide(dtype)
         parts = {key: part for key, part in hf.items() if isinstance(part, dict)}
         typed = {key: part | {"dtype": dtype} for key, part in parts.items() if "dtype" in part}
-        return [in_type(move, NAMES[dtype], stays) for move in moves], {"dtype": dtype, **typed}
+        return [in_type(move, NAMES[dtype], stays) for move in plan.moves], {
+            "dtype": dtype,
+            **typed,
+        }
     if _dtype(hf) is not None:
-        return moves, {}
-    largest = max((spec for move in moves for spec in move.outputs), key=lambda spec: spec.bytes)
+        return plan.moves, {}
+    outputs = (spec for move in plan.moves for spec in move.outputs)
+    largest = max(outputs, key=lambda spec: spec.bytes)
     name = next((name for name, stored in NAMES.items() if stored == largest.dtype), None)
-    return moves, {"dtype": name} if name else {}
+    return plan.moves, {"dtype": name} if name else {}
 
 
 def _dtype(hf: Mapping[str, Any]) -> Any:

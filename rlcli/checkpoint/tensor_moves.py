@@ -49,18 +49,10 @@ class Move:
 
 
 def plan_moves(
-    tensors: Mapping[str, StoredTensor],
-    family: HFFamily | None,
-    config: ModelConfig | None,
-    form: Form,
+    tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig, form: Form
 ) -> list[Move]:
     """How `tensors` become those of the model in another form. Tensors that the family does not
-    know stay as they are.
-
-    Without a family all of them do. Raises ModelError if parts are missing or duplicated.
-    """
-    if family is None or config is None:
-        return [copy_of(tensor, name) for name, tensor in tensors.items()]
+    know stay as they are. Raises ModelError if parts are missing or duplicated."""
     links = _links_of(tensors, family, config)
     holders: dict[str, str] = {}
     for name, link in links.items():

@@ -340,7 +340,7 @@ def test_only_a_row_limit_set_by_the_user_is_checked_against_the_model(folder: P
     ("setting", "fault"),
     [
         ("mode=fast", "{}: a value of type Mode cannot be written in a recipe"),
-        ("pair=[1, b, 3]", "{} has 3 items; it must have at most 2"),
+        ("pair=[1, b, 3]", "{} has 3 items; it may have at most 2"),
     ],
 )
 def test_an_argument_that_no_bound_describes_is_refused_in_whole_sentences(project, setting, fault):

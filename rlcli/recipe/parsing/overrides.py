@@ -115,9 +115,9 @@ def _without_quotes(overrides: Sequence[str]) -> Iterator[tuple[int, str]]:
         closing = "]" if opening == "[" else "}"
         words = [word, *takewhile(lambda word: "=" not in word, overrides[number:])]
         texts = [" ".join(words[:end]) for end in range(1, len(words) + 1)]
-        whole = [text for text in texts if text.count(opening) <= text.count(closing)]
-        if whole and whole[0] != word:
-            yield number, shlex.quote(whole[0])
+        balanced = (text for text in texts if text.count(opening) <= text.count(closing))
+        if (value := next(balanced, word)) != word:
+            yield number, shlex.quote(value)
 
 
 _SPREAD = {

@@ -77,20 +77,20 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
     expected = _EXPECTED.get(kind.split("_")[0])
     if expected is not None and _OF_TYPE.search(kind):
         return _describe_type(expected, node, name)
-    if kind == "string_too_long":
-        length, most = len(str(getattr(node, "value", ""))), error["ctx"]["max_length"]
-        return "R35", f"{name} has {length} characters; it may have at most {most}", None
-    if kind in ("too_long", "too_short"):
-        return _describe_length(error["ctx"], name)
+    if kind.endswith(("too_long", "too_short")):
+        return "R35", f"{name} {_length_of(error, node)}", None
     if not error["msg"].startswith(_BOUND):
         return "R35", f"{name}: {error['msg']}", None
     return _describe_bound(error["msg"], node, name)
 
 
-def _describe_length(context: Any, name: str) -> tuple[str, str, str | None]:
-    least, most = context.get("min_length"), context.get("max_length")
-    bound = f"at most {most}" if least is None else f"at least {least}"
-    return "R35", f"{name} has {context['actual_length']} items; it must have {bound}", None
+def _length_of(error: Any, node: Node) -> str:
+    """`has 3 items; it may have at most 2`."""
+    least, most = (error["ctx"].get(key) for key in ("min_length", "max_length"))
+    bound = f"may have at most {most}" if least is None else f"must have at least {least}"
+    if isinstance(node, Scalar):
+        return f"has {len(str(node.value))} characters; it {bound}"
+    return f"has {error['ctx']['actual_length']} items; it {bound}"
 
 
 def _text_of(node: Node) -> str:

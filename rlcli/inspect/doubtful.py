@@ -1,4 +1,5 @@
-"""Valid recipe settings that are rarely intended: warnings, not errors."""
+"""Valid recipe settings that are rarely intended: warnings, not errors. Settings without effect are
+refused, in `rlcli.recipe.validation.semantics.effects`."""
 
 from __future__ import annotations
 

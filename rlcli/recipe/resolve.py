@@ -55,10 +55,10 @@ from rlcli.recipe.preparation import with_preparation
 from rlcli.recipe.role_backends import with_backends
 from rlcli.recipe.rollouts import as_rollout, with_rollouts
 from rlcli.recipe.schema import FORMAT, SECTIONS, Recipe
-from rlcli.recipe.unread import refuse_unread
 from rlcli.recipe.validation.component_arguments import check_components
 from rlcli.recipe.validation.scratch import check_scratch
 from rlcli.recipe.validation.semantics import check_semantics
+from rlcli.recipe.validation.semantics.effects import refuse_unread
 from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from rlcli.api.dataflow import calls_ahead
 from rlcli.recipe.components import argument_of, declared, sources_of, with_sources
 from rlcli.recipe.graph import train_graph
-from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, at, dotted
+from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, at
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.semantics.notes import Notes
 from rlcli.recipe.validation.semantics.ranking import check_ranking
-from rlcli.recipe.validation.value_messages import rows_of
 from rlcli.spelling import nearest_name
 
 LONGEST_PATH = 4096
@@ -23,10 +22,9 @@ LONGEST_PATH = 4096
 def check(notes: Notes) -> None:
     _length(notes)
     _data(notes)
-    _evaluations(notes)
     _misspelt_datasets(notes)
     _portions(notes)
-    _draws(notes)
+    _dropped_ahead(notes)
     _stale(notes)
     _kept(notes)
     _folder(notes)
@@ -89,18 +87,6 @@ def _sources(notes: Notes) -> None:
                 notes.note_once(("circle", *sorted(circle)), "R71", message, path, None, needs)
 
 
-def _evaluations(notes: Notes) -> None:
-    """Evaluations during a run need a dataset; a null says that there are none."""
-    train, path = notes.recipe.train, ("train", "eval", "dataset")
-    if train.eval.every_steps is None or notes.is_set(path):
-        return
-    others = [name for name in notes.recipe.datasets if name != train.dataset]
-    new = [] if others else [rows_of("held_out", "FILE")]
-    hint = " ".join(["name held-out rows:", *new, f"{dotted(path)}={[*others, 'held_out'][0]}"])
-    message = "train.eval.every_steps has no effect: train.eval.dataset names no dataset"
-    notes.note("R71", message, ("train", "eval", "every_steps"), hint, [("datasets",), path])
-
-
 def _misspelt_datasets(notes: Notes) -> None:
     """Datasets may be unused, to be chosen by name. One that only the command line has, and whose
     name is like that of a used one, is misspelt."""
@@ -140,25 +126,12 @@ def _portions(notes: Notes) -> None:
             notes.note_once(("minibatches", parts), "R49", message, path, hint, needs)
 
 
-def _draws(notes: Notes) -> None:
-    """Prompts are drawn a few at a time where calls drop some of them, or where they are sampled
-    ahead of training; and which of the latter are kept must not depend on the weights of their
-    step."""
+def _dropped_ahead(notes: Notes) -> None:
+    """Which of the samples that are made ahead of training are kept must not depend on the weights
+    of their step."""
     recipe, graph = notes.recipe, train_graph(notes.recipe)
-    dropping = [mfc.name for mfc in graph if mfc.drops]
-    sampling = [mfc.name for mfc in calls_ahead(graph)]
-    ahead = sampling if recipe.train.max_staleness else []
-    if not sampling:
-        _without_effect(notes, ["max_staleness"], "no call samples responses to train on")
-    if not dropping:
-        _without_effect(notes, ["max_redraws"], "no call drops prompts")
-    if not ahead:
-        keys = ["max_segments", "take_first"]
-        _without_effect(notes, keys, "no call samples ahead of training")
-    if not dropping and not ahead:
-        reason = "no call drops prompts, and none samples them ahead of training"
-        _without_effect(notes, ["prompts_per_draw"], reason)
-    for name in dropping if ahead else ():
+    ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
+    for name in [mfc.name for mfc in graph if mfc.drops] if ahead else ():
         if name not in ahead:
             message = (
                 f"{name} drops samples by the weights of their step, so none can "
@@ -171,16 +144,6 @@ def _draws(notes: Notes) -> None:
                 "set train.max_staleness=0",
                 needs=[("train", "max_staleness")],
             )
-
-
-def _without_effect(notes: Notes, keys: Iterable[str], reason: str) -> None:
-    """Refuse keys of `train` that are not at their default."""
-    train = notes.recipe.train
-    for key in keys:
-        if getattr(train, key) != type(train).model_fields[key].default:
-            message, hint = f"train.{key} has no effect: {reason}", f"train.{key}=null removes it"
-            needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
-            notes.note("R71", message, ("train", key), hint, needs=needs)
 
 
 def _stale(notes: Notes) -> None:

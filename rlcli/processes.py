@@ -147,7 +147,7 @@ def die_with_parent() -> None:
     Linux does this itself. Elsewhere a thread of this process looks for the parent,
     which ends with an `exec`.
     """
-    prctl = kernel_call("prctl")
+    prctl = prctl_of_kernel()
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
@@ -162,11 +162,11 @@ def _die_after(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kernel_call(name: str) -> Callable[..., int] | None:
-    """A function of the C library; None if this system has none of that name."""
+def prctl_of_kernel() -> Callable[..., int] | None:
+    """Linux's `prctl`; None on other systems."""
     import ctypes
 
-    return getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    return getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
 
 
 def allowed_cores() -> int:

@@ -83,10 +83,10 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
     return DeclaredKeys(needed, optional, due_to, if_given, up_to)
 
 
-def largest_number(declared: DeclaredKeys | None, default: int) -> int:
-    """The largest of the needed entries, where these are numbers."""
+def largest_number(declared: DeclaredKeys | None) -> int:
+    """The largest of the needed entries, where these are numbers; 1 if there are none."""
     entries = declared.needed if declared is not None else ()
-    return max((int(entry) for entry in entries if entry.isdecimal()), default=default)
+    return max((int(entry) for entry in entries if entry.isdecimal()), default=1)
 
 
 def _parsed(entry: str) -> re.Match[str]:

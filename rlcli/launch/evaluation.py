@@ -13,7 +13,7 @@ from rlcli.api.key_meaning import PROMPTS, REWARDS
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
 from rlcli.launch.components import Component, read_component
-from rlcli.launch.playing import environment_argument, played_by, played_in
+from rlcli.launch.playing import argument_for_scores, played_by, played_in
 from rlcli.launch.working_folder import in_its_folder
 from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.owned_folder import temporary_folder
@@ -56,15 +56,13 @@ class Exam:
         """The same, judged by this reward instead of the environment's, or the recipe's."""
         if self.player is None:
             return replace(self, reward=reward)
-        unscored = self.player["args"] | {environment_argument(self.player, "scored"): False}
+        unscored = self.player["args"] | {argument_for_scores(self.player): False}
         return replace(self, reward=reward, player=self.player | {"args": unscored})
 
     @property
     def is_scored_by_environment(self) -> bool:
         player = self.player
-        return player is not None and bool(
-            player["args"].get(environment_argument(player, "scored"))
-        )
+        return player is not None and bool(player["args"].get(argument_for_scores(player)))
 
 
 def find_exam(named: str | None, run: Path | None) -> Exam:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlcli.processes import kernel_call
+from rlcli.processes import prctl_of_kernel
 
 if TYPE_CHECKING:
     import psutil
@@ -25,7 +25,7 @@ def adopt_orphans() -> list[psutil.Process]:
     """Make every descendant whose parent dies from now on our child, where the system can (Linux).
     Returns the children that we already have: those of the shell that became this process, as in
     `tensorboard & exec rlcli train`."""
-    prctl = kernel_call("prctl")
+    prctl = prctl_of_kernel()
     if prctl is not None:
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     return _children()

@@ -59,9 +59,10 @@ def played_in(run: Path, verb: str) -> Component | None:
     return interface
 
 
-def environment_argument(interface: Component, meaning: str) -> str:
-    """The argument that an interface of episodes has for this (`ModelInterface.ENVIRONMENT`)."""
-    return str(declared("interfaces", interface["type"], CONSTANT)[meaning])
+def argument_for_scores(interface: Component) -> str:
+    """The argument of an interface of episodes that says whether the environment scores
+    (`ModelInterface.ENVIRONMENT`)."""
+    return str(declared("interfaces", interface["type"], CONSTANT)["scored"])
 
 
 def playing_with(environment: Component) -> Component:

@@ -225,10 +225,10 @@ ABSENT: Mapping[str, str] = {
 """Foreign word → advice: rlcli has no such feature yet; this is the nearest thing that it has."""
 
 
-def absent(word: str, role: str = "actor") -> str | None:
+def absent(word: str) -> str | None:
     """The advice about something that rlcli does not have yet; None for any other word."""
     advice = ABSENT.get(word.lower().replace("-", "_"))
-    return advice and advice.replace("<role>", role)
+    return advice and advice.replace("<role>", "actor")
 
 
 VALUES = {

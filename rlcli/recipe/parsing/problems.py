@@ -19,6 +19,8 @@ from rlcli.recipe.parsing.tree import (
 )
 
 MAX_SHOWN = 40
+WIDTH = 90
+"""Most characters of a quoted line."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +167,13 @@ def _with_caret(lines: Sequence[str], mark: Mark, width: int) -> list[str]:
     return rows
 
 
-def _windowed(line: str, column: int, size: int = 90) -> tuple[str, int]:
-    """At most `size` characters of a line around a column, and the column within them.
+def _windowed(line: str, column: int) -> tuple[str, int]:
+    """At most `WIDTH` characters of a line around a column, and the column within them.
     Tabs become spaces."""
     line = line.replace("\t", " ")
     column = min(column, len(line) + 1)
-    start = max(0, column - 1 - size // 2) if len(line) > size else 0
-    return line[start : start + size], column - start
+    start = max(0, column - 1 - WIDTH // 2) if len(line) > WIDTH else 0
+    return line[start : start + WIDTH], column - start
 
 
 def _word_length(line: str, column: int) -> int:

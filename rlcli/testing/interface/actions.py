@@ -140,10 +140,10 @@ def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
     return copy
 
 
-def _noise(key: str, rows: torch.Tensor, count: int = 3) -> torch.Tensor:
-    """[count, …] rows of padding: token 0, masked, or numbers that would be noticed if they were
+def _noise(key: str, rows: torch.Tensor) -> torch.Tensor:
+    """[3, …] rows of padding: token 0, masked, or numbers that would be noticed if they were
     read."""
-    padding = rows.new_zeros(count, *rows.shape[1:])
+    padding = rows.new_zeros(3, *rows.shape[1:])
     if key == PROMPT_MASK:
         return ~padding
     return padding - 1.0 if rows.is_floating_point() else padding

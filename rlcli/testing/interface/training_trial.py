@@ -367,7 +367,7 @@ def _of_teacher(interface: ModelInterface) -> dict[str, ModelInterface]:
 
 def group_size(interface: ModelInterface, call: str) -> int:
     """How many sequences a sample must have at least for a call."""
-    return largest_number(interface.group_sizes(call), default=1)
+    return largest_number(interface.group_sizes(call))
 
 
 def in_groups(interface: ModelInterface, call: str, lengths: Lengths) -> Lengths:

@@ -297,7 +297,7 @@ def _group(notes: Notes, graph: Graph, name: str) -> None:
     sizes = declared_of_call("NEEDS_GROUP", call)
     if sizes is None or not sizes.needed:
         return
-    needed = largest_number(sizes, default=1)
+    needed = largest_number(sizes)
     why = _setting_of_group(notes, graph.at(name, "interface", "args"), sizes, needed)
     needs = f"compares the responses to one prompt{why} and needs at least {needed}"
     hint = f"{dotted(RESPONSES)}={max(needed, 8)}"

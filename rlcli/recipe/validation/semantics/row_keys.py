@@ -40,7 +40,7 @@ def check_pairs(notes: Notes, calls: Mapping[str, Call], dataset: str) -> None:
     comparing = [
         name
         for name, call in calls.items()
-        if largest_number(declared_of_call("NEEDS_GROUP", call), default=1) > 1
+        if largest_number(declared_of_call("NEEDS_GROUP", call)) > 1
     ]
     generates = any(call.call == "generate" for call in calls.values())
     if generates or not comparing or holds_pairs(notes.recipe.datasets, dataset) is not False:

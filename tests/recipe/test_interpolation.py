@@ -40,6 +40,12 @@ def test_a_reference_inside_text_is_inserted_as_text(folder: Path, monkeypatch):
     assert load_recipe(path).recipe.log.dir == "out/5-there-${x}"
 
 
+@pytest.mark.parametrize("target", ["log.project", "train.eval.dataset", "datasets"])
+def test_a_reference_inside_text_to_null_or_a_section_is_refused(refusal, target):
+    text = f"log: {{dir: 'out/${{{target}}}'}}\ntrain: {{eval: {{dataset: null}}}}\n"
+    assert refusal(TOP + text) == [("R37", "bad.yaml:2:12")]
+
+
 def test_environment_values_are_typed_by_their_field(folder: Path, monkeypatch):
     monkeypatch.setenv("RLCLI_STEPS", "12")
     path = write(folder, "train: {steps: '${env:RLCLI_STEPS}'}\nlog: {dir: '${env:RLCLI_STEPS}'}\n")

@@ -284,14 +284,14 @@ class _Interpolator:
             self.problems.add("R63", "${ without its closing brace", mark, hint)
             return None
         target = self.target(match.group(1).strip(), mark, depth)
-        if not isinstance(target, Scalar):
+        if isinstance(target, Scalar) and not target.valid:
+            return None
+        if not isinstance(target, Scalar) or target.value is None:
             self.problems.add(
                 "R37",
-                f"{match.group()} is {kind_of(target)}; inside text it must be a scalar",
+                f"{match.group()} is {kind_of(target)}, which cannot be part of a text",
                 mark,
             )
-            return None
-        if not target.valid:
             return None
         return target.text if target.plain else str(target.value)
 

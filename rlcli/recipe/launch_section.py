@@ -111,6 +111,15 @@ class Slurm(Nodes):
     after that the run ends."""
 
 
+OF_NODES = tuple(name for name in Nodes.model_fields if name != "cpus_per_task")
+OF_JOB = ("mail_type", "mail_user", "dependency")
+"""Settings that sbatch has under the same name, of parts of a job and of all of it."""
+OURS = ("array", "nodes", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue",
+        "no-requeue", "open-mode", "cpus-per-task", "time", "wrap", "parsable", "wait")  # fmt: skip
+"""Options of sbatch that `options` cannot have, because the run depends on them or has a key for
+them."""
+
+
 class LaunchSection(Section):
     """How the workers are started."""
 

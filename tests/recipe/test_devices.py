@@ -211,6 +211,19 @@ def test_a_container_needs_an_engine_and_an_image(container, key):
     assert problem.what.startswith(f"launch.slurm.container.{key} is ")
 
 
+def test_all_options_of_a_job_that_rlcli_sets_are_refused():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["launch.slurm.options={nodes: 3, mem: 0, mail-type: END}"])
+    assert [(p.where, p.what, p.hint) for p in caught.value.problems] == [
+        ("command line", "launch.slurm.options cannot have nodes", "rlcli sets it itself"),
+        (
+            "command line",
+            "launch.slurm.options cannot have mail-type",
+            "launch.slurm.mail_type is the key for it",
+        ),
+    ]
+
+
 SERVERS = [
     "launch=local",
     "cluster.device=cuda",

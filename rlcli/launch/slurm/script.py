@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import UsageError
-from rlcli.recipe.launch_section import JobPart, Nodes
+from rlcli.recipe.launch_section import OF_JOB, OF_NODES, JobPart, Nodes
 
 if TYPE_CHECKING:
     from rlcli.recipe.launch_section import Slurm
@@ -22,24 +22,6 @@ TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
 CORES_PER_GPU = 8
 CORES_PER_WORKER = 2
 """CPU cores per worker in a job without GPUs."""
-OF_NODES = (
-    "partition",
-    "account",
-    "qos",
-    "reservation",
-    "gres",
-    "constraint",
-    "nodelist",
-    "exclude",
-)
-OF_JOB = ("mail_type", "mail_user", "dependency")
-NAMED = (*OF_NODES, *OF_JOB)
-"""Settings that sbatch has under the same name."""
-OURS = ("array", "nodes", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue",
-        "no-requeue", "open-mode", "cpus-per-task", "time", "wrap", "parsable", "wait")  # fmt: skip
-"""Options that cannot be given by `launch.slurm.options`,
-because the run depends on them or has a key for them."""
-
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -55,8 +37,8 @@ def batch_script(
 ) -> str:
     """The text for `sbatch`. `values`: the file that lists the runs; `log`: the script's log file;
     `lead`: how many seconds before the time limit it is warned; `runs`: more than one form an
-    array, of which `at_once` may run at a time. Raises UsageError for options that cannot be given,
-    or a template that cannot be used."""
+    array, of which `at_once` may run at a time. Raises UsageError for a template that cannot be
+    used."""
     from jinja2 import StrictUndefined, TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -168,15 +150,6 @@ def _named(settings: Nodes, names: Iterable[str]) -> Iterator[str]:
 
 def _raw_options(settings: Slurm) -> Iterator[str]:
     for name, value in settings.options.items():
-        if name in OURS or name.replace("-", "_") in NAMED:
-            message = f"{name} cannot be given here"
-            has_key = name.replace("-", "_") in (*NAMED, "time", "cpus_per_task")
-            hint = (
-                f"launch.slurm.{name.replace('-', '_')} is the key for it"
-                if has_key
-                else "rlcli sets it itself"
-            )
-            raise UsageError(message, where="launch.slurm.options", hint=hint)
         if value is True:
             yield name
         elif value is not False:

@@ -6,7 +6,15 @@ from __future__ import annotations
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import MappingNode
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.validation.semantics import calls, devices, effects, lengths, models, training
+from rlcli.recipe.validation.semantics import (
+    calls,
+    devices,
+    effects,
+    jobs,
+    lengths,
+    models,
+    training,
+)
 from rlcli.recipe.validation.semantics.notes import Notes
 from rlcli.recipe.validation.unresolved import Unresolved
 
@@ -17,5 +25,5 @@ def check_semantics(
     """Report every contradiction. `unresolved`: what is known to be wrong, so that nothing is
     concluded from it."""
     notes = Notes(recipe, tree, problems, unresolved)
-    for room in (calls, effects, models, training, devices, lengths):
+    for room in (calls, effects, models, training, devices, jobs, lengths):
         room.check(notes)

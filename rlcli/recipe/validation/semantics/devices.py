@@ -27,8 +27,6 @@ def check(notes: Notes) -> None:
         notes.note("R49", str(error), notes.first_set(*CLUSTER), needs=CLUSTER)
         return
     _processes(notes, world)
-    _nodes_of_job(notes)
-    _container(notes)
     replicas = {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()}
     _prompts(notes, replicas)
 
@@ -39,32 +37,6 @@ def _processes(notes: Notes, world: int) -> None:
         launch: KeyPath = ("launch", "type")
         key = launch if notes.is_set(("launch",)) else CLUSTER[1]
         notes.note("R49", message, key, "use launch=local", needs=[*CLUSTER, launch])
-
-
-def _nodes_of_job(notes: Notes) -> None:
-    nodes = notes.recipe.cluster.nodes
-    of_parts = sum(segment.nodes for segment in notes.recipe.launch.slurm.parts)
-    if of_parts not in (0, nodes):
-        message = f"the parts of the job have {of_parts} nodes, but the cluster has {nodes}"
-        key: KeyPath = ("launch", "slurm", "parts")
-        notes.note("R49", message, key, f"write cluster.nodes={of_parts}", needs=[CLUSTER[0], key])
-
-
-def _container(notes: Notes) -> None:
-    """A container needs an engine and an image; without an engine nothing would run in it."""
-    container, section = notes.recipe.launch.slurm.container, ("launch", "slurm", "container")
-    engine, image = (*section, "engine"), (*section, "image")
-    if container.image is None and container.engine != "none":
-        message = f"{dotted(engine)} is {container.engine}, but {dotted(image)} is not set"
-        notes.note("R39", message, engine, f"{dotted(image)}=IMAGE", needs=[image])
-    unused = [key for key in ("image", "mounts", "python", "options") if getattr(container, key)]
-    if container.engine == "none" and unused:
-        key = (*section, unused[0])
-        message = (
-            f"{dotted(key)} is set, but {dotted(engine)} is none, so that "
-            "nothing runs in a container"
-        )
-        notes.note("R39", message, key, f"{dotted(engine)}=pyxis, or apptainer", needs=[engine])
 
 
 def _prompts(notes: Notes, replicas: Mapping[str, int]) -> None:

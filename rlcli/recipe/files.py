@@ -43,6 +43,7 @@ def with_found_files(
     ]
     searches += [(tree_path, finder.model_folder) for tree_path in _model_folders(recipe)]
     searches += [(tree_path, finder.of_backend) for tree_path in _backend_files(recipe)]
+    searches += [(tree_path, finder.of_job) for tree_path in _job_files(recipe)]
     for tree_path, find in searches:
         try:
             section = reduce(getitem, tree_path[:-1], data)
@@ -61,6 +62,7 @@ def for_any_folder(recipe: Recipe) -> Recipe:
         *_interface_files(recipe),
         *_model_folders(recipe),
         *_backend_files(recipe),
+        *_job_files(recipe),
     )
     for tree_path in named:
         section = reduce(getitem, tree_path[:-1], data)
@@ -104,6 +106,11 @@ def _backend_files(recipe: Recipe) -> Iterator[KeyPath]:
             for name in declared("backends", backend.type, "FILES") or ():
                 if isinstance(text := backend.args.get(name), str) and "/" in text:
                     yield ("models", role, "backend", "args", name)
+
+
+def _job_files(recipe: Recipe) -> Iterator[KeyPath]:
+    if recipe.launch.slurm.template is not None:
+        yield ("launch", "slurm", "template")
 
 
 def model_of_call(call: Call) -> str | None:
@@ -172,6 +179,11 @@ class _Finder:
                 message, where=str(self.mark(tree_path)), hint=self.looked(tree_path)
             )
         return file
+
+    def of_job(self, tree_path: KeyPath, text: str) -> str:
+        """One that is missing is reported when a job is submitted: a run that has begun, and is
+        looked at or continued, does not need it."""
+        return self.look(tree_path, text) or text
 
     def look(self, tree_path: KeyPath, text: str) -> str | None:
         """The path relative to the working directory, or None. Links are not resolved: the Python

@@ -208,6 +208,18 @@ def test_backend_files_are_found_next_to_the_recipe_and_links_are_kept(folder: P
     assert python("models.actor.rollout.backend.args.python=python3") == "python3"
 
 
+def test_the_template_of_a_job_is_searched_next_to_the_layer_that_names_it(folder: Path):
+    (folder / "site").mkdir()
+    template = folder / "site" / "job.j2"
+    (folder / "site" / "cluster.yaml").write_text(
+        "launch: {type: slurm, slurm: {template: job.j2}}\n"
+    )
+    (folder / "top.yaml").write_text("extends: [small, site/cluster]\n")
+    assert load_recipe("top.yaml").recipe.launch.slurm.template == "job.j2"  # is reported later
+    template.write_text("")
+    assert load_recipe("top.yaml").recipe.launch.slurm.template == str(template)
+
+
 def test_a_hub_id_needs_no_folder(folder: Path):
     assert (
         load_recipe("ppo_math", ["models.actor.path=owner/name"]).recipe.models["actor"].path

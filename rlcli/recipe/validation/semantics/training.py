@@ -83,7 +83,7 @@ def _sources(notes: Notes) -> None:
                 notes.unknown("dataset", source, ("datasets",), path)
             elif name in (circle := with_sources(datasets, source)):
                 message = f"the dataset {name} is made of itself: it takes rows of {source}"
-                needs: list[KeyPath] = [("datasets", other) for other in circle]
+                needs: list[KeyPath] = [("datasets", member) for member in circle]
                 notes.note_once(("circle", *sorted(circle)), "R71", message, path, None, needs)
 
 

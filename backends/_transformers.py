@@ -233,6 +233,10 @@ def products_of(lm: Any) -> Products:
     )
 
 
+MULTIPLIED_BY_SCALING = ("hyperclovax",)
+"""Families whose `logits_scaling` is a factor of the logits; Granite and others divide by it."""
+
+
 def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:
     """The language-model head with everything that its family does to the logits."""
     linear = lm.get_output_embeddings()
@@ -241,7 +245,7 @@ def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:
     config = lm.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
     if scaling := getattr(config, "logits_scaling", None):
-        scale = 1.0 / scaling
+        scale = scaling if config.model_type in MULTIPLIED_BY_SCALING else 1.0 / scaling
     softcap = getattr(config, "final_logit_softcapping", None)
     bias = getattr(linear, "bias", None)
     return OutputHead(

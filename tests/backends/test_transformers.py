@@ -83,6 +83,16 @@ def test_models_that_cannot_be_packed_are_refused_with_the_reason(model_type):
         packing_error(model_type, LENGTHS, **settings)
 
 
+@pytest.mark.parametrize(("model_type", "settings"), [
+    ("granite", {"logits_scaling": 0.3}),
+    ("hyperclovax", {"logits_scaling": 0.3}),
+    ("cohere", {"logit_scale": 0.3}),
+])  # fmt: skip
+def test_logits_are_scaled_as_the_family_does(model_type, settings):
+    """Granite divides by `logits_scaling`, HyperCLOVA X multiplies by it."""
+    assert packing_error(model_type, LENGTHS, **settings) < 1e-4
+
+
 @pytest.mark.parametrize("model_type", ["modernbert-decoder", "dory"])
 def test_models_whose_head_is_more_than_a_matrix_are_refused(model_type):
     """One has layers before it, the other a scale for each logit."""

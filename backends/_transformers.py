@@ -195,12 +195,25 @@ class PackedOutput:
         return self._packing.of_actions(scores)
 
 
+def dimensions_in(
+    lm: nn.Module, stored: Callable[[nn.Parameter], int] = nn.Parameter.dim
+) -> Callable[[nn.Parameter], int]:
+    """Returns the number of dimensions of a parameter: that which is `stored`, but 1 for those of
+    norms, which are vectors also where they have a row for each head, as in Cohere."""
+    norms = {p for m in lm.modules() if _is_norm(m) for p in m.parameters(recurse=False)}
+    return lambda parameter: 1 if parameter in norms else stored(parameter)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Norm")
+
+
 def hidden_matrices(lm: Any) -> list[nn.Parameter]:
     """Matrices [m, n] between an embedding and a head, and stacks [E, m, n] of those of experts."""
     return [
         weight
         for module in lm.base_model.modules()
-        if not isinstance(module, nn.Embedding)
+        if not isinstance(module, nn.Embedding) and not _is_norm(module)
         for weight in module.parameters(recurse=False)
         if weight.dim() > 1
     ]

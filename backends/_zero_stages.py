@@ -19,6 +19,7 @@ from rlcli.api.block_parts import BlockPart, flat_part
 from rlcli.api.model import ModelSource
 from rlcli.api.model_source import fill_tensor, parameter_places
 
+from ._transformers import dimensions_in
 from ._zero import DataRanks
 
 if TYPE_CHECKING:
@@ -65,9 +66,8 @@ class WholeState:
         self.names = {parameter: name for name, parameter in packed.lm.named_parameters()}
         self.trained = [parameter for parameter in self.names if parameter.requires_grad]
         self._has_gradients = False
-        optimizer = torch.optim.AdamW(
-            settings.groups(self.trained, self._dim), **settings.adamw(), fused=True
-        )
+        groups = settings.groups(self.trained, dimensions_in(packed.lm, self._dim))
+        optimizer = torch.optim.AdamW(groups, **settings.adamw(), fused=True)
         self.engine, self.optimizer, *_ = library.initialize(
             model=packed,
             optimizer=optimizer,

@@ -39,7 +39,7 @@ from ._sharding import (
     shard_experts,
     sharding_mesh,
 )
-from ._transformers import hidden_matrices
+from ._transformers import dimensions_in, hidden_matrices
 
 T = TypeVar("T")
 
@@ -91,8 +91,11 @@ class FSDPEngine(TransformersEngine, RoutedTraining, PipelinableEngine):
         settings = self.settings
         by_muon = set(hidden_matrices(self.lm)) if settings.optimizer == "muon" else set()
         others = [p for p in self.parameters if p not in by_muon]
+        dim = dimensions_in(self.lm)
         groups = [
-            group for parameters in grouped_by_mesh(others) for group in settings.groups(parameters)
+            group
+            for parameters in grouped_by_mesh(others)
+            for group in settings.groups(parameters, dim)
         ]
         adamw = torch.optim.AdamW(groups, **settings.adamw(), fused=True)
         matrices = settings.groups(p for p in self.parameters if p in by_muon)

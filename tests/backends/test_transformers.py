@@ -8,6 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlcli.api.value_model import value_head, value_model_class
 from rlcli.backends._transformers import PackedModel
 from rlcli.errors import ModelError
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch
 from rlcli.testing.tiny_models import tiny_model
 
 # -- windows and capped scores ---------------------------------------------------------------------
@@ -135,3 +137,23 @@ def test_gradients_of_values_reach_every_parameter(family):
     assert [
         name for name, p in critic.named_parameters() if p.grad is None or not p.grad.any()
     ] == []
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
+def test_norms_with_a_row_for_each_head_do_not_decay(backend):
+    """Cohere's norms of queries and keys are the only ones of more than one dimension."""
+    subject = type("Subject", (BackendContract,), {"name": backend})()
+    weights = {}
+    for decay in (0.0, 0.5):
+        lm = tiny_model("cohere", use_qk_norm=True)
+        engine = subject.engine(None, lm=lm, **SETTINGS | {"weight_decay": decay})
+        engine.train_batch(batch(), answer_loss, answer_weight)
+        weights[decay] = subject.weights(engine)
+    stays = {
+        name for name, weight in weights[0.0].items() if torch.equal(weight, weights[0.5][name])
+    }
+    assert stays == {name for name in weights[0.0] if "norm" in name}
+    assert any(weights[0.0][name].dim() > 1 for name in stays)

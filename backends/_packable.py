@@ -57,6 +57,10 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
+def is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Norm")
+
+
 def cannot_be_packed(kind: str, reason: str) -> ModelError:
     return ModelError(
         f"{kind} has {reason}: its sequences cannot be packed",

@@ -11,7 +11,6 @@ logits of other rows.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
 from rlcli.ops.vocabulary import VocabularyShard
+
+from ._tensor_plan import check_sizes, styles_of
 
 
 def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
@@ -34,8 +34,8 @@ def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
     Raises ModelError if the model has no plan, or one that does not fit its sizes or that rlcli
     does not support.
     """
-    styles = _styles(lm, role)
-    _check_sizes(lm, styles, mesh.size(), role)
+    styles = styles_of(lm, role, _PARTS)
+    check_sizes(lm, styles, mesh.size(), role)
     ranks = _Ranks(mesh.get_group())
     cut: dict[nn.Parameter, nn.Parameter] = {}
     for name, module in list(lm.named_modules()):
@@ -65,59 +65,6 @@ def vocabulary_shard(weight: torch.Tensor) -> VocabularyShard | None:
     mesh, size = weight.device_mesh, weight.shape[0]
     first = min(size, mesh.get_local_rank() * -(-size // mesh.size()))
     return VocabularyShard(mesh.get_group(), first, size)
-
-
-# -- the plan --------------------------------------------------------------------------------------
-
-
-def _styles(lm: Any, role: str) -> dict[str, str]:
-    """Name of each module that the plan or rlcli covers → its style. Raises ModelError."""
-    plan: dict[str, str] = getattr(lm, "tp_plan", None) or {}
-    if not any(style.startswith("rowwise") for style in plan.values()):
-        raise _cannot_split(lm, role, "transformers has no tensor-parallel plan for it")
-    patterns = {name: re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name, _ in lm.named_modules()}
-    styles = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
-    names = {module: name for name, module in lm.named_modules()}
-    styles[names[lm.get_input_embeddings()]] = "embedding"
-    if value_head(lm) is None:
-        styles[names[lm.get_output_embeddings()]] = "head"
-    # such as those of experts
-    of_parameters = {style for name, style in plan.items() if name not in patterns.values()}
-    unknown = sorted((of_parameters | set(styles.values())) - set(_PARTS))
-    if unknown:
-        raise _cannot_split(
-            lm, role, f"its plan asks for {', '.join(unknown)}, which the backend does not know"
-        )
-    return styles
-
-
-def _check_sizes(lm: Any, styles: dict[str, str], size: int, role: str) -> None:
-    config = lm.config.get_text_config()
-    keys = re.compile(r"k_proj|query_key_value")
-    keeps_heads = any(style == "colwise" and keys.search(name) for name, style in styles.items())
-    heads = {"attention heads": config.num_attention_heads}
-    heads["key-value heads"] = (
-        getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    )
-    for quantity, count in heads.items() if keeps_heads else ():
-        if count % size:
-            raise _cannot_split(
-                lm, role, f"its {count} {quantity} cannot be divided among {size} ranks"
-            )
-    for name, style in styles.items():
-        module = lm.get_submodule(name)
-        widths = {"colwise_gather_output": "out_features", "rowwise_split_input": "in_features"}
-        if style in widths and getattr(module, widths[style]) % size:
-            raise _cannot_split(
-                lm, role, f"the width of {name} cannot be divided among {size} ranks"
-            )
-
-
-def _cannot_split(lm: Any, role: str, reason: str) -> ModelError:
-    hint = f"set models.{role}.mesh.tp=1, or use another size of tp or another model"
-    return ModelError(
-        f"the {lm.config.model_type} of role {role} cannot be tensor-parallel: {reason}", hint=hint
-    )
 
 
 # -- parts of modules ------------------------------------------------------------------------------
@@ -205,8 +152,8 @@ class _Part:
 
 
 class _Norm(_Part):
-    """A norm of each head: every rank sees its own heads,
-    so the parameters' gradient is the sum over ranks."""
+    """A norm of each head, or an activation: every rank sees its own heads or columns, so the
+    parameters' gradient is the sum over ranks."""
 
     def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         value = local(parameter)
@@ -215,6 +162,13 @@ class _Norm(_Part):
             if torch.is_grad_enabled() and value.requires_grad
             else value
         )
+
+
+class _Heads(_Part):
+    """A norm with a row for each head: every rank has those of its own heads."""
+
+    def placement(self, parameter: str) -> Placement:
+        return Shard(0)
 
 
 class _Columns(_Part):
@@ -304,6 +258,7 @@ class _Head(_Part):
 _PARTS: dict[str, type[_Part]] = {
     "replicate": _Part,
     "replicated_with_grad_allreduce": _Norm,
+    "heads": _Heads,
     "colwise": _Columns,
     "colwise_gather_output": _GatheredColumns,
     "colwise_rep": _GatheredColumns,
@@ -313,7 +268,7 @@ _PARTS: dict[str, type[_Part]] = {
     "embedding": _Embedding,
     "head": _Head,
 }
-"""Style in a plan → how such modules are divided; `embedding` and `head` are ours."""
+"""Style in a plan → how such modules are divided; `heads`, `embedding` and `head` are ours."""
 
 
 # -- collectives, each with the one that its gradient needs ----------------------------------------

@@ -17,7 +17,7 @@ from rlcli.ops.attention import Kernels, PackedAttention, Scoring, packed_attent
 from rlcli.ops.logprobs import OutputHead, token_scores
 from rlcli.ops.packing import positions
 
-from ._packable import cannot_be_packed, refuse_unpackable
+from ._packable import cannot_be_packed, is_norm, refuse_unpackable
 from ._tensor_parallel import local, vocabulary_shard
 
 if TYPE_CHECKING:
@@ -200,12 +200,8 @@ def dimensions_in(
 ) -> Callable[[nn.Parameter], int]:
     """Returns the number of dimensions of a parameter: that which is `stored`, but 1 for those of
     norms, which are vectors also where they have a row for each head, as in Cohere."""
-    norms = {p for m in lm.modules() if _is_norm(m) for p in m.parameters(recurse=False)}
+    norms = {p for m in lm.modules() if is_norm(m) for p in m.parameters(recurse=False)}
     return lambda parameter: 1 if parameter in norms else stored(parameter)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("Norm")
 
 
 def hidden_matrices(lm: Any) -> list[nn.Parameter]:
@@ -213,7 +209,7 @@ def hidden_matrices(lm: Any) -> list[nn.Parameter]:
     return [
         weight
         for module in lm.base_model.modules()
-        if not isinstance(module, nn.Embedding) and not _is_norm(module)
+        if not isinstance(module, nn.Embedding) and not is_norm(module)
         for weight in module.parameters(recurse=False)
         if weight.dim() > 1
     ]

@@ -11,6 +11,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlcli.api.model_source import local_part
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import (
+    SETTINGS,
+    answer_loss,
+    answer_weight,
+    batch,
+    weights_apart,
+)
 from rlcli.testing.backend.lifecycle import ranks_in
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -61,3 +68,31 @@ def test_a_vocabulary_that_cannot_be_sharded_is_refused():
         return {}
 
     run_on_ranks(1, work)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"model_type": "apertus", "hidden_act": "xielu"}),
+        ("cohere", {"use_qk_norm": True}),
+    ],
+    ids=["activations that are trained", "norms with a row for each head"],
+)
+def test_what_a_plan_of_transformers_leaves_out_is_trained_like_the_whole_model(family, changes):
+    """The plan of one family says nothing of its activations, which compute with a rank's own
+    columns, that of the other nothing of its norms of queries and keys."""
+
+    def trained(**layout):
+        engine = Subject().engine(lm=tiny_model(family, **changes), **layout, **SETTINGS)
+        stats = engine.train_batch(batch(), answer_loss, answer_weight)
+        return stats["grad_norm"], Subject().weights(engine)
+
+    norm, weights = trained()
+
+    def work(rank):
+        norm_here, weights_here = trained(mesh=mesh_of_ranks(tp=2))
+        return norm_here / norm - 1, weights_apart(weights_here, weights)
+
+    for norms_apart, apart in run_on_ranks(2, work, timeout=60):
+        assert abs(norms_apart) < 1e-6
+        assert apart < 2e-5

@@ -130,10 +130,10 @@ class _Part:
 
     def install(self) -> None:
         @functools.wraps(self.compute)
-        def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
-            x = self.before(x)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            args = (*map(self.before, args[:1]), *args[1:])
             with self._local_parameters():
-                y = self.compute(x, *args, **kwargs)
+                y = self.compute(*args, **kwargs)
             return self.after(y)
 
         self.module.forward = forward

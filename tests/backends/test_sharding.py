@@ -75,12 +75,18 @@ def test_a_vocabulary_that_cannot_be_sharded_is_refused():
     [
         ("llama", {"model_type": "apertus", "hidden_act": "xielu"}),
         ("cohere", {"use_qk_norm": True}),
+        ("llama", {"model_type": "hrm_text"}),
     ],
-    ids=["activations that are trained", "norms with a row for each head"],
+    ids=[
+        "activations that are trained",
+        "norms with a row for each head",
+        "a parameter next to all layers",
+    ],
 )
 def test_what_a_plan_of_transformers_leaves_out_is_trained_like_the_whole_model(family, changes):
     """The plan of one family says nothing of its activations, which compute with a rank's own
-    columns, that of the other nothing of its norms of queries and keys."""
+    columns, that of another nothing of its norms of queries and keys. The third has a parameter
+    that is in no layer."""
 
     def trained(**layout):
         engine = Subject().engine(lm=tiny_model(family, **changes), **layout, **SETTINGS)

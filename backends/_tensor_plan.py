@@ -22,10 +22,7 @@ def styles_of(lm: Any, role: str, supported: Collection[str]) -> dict[str, str]:
         raise _cannot_split(lm, role, "transformers has no tensor-parallel plan for it")
     patterns = {name: re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name, _ in lm.named_modules()}
     styles = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
-    names = {module: name for name, module in lm.named_modules()}
-    styles[names[lm.get_input_embeddings()]] = "embedding"
-    if value_head(lm) is None:
-        styles[names[lm.get_output_embeddings()]] = "head"
+    styles |= _at_the_ends(lm)
     styles |= _left_out(lm, styles)
     # such as those of experts
     of_parameters = {style for name, style in plan.items() if name not in patterns.values()}
@@ -37,21 +34,28 @@ def styles_of(lm: Any, role: str, supported: Collection[str]) -> dict[str, str]:
     return styles
 
 
+def _at_the_ends(lm: Any) -> dict[str, str]:
+    """The styles of embedding and head."""
+    names = {module: name for name, module in lm.named_modules()}
+    styles = {names[lm.get_input_embeddings()]: "embedding"}
+    if value_head(lm) is None:
+        styles[names[lm.get_output_embeddings()]] = "head"
+    return styles
+
+
 def _left_out(lm: nn.Module, styles: dict[str, str]) -> dict[str, str]:
     """Styles of modules that a plan leaves out, though they compute with a rank's own columns or
     heads: activations that are trained, as in Apertus, and norms with a row for each head."""
     divided = {name.rpartition(".")[0] for name, style in styles.items() if style == "colwise"}
-    others = {
-        name: module
-        for name, module in lm.named_modules()
-        if name.rpartition(".")[0] in divided and name not in styles
-    }
-    return {
-        name: "heads" if is_norm(module) else "replicated_with_grad_allreduce"
-        for name, module in others.items()
-        if type(module).__module__ == "transformers.activations"
-        or (is_norm(module) and any(weight.dim() == 2 for weight in module.parameters()))
-    }
+    left_out: dict[str, str] = {}
+    for name, module in lm.named_modules():
+        if name in styles or name.rpartition(".")[0] not in divided:
+            continue
+        if type(module).__module__ == "transformers.activations":
+            left_out[name] = "replicated_with_grad_allreduce"
+        elif is_norm(module) and any(weight.dim() == 2 for weight in module.parameters()):
+            left_out[name] = "heads"
+    return left_out
 
 
 def check_sizes(lm: Any, styles: dict[str, str], size: int, role: str) -> None:

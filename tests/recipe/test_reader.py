@@ -116,6 +116,32 @@ def test_invalid_yaml_is_refused_with_its_location(text, problem, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("text", "location", "message"),
+    [
+        ("a:\n  b: 3\n   c: 2\n", "r.yaml:3:4", "wrong indentation"),
+        ("a:\n  b: 3\n c: 2\n", "r.yaml:3:2", "wrong indentation"),
+        ("a:\n  b: 'x'\n\n    c: 1\n", "r.yaml:4:5", "wrong indentation"),
+        ("a:\n  - b: 1\n    c: 2\n   d: 3\n", "r.yaml:4:4", "wrong indentation"),
+        ("a:\r  b: 3\r   c: 2\r", "r.yaml:3:4", "wrong indentation"),
+        ("a: 1\nb 2\nc: 3\n", "r.yaml:2:1", "a key without a colon"),
+        ("a:\n  b 2\n  c: 3\n", "r.yaml:2:3", "a key without a colon"),
+        ("a:\n  b 2  # why\n  c: 3\n", "r.yaml:2:3", "a key without a colon"),
+        ("a: [1,\n  2]\n  c: 3\n", "r.yaml:3:3", "wrong indentation"),
+        ("a: 1\nb:2\n", "r.yaml:2:1", "no space after the colon"),
+        ("a: it: is\n", "r.yaml:1:6", "a second colon"),
+        ("a: 'it's'\n", "r.yaml:1:8", "text after the end"),
+        ("a:\n  b: 1\n  - c\n", "r.yaml:3:3", "did not find expected key"),
+    ],
+)
+def test_text_that_is_not_yaml_has_the_place_and_the_cause_of_the_mistake(text, location, message):
+    problems = Problems()
+    assert parse(text, "r.yaml", problems) is None
+    [problem] = problems.reported
+    assert problem.where == location
+    assert message in problem.what
+
+
 def test_invalid_values_are_left_out_and_marked_as_invalid():
     node, problems = read("a: 1\nb: {c: .nan, 1: x}\nd: !t [1]\n")
     assert [code for code, _ in problems] == ["R34", "R41", "R08"]

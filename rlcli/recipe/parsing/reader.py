@@ -13,7 +13,6 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -21,6 +20,7 @@ import yaml
 from rlcli.files import read_regular
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
+from rlcli.recipe.parsing.syntax_errors import explain_syntax
 from rlcli.recipe.parsing.tree import (
     Entry,
     Listing,
@@ -111,7 +111,8 @@ def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -
             # Newer parsers look far ahead and have a limit of their own;
             # what is before it exceeds ours.
             return parse(text[: error.problem_mark.index], file, problems, first)
-        problems.add(*_syntax(error, text, composer), width=1)
+        problem = explain_syntax(error, text, composer.mark, composer.open_flows)
+        problems.add(*problem, width=1)
         return None
     except (_Refused, yaml.YAMLError, ValueError, OverflowError) as error:
         if not isinstance(error, _Refused):
@@ -134,40 +135,6 @@ def _mark_at(text: str, index: int, origin: Mark) -> Mark:
     lines = text[:index].replace("\r\n", "\n").replace("\r", "\n").split("\n")
     line, column = len(lines) - 1, len(lines[-1])
     return Mark(origin.file, origin.line + line, (origin.column if line == 0 else 1) + column)
-
-
-def _syntax(
-    error: yaml.MarkedYAMLError, text: str, composer: _Composer
-) -> tuple[str, str, Mark, str | None]:
-    """(message id, message, place, hint) for text that is not YAML: the likely cause, else what the
-    parser says."""
-    at: Any = error.problem_mark or error.context_mark
-    lines = text.split("\n")
-    before = lines[at.line][: at.column + 1] if at.line < len(lines) else ""
-    if re.match(r"[ ]*\t", before):
-        tab = composer.mark(SimpleNamespace(line=at.line, column=before.index("\t")))
-        return "R06", "a tab cannot indent YAML", tab, "use spaces"
-    if composer.open_flows:
-        if at.line >= text.rstrip().count("\n") + text.endswith("\n"):
-            opened = composer.mark(composer.open_flows[-1])
-            return "R07", "not YAML: this is never closed", opened, None
-        if re.search(r"(?<![\"'$])\$\{", before):
-            column = before.rindex("${")
-            reference = composer.mark(SimpleNamespace(line=at.line, column=column))
-            message = "not YAML: a reference inside {} or [] needs quotes"
-            hint = 'quote it: "${…}", because { and } are special in YAML'
-            return "R07", message, reference, hint
-    return _as_the_parser_says(error, composer)
-
-
-def _as_the_parser_says(
-    error: yaml.MarkedYAMLError, composer: _Composer
-) -> tuple[str, str, Mark, str | None]:
-    message = "not YAML: " + re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
-    mark, context = error.problem_mark or error.context_mark, error.context or ""
-    if error.context_mark is not None and re.search(r"flow|quoted|block scalar", context):
-        message, mark = f"{message} {context}", error.context_mark
-    return "R07", message, composer.mark(mark), None
 
 
 class _Refused(Exception):

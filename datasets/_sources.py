@@ -17,7 +17,7 @@ from urllib.request import getproxies
 
 from rlcli.api.quiet_logs import quiet
 from rlcli.errors import DataError, first_line
-from rlcli.files import open_regular
+from rlcli.files import LFS_FETCH, is_lfs_pointer, open_regular
 
 from ._jsonl import HUB, MAX_ROW, BadRow, Parsed, checked_row, json_rows
 
@@ -62,6 +62,8 @@ class RowSource:
         if self.split != SPLIT and file.exists():
             hint = "leave split out, and name the file with these rows in path"
             raise DataError(f"{file} is one file: it has no split {self.split}", hint=hint)
+        if is_lfs_pointer(file):
+            raise _not_fetched(file)
         if file.suffix in DELIMITERS:
             return _csv_rows(file, DELIMITERS[file.suffix])
         if file.suffix in TABLES:
@@ -106,7 +108,18 @@ class RowSource:
                 )
                 yield from _of_library(rows)
         except Exception as error:  # broken files make the library raise all kinds
-            raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
+            raise _unreadable(folder, error) from error
+
+
+def _not_fetched(file: Path) -> DataError:
+    message = f"{file} is a pointer of Git LFS, not the file itself"
+    return DataError(message, hint=LFS_FETCH, code="F82")
+
+
+def _unreadable(folder: Path, error: Exception) -> DataError:
+    for file in filter(is_lfs_pointer, folder.rglob("*")):
+        return _not_fetched(file)
+    return DataError(f"cannot read {folder}: {first_line(error)}", code="F82")
 
 
 def _choice(message: str, setting: Setting) -> str | None:

@@ -22,6 +22,11 @@ MAX_OBJECT = 64 << 20
 """Maximum bytes of a JSON file that describes something."""
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
+LFS_FETCH = "fetch it with `git lfs pull` in its repository, or with `hf download`"
+"""The hint for a file that is only a pointer."""
+
+
 def open_regular(path: Path | str, flags: int = 0) -> int:
     """A descriptor for reading a regular file. Raises OSError, also for a pipe,
     a device or a folder.
@@ -51,6 +56,14 @@ def read_regular(path: Path | str, most: int) -> bytes:
             str(path),
         )
     return content
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether Git LFS has not fetched the file: a clone without it has a short text instead."""
+    try:
+        return read_regular(path, 1024).startswith(LFS_POINTER)
+    except OSError:
+        return False
 
 
 def read_text(path: Path | str, most: int = MAX_OBJECT) -> str:

@@ -11,9 +11,16 @@ from typing import Any
 
 from rlcli.api.headway import BYTES, Headway, doing
 from rlcli.api.model_sizes import LAYERS, wrong_sizes
-from rlcli.api.weight_files import MAX_JSON, SAVE_AGAIN, check_weights, inside
+from rlcli.api.weight_files import (
+    INCOMPLETE,
+    MAX_JSON,
+    SAVE_AGAIN,
+    check_weights,
+    inside,
+    not_fetched,
+)
 from rlcli.errors import ModelError, first_line
-from rlcli.files import read_regular
+from rlcli.files import is_lfs_pointer, read_regular
 
 FORBIDDEN_KEYS = ("auto_map", "custom_code", "custom_pipelines", "trust_remote_code")
 FORBIDDEN_PREFIXES = ("_attn_implementation", "attn_implementation", "_experts_implementation")
@@ -30,6 +37,8 @@ WANTED_FILES = (
 """Files that are downloaded for a model on the Hub: no code, no pickles."""
 TEMPLATES = "additional_chat_templates/*"
 """Files with the other chat templates of a model."""
+
+TOKENIZER_FILES = ("tokenizer.*", "*.model", "vocab.*", "merges.txt")
 
 ADAPTER = "adapter_config.json"
 """If this file exists, transformers first loads another model, which has not been checked."""
@@ -96,6 +105,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
     Raises ModelError."""
     _refuse_special_files(folder)
     _refuse_links_out(folder)
+    _refuse_pointers(folder)
     config = folder / "config.json"
     if weights and not config.is_file():
         raise ModelError(
@@ -112,11 +122,24 @@ def check_folder(folder: Path, *, weights: bool) -> None:
             message, hint="merge it into its base model (merge_and_unload), then save_pretrained"
         )
     if not any(folder.glob("*.safetensors")):
-        others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
-        remark = f"; it holds {others[0]}, which can run code when it is read" if others else ""
-        raise ModelError(f"{folder} has no safetensors weights{remark}", hint=SAVE_AGAIN)
+        raise _without_weights(folder)
     check_config(_read_json(config), str(config))
     _check_described(folder, check_weights(folder))
+
+
+def _without_weights(folder: Path) -> ModelError:
+    message = f"{folder} has no safetensors weights"
+    others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
+    if not others:
+        return ModelError(message, hint=INCOMPLETE)
+    remark = f"it holds {others[0]}, which can run code when it is read"
+    return ModelError(f"{message}; {remark}", hint=SAVE_AGAIN)
+
+
+def _refuse_pointers(folder: Path) -> None:
+    for pattern in TOKENIZER_FILES:
+        for file in filter(is_lfs_pointer, folder.glob(pattern)):
+            raise not_fetched(file)
 
 
 def check_config(config: Any, where: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.api.model_sizes import shown
 from rlcli.errors import ModelError
-from rlcli.files import read_regular
+from rlcli.files import LFS_FETCH, is_lfs_pointer, read_regular
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -32,6 +32,8 @@ MAX_JSON = 64 << 20
 have half of that."""
 
 SAVE_AGAIN = "load it with transformers and save it again with save_pretrained"
+
+INCOMPLETE = "the folder is incomplete: fetch or write it again"
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 """Suffixes of files that can run code when they are read."""
@@ -71,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
     if missing:
         raise ModelError(
             f"{folder / missing[0]} is missing",
-            hint="the folder is incomplete: fetch or write it again",
+            hint=INCOMPLETE,
         )
     return [inside(folder, folder / name) for name in names]
 
@@ -145,8 +147,14 @@ def header(
 
 
 def damaged(file: Path, why: object) -> ModelError:
+    if is_lfs_pointer(file):
+        return not_fetched(file)
     hint = "the file is damaged or incomplete: fetch or write it again"
     return ModelError(f"not a valid safetensors file: {why}", where=str(file), hint=hint)
+
+
+def not_fetched(file: Path) -> ModelError:
+    return ModelError("a pointer of Git LFS, not the file itself", where=str(file), hint=LFS_FETCH)
 
 
 def check_weights(folder: Path) -> Counter[str]:

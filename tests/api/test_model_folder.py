@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError
+from rlcli.files import LFS_POINTER
 
 
 @pytest.fixture
@@ -52,3 +53,23 @@ def test_an_inner_configuration_that_is_none_is_left_to_transformers(folder, inn
     (folder / "config.json").write_text(json.dumps({"text_config": inner}))
     check_folder(folder, weights=True)
     check_sizes(folder, folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_reported_as_a_file_that_was_not_fetched(folder, name):
+    (folder / name).write_bytes(LFS_POINTER + b"\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(ModelError, match=f"{name}: a pointer of Git LFS") as raised:
+        check_folder(folder, weights=True)
+    assert "git lfs pull" in raised.value.hint
+
+
+def test_a_pointer_to_weights_is_of_no_interest_to_who_reads_the_tokenizer(folder):
+    (folder / "model.safetensors").write_bytes(LFS_POINTER + b"\n")
+    check_folder(folder, weights=False)
+
+
+def test_without_any_weights_the_hint_is_to_fetch_them(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no safetensors weights") as raised:
+        check_folder(folder, weights=True)
+    assert "incomplete" in raised.value.hint

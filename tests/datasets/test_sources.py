@@ -16,6 +16,7 @@ from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
 from rlcli.datasets._sources import RowSource
 from rlcli.errors import DataError, UsageError
+from rlcli.files import LFS_POINTER
 from rlcli.registry import make_dataset
 from rlcli.testing.tokenizer import byte_tokenizer
 
@@ -307,3 +308,14 @@ def test_unknown_columns_are_reported(tmp_path):
         build(tmp_path / "rows.jsonl", "hf", kind="prompt_answer", columns={"promt": "a"})
     with pytest.raises(DataError, match="there is no field 'c'"):
         build(tmp_path / "rows.jsonl", "hf", columns={"prompt": "a", "answer": "c"})
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "folder/rows.parquet"])
+def test_a_pointer_of_git_lfs_is_reported_as_a_file_that_was_not_fetched(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(LFS_POINTER + b"\noid sha256:4d7a\nsize 12345\n")
+    path = file if file.parent == tmp_path else file.parent
+    with pytest.raises(DataError, match=f"{file} is a pointer of Git LFS") as caught:
+        list(RowSource(str(path)).rows())
+    assert "git lfs pull" in caught.value.hint

@@ -56,10 +56,11 @@ def track(
 
 
 def _trackers_of(folder: Path) -> list[str]:
-    from rlcli.observe.run_directory import RunDirectory
-    from rlcli.recipe.resolve import load_recipe
+    from rlcli.observe.run_comparison import recorded_recipe
+    from rlcli.recipe.schema import Recipe
 
-    recipe = load_recipe(str(RunDirectory.open(folder).resolved_recipe), ()).recipe
+    # without its rows and models, whose paths are those of the folder that it was started in
+    recipe = Recipe.model_validate(recorded_recipe(folder))
     if not recipe.log.trackers:
         raise UsageError(f"{folder} names no trackers", hint="add --to wandb, for example")
     return list(recipe.log.trackers)

@@ -94,8 +94,9 @@ def _as_in_run(exam: Exam, run: Path) -> Exam:
     """The rows of an exam with what the run has around them: its reward, the limits of responses
     and, for a file, the format of its prompts."""
     check_run_not_planted(run, "eval")
+    recorded = recorded_recipe(run)
     with in_its_folder(run, "eval", log.debug):
-        recipe = for_any_folder(Recipe.model_validate(recorded_recipe(run)))
+        recipe = for_any_folder(Recipe.model_validate(recorded))
     dataset = exam.dataset
     if "type" not in dataset:
         style = asdict(prompt_format(recipe))

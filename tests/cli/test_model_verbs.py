@@ -330,7 +330,7 @@ def test_a_run_is_evaluated_from_any_folder(rlcli, run_of, tmp_path, monkeypatch
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     for rows in ((), ("--dataset", str(tmp_path / "rows.jsonl"))):
-        document = parsed(rlcli("eval", str(run), *rows, "--rows", "2", "--json"))
+        document = parsed(rlcli("eval", os.path.relpath(run), *rows, "--rows", "2", "--json"))
         assert document["dataset"]["args"]["path"] == str(tmp_path / "rows.jsonl")
         assert document["results"]["reward"]["mean"] > 0
 

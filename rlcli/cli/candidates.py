@@ -181,7 +181,7 @@ def _recipes(line: CommandLine, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.parsing.layers import recipe_names, whole_recipe_names
 
     yield from map(Candidate, recipe_names() if "/" in last else whole_recipe_names())
-    yield from _yaml_files(last)
+    yield from _files_ending(last, ".yaml", ".yml")
 
 
 def _overrides(line: CommandLine, last: str) -> Iterator[Candidate]:
@@ -226,7 +226,7 @@ def _profiles(line: CommandLine, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.parsing.layers import profile_names
 
     yield from map(Candidate, profile_names())
-    yield from _yaml_files(last)
+    yield from _files_ending(last, ".yaml", ".yml")
 
 
 def _components(line: CommandLine, last: str) -> Iterator[Candidate]:
@@ -240,10 +240,21 @@ def _components(line: CommandLine, last: str) -> Iterator[Candidate]:
         )
 
 
-def _interfaces(line: CommandLine, last: str) -> Iterator[Candidate]:
+def _rewards(line: CommandLine, last: str) -> Iterator[Candidate]:
+    """Interfaces, and Python files with a function."""
     from rlcli import registry
 
     yield from map(Candidate, registry.names("interfaces"))
+    yield from _files_ending(last, ".py")
+
+
+def _rows(line: CommandLine, last: str) -> Iterator[Candidate]:
+    """Rows of an evaluation: a dataset, those of a recipe, or a file."""
+    from rlcli import registry
+
+    yield from map(Candidate, registry.names("datasets"))
+    yield from _recipes(line, last)
+    yield from _any_file(line, last)
 
 
 def _shown(line: CommandLine, last: str) -> Iterator[Candidate]:
@@ -311,12 +322,12 @@ def _folders(line: CommandLine, last: str) -> Iterator[Candidate]:
 
 
 def _migrated(line: CommandLine, last: str) -> Iterator[Candidate]:
-    yield from _yaml_files(last)
+    yield from _files_ending(last, ".yaml", ".yml")
 
 
-def _yaml_files(last: str) -> Iterator[Candidate]:
-    """YAML files; folders only once something is typed, because names come first."""
-    files = _files(last, lambda path: path.suffix in (".yaml", ".yml"))
+def _files_ending(last: str, *endings: str) -> Iterator[Candidate]:
+    """Such files; folders only once something is typed, because names come first."""
+    files = _files(last, lambda path: path.suffix in endings)
     yield from (file for file in files if last or file.is_whole)
 
 
@@ -352,9 +363,17 @@ _BY_NAME: dict[str, Callable[[CommandLine, str], Iterator[Candidate]]] = {
     "like": _components,
     "name": _components,
     "dataset": _datasets,
-    "reward": _interfaces,
+    "eval.dataset": _rows,
+    "reward": _rewards,
     "run": _runs,
+    "watch.words": _runs,
+    "report.words": _runs,
+    "compare.words": _runs_and_metrics,
     "plot.words": _runs_and_metrics,
+    "chat.model": _runs,
+    "eval.model": _runs,
+    "generate.model": _runs,
+    "convert.source": _runs,
     "before": _recipes_or_runs,
     "now": _recipes_or_runs,
     "run_dir": _folders,

@@ -49,6 +49,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text(MINE)
     (tmp_path / "broken.yaml").write_text("extends: [ppo_math\n")
     (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "score.py").write_text("")
     run = tmp_path / "runs/ppo_math/one"
     run.mkdir(parents=True)
     (run / "status.json").write_text("{}")
@@ -139,6 +140,17 @@ def complete(command, folder):
         ("stop --runs runs/ppo_math o", ["one"]),
         ("plot ppo_math/o", ["ppo_math/one"]),
         ("plot ppo_math/one actor/r", ["actor/reward"]),
+        ("compare ppo_math/one actor/r", ["actor/reward"]),
+        ("watch ppo_math/one ppo_math/o", ["ppo_math/one"]),
+        ("report ppo_math/o", ["ppo_math/one"]),
+        ("chat ppo_math/o", ["ppo_math/one"]),
+        ("eval ppo_math/o", ["ppo_math/one"]),
+        ("generate ppo_math/o", ["ppo_math/one"]),
+        ("convert ppo_math/o", ["ppo_math/one"]),
+        ("eval ppo_math/one --dataset no", ["notes.txt"]),
+        ("eval ppo_math/one --dataset arithmetic_d", ["arithmetic_demonstrations"]),
+        ("eval ppo_math/one --dataset ppo_m", ["ppo_math"]),
+        ("train grpo --reward ./sc", ["./score.py"]),
         ("resume runs/ppo_math/one models.j", ["models.judge."]),
         ("diff ppo_math mi", ["mine.yaml"]),
         ("tokens mine.yaml --dataset e", ["exam"]),

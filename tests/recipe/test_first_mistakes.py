@@ -81,6 +81,11 @@ def test_a_folder_given_as_a_recipe_is_called_one(tmp_path, monkeypatch):
     Path("mine/status.json").write_text("{}")
     [problem] = problems_of("mine")
     assert problem.hint == "it is the folder of a run; to continue it: rlcli resume mine"
+    Path("mine/recipe.resolved.yaml").write_text("seed: 3\n")
+    Path("mine").rename("my run")
+    [problem] = problems_of("my run")
+    assert "; its recipe is 'my run/recipe.resolved.yaml'; " in problem.hint
+    assert problem.hint.endswith("rlcli resume 'my run'")
 
 
 def test_a_missing_file_of_rows_is_not_taken_for_a_dataset_of_the_hub():

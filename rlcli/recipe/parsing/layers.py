@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from rlcli import registry
-from rlcli.api.run_folder import is_run
+from rlcli.api.run_folder import RESOLVED_RECIPE, is_run
 from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
@@ -119,13 +120,20 @@ def _instead_of(text: str, name: str) -> str | None:
     if "=" in text:
         return f"the recipe comes before its overrides: RECIPE {text}"
     if is_run(Path(text)):
-        return f"it is the folder of a run; to continue it: rlcli resume {text}"
+        return _instead_of_run(Path(text))
     if profile in profile_names():
         return f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
     if advice := absent(name):
         return advice
     available = f"available: {', '.join(listed)}" if listed else None
     return did_you_mean(Path(name).name, listed, available)
+
+
+def _instead_of_run(run: Path) -> str:
+    """What to name in place of a run's folder: its recipe, to look at, or the run, to continue."""
+    file = run / RESOLVED_RECIPE
+    look = f"its recipe is {shlex.quote(str(file))}; " if file.is_file() else ""
+    return f"it is the folder of a run; {look}to continue it: rlcli resume {shlex.quote(str(run))}"
 
 
 def find_profile(profile: str, problems: Problems) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from rlcli.errors import RlcliError
 from rlcli.inspect.rows import OpenDataset, open_dataset
 from rlcli.launch.answering import Answerer
 from rlcli.launch.components import Component, read_component
+from rlcli.launch.working_folder import in_its_folder
 from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.project import check_run_not_planted
 from rlcli.recipe.components import declared, signature_of
+from rlcli.recipe.files import for_any_folder
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from rlcli.api.data import SequenceSample
     from rlcli.api.model import Model
     from rlcli.recipe.prompt_format import PromptFormat
+
+log = logging.getLogger(__name__)
 
 Show = Callable[[str, str], None]
 """Takes a part of an episode: its label, such as `turn 1`, and its text."""
@@ -122,11 +127,14 @@ class RowsToPlay:
 
 def rows_to_play(run: Path) -> RowsToPlay | None:
     """The rows on which a run whose policy plays episodes evaluates it, or trains it; None if they
-    are gone."""
+    are gone. Their paths are those of the folder that the run was started in."""
+    file = str((run / RESOLVED_RECIPE).absolute())
     try:
-        resolved = load_recipe(str(run / RESOLVED_RECIPE))
-        train = resolved.recipe.train
-        dataset = open_dataset(resolved, train.eval.dataset or train.dataset)
+        with in_its_folder(run, "chat", log.debug):
+            started = load_recipe(file)
+            resolved = replace(started, recipe=for_any_folder(started.recipe))
+            train = resolved.recipe.train
+            dataset = open_dataset(resolved, train.eval.dataset or train.dataset)
     except RlcliError:
         return None
     return RowsToPlay(dataset) if len(dataset) else None

@@ -1,6 +1,7 @@
 """Models that commands use: the names of their weights, and that no temporary folder stays, however
 a command ends."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from rlcli.api.model_export import own_weights
 from rlcli.checkpoint.role_folders import RoleFolder
 from rlcli.checkpoint.state import copy_to_host, write_weights
 from rlcli.launch.evaluation import exam_recipe, examine, find_exam
+from rlcli.launch.playing import rows_to_play
 from rlcli.launch.trained_model import _as_published, trained_model
 from rlcli.owned_folder import LOCK, remove_abandoned
+from rlcli.recipe.resolve import load_recipe
 from rlcli.testing.tiny_models import tiny_model
 
 HOME = str(Path(__file__).parents[2])
@@ -94,6 +97,22 @@ def test_responses_are_as_long_as_in_the_evaluation_of_the_recipe(tmp_path, monk
     assert exam.generation == {"max_new_tokens": 99, "min_new_tokens": 3, "stop_token_ids": []}
     asked = exam_recipe("some/model", exam, ["generation.max_new_tokens=5"]).recipe.generation
     assert (asked.max_new_tokens, asked.min_new_tokens) == (5, 3)
+
+
+def test_a_run_has_its_rows_to_play_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    dataset = "{type: math_prompts, args: {path: rows.jsonl}}"
+    resolved = load_recipe("grpo_calculator", [f"datasets.train={dataset}", "train.eval=null"])
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.resolved.yaml").write_text(resolved.to_yaml())
+    (run / "environment.json").write_text(json.dumps({"working_directory": str(tmp_path)}))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    rows = rows_to_play(Path("../run"))
+    assert rows is not None
+    assert rows.next_row().answer == "2"
 
 
 def test_the_folder_of_an_evaluation_is_owned_and_removed(temporary, monkeypatch):

@@ -137,7 +137,9 @@ class _Finder:
         file = self.look(tree_path, text)
         if file is None:
             message = f"{dotted(tree_path)}: no such file: {text}"
-            otherwise = f"{self.looked(tree_path)}; a dataset of the Hub is written {HUB}owner/name"
+            otherwise = self.looked(tree_path)
+            if tree_path[0] == "datasets":
+                otherwise += f"; a dataset of the Hub is written {HUB}owner/name"
             hint = _likely_data(tree_path, text) or otherwise
             raise DataError(message, where=str(self.mark(tree_path)), hint=hint, code="F81")
         if not Path(file).is_file() and not Path(file).is_dir():

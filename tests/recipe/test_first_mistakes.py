@@ -94,6 +94,14 @@ def test_a_missing_file_of_rows_is_not_taken_for_a_dataset_of_the_hub():
     assert "looked in the working directory" in caught.value.hint
 
 
+def test_a_missing_reward_file_is_not_taken_for_a_dataset():
+    reward = "{type: function_reward, args: {path: no.py}}"
+    with pytest.raises(RlcliError) as caught:
+        load_recipe("ppo_math", [f"graph.reward_inf.interface={reward}"])
+    assert "looked in the working directory" in caught.value.hint
+    assert "dataset" not in caught.value.hint
+
+
 def test_an_override_in_place_of_the_recipe_is_recognised():
     [problem] = problems_of("train.steps=3")
     assert problem.hint == "the recipe comes before its overrides: RECIPE train.steps=3"

@@ -123,6 +123,8 @@ def cause_in(problem: BaseException, otherwise: str | None = None) -> dict[str, 
         if frame.filename != __file__ and "importlib" not in frame.filename
     ]
     lines = [*traceback.format_list(users), *traceback.format_exception_only(problem)]
+    if len(lines) == 1:  # no more than the error itself
+        lines = []
     where = f"{users[-1].filename}:{users[-1].lineno}" if users else otherwise
     if isinstance(problem, SyntaxError) and problem.filename:
         where = f"{problem.filename}:{problem.lineno}"

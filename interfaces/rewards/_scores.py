@@ -121,10 +121,9 @@ class ScoreErrors:
         if not failed:
             return
         sample, error = failed[0]
-        message = (
-            f"{len(failed)} of {len(scores)} scores could not be computed; first, "
-            f"{sample}: {error.what}"
-        )
+        tried = sum(score is not None for score in scores)
+        total = f"{tried} scores" + (" tried" if tried < len(scores) else "")
+        message = f"{len(failed)} of {total} could not be computed; first, {sample}: {error.what}"
         if len(failed) > self.most_errors(len(scores)) or None in scores:
             raise type(error)(message, where=error.where, hint=error.hint, code=error.code)
         log.warning(

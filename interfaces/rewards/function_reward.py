@@ -143,7 +143,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     def _not_loaded(self, problem: BrokenWorker) -> ProjectError:
         message = f"{self._name} cannot be loaded: {problem}\n{problem.reply['traceback']}"
         return ProjectError(
-            message, hint=self._other_functions(), where=problem.reply["where"], code="F51"
+            message.rstrip(), hint=self._other_functions(), where=problem.reply["where"], code="F51"
         )
 
     def _other_functions(self) -> str | None:
@@ -181,7 +181,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         reply = outcome.reply
         if outcome.end is None:
             message = f"{self._name} raised {reply['error']}\n{reply['traceback']}"
-            return ProjectError(message, where=reply["where"] or self._file(), code="F51")
+            return ProjectError(message.rstrip(), where=reply["where"] or self._file(), code="F51")
         why = (
             f"in {self.hang_s:g} s by the clock"
             if outcome.end is End.HUNG

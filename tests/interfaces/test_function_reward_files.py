@@ -6,6 +6,7 @@ import torch
 
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import ProjectError, RlcliError
+from rlcli.interfaces.rewards._scores import Score
 from rlcli.interfaces.rewards.function_reward import FunctionRewardInterface
 from rlcli.testing.batches import DigitTokenizer, make_batch
 
@@ -81,3 +82,12 @@ def test_a_missing_file_is_refused(tmp_path, monkeypatch):
 def test_invalid_arguments_are_refused(args):
     with pytest.raises(ValueError, match=r"must be at least|path is"):
         FunctionRewardInterface(**args)
+
+
+def test_responses_that_were_not_tried_do_not_count_as_scored():
+    batch = make_batch(["packed_input_ids", "prompt_mask"], [[(2, 3)]] * 4)
+    scores = [Score(1.0), Score(error=ProjectError("broken")), None, None]
+    interface = FunctionRewardInterface(function="os.path:basename", workers=1)
+    with pytest.raises(ProjectError, match="1 of 2 scores tried could not be computed; first, "):
+        interface.rewarded(batch, scores)
+    interface.pool.close()

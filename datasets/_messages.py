@@ -178,7 +178,8 @@ def _message(written: Any, subject: str) -> Message:
     if fields["role"] not in ROLES:
         raise _unknown_role(fields["role"], subject)
     fields["content"] = _text_of(fields.get("content"), subject)
-    if called := fields.get("tool_calls") or fields.pop(CALL, None):
+    calls = [fields.pop(name, None) for name in ("tool_calls", CALL)]
+    if called := next(filter(None, calls), None):  # an empty list would be calls to templates
         fields["tool_calls"] = _tool_calls(called, subject)
     elif not fields["content"].strip() and fields["role"] not in RESULTS:
         raise BadRow(f"{subject}, of the {fields['role']}, is empty")
@@ -304,7 +305,9 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tools(written: Any, key: str) -> list[Any] | None:
-    tools = _parsed(written, f"field {key!r}") if isinstance(written, str) else written
+    tools = written
+    if isinstance(written, str):  # tables write a blank text for no tools
+        tools = _parsed(written, f"field {key!r}") if written.strip() else None
     if tools is not None and not (
         isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
     ):

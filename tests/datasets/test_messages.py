@@ -1,0 +1,27 @@
+"""Conversations as other tools and tables write them."""
+
+import pytest
+
+from rlcli.datasets._messages import read_conversation
+
+QUESTION = {"role": "user", "content": "1+1?"}
+ANSWER = {"role": "assistant", "content": "two"}
+
+
+def conversation(**fields):
+    return read_conversation(fields, "messages", "tools", None)
+
+
+@pytest.mark.parametrize(
+    "nothing", [{"tool_calls": []}, {"function_call": {}}, {"tool_calls": [], "function_call": ""}]
+)
+def test_messages_with_an_empty_list_of_tool_calls_are_those_without(nothing):
+    """Templates such as Llama 3.1's test whether the field exists, and take an empty list for
+    calls."""
+    messages = [QUESTION | nothing, ANSWER | nothing]
+    assert conversation(messages=messages).messages == [QUESTION, ANSWER]
+
+
+@pytest.mark.parametrize("tools", ["", " ", "[]", [], None])
+def test_a_row_may_have_no_tools_in_its_column(tools):
+    assert conversation(messages=[QUESTION, ANSWER], tools=tools).tools is None

@@ -91,6 +91,8 @@ _NAME = re.compile(
     r"|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\))"
     r"\s*(?:=(?!=)|\\in(?![a-z]))"
 )
+_INDEX = re.compile(r"\s|_\w|_\{\w+\}")
+"""What the names of two values of one variable may differ in."""
 _TOWER = re.compile(r"\^\s*[-+]?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+)\s*\^")
 _OTHER_BASE = re.compile(r"[0-9]\s*_")
 """A number in another base: math-verify would ignore the base, so it is compared as text."""
@@ -147,9 +149,9 @@ class Expression:
         return replace(interval, unit=self.unit) if interval else self
 
     def unnamed(self) -> Expression:
-        """The expression without a leading "x =" or "x \\in"."""
-        bare = read_expression(_NAME.sub("", self.latex)) if _NAME.match(self.latex) else None
-        return bare or self
+        """The expression without a leading "x =" or "x \\in", of a list in each of its parts."""
+        bare = read_expression(_without_name(self.latex)) if _NAME.match(self.latex) else None
+        return replace(bare, unit=self.unit) if bare else self
 
 
 def read_expression(text: str) -> Expression | None:
@@ -164,6 +166,29 @@ def read_expression(text: str) -> Expression | None:
     if names is None or not _is_small(latex, has_variables=bool(names)):
         return None
     return Expression(latex.strip(), names, unit)
+
+
+def _without_name(latex: str) -> str:
+    """`x = 1, x = 2` as `1, 2`, and `x_1 = 1, x_2 = 2` too: of a list, all parts that have the
+    name of the first."""
+    parts = _parts(latex)
+    names = [match and _INDEX.sub("", match[0]) for match in map(_NAME.match, parts)]
+    return ",".join(
+        _NAME.sub("", part) if name == names[0] else part
+        for part, name in zip(parts, names, strict=True)
+    )
+
+
+def _parts(latex: str) -> list[str]:
+    """The parts of a list: what is between commas that are not in brackets."""
+    parts, depth = [""], 0
+    for character in latex:
+        depth += (character in "{([") - (character in "})]")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _math_of(text: str) -> str:

@@ -138,8 +138,9 @@ def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
     expression = read_expression(answer)
     if expression is None:
         return Verdict.UNPARSED
-    if not gold.is_relation:
-        expression = expression.unnamed()
+    bare = gold.unnamed()
+    if bare.is_interval or not gold.is_relation:
+        gold, expression = bare, expression.unnamed()
     if gold.is_interval:
         expression = expression.as_interval()
     if gold.unit and expression.unit and not units_agree(gold.unit, expression.unit):

@@ -181,8 +181,10 @@ def texts_field(fields: dict[str, Any], key: str) -> list[str]:
     if key not in fields:
         raise MissingField(key, fields)
     values = fields[key]
-    if not isinstance(values, list) or not values:
-        raise BadRow(f"field {key!r} is not a list of texts")
+    if not isinstance(values, list):
+        raise BadRow(f"field {key!r} is {kind_of(values)}, not a list of texts")
+    if not values:
+        raise BadRow(f"field {key!r} is an empty list")
     return [
         _text(value, f"entry {number} of field {key!r}")
         for number, value in enumerate(values, start=1)

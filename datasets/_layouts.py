@@ -229,6 +229,7 @@ def _slips(columns: Sequence[str], layout: RowColumns) -> dict[str, str]:
         near = [match for name in usual for match in get_close_matches(name, free, 1, cutoff=0.75)]
         if field not in taken and near:
             slips[field] = near[0]
+            free.remove(near[0])
     return slips
 
 

@@ -55,12 +55,17 @@ class PreferenceFields:
         """Texts without what all of them begin with, up to its last blank: that is the prompt."""
         texts = [*positive, *negative]
         end = _end_of_shared_words(texts)
-        has_prompt = bool(texts[0][:end].strip())
-        if not has_prompt or not all(text[end:].strip() for text in texts):
+        if not texts[0][:end].strip():
             raise BadRow(
                 f"the row has no prompt: {self.positive} and {self.negative} do not begin with one",
                 hint=f"name the field that holds it: {self.setting('prompt', 'FIELD')}",
             )
+        for key, answers in ((self.positive, positive), (self.negative, negative)):
+            if not all(text[end:].strip() for text in answers):
+                raise BadRow(
+                    f"{key} has no answer after the prompt, with which {self.positive} and "
+                    f"{self.negative} begin"
+                )
         after = [text[end:] for text in texts]
         return texts[0][:end], after[: len(positive)], after[len(positive) :]
 

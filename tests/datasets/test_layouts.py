@@ -50,6 +50,7 @@ def test_the_datasets_that_may_read_rows_decide_what_columns_mean(columns, kinds
         ("prompt chosen", ("paired",), "rows of paired also have neg_answers or rejected"),
         ("prompt chosen rejected", ("paired",), "set a.prompt=prompt a.positive=chosen a.negative"),
         ("prompt anwser", DEMONSTRATIONS, "if anwser is the answer, set a.answer=anwser"),
+        ("prompt answers", ("paired",), "rows of paired also have neg_answers or rejected"),
         ("exercise answer id", PROMPTS, "if a column of another name holds that"),
         ("prompt chosen rejected", DEMONSTRATIONS, "rlcli train dpo or rlcli train reward"),
     ],
@@ -96,6 +97,20 @@ def test_a_system_prompt_of_the_row_takes_precedence(tmp_path):
     ],
 )  # fmt: skip
 def test_pairs_whose_prompt_is_unclear_are_refused(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        build(tmp_path, "hf", [row], kind="paired")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "Q? A: 1", "rejected": "Q? A: "}, "rejected has no answer after the prompt"),
+        ({"chosen": "Q? ", "rejected": "Q? 1"}, "chosen has no answer after the prompt"),
+        ({"prompt": "Q?", "chosen": "1", "rejected": None}, "'rejected' is null, not a list"),
+        ({"prompt": "Q?", "chosen": [], "rejected": "1"}, "'chosen' is an empty list"),
+    ],
+)
+def test_a_pair_that_lacks_an_answer_is_refused_for_that(tmp_path, row, message):
     with pytest.raises(DataError, match=message):
         build(tmp_path, "hf", [row], kind="paired")
 

@@ -169,7 +169,7 @@ def test_an_empty_json_list_is_refused(file):
 def test_invalid_lists_of_texts_are_refused(file):
     for value, message in [
         ("x", "not a list"),
-        ([], "not a list"),
+        ([], "is an empty list"),
         (["a", 1], "entry 2 of field 't' is a number"),
         (["a", ""], "entry 2 of field 't' is empty"),
     ]:

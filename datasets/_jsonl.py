@@ -275,7 +275,8 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
             f"not UTF-8: byte {error.start + 1} of the line is 0x{raw[error.start]:02x}", "F82"
         )
     except json.JSONDecodeError as error:
-        hint = NOT_TEXT if error.pos == 0 else None
+        ends_within = error.pos == len(error.doc)  # the row may be on several lines
+        hint = NOT_TEXT if error.pos == 0 or ends_within else None
         return BadRow(f"not JSON: {error.msg} at column {error.colno}", hint=hint)
     except RecursionError:
         return BadRow("not valid JSON: nested too deeply", "F82")

@@ -32,6 +32,15 @@ OFFLINE = (
 )
 """The hint for a dataset of the Hub that cannot be read."""
 FORMATS = (".jsonl", ".json", *DELIMITERS, *TABLES)
+READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"} | {
+    ending: ending[1:] for ending in TABLES
+}
+"""Ending → the library's reader of such files; it reads a folder with a single one."""
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
+"""Files next to rows that describe them."""
+SHOWN = 5
+"""Files without effect that are named."""
 BATCH = 1024
 """Rows of a table held in memory at once."""
 
@@ -50,6 +59,8 @@ class RowSource:
     streaming: bool = False
     setting: Setting = "{}={}".format
     """How an argument is set on the command line, for hints."""
+    note: Callable[[str], object] = str
+    """Is called with what a user should know of the files."""
 
     def rows(self) -> Iterator[Parsed]:
         """(number of the row, its line, its content or fault), both counted from 1; in formats
@@ -64,10 +75,12 @@ class RowSource:
             raise DataError(f"{file} is one file: it has no split {self.split}", hint=hint)
         if is_lfs_pointer(file):
             raise _not_fetched(file)
-        if file.suffix in DELIMITERS:
-            return _csv_rows(file, DELIMITERS[file.suffix])
-        if file.suffix in TABLES:
+        ending = file.suffix.lower()
+        if ending in DELIMITERS:
+            return _csv_rows(file, DELIMITERS[ending])
+        if ending in TABLES:
             return _numbered(_table_rows(file))
+        _refuse_compressed(file)
         return json_rows(file)
 
     def _of_hub(self) -> Iterator[Any]:
@@ -81,7 +94,7 @@ class RowSource:
         except (
             Exception
         ) as error:  # the network, the Hub and its files make the library raise all kinds
-            message = f"cannot read {name} from the Hub: {first_line(error)}"
+            message = f"cannot read {name} from the Hub: {_reason(error)}"
             hint = _choice(str(error), self.setting) or OFFLINE
             raise DataError(message, hint=hint, code="F81") from error
 
@@ -106,9 +119,22 @@ class RowSource:
                 rows = load_dataset(
                     str(folder), self.config, split=self.split, streaming=self.streaming
                 )
+                if (info := getattr(rows, "info", None)) is not None:
+                    self._note_other_formats(folder, info.builder_name)
                 yield from _of_library(rows)
         except Exception as error:  # broken files make the library raise all kinds
-            raise _unreadable(folder, error) from error
+            raise _unreadable(folder, error, self.setting) from error
+
+    def _note_other_formats(self, folder: Path, reader: str) -> None:
+        """Files with rows that are not read, because those of another format are."""
+        others = [
+            file.name
+            for file in sorted(folder.rglob("[!._]*"))
+            if _reader_of(file) not in (None, reader)
+        ]
+        if others:
+            shown = ", ".join(others[:SHOWN]) + (", …" if others[SHOWN:] else "")
+            self.note(f"of {folder} only {reader} files are read, not {shown}")
 
 
 def _not_fetched(file: Path) -> DataError:
@@ -116,10 +142,11 @@ def _not_fetched(file: Path) -> DataError:
     return DataError(message, hint=LFS_FETCH, code="F82")
 
 
-def _unreadable(folder: Path, error: Exception) -> DataError:
+def _unreadable(folder: Path, error: Exception, setting: Setting) -> DataError:
     for file in filter(is_lfs_pointer, folder.rglob("*")):
         return _not_fetched(file)
-    return DataError(f"cannot read {folder}: {first_line(error)}", code="F82")
+    hint = _choice(str(error), setting)
+    return DataError(f"cannot read {folder}: {_reason(error)}", hint=hint, code="F82")
 
 
 def _choice(message: str, setting: Setting) -> str | None:
@@ -130,6 +157,34 @@ def _choice(message: str, setting: Setting) -> str | None:
     if not listed or not names:
         return None
     return f"choose one of {', '.join(names)}: {setting(listed[1].lower(), names[0])}"
+
+
+def _reason(error: BaseException) -> str:
+    """Why the library cannot read rows; its error for a file only says that they are not
+    generated, and what it was caused by says why."""
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.table import CastError
+
+    while isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, CastError):
+        return f"its files do not have the same columns: {error.details()}"
+    return first_line(error)
+
+
+def _refuse_compressed(file: Path) -> None:
+    """Raise DataError for a file that only the library reads, within a folder."""
+    if file.suffix.lower() in COMPRESSED and file.is_file():
+        hint = "decompress it, or name a folder that holds it: files of a folder may be compressed"
+        raise DataError(f"{file} is compressed", hint=hint, code="F82")
+
+
+def _reader_of(file: Path) -> str | None:
+    """The library's reader of a file, None for one without rows."""
+    if file.name in DESCRIPTIONS:
+        return None
+    name = file.with_suffix("") if file.suffix in COMPRESSED else file
+    return READERS.get(name.suffix)
 
 
 def _refuse_without_rows(folder: Path) -> None:
@@ -148,7 +203,7 @@ def _table_rows(file: Path) -> Iterator[Any]:
 
     try:
         with os.fdopen(open_regular(file), "rb") as opened:
-            if file.suffix == ".parquet":
+            if file.suffix.lower() == ".parquet":
                 batches = parquet.ParquetFile(opened).iter_batches(BATCH)
             else:
                 batches = _arrow_batches(ipc, opened)

@@ -102,7 +102,7 @@ class FileRows:
     """Every row with its tokens, within the limit."""
     _bad_rows: list[str] = field(default_factory=list, init=False, repr=False)
     notes: list[str] = field(default_factory=list, init=False, repr=False)
-    """Notes on rows that were left out because of their scores."""
+    """Notes on rows that were left out because of their scores, and on files that are not read."""
     _make_survey: Callable[[], Survey] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -227,7 +227,9 @@ class FileRows:
             raise BadRow(str(missing), missing.code, hint) from None
 
     def _source(self) -> RowSource:
-        return RowSource(self.path, self.split, self.config, self.streaming, self.util.setting)
+        return RowSource(
+            self.path, self.split, self.config, self.streaming, self.util.setting, self.notes.append
+        )
 
     def _within_limit(
         self,

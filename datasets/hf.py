@@ -76,7 +76,7 @@ class HuggingFace(TextRows):
         named = ", ".join(f"{key}: {column or 'null'}" for key, column in keys.items())
         self.notes = [
             f"read as rows of {kind} ({named}){self._unread(columns)}",
-            *self._taken.notes,
+            *dict.fromkeys([*self.notes, *self._taken.notes]),
         ]
 
     @property
@@ -122,7 +122,7 @@ class HuggingFace(TextRows):
         """Which columns of the rows have no effect, at the end of a note."""
         names = [field.name for field in fields(self._taken) if field.name.endswith("_key")]
         read = {"id", *(getattr(self._taken, name) for name in names)}
-        unread = [column for column in columns if column not in read]
+        unread = [column or "one without a name" for column in columns if column not in read]
         shown = ", ".join(unread[:SHOWN]) + (", …" if unread[SHOWN:] else "")
         return f"; columns that are not read: {shown}" if unread else ""
 

@@ -225,6 +225,8 @@ def _likely_data(tree_path: KeyPath, text: str) -> str | None:
     """What was probably meant by the name of a file that does not exist."""
     if text in registry.names("datasets"):
         return f"{text} is a dataset: {dotted(tree_path[:2])}={text}"
+    if re.search(r"[*?[]", text):
+        return "patterns are not expanded: name one file, or the folder that holds them"
     try:
         file = Path(text).expanduser()
         neighbours = [neighbour.name for neighbour in file.parent.iterdir()]

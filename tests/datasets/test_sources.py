@@ -2,7 +2,9 @@
 and an unreachable Hub."""
 
 import csv
+import gzip
 import json
+import re
 import subprocess
 import sys
 
@@ -163,6 +165,54 @@ def test_an_unreadable_file_is_a_data_error(name, tmp_path):
         path.write_bytes(b"no such thing")
     with pytest.raises(DataError, match="cannot read"):
         build(path.parent if path.name == "state.json" else path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "hint"),
+    [
+        ("rows.jsonl.gz", "rows.jsonl.gz is compressed", "files of a folder may be compressed"),
+        ("rows.json", "not JSON", "one on each line"),
+    ],
+)
+def test_a_path_of_another_kind_is_refused_with_what_to_do(name, says, hint, tmp_path):
+    write = gzip.open if name.endswith("gz") else open
+    with write(tmp_path / name, "wt") as file:
+        file.write(json.dumps(ROWS[0], indent=2))
+    with pytest.raises(DataError, match=re.escape(says)) as caught:
+        build(tmp_path / name)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["ROWS.CSV", "rows.TSV", "Rows.Parquet", "rows.ARROW"])
+def test_the_ending_of_a_file_may_be_in_capitals(name, tmp_path):
+    FORMATS[name.lower()](tmp_path / name)
+    assert len(build(tmp_path / name)) == len(ROWS)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_of_a_folder_that_are_not_read_are_named(streaming, tmp_path):
+    """The library reads those of one format, and leaves out others without a word."""
+    as_json(tmp_path / "a.jsonl")
+    as_json(tmp_path / "b.json")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    assert len(build(tmp_path, "hf", streaming=streaming).notes) == 1
+    as_table(tmp_path / "c.csv", ",")
+    _, note = build(tmp_path, "hf", streaming=streaming).notes
+    assert note == f"of {tmp_path} only json files are read, not c.csv"
+
+
+def test_files_of_a_folder_with_other_columns_are_reported_with_these(tmp_path):
+    as_json(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "p", "answer": "a", "rank": 1}))
+    with pytest.raises(DataError, match=r"not have the same columns: .*1 new columns .*rank"):
+        build(tmp_path)
+
+
+def test_a_missing_split_of_a_folder_of_files_is_reported_with_a_choice(tmp_path):
+    as_json(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match="dev") as caught:
+        build(tmp_path, split="dev")
+    assert "choose one of train: " in caught.value.hint
 
 
 def test_a_missing_split_is_reported_with_the_available_ones(tmp_path):

@@ -102,6 +102,12 @@ def test_a_missing_reward_file_is_not_taken_for_a_dataset():
     assert "dataset" not in caught.value.hint
 
 
+def test_a_pattern_in_place_of_a_folder_of_rows_proposes_the_folder():
+    with pytest.raises(RlcliError) as caught:
+        load_recipe("ppo_gsm8k", ["datasets.train.args.path=rows/*.jsonl"])
+    assert "or the folder that holds them" in caught.value.hint
+
+
 def test_an_override_in_place_of_the_recipe_is_recognised():
     [problem] = problems_of("train.steps=3")
     assert problem.hint == "the recipe comes before its overrides: RECIPE train.steps=3"

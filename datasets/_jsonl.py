@@ -194,9 +194,14 @@ def texts_field(fields: dict[str, Any], key: str) -> list[str]:
 def numbers_field(fields: dict[str, Any], key: str) -> list[float]:
     """A field that must hold a list of numbers."""
     values = fields.get(key)
-    if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+    if not isinstance(values, list) or not all(map(is_number, values)):
         raise BadRow(f"field {key!r} is not a list of numbers")
     return [float(value) for value in values]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a row is a number; a table may have `nan` where there is none."""
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def kind_of(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 
-from ._jsonl import BadRow, Row, text_field
+from ._jsonl import BadRow, Row, is_number, text_field
 from ._messages import Prompt, prompt_field, text_of
 from ._rendering import Tokens, fit_prompt
 from ._samples import prompt_sample
@@ -89,8 +89,10 @@ class MathPrompts(TextRows):
 
     def _read(self, fields: dict[str, Any]) -> Problem:
         question, answer = prompt_field(fields, self.question_key), fields.get(self.answer_key)
-        if isinstance(answer, int | float) and not isinstance(answer, bool):
+        if is_number(answer):
             return question, str(answer)
+        if isinstance(answer, float):
+            raise BadRow(f"field {self.answer_key!r} is {answer}, not a finite number or text")
         return question, final_answer(text_field(fields, self.answer_key))
 
 

@@ -125,6 +125,24 @@ def test_json_in_tables_is_read_as_it_was_written(name, tmp_path):
     assert [row for *_, row in RowSource(str(path)).rows()] == rows
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "args"),
+    [
+        ("math_prompts", {"question": "1+1?", "answer": float("nan")}, {}),
+        (
+            "paired",
+            {"prompt": "p", "pos_answers": "a", "neg_answers": "b", "gap": float("nan")},
+            {"margin_key": "gap"},
+        ),
+    ],
+)
+def test_a_number_that_a_table_lacks_is_refused(name, row, args, tmp_path):
+    """`nan` was an answer that no response could give, and a margin that made losses `nan`."""
+    as_parquet(tmp_path / "rows.parquet", [row])
+    with pytest.raises(DataError, match=r"parquet:1: field .* is (nan, )?not a (finite|list)"):
+        build(tmp_path / "rows.parquet", name, **args)
+
+
 def test_rows_of_csv_are_text_and_located_by_their_first_line(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffprompt,answer\n"a\nb",007\n\nc,x\n')

@@ -210,22 +210,29 @@ class Speaker:
             is_last = turn == conversation.turns[-1]
             prompt = self._render(conversation, turn, add_generation_prompt=True).text
             closed = text if is_last else self._render(conversation, turn + 1).text.rstrip()
-            self._demand_prefix(prompt, text, f"the conversation before message {turn + 1}")
-            self._demand_prefix(closed, text, f"the conversation up to message {turn + 1}")
+            for beginning, subject in (
+                (prompt, f"the conversation before message {turn + 1}"),
+                (closed, f"the conversation up to message {turn + 1}"),
+            ):
+                if not text.startswith(beginning):
+                    raise self._rewriting(conversation, text, beginning, subject)
             spans.append((len(prompt), len(closed)))
         return text, spans
 
-    def _demand_prefix(self, beginning: str, conversation: str, subject: str) -> None:
-        if conversation.startswith(beginning):
-            return
-        differs = shared_length(beginning, conversation)
+    def _rewriting(
+        self, conversation: StoredConversation, text: str, beginning: str, subject: str
+    ) -> BadRow:
+        """The error for a text that does not begin as a part of the conversation does alone."""
+        differs = shared_length(beginning, text)
         around = slice(max(differs - 10, 0), differs + 30)
-        raise BadRow(
+        last = conversation.turns[-1]
+        before_last = self._render(conversation, last, add_generation_prompt=True).text
+        return BadRow(
             f"{self._of_template} is not prefix-preserving: {subject} reads {beginning[around]!r} "
-            f"alone, and {conversation[around]!r} in the whole conversation",
+            f"alone, and {text[around]!r} in the whole conversation",
             "F32",
             "set train_on: last"
-            if self._turns == "all"
+            if text.startswith(before_last)
             else "use a template with {% generation %} markers",
         )
 

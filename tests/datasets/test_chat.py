@@ -221,9 +221,10 @@ def test_a_template_that_rewrites_earlier_turns_needs_train_on_last(build):
     assert "(thinks)" in str(caught.value)
     assert trained(build(DIALOGUE, template=FORGETFUL, train_on="last")) == ["(thinks)ünd<eos>"]
     asks_otherwise = PLAIN.replace("%}<assistant>{% endif", "%}<assistant>(thinks){% endif")
-    with pytest.raises(DataError, match="the conversation before message 4 reads") as caught:
-        build(DIALOGUE, template=asks_otherwise, train_on="last")
-    assert "markers" in caught.value.hint
+    for turns, message in (("last", 4), ("all", 2)):
+        with pytest.raises(DataError, match=f"before message {message} reads") as caught:
+            build(DIALOGUE, template=asks_otherwise, train_on=turns)
+        assert "markers" in caught.value.hint  # train_on: last would not help
 
 
 def test_conversations_with_nothing_to_train_on_are_refused(build):

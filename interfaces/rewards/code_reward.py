@@ -101,8 +101,9 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
     """Field of the row that contains its tests."""
 
     program: Part = "last_block"
-    """Which part of a response is the program: a block between ``` and ```,
-    or the whole response."""
+    """Which part of a response is the program: a block between ``` and ```, or the whole response.
+    Of several blocks, those that say ```python come before those without a language, and these
+    before others."""
 
     score: ScoreBy = "all"
     """all: a program is correct if it passes all tests. share: one that passes only some gets a

@@ -97,6 +97,23 @@ def test_a_program_may_begin_a_turn_of_an_episode():
     assert program_of(response, "last_block") == ADD
 
 
+@pytest.mark.parametrize(
+    ("blocks", "last", "first"),
+    [
+        ([("python", "1"), ("python", "2")], "2", "1"),
+        ([("", "1"), ("", "2")], "2", "1"),
+        ([("bash", "ls"), ("Python 3", "1"), ("", "prints 1"), ("text", "1")], "1", "1"),
+        ([("json", "{}"), ("", "1"), ("output", "2")], "1", "1"),
+        ([("code", "1"), ("code", "2")], "2", "1"),
+    ],
+)
+def test_blocks_of_other_languages_are_not_the_program(blocks, last, first):
+    """What a program prints, or the command that runs it, often follows it."""
+    response = "\n".join(f"So:\n```{language}\n{text}\n```" for language, text in blocks)
+    assert program_of(response, "last_block") == f"{last}\n"
+    assert program_of(response, "first_block") == f"{first}\n"
+
+
 def batch(groups, tests, **metadata):
     tokenizer = byte_tokenizer()
     data = text_batch(
@@ -198,7 +215,7 @@ def test_only_the_entry_point_comes_from_the_program(judge):
 
 
 def test_the_program_is_extracted_from_a_response(judge):
-    two = f"```\nprint(1)\n```\nBetter:\n```py\n{SUM}```\n"
+    two = f"```python\nprint(1)\n```\nBetter:\n```py\n{SUM}```\n"
     assert judge(
         None, SUMS, [two, two + "```py\nprint(2", SUM, "", "``` ```", "```python\n```"]
     ) == [1, 1, 0, 0, 0, 0]

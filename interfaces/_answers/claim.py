@@ -33,7 +33,7 @@ _NAMED = re.compile(
     (?:[ ](?:to|for|of|in|as)(?:[ ][a-z]+){1,5}?)?[*_]*
     (?:\s*(?P<verb>is|equals|(?:must|will)[ ]be|becomes|turns[ ]out[ ]to[ ]be|comes[ ]out[ ]to)
     [*_]*\s*:?
-    |\s*(?:=>|->|[:=→]|\\to(?![a-z]))|[ \t]*\n)(?:(?:\*{1,3}|__?)(?=[ \t]*\n))?[ ]*\}?""",
+    |\s*(?:=>|->|[:=→]|\\to(?![a-z]))|[ \t]*\n)(?:(?:\*{1,3}|__?)(?=\s))?[ ]*\}?""",
     re.IGNORECASE | re.VERBOSE,
 )
 _NAMED_ELSEWHERE = re.compile(

@@ -60,6 +60,15 @@ _COURTESIES = (
     words("feel free"),
     words("hesitate"),
 )
+_REMARKS = tuple(
+    words(remark)
+    for remark in (
+        "cannot be simplified", "can't be simplified", "cannot be reduced", "can't be reduced",
+        "other options incorrect", "other options wrong", "other choices incorrect",
+        "other choices wrong", "matches expected", "as expected",
+    )
+)  # fmt: skip
+"""Words of remarks on a right answer, which deny or doubt in other sentences."""
 _OPERATOR_BEFORE = re.compile(
     r"(?:(?:\\(?:neq?|not\s*=|[gl]eq?|lnot|neg|sim|times|cdot|sqrt\s*\{?)|≠|!=|×|\w\s*[<>/])"
     r"\s*\$?\s*"
@@ -141,6 +150,9 @@ def _turns(clause: Sequence[str]) -> bool:
 
 def _refutes(sentence: Sequence[str]) -> bool:
     """Whether a later sentence takes the claim back."""
+    for remark in _REMARKS:
+        if remark <= set(sentence):
+            sentence = [word for word in sentence if word not in remark]
     if not sentence or any(courtesy <= set(sentence) for courtesy in _COURTESIES):
         return False
     return (

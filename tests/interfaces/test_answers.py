@@ -50,7 +50,7 @@ GSM8K_GOLDS = (
         ("<answer> \\boxed{5} apples </answer>", "5"),
         ("The answer is 3.5. Good.", "3.5."),
         ("Final answer: 12\nmore", "12"),
-        ("**Answer:** 12", "** 12"),
+        ("**Answer:** 12", "12"),
         ("Answer:\n12", "12"),
         ("an answer is 1, but the answer is 2!", "2"),
         ("The answer is not 5.", None),

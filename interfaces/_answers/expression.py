@@ -92,7 +92,7 @@ _NAME = re.compile(
     r"\s*(?:=(?!=)|\\in(?![a-z]))"
 )
 _INDEX = re.compile(r"\s|_\w|_\{\w+\}")
-"""What the names of two values of one variable may differ in."""
+"""What the names of two values of a variable may differ in."""
 _TOWER = re.compile(r"\^\s*[-+]?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+)\s*\^")
 _OTHER_BASE = re.compile(r"[0-9]\s*_")
 """A number in another base: math-verify would ignore the base, so it is compared as text."""
@@ -171,12 +171,18 @@ def read_expression(text: str) -> Expression | None:
 def _without_name(latex: str) -> str:
     """`x = 1, x = 2` as `1, 2`, and `x_1 = 1, x_2 = 2` too: of a list, all parts that have the
     name of the first."""
-    parts = _parts(latex)
-    names = [match and _INDEX.sub("", match[0]) for match in map(_NAME.match, parts)]
-    return ",".join(
-        _NAME.sub("", part) if name == names[0] else part
-        for part, name in zip(parts, names, strict=True)
-    )
+    equations = _parts(latex)
+    name = _name_of(equations[0])
+    for number, equation in enumerate(equations):
+        if name and _name_of(equation) == name:
+            equations[number] = _NAME.sub("", equation)
+    return ",".join(equations)
+
+
+def _name_of(equation: str) -> str:
+    """What it names on the left, without an index; empty if that is nothing."""
+    match = _NAME.match(equation)
+    return _INDEX.sub("", match[0]) if match else ""
 
 
 def _parts(latex: str) -> list[str]:

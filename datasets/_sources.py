@@ -101,29 +101,32 @@ class RowSource:
     def _of_folder(self, folder: Path) -> Iterator[Any]:
         _refuse_without_rows(folder)
         try:
-            yield from _of_library(self._opened(folder))
+            yield from self._opened(folder)
         except Exception as error:  # broken files make the library raise all kinds
             raise _unreadable(folder, error, self.setting) from error
 
-    def _opened(self, folder: Path) -> Any:
+    def _opened(self, folder: Path) -> Iterator[Any]:
         """The rows of a dataset that the library has saved, or of the files in a folder."""
         from datasets import disable_progress_bars, load_dataset, load_from_disk
 
         disable_progress_bars()
         if (folder / "dataset_dict.json").is_file():
-            splits = load_from_disk(str(folder))
+            splits = {name: _of_library(rows) for name, rows in load_from_disk(str(folder)).items()}
             if self.split not in splits:
                 raise ValueError(f"it has no split {self.split}, but {', '.join(splits)}")
-            return splits[self.split]
+            yield from splits[self.split]
+            return
         if (folder / "state.json").is_file():
-            saved = load_from_disk(str(folder))
-            if self.split not in (SPLIT, str(saved.split)):
+            rows = load_from_disk(str(folder))
+            if self.split not in (SPLIT, str(rows.split)):
                 raise ValueError(f"it has no split {self.split}, but one without a name")
-            return saved
-        rows = load_dataset(str(folder), self.config, split=self.split, streaming=self.streaming)
-        if (info := getattr(rows, "info", None)) is not None:
-            self._note_other_formats(folder, info.builder_name)
-        return rows
+        else:
+            rows = load_dataset(
+                str(folder), self.config, split=self.split, streaming=self.streaming
+            )
+            if (info := getattr(rows, "info", None)) is not None:
+                self._note_other_formats(folder, info.builder_name)
+        yield from _of_library(rows)
 
     def _note_other_formats(self, folder: Path, reader: str) -> None:
         """Files with rows that are not read, because those of another format are."""

@@ -38,6 +38,8 @@ _SPECIAL = re.compile(
     re.IGNORECASE,
 )
 """Names that tokenizers give special tokens: which of them a server's model has is unknown here."""
+_EMPHASIS = " *_`"
+"""What judges put around a score, in Markdown."""
 _INVISIBLE = "\u200b"
 """A space of no width."""
 _MARK = 16
@@ -81,6 +83,7 @@ class JudgeQuestion:
     def score(self, reply: str) -> float:
         """The score in the last line of a reply. Raises ValueError if there is none."""
         last = reply.rstrip().rpartition("\n")[2].strip()
+        last = re.sub(f":[{_EMPHASIS}]+", ": ", last.strip(_EMPHASIS), count=1)
         score = re.fullmatch(rf"{self.before_score} ([-+]?[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", last)
         if score is None:
             raise ValueError(f"its reply does not end with a score: {last[-100:]!r}")

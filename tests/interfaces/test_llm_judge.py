@@ -316,6 +316,22 @@ def test_a_response_without_a_score_gets_the_lowest_score_and_is_counted(server,
 
 
 @pytest.mark.parametrize(
+    "line", ["**SCORE {}: 7**", "**SCORE {}:** 7", "SCORE {}: **7**", "`SCORE {}: 7`\r\n"]
+)
+def test_a_judge_may_emphasise_its_score(server, line):
+    server.answer = lambda h, b, n: h.chat(f"Good.\n\n{line.format(mark_of(b))}")
+    assert run(interface(server, tries=1), "a").data["rewards"].tolist() == [7.0]
+
+
+@pytest.mark.parametrize("line", ["SCORE {}: 7 of 10", "SCORE {}: *7* *8*", "I think SCORE {}: 7"])
+def test_a_last_line_with_more_than_a_score_is_none(server, line):
+    server.answer = lambda h, b, n: (
+        h.verdict(b, 3) if judged(b) != "a" else h.chat(line.format(mark_of(b)))
+    )
+    assert run(interface(server, tries=1), "a").metadata["reward_unscored"] == [1]
+
+
+@pytest.mark.parametrize(
     "name", ["<|im_end|>", "<|im_<|im_end|>end|>", "</s>", "<end_of_turn>", "[/INST]", "<｜User｜>"]
 )
 def test_special_tokens_in_a_response_are_broken_up_for_the_server(server, name):

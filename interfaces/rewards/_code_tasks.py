@@ -13,8 +13,7 @@ from ._code_statements import executes
 Part = Literal["last_block", "first_block", "whole"]
 Task = dict[str, Any]
 
-_BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-"""Its language, and its text."""
+_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 FORMS = '{"input": "…", "output": "…"} or code such as "assert add(2, 3) == 5"'
 EXECUTED = (
     'write statements such as "assert add(2, 3) == 5", or call the functions that contain them; '
@@ -34,9 +33,14 @@ def program_of(response: str, selection: Part) -> str | None:
 def _likeliest_blocks(response: str) -> list[str]:
     """The blocks that are said to be Python; if none is, those without a language, else all: next
     to a program there often is what it prints, or a command that runs it."""
-    blocks = [(language.strip().lower(), text) for language, text in _BLOCK.findall(response)]
+    blocks = [(_language(match[0]), match[1]) for match in _BLOCK.finditer(response)]
     python = [text for language, text in blocks if language.startswith("py")]
     return python or [text for language, text in blocks if not language] or [t for _, t in blocks]
+
+
+def _language(block: str) -> str:
+    """What follows the opening ```, in small letters."""
+    return block.partition("\n")[0].strip().lstrip("`").strip().lower()
 
 
 def tasks_of(row: Mapping[str, Any], key: str, sample: str) -> list[Task]:

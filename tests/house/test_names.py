@@ -33,6 +33,7 @@ OTHERWISE = {
     ("cli/explain.py", "values"),
     ("cli/main.py", "chat"),
     ("cli/tokens.py", "prompt_only"),
+    ("launch/playing.py", "chat"),
     ("recipe/introspection/json_schema.py", "reference"),
     ("recipe/prompt_format.py", "chat"),
 }

@@ -295,7 +295,7 @@ def policy_loss_by_hand(policy, sequences, model):
             / (len(trained) if is_spread else 1)
             - policy.entropy_coef * -(scores[t].exp() * scores[t]).sum()
             + sequence["kl_weight"]
-            * sequence["weights"][t]
+            * (1.0 if policy.kl_gradient == "naive" else sequence["weights"][t])
             * _kl_in_loss(policy, logprobs[t], sequence["old"][t], sequence["reference"][t])
             for t in trained
         ]

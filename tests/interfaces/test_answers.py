@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from rlcli.interfaces._answers.expression import read_expression
 from rlcli.interfaces._answers.number import number_in_words
 from rlcli.interfaces._answers.value import read_value
-from rlcli.interfaces._answers.verdict import Comparison, Verdict, final_answer, gold_of, judge
+from rlcli.interfaces._answers.verdict import (
+    Comparison,
+    Verdict,
+    answer_key,
+    final_answer,
+    gold_of,
+    judge,
+)
 from rlcli.interfaces._answers.words import HEDGES, NEGATIONS, OPERATIONS
 
 GSM8K_GOLDS = (
@@ -159,6 +166,19 @@ def test_answers_are_judged_without_symbolic_maths(answer, expected, verdict):
     assert judge(answer, gold_of(expected)) == verdict
 
 
+@pytest.mark.parametrize(
+    ("vote", "others"),
+    [
+        ("50\\%", ["0.5", "\\frac{1}{2}", "50 percent"]),
+        ("1,000", ["1000", "10^3", "1000.0", "1000 m"]),
+        ("x+1", ["x + 1"]),
+    ],
+)
+def test_votes_for_equal_answers_are_counted_together(vote, others):
+    assert {answer_key(other) for other in others} == {answer_key(vote)}
+    assert answer_key("50") not in {answer_key(vote), *map(answer_key, others)}
+
+
 CHOICES = {
     "A. red": {
         "right": ["A", "(A)", "a.", "Option A", "\\text{A}", "A. red", "(a) Red", "red"],
@@ -168,6 +188,11 @@ CHOICES = {
         "right": ["B", "(B)", "(B) 12", "12", "B: 12 cm", "12.0 centimeters"],
         "wrong": ["C", "C. 12", "13", "(B) 13", "(B) 12 m"],
         "unparsed": ["12 or 13", "maybe B", "A, B"],
+    },
+    "(J) 12": {
+        "right": ["J", "(j)", "option J", "12"],
+        "wrong": ["F", "(I) 12"],
+        "unparsed": ["K"],
     },
     "(D) \\frac{\\sqrt{3}}{2}": {
         "right": ["D", "(D) \\dfrac{\\sqrt{3}}{2}", "\\frac{\\sqrt{3}}{2}"],

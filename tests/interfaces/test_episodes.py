@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from operator import itemgetter
 from types import SimpleNamespace
 
 import pytest
@@ -137,6 +138,31 @@ def test_rewards_of_turns_and_of_the_end_add_up(answers_with):
         assert dense[~sampled].count_nonzero() == 0
         assert dense[dense != 0].tolist() == [0.5, 0.5, 2.5]
         assert dense[-1] == 2.5
+
+
+def test_rewards_of_turns_alone_include_that_of_the_end(answers_with):
+    environment = answers_with(
+        "return Observation('', done=True)", "def score(self, answer):\n        return 2.0"
+    )
+    output = played(environment, turn_tokens=4, max_turns=2, turn_rewards=True)
+    rewards = output.data["dense_rewards"]
+    assert rewards[rewards != 0].tolist() == [2.0] * len(output.flat_seqlens("packed_input_ids"))
+
+
+def test_turns_draw_with_different_random_numbers(answers_with):
+    """So hot that the model decides nothing, they would otherwise all be the same."""
+    hot = {"temperature": 1e4, "min_new_tokens": 5}
+    output = played(
+        answers_with("return Observation('7')"), turn_tokens=5, max_turns=3, generation=hot
+    )
+    for tokens, sampled, _ in columns(output):
+        pairs = zip(tokens.tolist(), sampled.tolist(), strict=True)
+        turns = [
+            tuple(token for token, _ in turn)
+            for is_sampled, turn in itertools.groupby(pairs, key=itemgetter(1))
+            if is_sampled
+        ]
+        assert len(set(turns)) == len(turns) > 1
 
 
 def test_the_episodes_of_a_group_begin_in_the_same_state(answers_with):

@@ -1,6 +1,9 @@
 """`InterfaceContract` has what holds for any call that takes the batch; the numbers of PPO are in
 test_ppo_actor.py."""
 
+import math
+
+import pytest
 import torch
 
 from rlcli.api.model import MicroBatchSpec
@@ -23,6 +26,21 @@ def test_rewards_are_clipped_after_they_are_scaled():
     clipped = [total for total, _ in output.metadata["reward_clip_fraction"]]
     assert sum(clipped) == batch.data["rewards"].sum()
     assert sum(clipped) > 0
+
+
+def test_the_coefficient_follows_the_kl_of_whole_responses():
+    """With the same distance from the reference at each action, a response's KL grows with its
+    length: at 1.1 times the target, N responses of a horizon of 100 raise it by N / 10 %."""
+    settings = {"adaptive_kl_ctl": True, "kl_ctl": 0.1, "adaptive_kl_horizon": 100.0}
+    batch = make_batch(GAEInterface(**settings).reads("inference").needed)
+    batch.data["packed_ref_logprobs"] = batch.data["packed_logprobs"] - 0.5
+    responses = len(batch.flat_seqlens("packed_input_ids"))
+    of_an_action = math.exp(-0.5) - 1 + 0.5
+    kl = of_an_action * int((~batch.data["prompt_mask"]).sum()) / responses
+    gae = GAEInterface(**settings, adaptive_kl_target=kl / 1.1)
+    gae.inference(tiny_model(), batch, MicroBatchSpec())
+    expected = 0.1 * (1 + 0.1 * responses / 100)
+    assert gae.controller.coef == pytest.approx(expected, rel=1e-6)
 
 
 def test_responses_that_are_not_chosen_are_masked():

@@ -120,6 +120,18 @@ def with_template(path, template=TEMPLATE):
     return path
 
 
+def with_special_tokens(path):
+    """The tokenizer then puts [EOS] before and after a text."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[EOS] $A [EOS]", special_tokens=[("[EOS]", WORDS.index("[EOS]"))]
+    )
+    tokenizer.save_pretrained(path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def digit_classifier(tmp_path_factory):
     path = saved(tmp_path_factory.mktemp("classifier"), bert, [*WORDS[:3], *"012345678"])
@@ -260,8 +272,10 @@ def direct_chats(path, chats):
 
 
 def test_a_conversation_is_written_by_the_template_of_the_classifier(tmp_path, role, data):
-    """The prompt's messages where the dataset has them; else the prompt is what a user says."""
+    """The prompt's messages where the dataset has them; else the prompt is what a user says. The
+    template writes all special tokens itself."""
     path = with_template(saved(tmp_path, lambda: bert(vocabulary=16), CHAT_WORDS))
+    with_special_tokens(path)
     prompts = [
         [{"role": "system", "content": "good film"}, {"role": "user", "content": "so a"}],
         [{"role": "user", "content": "a film"}],
@@ -320,14 +334,7 @@ def test_a_special_token_named_in_a_response_is_read_as_text(tmp_path, make):
 
 def test_special_tokens_of_the_classifier_are_added_around_a_text(tmp_path, role, data):
     """Also where the text is cut."""
-    from tokenizers.processors import TemplateProcessing
-
-    path = saved(tmp_path, bert)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="[EOS] $A [EOS]", special_tokens=[("[EOS]", WORDS.index("[EOS]"))]
-    )
-    tokenizer.save_pretrained(path)
+    path = with_special_tokens(saved(tmp_path, bert))
     uncut = HFRewardInterface(path=path).inference(role, data, MicroBatchSpec()).data["rewards"]
     torch.testing.assert_close(uncut, direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
     cut = (

@@ -323,6 +323,21 @@ def test_a_judge_may_emphasise_its_score(server, line):
     assert run(interface(server, tries=1), "a").data["rewards"].tolist() == [7.0]
 
 
+@pytest.mark.parametrize(("score", "errors"), [(2, 0), (8, 0), (8.5, 1), (1, 1)])
+def test_the_lowest_and_the_highest_score_are_scores(server, score, errors):
+    server.answer = lambda h, b, n: h.verdict(b, score)
+    judge = interface(server, tries=1, lowest=2.0, highest=8.0, max_error_fraction=1.0)
+    out = run(judge, "a")
+    assert out.metadata["reward_errors"] == [errors]
+    assert out.data["rewards"].tolist() == [0.0 if errors else score]
+
+
+def test_the_reward_without_a_score_may_be_zero(server):
+    server.answer = lambda h, b, n: h.chat("no score") if judged(b) == "a" else h.verdict(b, 3)
+    judge = interface(server, tries=1, lowest=-2.0, unscored_reward=0.0)
+    assert run(judge, "a", "bb").data["rewards"].tolist() == [0.0, 3.0]
+
+
 @pytest.mark.parametrize("line", ["SCORE {}: 7 of 10", "SCORE {}: *7* *8*", "I think SCORE {}: 7"])
 def test_a_last_line_with_more_than_a_score_is_none(server, line):
     server.answer = lambda h, b, n: (

@@ -109,6 +109,27 @@ def weights(model):
             "entropy_coef": 0.3,
         },
         {"policy_loss": "gspo", "mask_too_long": True, "loss_aggregation": "sequence"},
+        {"policy_loss": "sapo"},
+        {"policy_loss": "dppo_kl", "eps_clip": 0.05},
+        {
+            "use_decoupled_loss": True,
+            "behav_imp_weight_level": "sequence",
+            "behav_imp_weight_mode": "mask",
+            "behav_imp_weight_cap": 1.1,
+        },
+        {
+            "adv_norm": False,
+            "use_dense_reward": True,
+            "reward_output_scaling": 3.0,
+            "max_reward_clip": 0.8,
+        },
+        {
+            "use_decoupled_loss": True,
+            "kl_in": "loss",
+            "kl_ctl": 0.7,
+            "kl_estimator": "k3",
+            "kl_gradient": "naive",
+        },
     ],
     ids=lambda settings: ",".join(settings) or "defaults",
 )

@@ -251,7 +251,9 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
         length = settings.get(
             "original_max_position_embeddings", settings["max_position_embeddings"]
         )
-        scaling.setdefault("original_max_position_embeddings", length)
+        is_own_key = "original_max_position_embeddings" in settings
+        if is_own_key or "original_max_position_embeddings" not in scaling:
+            scaling["original_max_position_embeddings"] = length  # as transformers prefers it
     return Rope(float(base), {} if scaling == {"rope_type": "default"} else scaling)
 
 

@@ -37,7 +37,10 @@ class Mixtral(Decoder):
             "num_local_experts": config.experts.count,
             "num_experts_per_tok": config.experts.per_token,
         }
-        return super().config_to_hf(config) | experts
+        # its class in transformers has no default of what these positions are computed from
+        needs_size = config.rope.scaling.get("rope_type") == "yarn"
+        head = {"head_dim": config.head_dim} if needs_size else {}
+        return super().config_to_hf(config) | head | experts
 
     def mlp_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
         names = {"w1": "gate", "w3": "up", "w2": "down"}

@@ -4,6 +4,7 @@ model that is described by our fields alone must compute the same."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "rms_norm_eps": (1e-5, 1e-2),
     "layer_norm_epsilon": (1e-6, 1e-2),
     "rope_theta": (100.0, 5e5),
+    "rope_scaling": (
+        {"type": "linear", "factor": 3.0},
+        {"type": "yarn", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
+        {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ),
+    "original_max_position_embeddings": (8, 32),
     "tie_word_embeddings": (True, False),
     "attention_bias": (True, False),
     "mlp_bias": (True, False),
@@ -89,6 +97,8 @@ class DrawnConfigurationChecks(Contract):
 def _draw(kind: Any, rng: random.Random) -> tuple[Settings, set[str]]:
     """Unusual settings for about a third of the keys, and keys that are missing."""
     keys = {*kind().to_dict(), *kind.attribute_map, "rope_theta"}
+    if "rope_parameters" in keys:
+        keys |= {"rope_scaling", "original_max_position_embeddings"}
     settings = {
         key: rng.choice(values)
         for key, values in VALUES.items()
@@ -104,7 +114,8 @@ def _draw(kind: Any, rng: random.Random) -> tuple[Settings, set[str]]:
 
 
 def config_json(kind: Any, example: Example, settings: Settings, missing: set[str]) -> Settings:
-    """As an older version wrote it: the base of positions is a key of its own."""
+    """As an older version wrote it: the base of positions is a key of its own, and so is what
+    scales them."""
     hf = kind(**known_settings(kind, {**SIZES, **settings})).to_dict() | settings
     sizes = {*SIZES, *(kind.attribute_map.get(key, key) for key in SIZES)}
     described = {key: value for key, value in hf.items() if key in VALUES or key in sizes}
@@ -148,7 +159,8 @@ def _logits(model: Any) -> torch.Tensor:
 def _model(cls: Any, kind: Any, hf: Mapping[str, Any]) -> Any:
     """A random model of a config.json. Its attention is peaked, so that positions matter."""
     torch.manual_seed(0)
-    config = kind.from_dict({**hf, "model_type": kind.model_type})
+    own = copy.deepcopy({**hf, "model_type": kind.model_type})  # transformers adds to what it gets
+    config = kind.from_dict(own)
     config._attn_implementation = "eager"  # fused kernels refuse odd sizes
     model = cls(config).eval()
     with torch.no_grad():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rlcli.interfaces._answers.expression import read_expression
 from rlcli.interfaces._answers.number import number_in_words
 from rlcli.interfaces._answers.value import read_value
+from rlcli.interfaces._answers.bounds import as_interval
 from rlcli.interfaces._answers.verdict import (
     Comparison,
     Verdict,
@@ -164,6 +165,20 @@ def test_golds_of_gsm8k_are_accepted(form, gold):
 )
 def test_answers_are_judged_without_symbolic_maths(answer, expected, verdict):
     assert judge(answer, gold_of(expected)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("bounds", "interval"),
+    [
+        ("1 \\le x < 2", "[1,2)"),
+        ("1 < x \\le 2", "(1,2]"),
+        ("2 > x \\ge 1", "[1,2)"),
+        ("x \\ge 1", "[1,\\infty)"),
+        ("1 < 3", "1 < 3"),
+    ],
+)
+def test_bounds_of_a_variable_are_an_interval_with_the_same_ends(bounds, interval):
+    assert as_interval(bounds) == interval
 
 
 @pytest.mark.parametrize(

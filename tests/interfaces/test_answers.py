@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from rlcli.interfaces._answers.bounds import as_interval
 from rlcli.interfaces._answers.expression import read_expression
 from rlcli.interfaces._answers.number import number_in_words
 from rlcli.interfaces._answers.value import read_value
-from rlcli.interfaces._answers.bounds import as_interval
 from rlcli.interfaces._answers.verdict import (
     Comparison,
     Verdict,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rlcli.api.dataflow import weight_writers
 from rlcli.api.key_meaning import REFERENCE
 from rlcli.inspect.processor import slow_dtypes
-from rlcli.recipe.components import argument_of
+from rlcli.recipe.components import argument_of, declared
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.lengths import default_generation, generation_of, written_beyond
+from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.warm_start import warm_starts
 
@@ -23,6 +24,8 @@ USUAL_WEIGHTS = 0.02
 """Standard deviation of the weights of most language models, at first and later."""
 OF_PENALTY = ("kl_estimator", "kl_gradient")
 """Arguments of what takes a KL penalty into its loss."""
+EVALUATION: KeyPath = ("train", "eval", "graph")
+STOPS = "stop_token_ids"
 OF_EPISODES = ("max_turns", "turn_tokens")
 """Arguments of what generates in several turns."""
 
@@ -46,6 +49,7 @@ def contradictions(resolved: Resolved) -> Iterator[str]:
     yield from _rows_of_both(resolved)
     yield from _episodes_of_one_turn(resolved)
     yield from _steps_that_are_not_traced(resolved)
+    yield from _evaluations_left_behind(resolved)
 
 
 def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
@@ -227,3 +231,64 @@ def _episodes_of_one_turn(resolved: Resolved) -> Iterator[str]:
                 "what the environment writes; raise generation.max_new_tokens, or lower "
                 "turn_tokens"
             )
+
+
+def _evaluations_left_behind(resolved: Resolved) -> Iterator[str]:
+    """Evaluations in another environment than training, or whose responses do not end where those
+    of training do, because a layer has changed training alone; what that layer says of evaluations,
+    or one above it, is meant."""
+    recipe = resolved.recipe
+    samplers = {call.model: name for name, call in recipe.graph.items() if call.call == "generate"}
+    for name, call in recipe.train.eval.graph.items():
+        if call.call == "generate" and call.model in samplers:
+            yield from _in_another_environment(resolved, name, samplers[call.model])
+            yield from _without_stops(resolved, name, samplers[call.model])
+
+
+def _in_another_environment(resolved: Resolved, evaluation: str, sampler: str) -> Iterator[str]:
+    places = ((*EVALUATION, evaluation), ("graph", sampler))
+    recipe = resolved.recipe
+    here, there = map(_environment_of, (recipe.train.eval.graph[evaluation], recipe.graph[sampler]))
+    paths = [(*place, "interface", "args", here[0]) for place in places]
+    if here[1] != there[1] and there[1] and _is_behind(resolved, *paths):
+        yield (
+            f"{resolved.origin(paths[0])}: {evaluation} plays in {here[1]}, while {sampler} trains "
+            f"in {there[1]}; {dotted(paths[0])}={there[1]} makes them equal"
+        )
+
+
+def _environment_of(call: Call) -> tuple[str, Any]:
+    """The argument that names the environment in which a call plays, and its value; empty and None
+    if it plays in none."""
+    kind, args = call.interface.type, call.interface.args
+    name = (declared("interfaces", kind, "ENVIRONMENT") or {}).get("name", "")
+    return name, argument_of("interfaces", kind, args, name)
+
+
+def _without_stops(resolved: Resolved, evaluation: str, sampler: str) -> Iterator[str]:
+    recipe = resolved.recipe
+    calls = (recipe.train.eval.graph[evaluation], recipe.graph[sampler])
+    here, there = (set(generation_of(recipe, call)[STOPS]) for call in calls)
+    of_section = ("generation", STOPS)
+    paths = [
+        (*place, "interface", "args", *of_section)
+        for place in ((*EVALUATION, evaluation), ("graph", sampler))
+    ]
+    if there - here and _is_behind(resolved, *paths, of_section):
+        yield (
+            f"{resolved.origin((*EVALUATION, evaluation))}: responses of {evaluation} do not end "
+            f"at the tokens {sorted(there - here)}, as those of {sampler} do; "
+            f"{dotted(paths[0])}={sorted(here | there)} ends them there"
+        )
+
+
+def _is_behind(resolved: Resolved, path: KeyPath, *others: KeyPath) -> bool:
+    """Whether a layer below all that set one of the others sets it, or none."""
+    return _height(resolved, path) < max(_height(resolved, other) for other in others)
+
+
+def _height(resolved: Resolved, path: KeyPath) -> int:
+    """The number of the layer that sets it, from the lowest; the command line is above all."""
+    mark = resolved.origin(path)
+    files = [layer.file for layer in resolved.layers]
+    return -1 if mark.is_default else files.index(mark.file) if mark.file in files else len(files)

@@ -34,8 +34,8 @@ LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
 MODEL_LEFT_TO_THE_USER = re.compile(r"models\.([\w-]+) has no weights: give one of")
 SOME_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 """Its sizes are known here; the checks run tiny models of its family."""
-WARMER = "generation.temperature=1.25"
-"""No recipe has it, so that a call that does not follow the setting is seen."""
+UNUSUAL = ("generation.temperature=1.25", "generation.stop_token_ids=[1,2]")
+"""No recipe has them, so that a call that does not follow these settings is seen."""
 PERPLEXITY = "ppl"
 """Metric of a step that learns given texts."""
 ROUNDING = 1e-5
@@ -103,12 +103,12 @@ class RecipeContract(Contract):
             )
 
     def test_settings_fit_together(self, resolved: Resolved, tmp_path: Path) -> None:
-        """its settings do not contradict each other, at another temperature either"""
+        """its settings do not contradict each other, also at another temperature and stop token"""
         try:
-            warmer = _resolved(self.name, [*self.overrides, WARMER], tmp_path)
+            changed = _resolved(self.name, [*self.overrides, *UNUSUAL], tmp_path)
         except RecipeError:  # it leaves its users no choice
-            warmer = resolved
-        for warning in (*contradictions(resolved), *contradictions(warmer)):
+            changed = resolved
+        for warning in (*contradictions(resolved), *contradictions(changed)):
             location, _, finding = warning.partition(": ")
             raise Violation(finding, where=location)
 

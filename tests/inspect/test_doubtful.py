@@ -123,3 +123,24 @@ def test_episodes_without_room_for_a_second_turn_cause_a_warning():
     assert not list(
         recipe_warnings(load_recipe("grpo_calculator", ["generation.max_new_tokens=81"]))
     )
+
+
+def test_an_evaluation_in_another_environment_than_training_causes_a_warning():
+    trained = "graph.actor_gen.interface.args.environment=python"
+    (warning,) = recipe_warnings(load_recipe("grpo_calculator", [trained]))
+    assert "eval_gen plays in calculator, while actor_gen trains in python; " in warning
+    setting = "train.eval.graph.eval_gen.interface.args.environment=python"
+    assert f"{setting} makes them equal" in warning
+    assert not list(recipe_warnings(load_recipe("grpo_calculator", [trained, setting])))
+    meant = [setting.replace("python", "guess"), trained]
+    assert not list(recipe_warnings(load_recipe("grpo_calculator", meant)))
+
+
+def test_an_evaluation_without_the_stop_tokens_of_training_causes_a_warning(tmp_path):
+    training, no_stops = "generation.stop_token_ids=[5]", "evaluation.generation.stop_token_ids=[]"
+    assert not list(recipe_warnings(load_recipe("grpo_math", [training])))
+    assert not list(recipe_warnings(load_recipe("grpo_math", [training, no_stops])))
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: grpo_math\nevaluation: {generation: {stop_token_ids: []}}\n")
+    (warning,) = recipe_warnings(load_recipe(str(recipe), [training]))
+    assert "responses of eval_gen do not end at the tokens [5], as those of actor_gen do" in warning

@@ -248,12 +248,13 @@ def _evaluations_left_behind(resolved: Resolved) -> Iterator[str]:
 def _in_another_environment(resolved: Resolved, evaluation: str, sampler: str) -> Iterator[str]:
     places = ((*EVALUATION, evaluation), ("graph", sampler))
     recipe = resolved.recipe
-    here, there = map(_environment_of, (recipe.train.eval.graph[evaluation], recipe.graph[sampler]))
-    paths = [(*place, "interface", "args", here[0]) for place in places]
-    if here[1] != there[1] and there[1] and _is_behind(resolved, *paths):
+    argument, environment = _environment_of(recipe.train.eval.graph[evaluation])
+    _, trained_in = _environment_of(recipe.graph[sampler])
+    paths = [(*place, "interface", "args", argument) for place in places]
+    if trained_in and environment != trained_in and _is_behind(resolved, *paths):
         yield (
-            f"{resolved.origin(paths[0])}: {evaluation} plays in {here[1]}, while {sampler} trains "
-            f"in {there[1]}; {dotted(paths[0])}={there[1]} makes them equal"
+            f"{resolved.origin(paths[0])}: {evaluation} plays in {environment}, while {sampler} "
+            f"trains in {trained_in}; {dotted(paths[0])}={trained_in} makes them equal"
         )
 
 
@@ -268,17 +269,17 @@ def _environment_of(call: Call) -> tuple[str, Any]:
 def _without_stops(resolved: Resolved, evaluation: str, sampler: str) -> Iterator[str]:
     recipe = resolved.recipe
     calls = (recipe.train.eval.graph[evaluation], recipe.graph[sampler])
-    here, there = (set(generation_of(recipe, call)[STOPS]) for call in calls)
+    stops, trained_with = (set(generation_of(recipe, call)[STOPS]) for call in calls)
     of_section = ("generation", STOPS)
     paths = [
         (*place, "interface", "args", *of_section)
         for place in ((*EVALUATION, evaluation), ("graph", sampler))
     ]
-    if there - here and _is_behind(resolved, *paths, of_section):
+    if trained_with - stops and _is_behind(resolved, *paths, of_section):
         yield (
             f"{resolved.origin((*EVALUATION, evaluation))}: responses of {evaluation} do not end "
-            f"at the tokens {sorted(there - here)}, as those of {sampler} do; "
-            f"{dotted(paths[0])}={sorted(here | there)} ends them there"
+            f"at the tokens {sorted(trained_with - stops)}, as those of {sampler} do; "
+            f"{dotted(paths[0])}={sorted(stops | trained_with)} ends them there"
         )
 
 

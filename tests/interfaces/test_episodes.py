@@ -157,11 +157,8 @@ def test_turns_draw_with_different_random_numbers(answers_with):
     )
     for tokens, sampled, _ in columns(output):
         pairs = zip(tokens.tolist(), sampled.tolist(), strict=True)
-        turns = [
-            tuple(token for token, _ in turn)
-            for is_sampled, turn in itertools.groupby(pairs, key=itemgetter(1))
-            if is_sampled
-        ]
+        runs = itertools.groupby(pairs, key=itemgetter(1))
+        turns = [tuple(run) for is_sampled, run in runs if is_sampled]
         assert len(set(turns)) == len(turns) > 1
 
 

@@ -159,8 +159,8 @@ def _logits(model: Any) -> torch.Tensor:
 def _model(cls: Any, kind: Any, hf: Mapping[str, Any]) -> Any:
     """A random model of a config.json. Its attention is peaked, so that positions matter."""
     torch.manual_seed(0)
-    own = copy.deepcopy({**hf, "model_type": kind.model_type})  # transformers adds to what it gets
-    config = kind.from_dict(own)
+    copied = copy.deepcopy({**hf, "model_type": kind.model_type})  # transformers adds to it
+    config = kind.from_dict(copied)
     config._attn_implementation = "eager"  # fused kernels refuse odd sizes
     model = cls(config).eval()
     with torch.no_grad():

@@ -64,6 +64,7 @@ def test_a_recipe_of_each_algorithm_passes_its_contract(of_built_in):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(600)  # two minutes of work on one core
 def test_every_shipped_recipe_passes_its_contract(of_built_in):
     tested = of_built_in()
     assert {one.subject.name for one in tested} >= {*OF_EACH_ALGORITHM, "sft_gsm8k", "ppo_gsm8k"}

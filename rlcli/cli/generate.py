@@ -77,7 +77,8 @@ def _prompts(typed: Sequence[str] | None, file: Path | None) -> list[str]:
         if not piped.strip():
             hint = "--prompt TEXT, --file FILE, or pipe a text into it"
             raise UsageError("no prompt given", hint=hint)
-        prompts = [piped]
+        # the end of the line that `echo` writes is not part of the text
+        prompts = [piped.removesuffix("\n").removesuffix("\r")]
     if not prompts or not all(text.strip() for text in prompts):
         raise UsageError("a prompt is empty", hint="a model needs some text to answer")
     return prompts

@@ -477,7 +477,7 @@ def test_responses_end_with_any_end_token_of_the_model(rlcli, models, tmp_path):
 
 
 def test_generate_reads_standard_input(rlcli, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("Grüße,\nalle".encode())))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("Grüße,\nalle\r\n".encode())))
     [response] = parsed(rlcli("generate", "plain", "--json", "--max-new-tokens", "2"))["responses"]
     assert response["prompt"] == "Grüße,\nalle"
 

@@ -122,7 +122,7 @@ class ScoreErrors:
             return
         sample, error = failed[0]
         tried = sum(score is not None for score in scores)
-        total = f"{tried} scores" + (" tried" if tried < len(scores) else "")
+        total = f"{tried} scores" + (" that were tried" if tried < len(scores) else "")
         message = f"{len(failed)} of {total} could not be computed; first, {sample}: {error.what}"
         if len(failed) > self.most_errors(len(scores)) or None in scores:
             raise type(error)(message, where=error.where, hint=error.hint, code=error.code)

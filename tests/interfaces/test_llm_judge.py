@@ -361,7 +361,7 @@ def test_special_tokens_in_a_response_are_broken_up_for_the_server(server, name)
 def test_a_dead_endpoint_ends_the_run_quickly(server):
     """Long before every question has used all of its tries."""
     server.answer = lambda h, b, n: h.say(b"", status=500)
-    with pytest.raises(WorkerError, match="scores could not be computed"):
+    with pytest.raises(WorkerError, match="could not be computed"):
         run(interface(server, tries=2, concurrency=2), *(f"response {n}" for n in range(40)))
     assert len(server.asked) <= 8
 

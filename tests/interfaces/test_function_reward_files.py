@@ -88,6 +88,6 @@ def test_responses_that_were_not_tried_do_not_count_as_scored():
     batch = make_batch(["packed_input_ids", "prompt_mask"], [[(2, 3)]] * 4)
     scores = [Score(1.0), Score(error=ProjectError("broken")), None, None]
     interface = FunctionRewardInterface(function="os.path:basename", workers=1)
-    with pytest.raises(ProjectError, match="1 of 2 scores that were tried could not be computed; first, "):
+    with pytest.raises(ProjectError, match="1 of 2 scores that were tried could not"):
         interface.rewarded(batch, scores)
     interface.pool.close()

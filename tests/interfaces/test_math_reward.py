@@ -491,7 +491,10 @@ def test_processes_end_with_their_parent(tmp_path):
 
 def is_running(process):
     """Not so one that has ended, even if nobody has asked for its exit code yet."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(

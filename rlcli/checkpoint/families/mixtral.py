@@ -32,7 +32,8 @@ class Mixtral(Decoder):
         )
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
-        assert config.experts is not None and config.rope is not None
+        assert config.experts is not None
+        assert config.rope is not None
         experts = {
             "num_local_experts": config.experts.count,
             "num_experts_per_tok": config.experts.per_token,

@@ -246,12 +246,13 @@ def _evaluations_left_behind(resolved: Resolved) -> Iterator[str]:
 
 
 def _in_another_environment(resolved: Resolved, evaluation: str, sampler: str) -> Iterator[str]:
-    places = ((*EVALUATION, evaluation), ("graph", sampler))
     recipe = resolved.recipe
     argument, environment = _environment_of(recipe.train.eval.graph[evaluation])
     _, trained_in = _environment_of(recipe.graph[sampler])
-    paths = [(*place, "interface", "args", argument) for place in places]
-    if trained_in and environment != trained_in and _is_behind(resolved, *paths):
+    if not environment or not trained_in or environment == trained_in:
+        return
+    paths = [(*args, argument) for args in _arguments_of(evaluation, sampler)]
+    if _is_behind(resolved, *paths):
         yield (
             f"{resolved.origin(paths[0])}: {evaluation} plays in {environment}, while {sampler} "
             f"trains in {trained_in}; {dotted(paths[0])}={trained_in} makes them equal"
@@ -271,10 +272,7 @@ def _without_stops(resolved: Resolved, evaluation: str, sampler: str) -> Iterato
     calls = (recipe.train.eval.graph[evaluation], recipe.graph[sampler])
     stops, trained_with = (set(generation_of(recipe, call)[STOPS]) for call in calls)
     of_section = ("generation", STOPS)
-    paths = [
-        (*place, "interface", "args", *of_section)
-        for place in ((*EVALUATION, evaluation), ("graph", sampler))
-    ]
+    paths = [(*args, *of_section) for args in _arguments_of(evaluation, sampler)]
     if trained_with - stops and _is_behind(resolved, *paths, of_section):
         yield (
             f"{resolved.origin((*EVALUATION, evaluation))}: responses of {evaluation} do not end "
@@ -283,13 +281,21 @@ def _without_stops(resolved: Resolved, evaluation: str, sampler: str) -> Iterato
         )
 
 
-def _is_behind(resolved: Resolved, path: KeyPath, *others: KeyPath) -> bool:
-    """Whether a layer below all that set one of the others sets it, or none."""
-    return _height(resolved, path) < max(_height(resolved, other) for other in others)
+def _arguments_of(evaluation: str, sampler: str) -> list[KeyPath]:
+    """The keys of the arguments of both calls."""
+    calls = ((*EVALUATION, evaluation), ("graph", sampler))
+    return [(*call, "interface", "args") for call in calls]
+
+
+def _is_behind(resolved: Resolved, path: KeyPath, *of_training: KeyPath) -> bool:
+    """Whether it is set by no layer, or by one below that which sets the key of training."""
+    return _height(resolved, path) < max(_height(resolved, key) for key in of_training)
 
 
 def _height(resolved: Resolved, path: KeyPath) -> int:
     """The number of the layer that sets it, from the lowest; the command line is above all."""
     mark = resolved.origin(path)
+    if mark.is_default:
+        return -1
     files = [layer.file for layer in resolved.layers]
-    return -1 if mark.is_default else files.index(mark.file) if mark.file in files else len(files)
+    return files.index(mark.file) if mark.file in files else len(files)

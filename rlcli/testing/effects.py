@@ -1,5 +1,5 @@
-"""The law that every argument matters: some value of it changes a result, alone or beside a change
-of another argument, or it is declared to have no effect on numbers, and then it has none.
+"""The law that every argument matters: some value of it changes a result, alone or together with
+a change of another argument, or it is declared to have no effect on numbers, and then it has none.
 
 A setting that is read and then ignored is the commonest bug of training libraries, and no check of
 one particular algorithm can know it. What is compared here are results alone: whatever a component

@@ -134,6 +134,8 @@ def test_an_evaluation_in_another_environment_than_training_causes_a_warning():
     assert not list(recipe_warnings(load_recipe("grpo_calculator", [trained, setting])))
     meant = [setting.replace("python", "guess"), trained]
     assert not list(recipe_warnings(load_recipe("grpo_calculator", meant)))
+    plain = ["train.eval.graph.eval_gen.interface={_replace_: true, type: generation}"]
+    assert not list(recipe_warnings(load_recipe("grpo_calculator", plain)))
 
 
 def test_an_evaluation_without_the_stop_tokens_of_training_causes_a_warning(tmp_path):

@@ -106,7 +106,7 @@ def lead_of(run_dir: Path, limit: float | None) -> int:
 
 
 def _seconds_of_writing(run_dir: Path) -> float:
-    """How long the files of a checkpoint took that are written besides the steps, at most: of those
+    """How long the files of a checkpoint took that are written while steps go on, at most: of those
     that are there, from the state, which is written first, to the manifest."""
     from rlcli.checkpoint.manifest import MANIFEST
     from rlcli.checkpoint.run_state import STATE

@@ -1,14 +1,14 @@
-"""The pytest plugin behind `rlcli test`: runs the selected checks of each component under
-observation, and collects their results."""
+"""The pytest plugins behind `rlcli test`: the checks of each component are selected, run one
+component after the other, and observed."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Generator, Iterator
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +17,10 @@ from rlcli.recipe.parsing.layers import shown
 from rlcli.testing.contract import TimeIsUp, Violation
 from rlcli.testing.failures import failure_of
 from rlcli.testing.process_state import PUT_BACK, ProcessState, StartedTasks
-from rlcli.testing.progress import Case, SubjectProgress
-from rlcli.testing.results import Check, CheckFailure, Examined, Watcher
+from rlcli.testing.progress import CHECK_FAILURE
+from rlcli.testing.reporter import Reporter
+from rlcli.testing.results import CheckFailure, Watcher
+from rlcli.testing.second_process import run_items
 from rlcli.testing.selection import CheckSelection, tested_contract, words_of
 from rlcli.testing.subjects import COMPONENTS, Subject
 from rlcli.testing.time_limit import time_limit, with_line_numbers
@@ -26,31 +28,15 @@ from rlcli.testing.time_limit import time_limit, with_line_numbers
 NO_SKIP = "raise an error that says what is missing"
 
 
-class ChecksPlugin:
-    """Runs each check with a time limit, and reports on it and on its component."""
+class ComponentLoop:
+    """Selects the checks, and runs those of one component after the other."""
 
-    def __init__(self, selection: CheckSelection, watcher: Watcher, check_seconds: float):
+    def __init__(self, selection: CheckSelection, reporter: Reporter, check_seconds: float):
         self._selection = selection
-        self._watcher = watcher
+        self._reporter = reporter
         self._check_seconds = check_seconds
-        self._progress = {subject: SubjectProgress(subject) for subject in selection.subjects}
-        self._open: list[Case] = []
-        """Cases of the current check."""
-        self._current: SubjectProgress | None = None
         self._running = StartedTasks.now()
         """What ran before the current component."""
-        self._state = ProcessState.now()
-        """Before the current check."""
-        self._since = time.monotonic()
-        """Start time of the current component; the first one's includes loading what all of them
-        need."""
-        self.was_interrupted = False
-        self.internal_error: BaseException | None = None
-
-    def tested(self) -> list[Examined]:
-        return [progress.tested() for progress in self._progress.values()]
-
-    # -- which checks there are --------------------------------------------------------------------
 
     def pytest_pycollect_makemodule(
         self, module_path: Path, parent: pytest.Collector
@@ -58,7 +44,7 @@ class ChecksPlugin:
         """Assign a unique id: pytest gives all files outside its root the same one."""
         nodeid = shown(module_path)
         if self._selection.is_suite(module_path):
-            subject = self._subject(module_path)
+            subject = self._selection.subject_of(module_path)
             nodeid = f"{subject.kind}/{subject.name}"
         return pytest.Module.from_parent(parent, path=module_path, nodeid=nodeid)
 
@@ -73,56 +59,42 @@ class ChecksPlugin:
         items[:] = chosen
         yield
         # pytest has grouped items that share a fixture, across components
-        order = list(self._progress)
-        items.sort(key=lambda item: order.index(self._subject(item.path)))
+        order = list(self._selection.subjects)
+        items.sort(key=lambda item: order.index(self._subject(item)))
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        for item in session.items:
-            self._progress[self._subject(item.path)].cases[item.nodeid] = Case(item)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for subject, items in groupby(session.items, key=self._subject):
+            self._reporter.open(subject)
+            try:
+                left = run_items(session, list(items), self._reporter, self._check_seconds)
+            except session.Failed:
+                self._close("")
+                raise
+            self._close(left)
+        return True
 
-    def pytest_exception_interact(
-        self,
-        node: pytest.Item | pytest.Collector,
-        call: pytest.CallInfo[Any],
-        report: pytest.CollectReport,
-    ) -> None:
-        """A test file that cannot be read is a failed check of its component."""
-        subject = self._selection.subject_of(node.path)
-        if isinstance(node, pytest.Item) or subject is None or call.excinfo is None:
-            return
-        error = call.excinfo.value.__cause__ or call.excinfo.value
-        failure = failure_of(
-            pytest.ExceptionInfo.from_exception(error), [node.path], str(report.longrepr)
-        )
-        content = "contract" if self._selection.is_suite(node.path) else "tests"
-        check = Check(f"its {content} can be imported", "FAIL", node.nodeid, 0.0, failure)
-        self._progress[subject].checks.append(check)
+    def _close(self, left: str) -> None:
+        """End the current component; `left` names what a second process has left running."""
+        self._reporter.limited("looking for what is left running", self._check_seconds)
+        left_here = StartedTasks.now().left_since(self._running)
+        self._running = StartedTasks.now()
+        self._reporter.close(", ".join(filter(None, [left_here, left])))
 
-    def _subject(self, file: Path) -> Subject:
-        subject = self._selection.subject_of(file)
-        assert subject is not None
-        return subject
+    def _subject(self, item: pytest.Item) -> Subject:
+        return self._selection.subject_of(item.path)
 
-    # -- what becomes of them ----------------------------------------------------------------------
 
-    def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        progress, case = self._find(nodeid)
-        if self._open and self._open[0].check != case.check:
-            self._close_check()
-        if self._current is not progress:
-            self._close_component()
-            self._current = progress
-            self._announce(progress)
-        if not self._open:
-            self._watcher.begin(words_of(case.item))
-        self._open.append(case)
+class CheckObserver:
+    """Gives each check a time limit, finds what it changes for the whole process, and adds to its
+    report why it failed."""
 
-    def _announce(self, progress: SubjectProgress) -> None:
-        """The number of a component's checks, and those that have ended before it began."""
-        checks = {upcoming.check for upcoming in progress.cases.values()}
-        self._watcher.component(progress.subject, len(checks) + len(progress.checks))
-        for check in progress.checks:
-            self._watcher.end(check)
+    def __init__(self, selection: CheckSelection, watcher: Watcher, check_seconds: float):
+        self._selection = selection
+        self._watcher = watcher
+        self._check_seconds = check_seconds
+        self._state = ProcessState.now()
+        """Before the current check."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -131,17 +103,8 @@ class ChecksPlugin:
         if call.excinfo is not None:
             call.excinfo = self._as_reported(item, call.excinfo)
         report = yield
-        _, case = self._find(item.nodeid)
-        case.seconds += report.duration
-        case.note = next(
-            (str(value) for name, value in report.user_properties if name == "note"), ""
-        )
-        if report.failed and case.failure is None:
-            case.outcome = "FAIL"
-            case.failure = self._failure(item, call, report)
-        elif report.skipped and case.outcome == "ok":
-            case.outcome = "skip"
-            case.reason = getattr(report, "wasxfail", "") or _reason(report)
+        if report.failed:
+            vars(report)[CHECK_FAILURE] = asdict(self._failure(item, call, report))
         return report
 
     def _as_reported(
@@ -161,7 +124,7 @@ class ChecksPlugin:
         """Whether something else than a contract has called `pytest.skip` during its check."""
         if not error.errisinstance(pytest.skip.Exception):
             return False
-        contract = tested_contract(item, self._subject(item.path))
+        contract = tested_contract(item, self._subject(item))
         if contract is None:
             return False
         files = [str(entry.path) for entry in error.traceback]
@@ -175,7 +138,7 @@ class ChecksPlugin:
     ) -> CheckFailure:
         if call.excinfo is None:  # a test that was expected to fail did not
             return CheckFailure(str(report.longrepr))
-        subject = self._subject(item.path)
+        subject = self._subject(item)
         components = [Path(folder) for kind in COMPONENTS.values() for folder in search_path(kind)]
         files = [subject.file, subject.file.parent, *components, item.path, PACKAGE]
         readable = [file for file in files if not self._selection.is_suite(file)]
@@ -205,7 +168,7 @@ class ChecksPlugin:
 
     def _check_state(self, item: pytest.Item) -> None:
         """Raises Violation if the check of a contract has changed the process; puts it back."""
-        subject = self._subject(item.path)
+        subject = self._subject(item)
         if tested_contract(item, subject) is None:
             return
         changes = ProcessState.now().changes_since(self._state)
@@ -219,61 +182,5 @@ class ChecksPlugin:
         with time_limit(self._check_seconds):
             yield
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
-        if self.was_interrupted:
-            self._watcher.interrupted(words_of(self._open[0].item) if self._open else "")
-            return
-        if self._open:
-            self._close_check()
-        self._close_component()
-        for progress in self._progress.values():
-            if progress.checks and not progress.cases:  # it has nothing but an unreadable file
-                self._announce(progress)
-                self._watcher.done(progress.tested())
-
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.was_interrupted = excinfo.errisinstance(KeyboardInterrupt)
-
-    def pytest_internalerror(
-        self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]
-    ) -> bool:
-        """Raise it ourselves: the watcher may be unable to print,
-        and pytest would write a report about it."""
-        self.internal_error = excinfo.value
-        return True
-
-    def _find(self, nodeid: str) -> tuple[SubjectProgress, Case]:
-        progress = next(
-            progress for progress in self._progress.values() if nodeid in progress.cases
-        )
-        return progress, progress.cases[nodeid]
-
-    def _close_check(self) -> None:
-        assert self._current is not None
-        check = self._current.add(self._open)
-        self._open = []
-        self._watcher.end(check)
-
-    def _close_component(self) -> None:
-        if self._current is not None:
-            self._check_nothing_left(self._current)
-            now = time.monotonic()
-            self._current.seconds, self._since = now - self._since, now
-            self._watcher.done(self._current.tested())
-            self._current = None
-
-    def _check_nothing_left(self, progress: SubjectProgress) -> None:
-        self._watcher.limited("looking for what is left running", self._check_seconds)
-        left = StartedTasks.now().left_since(self._running)
-        self._running = StartedTasks.now()
-        if left:
-            failure = CheckFailure(f"left running: {left}", "end what was started")
-            check = Check("nothing that was started is left running", "FAIL", "", 0.0, failure)
-            progress.checks.append(check)
-            self._watcher.end(check)
-
-
-def _reason(report: pytest.TestReport) -> str:
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return text.removeprefix("Skipped: ")
+    def _subject(self, item: pytest.Item) -> Subject:
+        return self._selection.subject_of(item.path)

@@ -26,8 +26,9 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import COMMAND_LINE, MappingNode, Mark, Node, plain
 from rlcli.spelling import nearest_name
 from rlcli.testing.contract import TimeIsUp
-from rlcli.testing.plugin import ChecksPlugin
+from rlcli.testing.plugin import CheckObserver, ComponentLoop
 from rlcli.testing.process_state import PUT_BACK, ProcessState
+from rlcli.testing.reporter import Reporter
 from rlcli.testing.results import Examined, Watcher
 from rlcli.testing.selection import CheckSelection
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
@@ -75,25 +76,29 @@ def run_checks(
             check_seconds=options.check_seconds,
             all_layouts=options.all_layouts,
         )
-        checks = ChecksPlugin(selection, watcher, options.check_seconds)
+        reporter = Reporter(selection, watcher)
         own_tests = sorted({file for subject in sound for file in subject.own_tests})
         watcher.limited("loading the checks", LOADING_SECONDS)
         collect_as_usual()  # pytest goes through all objects several times as it ends
         with _undisturbed(has_own_tests=bool(own_tests)):
             code = pytest.main(
                 [*_arguments(Path(folder), own_tests, options), *map(str, [*suites, *own_tests])],
-                plugins=[checks],
+                plugins=[
+                    ComponentLoop(selection, reporter, options.check_seconds),
+                    CheckObserver(selection, watcher, options.check_seconds),
+                    reporter,
+                ],
             )
-    if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:
+    if code == pytest.ExitCode.INTERRUPTED and reporter.was_interrupted:
         raise KeyboardInterrupt
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and options.keyword:
         raise UsageError(
             f"no check matches -k {options.keyword!r}",
             hint="use words from its line in the report, such as -k 'masked tokens'",
         )
-    if checks.internal_error is not None:
-        raise checks.internal_error
-    return [*broken, *checks.tested()]
+    if reporter.internal_error is not None:
+        raise reporter.internal_error
+    return [*broken, *reporter.tested()]
 
 
 def _check_writable(file: Path) -> None:

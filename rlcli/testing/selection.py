@@ -48,9 +48,13 @@ class CheckSelection:
     def subjects(self) -> Collection[Subject]:
         return self._suites.values()
 
-    def subject_of(self, file: Path) -> Subject | None:
+    def has(self, file: Path) -> bool:
+        """Whether the checks of a file are those of a component."""
+        return file in self._subjects
+
+    def subject_of(self, file: Path) -> Subject:
         """The component that the checks of a file are of."""
-        return self._subjects.get(file)
+        return self._subjects[file]
 
     def is_suite(self, file: Path) -> bool:
         """Whether a file is the contract of a component, and not its own tests."""

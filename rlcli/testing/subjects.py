@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rlcli import registry
@@ -15,7 +16,7 @@ from rlcli.errors import RecipeError, RlcliError, UnknownComponent, UsageError
 from rlcli.project import FOLDERS as OF_PROJECT
 from rlcli.project import PACKAGE, current_project, is_project, search_path, search_paths_kept
 from rlcli.spelling import nearest_name
-from rlcli.testing.own_tests import files_about
+from rlcli.testing.own_tests import files_about, helpers_of
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,16 @@ COMPONENTS = {
 FOLDERS = {**COMPONENTS, "family": "families", "recipe": "recipes"}
 """Kind → the folder of its files, and of its tests below `tests/`."""
 MENTIONED = {
-    "interface": ("interfaces",),
-    "reward": ("interfaces",),
+    "interface": ("interfaces", "ops"),
+    "reward": ("interfaces", "ops"),
     "dataset": ("datasets",),
     "environment": ("environments", "interfaces"),
 }
-"""Kind → the folders below `tests/` in which files that mention a component belong to it. Not those
-of backends, which most of their tests name as a means, and which take long."""
+"""Kind → the folders below `tests/` in which files that mention a component, or import a helper
+module of its, belong to it. Not those of backends, which most of their tests name as a means, and
+which take long."""
+MATHEMATICS = "ops"
+"""The folder of rlcli whose modules count as helpers of the components that import them."""
 FAMILIES = PACKAGE / "checkpoint" / "families"
 
 
@@ -105,9 +109,13 @@ class Subject:
             return []
         folders = [tests / folder for folder in MENTIONED[self.kind]]
         module = registry.module_of(COMPONENTS[self.kind], self.name)
-        files = files_about({self.name, module_name(self.name)}, module, _modules(), folders)
-        others = {f"test_{module_name(name)}" for name in names(self.kind)}
-        return [file for file in files if file == self.named_tests or file.stem not in others]
+        components = _modules()
+        helpers = helpers_of(module, components, partial(_file_of, tests.parent))
+        files = files_about(
+            {self.name, module_name(self.name)}, module, helpers, components, folders
+        )
+        named_after_any = {folders[0] / f"test_{module_name(name)}.py" for name in names(self.kind)}
+        return [file for file in files if file not in named_after_any - {self.named_tests}]
 
     def load(self) -> None:
         """Import its file, so that a broken one is reported at once. Raises ProjectError."""
@@ -124,6 +132,16 @@ def _homes() -> list[Path]:
     checkout = [PACKAGE.parent] if is_project(PACKAGE.parent) else []
     project = current_project()
     return list(dict.fromkeys([*([] if project is None else [project]), *checkout]))
+
+
+def _file_of(project: Path, module: str) -> Path | None:
+    """The file of a module, if it may be a helper of a component of this project."""
+    package, folder, *inner = [*module.split("."), "", ""]
+    if package != "rlcli" or folder not in (*OF_PROJECT, MATHEMATICS):
+        return None
+    home = project / "rlcli" / folder if folder == MATHEMATICS else project / folder
+    file = home.joinpath(*inner).with_suffix(".py")
+    return file if file.is_file() else None
 
 
 def _modules() -> set[str]:

@@ -4,7 +4,6 @@ hang and are skipped."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,100 +15,15 @@ from pathlib import Path
 from types import TracebackType
 
 import pytest
+from toy_runs import Diary, failure, outcomes, own_tests, run
 
 from rlcli.errors import ProjectError, ResourceError, UnknownComponent, UsageError
 from rlcli.testing import subjects as of_subjects
 from rlcli.testing.contract import TimeIsUp
 from rlcli.testing.results import exit_code
 from rlcli.testing.runner import Options, run_checks
-from rlcli.testing.subjects import Subject, SubjectKind, subjects
+from rlcli.testing.subjects import Subject, subjects
 from rlcli.testing.time_limit import time_limit, with_line_numbers
-
-TOY = Path(__file__).with_name("toy_checks")
-
-
-class Diary:
-    """A watcher that records every event."""
-
-    def __init__(self):
-        self.begun, self.ended, self.components = [], [], []
-
-    def limited(self, words, seconds): ...
-
-    def component(self, subject, checks):
-        self.components.append((subject.name, checks))
-
-    def begin(self, words):
-        self.begun.append(words)
-
-    def end(self, check):
-        self.ended.append(check)
-
-    def done(self, tested):
-        self.components.append("done")
-
-    def interrupted(self, words):
-        self.components.append(f"interrupted: {words}")
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A project with one interface, and a toy contract for interfaces."""
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.rlcli]\n[tool.pytest.ini_options]\naddopts = '--nonsense'\n"
-    )
-    (tmp_path / "interfaces").mkdir()
-    shutil.copy(TOY / "component.py", tmp_path / "interfaces" / "toy_checked.py")
-    shutil.copy(TOY / "contract.py", tmp_path / "toy_contract_for_tests.py")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--more-nonsense")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        of_subjects,
-        "KINDS",
-        {
-            **of_subjects.KINDS,
-            "interface": SubjectKind("toy_contract_for_tests", "ToyContract", "paper"),
-        },
-    )
-    for module in ("runner", "selection"):
-        monkeypatch.setattr(f"rlcli.testing.{module}.KINDS", of_subjects.KINDS)
-    _forget()
-    yield tmp_path
-    _forget()
-
-
-def _forget():
-    """Each project has a component of the same name."""
-    from rlcli.api.component import registered
-
-    registered("interfaces").pop("toy-checked", None)
-    for name in (
-        "toy_contract_for_tests",
-        "rlcli.interfaces.toy_checked",
-        "tests.interfaces.test_toy_checked",
-    ):
-        sys.modules.pop(name, None)
-
-
-def own_tests(project, text):
-    file = project / "tests" / "interfaces" / "test_toy_checked.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(textwrap.dedent(text))
-    return file
-
-
-def run(*arguments, name="toy-checked", diary=None, **options):
-    return run_checks(subjects("interface", name, arguments), diary or Diary(), Options(**options))
-
-
-def outcomes(tested):
-    return {check.words: check.outcome for check in tested.checks}
-
-
-def failure(tested, words):
-    return next(check.failure for check in tested.checks if check.words == words)
 
 
 @pytest.mark.parametrize("mark", ["exhaustive", "long"])

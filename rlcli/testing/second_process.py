@@ -1,0 +1,240 @@
+"""Runs the checks of a component in two processes. A fork of this one, which has loaded everything
+already, takes them from the end of the list while this one takes them from its beginning, until
+they meet. What the fork does not finish, because a check ends it or never returns, runs here: so
+the report is the same as if there were no fork."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain, pairwise
+from typing import Any, NoReturn
+
+import pytest
+
+from rlcli.processes import ProcessClock, allowed_cores, die_with_parent
+from rlcli.testing.process_state import StartedTasks
+from rlcli.testing.reporter import Reporter
+
+FEWEST, MOST = 12, 4096
+"""Numbers of items for which a fork pays, and which a pipe holds."""
+PATIENCE = 5.0
+"""Seconds after the time limit of a check, in which the fork can end it by itself."""
+LOOK_SECONDS = 0.02
+"""Seconds between two looks at what the fork has reported."""
+
+
+def run_items(
+    session: pytest.Session, items: Sequence[pytest.Item], reporter: Reporter, check_seconds: float
+) -> str:
+    """Run all items, in two processes if there are cores for them. Returns what the second one has
+    left running, in words; empty if nothing."""
+    is_worthwhile = FEWEST <= len(items) <= MOST and allowed_cores() > 1
+    if session.config.option.maxfail or not is_worthwhile:
+        _run(session, items)
+        return ""
+    with (
+        closing(_Unclaimed(len(items))) as unclaimed,
+        tempfile.TemporaryFile() as events,
+        closing(_Fork(session, reporter, events.fileno())) as second,
+    ):
+        second.start(unclaimed.of(reversed(items)))
+        ended = set()
+        for item in _run_each(session, unclaimed.of(items)):
+            ended.add(item.nodeid)
+            second.deliver()
+        second.wait(check_seconds)
+    ended |= second.ended
+    _run(session, [item for item in items if item.nodeid not in ended])
+    return second.left
+
+
+class _Unclaimed:
+    """The number of items that neither process has claimed yet, as that of bytes in a pipe."""
+
+    def __init__(self, count: int):
+        self._bytes, end = os.pipe()
+        os.write(end, bytes(count))
+        os.close(end)
+
+    def of(self, items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+        """Those that this process has claimed, until none is left."""
+        for item in items:
+            if not os.read(self._bytes, 1):
+                return
+            yield item
+
+    def close(self) -> None:
+        os.close(self._bytes)
+
+
+def _run(session: pytest.Session, items: Iterable[pytest.Item]) -> None:
+    for _ in _run_each(session, items):
+        pass
+
+
+def _run_each(session: pytest.Session, items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Run each item, and yield it. pytest keeps the fixtures that the next one needs too."""
+    for item, following in pairwise(chain(items, [None])):
+        assert item is not None
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        yield item
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+
+class _Fork:
+    """The second process, as the first one sees it."""
+
+    def __init__(self, session: pytest.Session, reporter: Reporter, events: int):
+        """`events`: descriptor of a file with a line of JSON for each event, which the fork writes
+        and its parent reads."""
+        self._session = session
+        self._config = session.config
+        self._reporter = reporter
+        self._events = events
+        self._position = 0
+        """How much of them has been read, in bytes."""
+        self._reports: list[pytest.TestReport] = []
+        """Those of the item that it runs."""
+        self._running = ""
+        """Name of that item; empty before the first."""
+        self._pid = 0
+        self.ended: set[str] = set()
+        """Names of the items that it has run."""
+        self.left = ""
+
+    def start(self, items: Iterator[pytest.Item]) -> None:
+        self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # made once
+        parent = os.getpid()
+        with _captured_apart(self._config):
+            self._pid = os.fork()
+        if self._pid == 0:
+            self._be(parent, items)
+
+    def _be(self, parent: int, items: Iterator[pytest.Item]) -> NoReturn:
+        """The body of the fork. It exits with `os._exit`, because the parent's exit handlers must
+        not run here."""
+        code = 1
+        try:
+            die_with_parent()
+            if os.getppid() == parent:
+                _compute_with_one_thread()
+                gc.freeze()  # finalise nothing of the parent's here
+                self._run(items)
+                code = 0
+        finally:
+            os._exit(code)
+
+    def _run(self, items: Iterator[pytest.Item]) -> None:
+        running = StartedTasks.now()
+        sender = _Sender(self._config, self._events)
+        self._config.pluginmanager.unregister(self._reporter)
+        self._config.pluginmanager.register(sender)
+        _run(self._session, items)
+        sender.send("left", StartedTasks.now().left_since(running))
+
+    def deliver(self) -> bool:
+        """Report what it has done since the last call. Returns whether it has done anything."""
+        size = os.fstat(self._events).st_size
+        unread = os.pread(self._events, size - self._position, self._position)
+        lines = unread[: unread.rfind(b"\n") + 1].splitlines(keepends=True)
+        self._position += sum(map(len, lines))
+        for line in lines:
+            self._take(*json.loads(line))
+        return bool(lines)
+
+    def _take(self, event: str, content: Any) -> None:
+        if event == "started":
+            self._running, self._reports = content, []
+        elif event == "report":
+            self._reports.append(self._received(content))
+        elif event == "ended":
+            for report in self._reports:
+                self._config.hook.pytest_runtest_logreport(report=report)
+            self._reporter.pytest_runtest_logfinish(content)
+            self.ended.add(content)
+        else:
+            self.left = content
+
+    def _received(self, data: dict[str, Any]) -> pytest.TestReport:
+        hook = self._config.hook
+        report = hook.pytest_report_from_serializable(config=self._config, data=data)
+        if isinstance(report.longrepr, list):  # JSON has no tuples
+            report.longrepr = tuple(report.longrepr)
+        return report
+
+    def wait(self, check_seconds: float) -> None:
+        """Wait until it has ended, or is in the same item for longer than that may take."""
+        clock = ProcessClock([self._pid])
+        while not self._has_ended():
+            if self.deliver():
+                clock = ProcessClock([self._pid])
+            remaining = check_seconds + PATIENCE - clock.seconds()
+            if remaining < 0:
+                return
+            self._reporter.waits_for(self._running, remaining)
+            time.sleep(LOOK_SECONDS)
+        self.deliver()
+
+    def _has_ended(self) -> bool:
+        if self._pid and os.waitpid(self._pid, os.WNOHANG)[0]:
+            self._pid = 0
+        return self._pid == 0
+
+    def close(self) -> None:
+        """End it."""
+        if not self._has_ended():
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+class _Sender:
+    """A pytest plugin that writes down, in the fork, what its parent is to report."""
+
+    def __init__(self, config: pytest.Config, events: int):
+        """`events`: descriptor of the file that it appends to."""
+        self._config = config
+        self._events = events
+
+    def send(self, event: str, content: Any) -> None:
+        line = json.dumps([event, content], default=str)
+        os.write(self._events, f"{line}\n".encode())
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.send("started", nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hook = self._config.hook
+        self.send("report", hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.send("ended", nodeid)
+
+
+@contextmanager
+def _captured_apart(config: pytest.Config) -> Iterator[None]:
+    """Two processes that fork here do not write what they capture to the same file."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    try:
+        yield
+    finally:
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
+
+
+def _compute_with_one_thread() -> None:
+    torch = sys.modules.get("torch")
+    # setting what is set already fails now and then in a fork
+    if torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)

@@ -1,0 +1,161 @@
+"""Checks of a component that run in two processes are reported as if they ran in one."""
+
+import os
+import signal
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import psutil
+import pytest
+from toy_runs import Diary, own_tests, run
+
+from rlcli.testing import second_process
+
+MANY = """
+import os
+import time
+
+import pytest
+
+@pytest.mark.parametrize("number", range(40))
+def test_many(number, tmp_path, record_property):
+    record_property("note", f"of {number}")
+    assert list(tmp_path.iterdir()) == []
+
+@pytest.mark.parametrize("number", range(8))
+def test_odd(number):
+    time.sleep(0.05)
+    assert number % 2 == 0
+
+def test_skipped():
+    pytest.skip("for no reason")
+
+def test_output(capfd):
+    os.write(1, b"hello")
+    assert capfd.readouterr().out == "hello"
+"""
+IN_SECOND = """
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+PARENT = {parent}
+
+@pytest.mark.parametrize("number", range(20))
+def test_many(number): ...
+
+def test_last():
+    if os.getpid() != PARENT:
+        {does}
+"""
+"""Own tests of which the last, which the second process runs first, does something there."""
+SWALLOW = """
+        while True:
+            try:
+                time.sleep(1)
+            except BaseException:
+                pass
+"""
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Sets how many cores there are."""
+    return lambda count: monkeypatch.setattr(second_process, "allowed_cores", lambda: count)
+
+
+def in_second(project, does):
+    own_tests(project, IN_SECOND.format(parent=os.getpid(), does=does))
+
+
+def without_times(tested):
+    checks = [check.as_json() | {"seconds": None} for check in tested.checks]
+    return tested.as_json() | {"seconds": None, "checks": checks}
+
+
+def test_the_report_is_that_of_a_single_process(project, cores):
+    own_tests(project, MANY)
+    reports, diaries, suites = [], [], []
+    for count in (1, 2):
+        cores(count)
+        diary = Diary()
+        (tested,) = run("factor=0", "limit=2", diary=diary, junit=Path("report.xml"))
+        reports.append(without_times(tested))
+        diaries.append([check.words for check in diary.ended])
+        suites.append(ElementTree.parse(project / "report.xml").getroot()[0])
+    assert reports[0] == reports[1]
+    assert diaries[0] == diaries[1] == [check["check"] for check in reports[1]["checks"]]
+    assert [check["outcome"] for check in reports[1]["checks"]].count("failed") == 4
+    for name in ("tests", "failures", "skipped", "errors"):
+        assert suites[0].get(name) == suites[1].get(name)
+
+
+def test_both_processes_run_checks(project, cores):
+    cores(2)
+    own_tests(
+        project,
+        """
+        import os, time
+        from pathlib import Path
+
+        import pytest
+
+        @pytest.mark.parametrize("number", range(40))
+        def test_many(number):
+            time.sleep(0.01)
+            Path(f"ran-{number}").write_text(str(os.getpid()))
+        """,
+    )
+    run()
+    processes = [Path(f"ran-{number}").read_text() for number in range(40)]
+    assert processes[0] == str(os.getpid()) != processes[-1]
+    assert len(set(processes)) == 2
+
+
+@pytest.mark.parametrize(
+    "does", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", SWALLOW.strip()]
+)
+def test_checks_that_the_second_process_does_not_finish_run_in_the_first(
+    project, cores, monkeypatch, does
+):
+    cores(2)
+    monkeypatch.setattr(second_process, "PATIENCE", 0.5)
+    in_second(project, does)
+    (tested,) = run(check_seconds=1.0)
+    assert {check.words: check.cases for check in tested.checks}["many"] == 20
+    assert tested.count("FAIL") == 0
+
+
+def test_what_the_second_process_leaves_running_is_named(project, cores):
+    cores(2)
+    in_second(project, "subprocess.Popen(['sleep', '77'])")
+    (tested,) = run()
+    assert tested.checks[-1].words == "nothing that was started is left running"
+    assert "process sleep 77" in tested.checks[-1].failure.finding
+
+
+def test_an_interrupt_ends_both_processes(project, cores):
+    class Impatient(Diary):
+        """Presses Ctrl-C while the first process waits for the second."""
+
+        def begin(self, words):
+            if words == "last":
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    cores(2)
+    in_second(project, "time.sleep(100)")
+    diary, before = Impatient(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(diary=diary)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert diary.components[-1] == "interrupted: last"
+    assert time.monotonic() - began < 60
+    assert not psutil.Process().children()

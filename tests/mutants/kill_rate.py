@@ -43,8 +43,8 @@ SUITES = {"interfaces": "interface", "backends": "backend", "datasets": "dataset
           "environments": "environment", "families": "family", "recipes": "recipe"}  # fmt: skip
 HOMES = {"environments": "interfaces/environments", "families": "rlcli/checkpoint/families"}
 """Where components are that are not in a folder of the name of their kind."""
-OWN_TESTS = (*(f"tests/{kind}" for kind in KINDS), "tests/fakes")
-"""With what they share."""
+OWN_TESTS = (*(f"tests/{kind}" for kind in KINDS), "tests/ops", "tests/fakes")
+"""With those of the mathematics that they share, and what tests import."""
 LOADED_ONCE = ("torch", "torch.distributed", "transformers",
                "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto",
                "safetensors.torch", "tokenizers", "pytest", "pydantic", "rich.console", "rich.text",

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -22,6 +23,7 @@ import pytest
 from rlcli.processes import ProcessClock, allowed_cores, die_with_parent
 from rlcli.testing.process_state import StartedTasks
 from rlcli.testing.reporter import Reporter
+from rlcli.testing.selection import contract_of
 
 FEWEST, MOST = 12, 4096
 """Numbers of items for which a fork pays, and which a pipe holds."""
@@ -40,14 +42,15 @@ def run_items(
     if session.config.option.maxfail or not is_worthwhile:
         _run(session, items)
         return ""
+    units = _units(items)
     with (
-        closing(_Unclaimed(len(items))) as unclaimed,
+        closing(_Unclaimed(len(units))) as unclaimed,
         tempfile.TemporaryFile() as events,
         closing(_Fork(session, reporter, events.fileno())) as second,
     ):
-        second.start(unclaimed.of(reversed(items)))
+        second.start(unclaimed.of(reversed(units)))
         ended = set()
-        for item in _run_each(session, unclaimed.of(items)):
+        for item in _run_each(session, unclaimed.of(units)):
             ended.add(item.nodeid)
             second.deliver()
         second.wait(check_seconds)
@@ -56,20 +59,34 @@ def run_items(
     return second.left
 
 
+def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
+    """What one process runs as a whole: a check of a contract with all its cases, or the other
+    tests of a file, which may rely on their order and on what they share. The longest files are
+    last, where the second process begins."""
+    checks: dict[str, list[pytest.Item]] = {}
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if contract_of(item) is None:
+            files.setdefault(item.path, []).append(item)
+        else:
+            checks.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [*checks.values(), *sorted(files.values(), key=len)]
+
+
 class _Unclaimed:
-    """The number of items that neither process has claimed yet, as that of bytes in a pipe."""
+    """The number of units that neither process has claimed yet, as that of bytes in a pipe."""
 
     def __init__(self, count: int):
         self._bytes, end = os.pipe()
         os.write(end, bytes(count))
         os.close(end)
 
-    def of(self, items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-        """Those that this process has claimed, until none is left."""
-        for item in items:
+    def of(self, units: Iterable[Sequence[pytest.Item]]) -> Iterator[pytest.Item]:
+        """The items of those that this process has claimed, until none is left."""
+        for unit in units:
             if not os.read(self._bytes, 1):
                 return
-            yield item
+            yield from unit
 
     def close(self) -> None:
         os.close(self._bytes)

@@ -53,7 +53,9 @@ def test_last():
     if os.getpid() != PARENT:
         {does}
 """
-"""Own tests of which the last, which the second process runs first, does something there."""
+"""Own tests of which the last one does something in the second process."""
+SLOWLY = ("seconds=0.5",)
+"""Arguments with which the first process checks the contract until the second one has begun."""
 SWALLOW = """
         while True:
             try:
@@ -81,10 +83,11 @@ def without_times(tested):
 def test_the_report_is_that_of_a_single_process(project, cores):
     own_tests(project, MANY)
     reports, diaries, suites = [], [], []
+    arguments = ("factor=0", "limit=2", *SLOWLY)
     for count in (1, 2):
         cores(count)
         diary = Diary()
-        (tested,) = run("factor=0", "limit=2", diary=diary, junit=Path("report.xml"))
+        (tested,) = run(*arguments, diary=diary, junit=Path("report.xml"))
         reports.append(without_times(tested))
         diaries.append([check.words for check in diary.ended])
         suites.append(ElementTree.parse(project / "report.xml").getroot()[0])
@@ -95,26 +98,27 @@ def test_the_report_is_that_of_a_single_process(project, cores):
         assert suites[0].get(name) == suites[1].get(name)
 
 
-def test_both_processes_run_checks(project, cores):
+def test_the_tests_of_a_file_run_in_their_order_in_one_process(project, cores):
     cores(2)
     own_tests(
         project,
         """
-        import os, time
+        import os
         from pathlib import Path
 
         import pytest
 
         @pytest.mark.parametrize("number", range(40))
         def test_many(number):
-            time.sleep(0.01)
-            Path(f"ran-{number}").write_text(str(os.getpid()))
+            with Path("ran").open("a") as file:
+                print(os.getpid(), number, file=file)
         """,
     )
-    run()
-    processes = [Path(f"ran-{number}").read_text() for number in range(40)]
-    assert processes[0] == str(os.getpid()) != processes[-1]
-    assert len(set(processes)) == 2
+    run(*SLOWLY)
+    ran = (project / "ran").read_text().split("\n")
+    process = ran[0].split()[0]
+    assert process != str(os.getpid())
+    assert ran == [f"{process} {number}" for number in range(40)] + [""]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_checks_that_the_second_process_does_not_finish_run_in_the_first(
     cores(2)
     monkeypatch.setattr(second_process, "PATIENCE", 0.5)
     in_second(project, does)
-    (tested,) = run(check_seconds=1.0)
+    (tested,) = run(*SLOWLY, check_seconds=1.0)
     assert {check.words: check.cases for check in tested.checks}["many"] == 20
     assert tested.count("FAIL") == 0
 
@@ -134,7 +138,7 @@ def test_checks_that_the_second_process_does_not_finish_run_in_the_first(
 def test_what_the_second_process_leaves_running_is_named(project, cores):
     cores(2)
     in_second(project, "subprocess.Popen(['sleep', '77'])")
-    (tested,) = run()
+    (tested,) = run(*SLOWLY)
     assert tested.checks[-1].words == "nothing that was started is left running"
     assert "process sleep 77" in tested.checks[-1].failure.finding
 
@@ -153,7 +157,7 @@ def test_an_interrupt_ends_both_processes(project, cores):
     began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            run(diary=diary)
+            run(*SLOWLY, diary=diary)
     finally:
         signal.signal(signal.SIGINT, before)
     assert diary.components[-1] == "interrupted: last"

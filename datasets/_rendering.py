@@ -30,6 +30,8 @@ logger = logging.getLogger("rlcli.datasets")
 T = TypeVar("T")
 Tokens = list[int]
 
+OTHER_TOKENIZER = "name a chat model's tokenizer as models.<role>.tokenizer"
+
 Overlong = Literal["error", "drop", "truncate_left", "truncate_right"]
 Chat = bool | Literal["auto"]
 
@@ -38,7 +40,7 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
     """Whether prompts go through the tokenizer's chat template."""
     has_template = bool(tokenizer.chat_template)
     if chat is True and not has_template:
-        hint = "set chat: auto, or use a chat model's tokenizer"
+        hint = f"set chat: auto, or {OTHER_TOKENIZER}"
         raise ModelError(
             "chat is true, but the tokenizer has no chat template", hint=hint, code="F32"
         )

@@ -39,7 +39,7 @@ from ._messages import (
     trial_of,
     with_arguments_as_text,
 )
-from ._rendering import Overlong, OverlongRow, Tokens
+from ._rendering import OTHER_TOKENIZER, Overlong, OverlongRow, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +87,7 @@ class Speaker:
     ):
         template = template_of(tokenizer)
         if not template:
-            hint = "use a chat model's tokenizer, or prompt_answer for rows with one answer"
+            hint = f"{OTHER_TOKENIZER}, or use prompt_answer for rows with one answer"
             raise ModelError(f"{name_of(tokenizer)} has no chat template", hint=hint, code="F32")
         has_markers = marks_generation(template)
         if mask == "markers" and not has_markers:

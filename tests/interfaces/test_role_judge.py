@@ -158,6 +158,12 @@ def test_only_a_number_in_range_is_a_score(reply, score):
     )
 
 
+@pytest.mark.parametrize(("unscored_reward", "value"), [(None, -3.0), (0.0, 0.0), (-1.0, -1.0)])
+def test_an_unscored_response_earns_its_own_reward_or_the_lowest(unscored_reward, value):
+    judge = RoleJudgeInterface(lowest=-3.0, unscored_reward=unscored_reward)
+    assert judge._score(question("x", judge, "{response}"), "seven").value == value
+
+
 class Scripted:
     """An engine that replies to each prompt as `reply(prompt)` says."""
 

@@ -24,6 +24,8 @@ COUNTED: dict[Outcome, str] = {"ok": "passed", "FAIL": "failed", "skip": "skippe
 NOT_TRIED = "not tried: "
 """Prefix of the reason for skipping a check that does concern the component:
 something failed before it."""
+MOST_REASONS = 3
+"""Reasons for skipping checks that are printed, the most frequent ones."""
 MARGIN = 8
 """Columns before the text of a check."""
 
@@ -91,7 +93,8 @@ class SilentPrinter:
 
 
 class CheckPrinter(SilentPrinter):
-    """Prints each check when it is done; those that do not concern a component are summarised."""
+    """Prints each check of a contract when it is done, and each own test that fails; of those that
+    pass, their number in each file. Checks that do not concern a component are summarised."""
 
     def __init__(self, traceback: bool = False):
         super().__init__()
@@ -103,6 +106,8 @@ class CheckPrinter(SilentPrinter):
         same way."""
         self._repeated = 0
         """Number of checks since then that failed in the same way."""
+        self._own_file, self._own_passed = "", 0
+        """The file of the own tests that have passed last, and their number."""
 
     def component(self, subject: Subject, checks: int) -> None:
         from rlcli.recipe.parsing.layers import shown
@@ -110,6 +115,7 @@ class CheckPrinter(SilentPrinter):
 
         super().component(subject, checks)
         self._skipped, self._last, self._variant, self._repeated = {}, None, "", 0
+        self._own_file, self._own_passed = "", 0
         self._clear()
         file = shown(subject.file)
         print_styled(
@@ -124,6 +130,8 @@ class CheckPrinter(SilentPrinter):
         if check.outcome == "skip":
             self._skipped[check.reason] = self._skipped.get(check.reason, 0) + 1
             return
+        if check.own_file != self._own_file or check.outcome == "FAIL":
+            self._say_passed()
         if check.variant != self._variant:
             self._variant = check.variant
             print_styled((f"  with {check.variant}" if check.variant else "  its own tests", "dim"))
@@ -135,6 +143,10 @@ class CheckPrinter(SilentPrinter):
             self._repeated += 1
             return
         self._say_repeated()
+        if check.own_file and check.failure is None:
+            self._own_file = check.own_file
+            self._own_passed += 1
+            return
         _print_line(check.outcome, check.words + _cases(check), check.note)
         if check.failure is not None:
             self._last = check.failure
@@ -157,6 +169,7 @@ class CheckPrinter(SilentPrinter):
             print_styled()
             return
         self._say_repeated()
+        self._say_passed()
         for line in _skipped(self._skipped):
             _print_line("skip", line)
         print_styled((summary([tested]), "bold red" if tested.count("FAIL") else "bold green"))
@@ -170,6 +183,11 @@ class CheckPrinter(SilentPrinter):
             )
             _print_line("FAIL", f"{note} for this reason")
         self._repeated = 0
+
+    def _say_passed(self) -> None:
+        if self._own_passed:
+            _print_line("ok", f"{self._own_file}: {count(self._own_passed, 'test')}")
+        self._own_passed = 0
 
     def total(self, tested: Sequence[Examined]) -> None:
         if len(tested) > 1:
@@ -205,22 +223,27 @@ def summary(tested: Sequence[Examined]) -> str:
 
 def _skipped(reasons: Mapping[str, int]) -> Iterator[str]:
     """`17 that do not concern it: has no inference (16); does not evaluate (1)`, and separately
-    those that might."""
+    those that might, of which all reasons are given."""
     blocked = {
         reason.removeprefix(NOT_TRIED): of
         for reason, of in reasons.items()
         if reason.startswith(NOT_TRIED)
     }
     others = {reason: of for reason, of in reasons.items() if not reason.startswith(NOT_TRIED)}
-    for counted, words in (
-        (others, "that do{} not concern it"),
-        (blocked, "that could not be tried"),
-    ):
-        if number := sum(counted.values()):
-            each = [
-                f"{reason} ({of})" if len(counted) > 1 else reason for reason, of in counted.items()
-            ]
-            yield f"{number} {words.format('es' if number == 1 else '')}: {'; '.join(each)}"
+    if number := sum(others.values()):
+        words = "that does not" if number == 1 else "that do not"
+        yield f"{number} {words} concern it: {_with_counts(others, MOST_REASONS)}"
+    if number := sum(blocked.values()):
+        yield f"{number} that could not be tried: {_with_counts(blocked, len(blocked))}"
+
+
+def _with_counts(reasons: Mapping[str, int], most: int) -> str:
+    """The most frequent reasons, each with its number."""
+    shown = sorted(reasons.items(), key=lambda entry: -entry[1])[:most]
+    words = [f"{reason} ({of})" if len(reasons) > 1 else reason for reason, of in shown]
+    if rest := len(reasons) - len(shown):
+        words.append(f"{count(rest, 'other reason')}, which --json lists")
+    return "; ".join(words)
 
 
 def _cases(check: Check) -> str:

@@ -142,4 +142,5 @@ def _combined(cases: Sequence[Case], variant: str) -> Check:
         reason=cases[0].reason if outcome == "skip" else "",
         note=next(iter(notes), ""),
         variant=variant,
+        own_file="" if cases[0].contract is not None else cases[0].check.partition("::")[0],
     )

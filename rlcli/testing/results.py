@@ -44,6 +44,8 @@ class Check:
     """What a passing check reports, such as a largest difference: `record_property("note", …)`."""
     variant: str = ""
     """The component's arguments, if its tests run the contract with several sets of them."""
+    own_file: str = ""
+    """The test file of the project that it is from; empty for a check of a contract."""
 
     def as_json(self) -> dict[str, Any]:
         failure = self.failure or CheckFailure("")

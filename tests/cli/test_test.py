@@ -15,6 +15,7 @@ from rlcli.errors import ProjectError, ResourceError
 from rlcli.testing.results import Check, CheckFailure, Examined
 from rlcli.testing.subjects import Subject
 
+ROUNDED = CheckFailure("assert 3 == 4", where="tests/interfaces/test_custom.py:7")
 SUBJECT = Subject("interface", "custom", Path("interfaces/custom.py"))
 MEAN = CheckFailure(
     "loss differs by 0.031 between 1 and 3 micro-batches",
@@ -55,9 +56,14 @@ CHECKS = (
     check("gives a number for each text", "skip", reason="does not score texts"),
     check("the same on two processes", "skip", reason="not tried: the ranks did not finish"),
     check(
-        "a name of a test of the user's own that is so long that it does not fit into "
-        "one line of a narrow page"
+        "the name of a check that is so long that it does not fit into one line of a narrow page"
     ),
+    check("adds up", own_file="tests/interfaces/test_custom.py"),
+    check("is empty", "skip", reason="not today", own_file="tests/interfaces/test_custom.py"),
+    check("divides", own_file="tests/interfaces/test_custom.py"),
+    check("rounds", "FAIL", failure=ROUNDED, own_file="tests/interfaces/test_custom.py"),
+    check("cuts", own_file="tests/interfaces/test_custom.py"),
+    check("helps", own_file="tests/interfaces/test_helper.py"),
 )
 TESTED = Examined(SUBJECT, CHECKS, 9.2)
 
@@ -131,7 +137,7 @@ def test_progress_is_shown_on_a_terminal_and_erased(capsys, monkeypatch):
     report()
     err = capsys.readouterr().err
     assert "loading" in err
-    assert "interface custom 4/11 the same for any number of micro-batches" in err
+    assert "interface custom 4/17 the same for any number of micro-batches" in err
     assert err.endswith("\r\x1b[2K")
 
 

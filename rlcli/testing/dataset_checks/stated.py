@@ -22,7 +22,7 @@ class StatedChecks(Contract):
     def test_examples_become_the_stated_samples(self, trial: Trial) -> None:
         """EXAMPLES become the samples that SAMPLES states"""
         statements = _statements(trial.cls)
-        skip_unless(statements, f"states no samples: {FORM}")
+        skip_unless(statements, f"not tried: states no samples: {FORM}")
         skip_if(
             trial.args or trial.given_rows,
             "SAMPLES states what EXAMPLES become with default arguments",

@@ -22,7 +22,7 @@ class ExampleChecks(Contract):
         """EXAMPLES lead to what they state: what the policy reads, and the reward"""
         skip_unless(
             any(example.keys() & {"observed", "reward"} for example in trial.examples),
-            f"EXAMPLES state no results: {STATE}",
+            f"not tried: EXAMPLES state no results: {STATE}",
         )
         for number, example in enumerate(trial.examples, 1):
             play = trial.plays[number - 1]

@@ -52,8 +52,10 @@ class RewardExampleChecks(CallSubject):
 
     def test_examples_earn_what_they_state(self, inferring: CallTrial) -> None:
         """responses of EXAMPLES earn what is stated there"""
+        _skip_unless_rewarding(inferring)
         examples = [shown for shown in inferring.interface.EXAMPLES if shown.get("rewards")]
-        skip_unless(examples, 'EXAMPLES state no rewards: {…, "rewards": {"a response": 0.5}}')
+        form = '{…, "rewards": {"a response": 0.5}}'
+        skip_unless(examples, f"not tried: EXAMPLES state no rewards: {form}")
         texts = [list(example["rewards"]) for example in examples]
         rows = [example["row"] for example in examples]
         earned = iter(_rewards(inferring, rows, texts, _with_defaults(inferring.interface)))
@@ -65,6 +67,11 @@ class RewardExampleChecks(CallSubject):
                     STATED_EXAMPLES,
                     inferring.where,
                 )
+
+
+def _skip_unless_rewarding(inferring: CallTrial) -> None:
+    written = inferring.interface.writes(inferring.call)
+    skip_if(written is not None and REWARDS not in written.all, "gives no `rewards`")
 
 
 def _with_defaults(interface: ModelInterface) -> ModelInterface:
@@ -87,8 +94,9 @@ def _with_right_and_wrong(interface: ModelInterface) -> list[Example]:
 def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, float]]:
     """The right response of each of the EXAMPLES, what it earns, and what a wrong and an empty
     response to the row earn. Skips the check without any."""
+    _skip_unless_rewarding(inferring)
     examples = _with_right_and_wrong(inferring.interface)
-    skip_unless(examples, "shows no EXAMPLES of right and wrong")
+    skip_unless(examples, "not tried: shows no EXAMPLES of right and wrong")
     texts = [(example["right"], example["wrong"], "") for example in examples]
     earned = iter(_rewards(inferring, [example["row"] for example in examples], texts))
     return [(right, next(earned), next(earned), next(earned)) for right, _, _ in texts]

@@ -98,20 +98,30 @@ class CheckSelection:
         if item.path in self._suites:
             return False
         contract = tested_contract(item, subject)
-        return contract is not None and issubclass(contract, _contract_for(subject))
+        return (
+            contract is not None
+            and issubclass(contract, _contract_for(subject))
+            and self._can_take_values(contract, subject)
+        )
+
+    def _can_take_values(self, contract: type[Contract], subject: Subject) -> bool:
+        """Whether its arguments are a mapping, rather than a fixture, if there are values for
+        them."""
+        return not self._values.get(subject) or isinstance(contract.args, Mapping)
 
     def _is_left_out(
         self, item: pytest.Item, subject: Subject, replaced: Collection[Subject]
     ) -> bool:
         """Whether a check is replaced by one of the component's own tests, or in these is that of
-        another component or of another part of the contract."""
+        another component or of another part of the contract, or cannot take the values."""
         if item.path in self._suites:
             return subject in replaced
         contract = contract_of(item)
         if contract is None:
             return False
         if _is_about(contract, subject):
-            return not _is_in_part(item, subject)
+            takes_part = _is_in_part(item, subject) and self._can_take_values(contract, subject)
+            return not takes_part
         return bool(contract.name)
 
     def _give_values(self, contract: Any) -> None:

@@ -221,6 +221,31 @@ def test_a_contract_in_a_projects_test_file_replaces_the_general_one(project):
     assert exit_code([tested]) == 0
 
 
+def test_a_contract_with_a_fixture_for_its_arguments_is_left_out_if_values_are_given(project):
+    own_tests(
+        project,
+        """
+        import pytest
+        from toy_contract_for_tests import ToyContract
+
+        class TestContract(ToyContract):
+            name = "toy-checked"
+
+            @pytest.fixture
+            def args(self):
+                return {}
+
+        def test_own(): ...
+        """,
+    )
+    (tested,) = run("limit=2")
+    (failed,) = [check for check in tested.checks if check.outcome == "FAIL"]
+    assert failed.failed_cases == ("3",)
+    assert outcomes(tested)["own"] == "ok"
+    (tested,) = run(keyword="own")
+    assert tested.count("ok") == 1
+
+
 def test_a_partial_contract_in_a_projects_test_file_is_added(project):
     own_tests(
         project,

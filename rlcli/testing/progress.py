@@ -42,6 +42,11 @@ class Case:
         return words_of(self.item)
 
     @property
+    def own_file(self) -> str:
+        """The test file that it is from; empty for a case of a contract."""
+        return "" if self.contract is not None else self.check.partition("::")[0]
+
+    @property
     def parameters(self) -> str:
         callspec = getattr(self.item, "callspec", None)
         return callspec.id if callspec is not None else ""
@@ -142,5 +147,5 @@ def _combined(cases: Sequence[Case], variant: str) -> Check:
         reason=cases[0].reason if outcome == "skip" else "",
         note=next(iter(notes), ""),
         variant=variant,
-        own_file="" if cases[0].contract is not None else cases[0].check.partition("::")[0],
+        own_file=cases[0].own_file,
     )

@@ -95,10 +95,11 @@ def tests_of_datasets(module: str, graph: grimp.ImportGraph) -> set[str]:
 
     datasets = set(filter(is_dataset, graph.modules))
     concerned = {module} & datasets or graph.find_downstream_modules(module) & datasets
+    helpers, folders = {module} - datasets, [TESTS / DATASETS]
     files = [
         file
         for dataset in concerned
-        for file in files_about({dataset.rpartition(".")[2]}, dataset, datasets, [TESTS / DATASETS])
+        for file in files_about({dataset.rpartition(".")[2]}, dataset, helpers, datasets, folders)
     ]
     return {str(file.relative_to(ROOT)) for file in files} | {CONTRACTS_OF_DATASETS}
 

@@ -22,6 +22,10 @@ Prompt = str | list[Message]
 RESULTS = ("tool", "function", "ipython", "environment")
 """Roles of what tools returned, which may be nothing."""
 
+MAY_BE_EMPTY = ("system", "developer", *RESULTS)
+"""Roles whose messages may have no text: an empty system prompt replaces one that templates write
+otherwise."""
+
 ROLES = ("system", "developer", "user", "assistant", *RESULTS)
 """Roles that chat templates know."""
 
@@ -86,9 +90,11 @@ def read_conversation(
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a field holds messages, which tables often have as JSON text."""
+    """Whether a field holds messages, which tables often have as JSON text, or a single one."""
     if isinstance(value, str):
         return _holds_messages(value)
+    if isinstance(value, dict):
+        return _is_message(value)
     return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
 
 
@@ -100,10 +106,11 @@ def _holds_messages(text: str) -> bool:
         written = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return is_conversation(written) and all(
-        message.keys() >= {"role", "content"} or message.keys() >= {"from", "value"}
-        for message in written
-    )
+    return is_conversation(written) and all(map(_is_message, written))
+
+
+def _is_message(value: dict[str, Any]) -> bool:
+    return value.keys() >= {"role", "content"} or value.keys() >= {"from", "value"}
 
 
 def prompt_field(fields: dict[str, Any], key: str) -> Prompt:
@@ -158,6 +165,8 @@ def _messages(fields: dict[str, Any], key: str) -> list[Message]:
     written = fields[key]
     if isinstance(written, str):
         written = _parsed(written, f"field {key!r}")
+    if isinstance(written, dict) and _is_message(written):
+        written = [written]
     if not isinstance(written, list) or not written:
         raise BadRow(f"field {key!r} is not a list of messages")
     return [
@@ -181,7 +190,7 @@ def _message(written: Any, subject: str) -> Message:
     calls = [fields.pop(name, None) for name in ("tool_calls", CALL)]
     if called := next(filter(None, calls), None):  # an empty list would be calls to templates
         fields["tool_calls"] = _tool_calls(called, subject)
-    elif not fields["content"].strip() and fields["role"] not in RESULTS:
+    elif not fields["content"].strip() and fields["role"] not in MAY_BE_EMPTY:
         raise BadRow(f"{subject}, of the {fields['role']}, is empty")
     return fields
 

@@ -269,6 +269,20 @@ def test_messages_may_be_json_texts_as_in_tables(tmp_path, name, row, args):
 
 
 @pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("prompt_answer", {"prompt": [USER], "answer": [GOOD]}),
+        ("hf", {"prompt": "Hi", "chosen": [GOOD], "rejected": [BAD]}),
+        ("hf", {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}),
+    ],
+)
+def test_a_single_message_needs_no_list(tmp_path, name, row):
+    alone = {key: value[0] if isinstance(value, list) else value for key, value in row.items()}
+    expected, read = (build(tmp_path, name, [each]).preview(0) for each in (row, alone))
+    assert read == expected
+
+
+@pytest.mark.parametrize(
     "text", ['[{"name": "Ann"}]', '[{"role": "user"', "[1]", "[{}]", "[{" * 9999]
 )
 def test_other_json_is_a_text(tmp_path, text):

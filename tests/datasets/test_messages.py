@@ -25,3 +25,10 @@ def test_messages_with_an_empty_list_of_tool_calls_are_those_without(nothing):
 @pytest.mark.parametrize("tools", ["", " ", "[]", [], None])
 def test_a_row_may_have_no_tools_in_its_column(tools):
     assert conversation(messages=[QUESTION, ANSWER], tools=tools).tools is None
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_an_empty_system_prompt_is_one_of_its_own(role):
+    """Templates such as Qwen2.5's write a system prompt where a conversation has none."""
+    messages = [{"role": role, "content": ""}, QUESTION, ANSWER]
+    assert conversation(messages=messages).messages == messages

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO, Generic, Literal, TypeVar
 from rlcli.errors import DataError
 from rlcli.files import open_regular, read_regular
 
+from ._layouts import columns_of_row
+
 logger = logging.getLogger("rlcli.datasets")
 
 T = TypeVar("T")
@@ -48,8 +50,8 @@ class MissingField(BadRow):
     """A row lacks a field."""
 
     def __init__(self, key: str, fields: dict[str, Any]):
-        super().__init__(f"there is no field {key!r}; the row has {sorted(fields)}")
-        self.columns = list(fields)
+        self.columns = columns_of_row(fields)
+        super().__init__(f"there is no field {key!r}; the row has {sorted(self.columns)}")
 
 
 Parsed = tuple[int, int, dict[str, Any] | BadRow]
@@ -290,8 +292,7 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
 
 
 def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
-    """The elements of a JSON list. A syntax error always raises:
-    nothing after it can be trusted."""
+    """The elements of a JSON list. A syntax error raises: nothing after it can be trusted."""
     line, counted_to, number = 1, 0, 0
     try:
         text = content.decode("utf-8")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 Setting = Callable[[str, str], str]
 """(field, column) → how that is set on the command line."""
@@ -98,7 +99,11 @@ LAYOUTS = (
     ),
     RowColumns("prompt_answer", {"prompt": PROMPT, "answer": ANSWER}),
     RowColumns(
-        "math_prompts", {"question": PROMPT, "answer": ("answer", "solution", "ground_truth")}
+        "math_prompts",
+        {
+            "question": PROMPT,
+            "answer": ("answer", "solution", "ground_truth", "reward_model.ground_truth"),
+        },
     ),
     RowColumns("prompt_only", {"prompt": PROMPT}),
     RowColumns("plain_text", {"text": ("text", "content")}),
@@ -131,6 +136,22 @@ LEARNED_BY = {
     "unpaired": ("kto",),
 }
 """Dataset → the recipes that learn from its rows."""
+
+
+def columns_of_row(row: Mapping[str, Any]) -> list[str]:
+    """The names of a row's fields, and of those in an object: `reward_model.ground_truth`."""
+    objects = {name: value for name, value in row.items() if isinstance(value, dict)}
+    return [*row, *(f"{name}.{key}" for name, value in objects.items() for key in value)]
+
+
+def with_nested(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The row with fields of its objects as its own, if they are among these names."""
+    nested = {}
+    for name in set(names) - row.keys():
+        outer, _, inner = name.partition(".")
+        if isinstance(row.get(outer), dict) and inner in row[outer]:
+            nested[name] = row[outer][inner]
+    return row | nested
 
 
 def layout_of(

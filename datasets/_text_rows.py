@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -16,7 +16,7 @@ from rlcli.api.limits import Limits, check_arguments
 from rlcli.errors import DataError
 
 from ._jsonl import BadRow, MissingField, Parsed, Row, read_rows
-from ._layouts import remedy
+from ._layouts import remedy, with_nested
 from ._messages import Prompt, messages_of, text_of
 from ._rendering import (
     Overlong,
@@ -141,6 +141,11 @@ class FileRows:
         self._demand_rows(position, count)
 
     @property
+    def columns_read(self) -> list[str]:
+        names = (getattr(self, field.name) for field in fields(self) if field.name.endswith("_key"))
+        return [name for name in names if name is not None]
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The keys of every sample."""
         return declared_keys(self.KEYS, lambda name: getattr(self, name)).needed
@@ -220,7 +225,7 @@ class FileRows:
         """The content of a row. A missing field comes with what to do about it. Raises BadRow."""
         _refuse_media(fields)
         try:
-            return self._read(fields)
+            return self._read(with_nested(fields, self.columns_read))
         except MissingField as missing:
             kind = type(self).__module__.rpartition(".")[2]  # a component has the name of its file
             hint = remedy(missing.columns, (kind,), self.util.column_setting)

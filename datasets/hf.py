@@ -13,7 +13,7 @@ from rlcli.errors import DataError
 from rlcli.registry import load, make_dataset
 
 from ._jsonl import BadRow
-from ._layouts import LAYOUTS, RowColumns, completion, layout_of, remedy
+from ._layouts import LAYOUTS, RowColumns, columns_of_row, completion, layout_of, remedy
 from ._messages import is_conversation
 from ._text_rows import TextRows
 
@@ -50,8 +50,9 @@ class HuggingFace(TextRows):
 
     columns: dict[str, str] = field(default_factory=dict)
     """Field of a row (prompt, answer, question, messages, tools, positive, negative, label), or
-    another usual name of it (completion) → the column that holds it, if that has an unusual name.
-    All that are named must belong to the same kind of rows."""
+    another usual name of it (completion) → the column that holds it, if that has an unusual name;
+    `reward_model.ground_truth` is the field of an object. All that are named must belong to the
+    same kind of rows."""
 
     _taken: Any = field(init=False, repr=False)
     """The dataset that handles the rows."""
@@ -120,8 +121,8 @@ class HuggingFace(TextRows):
 
     def _unread(self, columns: list[str]) -> str:
         """Which columns of the rows have no effect, at the end of a note."""
-        names = [field.name for field in fields(self._taken) if field.name.endswith("_key")]
-        read = {"id", *(getattr(self._taken, name) for name in names)}
+        read = {"id", *(name.partition(".")[0] for name in self._taken.columns_read)}
+        read.update(self._taken.columns_read)
         unread = [column or "one without a name" for column in columns if column not in read]
         shown = ", ".join(unread[:SHOWN]) + (", …" if unread[SHOWN:] else "")
         return f"; columns that are not read: {shown}" if unread else ""
@@ -138,15 +139,16 @@ class HuggingFace(TextRows):
             if not isinstance(row, BadRow)
         ]
         for _, row in first:
-            if (layout := layout_of(row, kinds, self.columns)) is not None:
-                return layout, layout.arguments(row, self.columns), list(row)
+            columns = columns_of_row(row)
+            if (layout := layout_of(columns, kinds, self.columns)) is not None:
+                return layout, layout.arguments(columns, self.columns), list(row)
         if first:
             raise self._unclear(*first[0])
         return None, {}, []
 
     def _unclear(self, line: int, row: dict[str, Any]) -> DataError:
         """The error for a row that none of the datasets can read."""
-        kinds, columns = self._kinds, list(row)
+        kinds, columns = self._kinds, columns_of_row(row)
         nested = [name for name, value in row.items() if is_conversation(value)]
         util = replace(self.util, column_argument=COLUMN)
         hint = (
@@ -154,7 +156,7 @@ class HuggingFace(TextRows):
             if self.columns
             else remedy(columns, kinds, util.column_setting)
         )
-        if hint is None and nested and len(columns) == len(nested):
+        if hint is None and nested and len(row) == len(nested):
             hint = f"if {nested[0]!r} is a list of rows, write that list to the file"
         hint = hint or (
             f"name the columns: {util.column_setting('prompt', 'COLUMN')} and so on; set kind too "

@@ -232,6 +232,28 @@ def test_columns_are_named_by_any_usual_name_of_their_fields(tmp_path, kinds, na
     assert [*preview.answers, preview.metadata.get("answer")][0] == "2"
 
 
+VERL = {
+    "data_source": "gsm8k",
+    "prompt": [{"role": "user", "content": "1+1?"}],
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 0, "answer": "1+1=2 #### 2"},
+}
+
+
+@pytest.mark.parametrize("columns", [{}, {"answer": "extra_info.answer"}])
+def test_a_column_may_be_a_field_of_an_object(tmp_path, columns):
+    dataset = build(tmp_path, "hf", [VERL], kind=list(PROMPTS), columns=columns)
+    assert dataset.preview(0).metadata["answer"] == "2"
+    (unread,) = (note.rpartition(": ")[2] for note in dataset.notes)
+    assert "reward_model" in unread if columns else unread == "data_source, extra_info"
+
+
+def test_a_missing_field_of_an_object_is_reported_with_those_that_it_has(tmp_path):
+    columns = {"answer": "reward_model.truth"}
+    with pytest.raises(DataError, match=r"no field 'reward_model.truth'.*'reward_model.style'"):
+        build(tmp_path, "hf", [VERL], kind="math_prompts", columns=columns)
+
+
 @pytest.mark.parametrize(
     ("kinds", "columns", "hint"),
     [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 HELP = "Ctrl-C stops an answer, Ctrl-D leaves"
 ASK = "you> "
+RESET = "/reset"
 
 
 def chat(
@@ -89,19 +92,42 @@ def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str |
     """Answer lines, each the next message of a conversation, until the input ends."""
     first = [{"role": "system", "content": system}] if system is not None else []
     conversation = list(first)
-    for turn, line in enumerate(_lines()):
-        if line.strip() == "/reset":
+    for turn, line in enumerate(_lines(commands=[RESET])):
+        if line.strip() == RESET:
             conversation = list(first)
             print_talk("(a new conversation)")
             continue
         conversation.append({"role": "user", "content": line})
         try:
-            answer = _answer(answerer, answerer.tokens_of(conversation), settings, turn)
+            tokens = answerer.tokens_of(conversation)
+            limited = _with_room(settings, len(tokens), answerer.positions)
+            answer = _answer(answerer, tokens, limited, turn)
         except ModelError as error:
             conversation.pop()
             print_talk(f"{error.what}. /reset forgets what was said so far")
             continue
         conversation.append({"role": "assistant", "content": answer})
+
+
+def _with_room(
+    settings: GenerationHyperparameters, used: int, positions: int | None
+) -> GenerationHyperparameters:
+    """The settings for an answer that leaves half of the model's free positions to later turns.
+    `used`: tokens of the conversation. Raises ModelError if no position is free."""
+    if positions is None:
+        return settings
+    if used >= positions:
+        raise ModelError(
+            f"the conversation has {used} tokens, and the model has {positions} positions"
+        )
+    room = (positions - used + 1) // 2
+    if room >= settings.max_new_tokens:
+        return settings
+    print_talk(
+        f"(up to {room} tokens: {used} of {positions} positions are taken, and half of the rest is "
+        "left to later turns)"
+    )
+    return replace(settings, max_new_tokens=room)
 
 
 def _answer_each(
@@ -154,9 +180,9 @@ def _print_played(row: EpisodeRow, played: Played) -> None:
     print_styled(("    ", ""), (reward, "bold"), ("  ".join(facts), "dim"))
 
 
-def _lines(with_empty: bool = False) -> Iterator[str]:
+def _lines(with_empty: bool = False, commands: Sequence[str] = ()) -> Iterator[str]:
     """The user's lines until the end of the input, by default without empty ones. Ctrl-C discards a
-    line."""
+    line; one that begins like a command, but is not among `commands`, is not passed on."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - makes input() edit lines and remember them
     while True:
@@ -168,7 +194,12 @@ def _lines(with_empty: bool = False) -> Iterator[str]:
         except KeyboardInterrupt:
             print_text()
             continue
-        if with_empty or line.strip():
+        command = re.match(r"/[a-z]+(?!\S)", line)
+        if command is not None and line.strip() not in commands:
+            available = ", ".join(commands) or "none"
+            hint = "begin the line with a blank to send it to the model"
+            print_talk(f"{command[0]} is not a command (available: {available}); {hint}")
+        elif with_empty or line.strip():
             yield line
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlcli.api.run_folder import CHECKPOINTS, STATUS, is_run, newest_run_in
 from rlcli.checkpoint.manifest import MANIFEST, read_manifest
-from rlcli.checkpoint.verify import NAME, checkpoints_in, examine, step_of
+from rlcli.checkpoint.verify import checkpoints_in, examine, step_of
 from rlcli.errors import ModelError, UsageError
 from rlcli.files import known_object
 
@@ -35,10 +36,7 @@ def find_role(source: Path, role: str | None = None, step: int | None = None) ->
     Raises UsageError, ModelError.
     """
     if not source.is_dir():
-        raise UsageError(
-            f"there is no folder {source}",
-            hint="a model of the Hub is fetched by: hf download NAME",
-        )
+        raise _missing(source)
     if (source / "config.json").is_file():
         if role is not None or step is not None:
             option = "--role" if role is not None else "--step"
@@ -47,7 +45,7 @@ def find_role(source: Path, role: str | None = None, step: int | None = None) ->
                 hint=f"leave out {option}",
             )
         return _described(source)
-    if (source / MANIFEST).is_file() or NAME.fullmatch(source.name):
+    if (source / MANIFEST).is_file() or step_of(source) is not None:
         if step is not None:
             raise UsageError(
                 f"{source} is a single checkpoint: --step does not apply",
@@ -80,12 +78,10 @@ def check_digests(role_folder: RoleFolder) -> int:
 
 
 def _in_run(run: Path, role: str | None, step: int | None) -> RoleFolder:
-    paths = checkpoints_in(run / CHECKPOINTS)
-    checkpoints = {number: path for path in paths if (number := step_of(path)) is not None}
+    checkpoints = _by_step(run / CHECKPOINTS)
     if step is not None:
         if step not in checkpoints:
-            steps = ", ".join(map(str, sorted(checkpoints))) or "none"
-            raise UsageError(f"{run} has no checkpoint of step {step}", hint=f"there are: {steps}")
+            raise _no_step(run, step, checkpoints)
         return _in_checkpoint(checkpoints[step], role)
     has_models = any((run / MODELS).glob("*/config.json"))
     if has_models and (_is_done(run) or not checkpoints):
@@ -93,6 +89,24 @@ def _in_run(run: Path, role: str | None, step: int | None) -> RoleFolder:
     if not checkpoints:
         raise ModelError(f"{run} has neither a checkpoint nor a model yet")
     return _in_checkpoint(checkpoints[max(checkpoints)], role)
+
+
+def _missing(source: Path) -> UsageError:
+    step = step_of(source)
+    if step is not None and source.parent.is_dir():
+        return _no_step(source.parent, step, _by_step(source.parent))
+    hint = "a model of the Hub is fetched by: hf download NAME"
+    return UsageError(f"there is no folder {source}", hint=hint)
+
+
+def _by_step(folder: Path) -> dict[int, Path]:
+    paths = checkpoints_in(folder)
+    return {step: path for path in paths if (step := step_of(path)) is not None}
+
+
+def _no_step(folder: Path, step: int, present: Iterable[int]) -> UsageError:
+    steps = ", ".join(map(str, sorted(present))) or "none"
+    return UsageError(f"{folder} has no checkpoint of step {step}", hint=f"there are: {steps}")
 
 
 def _in_checkpoint(checkpoint: Path, role: str | None) -> RoleFolder:

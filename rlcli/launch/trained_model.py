@@ -47,9 +47,11 @@ def trained_model(
     Raises UsageError, ModelError.
     """
     from rlcli.checkpoint.role_folders import check_digests, find_role
+    from rlcli.checkpoint.verify import step_of
 
     path = named_folder(Path(named).expanduser())
-    if not path.exists() and HUB_ID.fullmatch(named):
+    is_local = path.exists() or step_of(path) is not None
+    if not is_local and HUB_ID.fullmatch(named):
         if role is not None or step is not None:
             raise UsageError(f"{named} is a model of the Hub: --role and --step do not apply")
         yield TrainedModel(named, named)

@@ -55,13 +55,14 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
 
 def named_folder(source: Path) -> Path:
     """The folder that a path is, or the run that it names; any other path, for its reader to
-    report. Raises NoSuchRun for a recipe without runs."""
+    report. Raises NoSuchRun for a recipe without runs, and for a path into a folder of runs."""
     if source.exists():
         return source
     try:
         return find_run(str(source))
     except NoSuchRun:
-        if _is_recipe(str(source)):
+        is_below_runs = len(source.parts) > 1 and folder_of_runs(str(source.parent)) is not None
+        if is_below_runs or _is_recipe(str(source)):
             raise
         return source
 
@@ -99,7 +100,7 @@ def _hint(name: str, runs: list[Path], root: Path) -> str:
     if not runs:
         return f"there are no runs in {root}; name the folder of the run"
     names = [short_name(run, root) for run in runs]
-    return did_you_mean(name, names) or "rlcli status lists the runs"
+    return did_you_mean(short_name(Path(name), root), names) or "rlcli status lists the runs"
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:

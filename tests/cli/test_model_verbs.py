@@ -504,13 +504,18 @@ def test_control_characters_in_responses_are_escaped(rlcli, options):
     ("arguments", "code", "words"),
     [
         (("nothing", "--prompt", "x"), 2, "no folder nothing"),
+        (("checkpoints/step-000000000002", "--prompt", "x"), 2, "there are: 3"),
+        (("runs/onne", "--prompt", "x"), 6, "did you mean one?"),
         (("chat", "--prompt", " "), 2, "a prompt is empty"),
         (("chat", "--file", "none.txt"), 4, "none.txt cannot be read"),
         (("chat", "--prompt", "x", "--top-p", "0"), 2, "top_p"),
         (("chat", "--prompt", "x" * 600), 5, "the model has 512 positions"),
     ],
 )
-def test_generate_refuses_invalid_arguments(rlcli, arguments, code, words):
+def test_generate_refuses_invalid_arguments(rlcli, tmp_path, arguments, code, words):
+    (tmp_path / "checkpoints/step-000000000003").mkdir(parents=True)
+    (tmp_path / "runs/one").mkdir(parents=True)
+    (tmp_path / "runs/one/status.json").write_text("{}")
     exit_code, out, err = rlcli("generate", *arguments)
     assert (exit_code, out) == (code, "")
     assert words in err
@@ -577,6 +582,32 @@ def test_a_conversation_that_is_too_long_is_reported(chat_with):
     assert code == 0
     assert "the model has 512 positions" in err
     assert "/reset" in err
+
+
+def test_an_answer_leaves_half_of_the_free_positions_to_later_turns(chat_with, monkeypatch):
+    limits = []
+
+    def short(self, prompt, settings, turn=0):
+        limits.append((len(prompt), settings.max_new_tokens))
+        yield "x" * 200
+
+    monkeypatch.setattr(Answerer, "stream", short)
+    _, _, err = chat_with("one", "two", "three", longest=200)
+    assert [longest for _, longest in limits] == [
+        min(200, (512 - used + 1) // 2) for used, _ in limits
+    ]
+    assert limits[0][1] == 200 > limits[1][1] > limits[2][1]
+    assert err.count("of 512 positions are taken") == 2
+
+
+def test_what_looks_like_a_command_is_not_sent_to_the_model(chat_with, heard_conversations):
+    code, _, err = chat_with("/help", "/reset", "/etc/hosts", " /help")
+    assert code == 0
+    assert "/help is not a command (available: /reset)" in err
+    assert [said[-1] for said in heard_conversations[1:]] == [
+        ("user", "/etc/hosts"),
+        ("user", " /help"),
+    ]
 
 
 def test_chat_without_a_template_answers_each_line_as_a_prompt(chat_with, rlcli):

@@ -18,7 +18,7 @@ from rlcli.cli.jobs import refuse_dry_run, tell_script, tell_submitted
 from rlcli.cli.output import print_json, print_talk
 from rlcli.cli.short_options import tell_recipe
 from rlcli.cli.status import as_document
-from rlcli.errors import RlcliError
+from rlcli.errors import RlcliError, UsageError
 
 if TYPE_CHECKING:
     from rlcli.launch.sweep import Local, Sweep
@@ -59,7 +59,11 @@ def train_sweep(
     shared = [text for text in overrides or () if not (is_repeated and text.startswith("seed="))]
     sweep = Sweep.from_here(recipe, base.profiles, shared, runs)
     recipes = checked_recipes(sweep)
-    if base.recipe.launch.type == "slurm":
+    is_submitted = base.recipe.launch.type == "slurm"
+    if any((recipe.launch.type == "slurm") != is_submitted for recipe in recipes):
+        hint = "set launch for all runs, or start a sweep for each value"
+        raise UsageError("a sweep is submitted or runs here, as a whole", where="launch", hint=hint)
+    if is_submitted:
         return _submit(sweep, base, recipes, options)
     refuse_dry_run(options.dry_run)
     local = _on_this_machine(sweep, base, recipes, options)

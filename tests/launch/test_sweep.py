@@ -274,6 +274,15 @@ def test_runs_at_once_share_the_cores_where_gpus_are_hidden(project, monkeypatch
     assert slots([recipe], 2) == [{"CUDA_VISIBLE_DEVICES": n} for n in ("3", "4")]
 
 
+@pytest.mark.parametrize("values", ["slurm,local", "local,slurm", "slurm"])
+def test_a_sweep_is_not_divided_between_here_and_slurm(project, capsys, values):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "toy.yaml", "--sweep", f"launch={values}", "--run-dir", "runs/s"])
+    assert ended.value.code == 2
+    assert "a sweep is submitted or runs here, as a whole" in capsys.readouterr().err
+    assert not Path("runs/s").exists()
+
+
 def test_an_array_of_jobs_is_for_runs_that_need_the_same_job(project, capsys):
     def submit(*swept):
         with pytest.raises(SystemExit) as ended:

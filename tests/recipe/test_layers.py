@@ -295,6 +295,7 @@ def test_overrides_win_over_all_layers(folder: Path):
         (["extends=x"], "R42"),
         (["train.stpes=1"], "R42"),
         (["train.steps=no"], "R37"),
+        (["train={}"], "R42"),
     ],
 )
 def test_invalid_overrides_are_refused(folder: Path, overrides, code):

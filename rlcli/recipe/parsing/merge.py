@@ -130,6 +130,9 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
 
 def _over_mapping(lower: MappingNode, upper: MappingNode, problems: Problems) -> MappingNode:
     """Both, merged key by key. The command line does not move a section."""
+    if upper.mark.file == COMMAND_LINE and lower.entries and not upper.entries and upper.valid:
+        hint = f"KEY.NAME=null removes an entry, KEY={{{REPLACE}: true, …}} replaces all of them"
+        problems.add("R42", "an empty mapping on top of others changes nothing", upper.mark, hint)
     if _type_changes(lower, upper):
         lower, upper = _without_args(lower), _over_other_type(lower, upper)
     return MappingNode(

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks of which processes are alive."""
-REPLACEMENTS = 3
+REPLACEMENTS, REPLACED_WITHIN = 3, 6 * 3600.0
+"""How often a process that dies is started again within these seconds: long enough for those that
+die while they load, and no limit on how long a run may be."""
 GONE_WITHIN = 10.0
 """Seconds that a killed process may take to disappear."""
 
@@ -111,14 +113,15 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 class Members:
     """The processes of a node other than its ranks: the agents of its servers, and those of its
-    pools. One that dies is replaced, up to `REPLACEMENTS` times."""
+    pools. One that dies is replaced, up to `REPLACEMENTS` times within `REPLACED_WITHIN` s."""
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str], folder: Path | None = None):
         """`folder`: their working directory, if not ours."""
         self._run_dir, self._environment, self._folder = run_dir, environment, folder
         self._commands: dict[tuple[str, int], tuple[Group, list[str]]] = {}
         self._processes: dict[tuple[str, int], Process] = {}
-        self._replaced: Counter[tuple[str, int]] = Counter()
+        self._replaced: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        """When it was replaced within the last `REPLACED_WITHIN` seconds."""
         self._given_up: dict[tuple[str, int], Death] = {}
         self._slots: dict[tuple[str, int], ServerSlot] = {}
         self._restarts: deque[Restart] = deque()
@@ -186,8 +189,10 @@ class Members:
             self._restarts.append(Restart(*who, serves.before))
 
     def _replace(self, who: tuple[str, int]) -> None:
-        if self._replaced[who] < REPLACEMENTS:
-            self._replaced[who] += 1
+        now = time.monotonic()
+        recently = [at for at in self._replaced[who] if now - at < REPLACED_WITHIN]
+        if len(recently) < REPLACEMENTS:
+            self._replaced[who] = [*recently, now]
             try:
                 self._start(who)
             except (OSError, subprocess.SubprocessError) as error:

@@ -126,6 +126,17 @@ def test_a_dead_pool_process_is_replaced_until_it_has_died_too_often(members, mo
     assert str(death) == "was killed by SIGKILL (out of memory?)"
 
 
+def test_deaths_that_are_far_apart_do_not_add_up(members, monkeypatch):
+    monkeypatch.setattr(children, "REPLACEMENTS", 1)
+    monkeypatch.setattr(children, "REPLACED_WITHIN", 0.0)
+    members.start([POOL], node=0)
+    for _ in range(2):
+        before = members.pids()["pool", 0]
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda before=before: members.pids()["pool", 0] != before)
+    assert members.deaths() == []
+
+
 def test_no_signal_goes_to_a_number_that_may_be_another_processs(members, monkeypatch):
     """Such is that of a process whose exit code was read."""
     monkeypatch.setattr(children, "REPLACEMENTS", 1)

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN = 5.0
 """Seconds between two queries to the scheduler about one run."""
+FIRST_LOOK = 0.5
+"""Seconds before the second query about a run that is being stopped; later ones take longer."""
 STOP_SIGNAL = "USR1"
 """Signal that ends a run after its step; it reaches the run through its job script."""
 ENDS_WITHIN = 90.0
@@ -159,14 +161,15 @@ def _cancel(run: Overview, wait: bool) -> bool:
 
 def _is_over(run: Overview, patience: StopPatience) -> bool:
     assert run.job is not None
-    cluster = _cluster_of(run)
+    cluster, pause = _cluster_of(run), FIRST_LOOK
     while True:
         job = look_up_one(run.job, cluster)
         if job is None or not job.is_alive:
             return True
         if patience.is_over():
             return False
-        time.sleep(min(LOOK_AGAIN, 0.5))
+        time.sleep(pause)
+        pause = min(LOOK_AGAIN, 2 * pause)
 
 
 def _cluster_of(run: Overview) -> str | None:

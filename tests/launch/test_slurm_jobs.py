@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -340,6 +341,18 @@ def test_the_job_of_another_cluster_is_asked_for_there(elsewhere, tmp_path):
     asked = (tmp_path / "asked").read_text().splitlines()
     assert {line.split()[0] for line in asked} == {"squeue", "scontrol", "scancel"}
     assert all(line.split()[1] == "--clusters=alps" for line in asked)
+
+
+def test_a_job_that_is_being_stopped_is_asked_for_less_and_less_often(elsewhere, monkeypatch):
+    clock, pauses = mock.Mock(monotonic=lambda: sum(pauses)), []
+    clock.sleep = pauses.append
+    monkeypatch.setattr(run_jobs, "time", clock)
+    monkeypatch.setattr(run_jobs, "look_up_one", lambda *job: mock.Mock(is_alive=sum(pauses) < 60))
+    assert run_jobs.stop_job(
+        elsewhere, at_once=False, patience=StopPatience(100.0), wait=True, say=print
+    )
+    assert pauses[:5] == [0.5, 1, 2, 4, 5]
+    assert max(pauses) == run_jobs.LOOK_AGAIN
 
 
 def test_the_time_of_a_partition_is_that_of_the_cluster_that_the_options_choose(

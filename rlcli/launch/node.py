@@ -31,7 +31,7 @@ from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.interfaces import interface_of
 from rlcli.launch.launcher import Restart
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
-from rlcli.messaging.control import Control
+from rlcli.messaging.control import CONTROL_FILE, Control
 from rlcli.messaging.pulse import END, Pulse, is_answered
 from rlcli.open_files import raise_limit
 from rlcli.processes import STOP_SIGNALS, start_time
@@ -136,6 +136,10 @@ def _find_master(context: zmq.Context[Any], run_dir: Path, meeting: Path) -> Con
     def is_valid(control: Control) -> bool:
         return is_answered(context, control, ANSWERED_WITHIN)
 
+    if not (meeting / CONTROL_FILE).exists():
+        absent = "" if run_dir.is_dir() else ", a folder that is not here yet"
+        waits = f"waiting up to {BEGUN_WITHIN / 60:.0f} minutes for the first node to begin the run"
+        print(f"rlcli: {waits} {run_dir}{absent}", file=sys.stderr, flush=True)
     control = Control.wait_for(meeting, BEGUN_WITHIN)
     if not read_recipe(run_dir).launch.by_hand or is_valid(control):
         return control

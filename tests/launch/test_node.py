@@ -17,6 +17,7 @@ from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.run import config_from_args, parse_args
 
+from rlcli.errors import HangError
 from rlcli.launch import node
 from rlcli.launch.memory_kills import count_memory_kills
 from rlcli.launch.node import torchrun_arguments
@@ -138,6 +139,21 @@ def test_an_agent_started_by_hand_waits_for_the_next_master_if_the_last_one_was_
         control = agent.result(60)
     assert warning.startswith("rlcli: the first node does not answer; waiting until it is started")
     assert control == Control.read(tmp_path) != left_behind
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [(".", "to begin the run"), ("typo", "a folder that is not here yet")]
+)
+def test_an_agent_that_waits_for_a_run_names_its_folder(
+    tmp_path, monkeypatch, capsys, folder, words
+):
+    monkeypatch.setattr(node, "BEGUN_WITHIN", 0.0)
+    run = tmp_path / folder
+    with zmq.Context() as context, pytest.raises(HangError, match="no run has begun"):
+        node._find_master(context, run, run / "meeting")
+    warning = capsys.readouterr().err
+    assert str(run) in warning
+    assert words in warning
 
 
 def test_an_agent_of_a_launcher_takes_what_there_is(find_master, left_behind):

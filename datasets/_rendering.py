@@ -98,6 +98,28 @@ def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
     return [[*ids, tokenizer.eos_token_id] for ids in tokens_of(tokenizer, contents)]
 
 
+def answer_opening(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, chat: Chat, system: str | None
+) -> Tokens:
+    """What the chat template writes between a prompt and its answer, if special tokens are part of
+    it, such as gpt-oss's channel: a model would have to generate that too."""
+    if not uses_chat(tokenizer, chat):
+        return []
+    messages = messages_of(prompt, system)
+    answered = trial_of([*messages, {"role": "assistant", "content": "answer"}])
+    try:
+        before = _written(tokenizer, trial_of(messages))
+        text = conversation_text(tokenizer, answered, day=DAY)
+    except ModelError:  # it may refuse other contents
+        return []
+    opening, answer, _ = text.removeprefix(before).partition(answered[-1]["content"])
+    if not answer or not text.startswith(before):
+        return []
+    (ids,) = tokens_of(tokenizer, [opening])
+    is_plain = tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+    return [] if is_plain else ids
+
+
 def warn_of_open_reasoning(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,

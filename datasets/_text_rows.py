@@ -21,6 +21,7 @@ from ._messages import Prompt, messages_of, text_of
 from ._rendering import (
     Overlong,
     Tokens,
+    answer_opening,
     encode_answers,
     encode_prompts,
     fit_answers,
@@ -296,11 +297,12 @@ class TextRows(FileRows):
     def _encode_answers(self, rows: list[Row[Any]], answers: Sequence[str]) -> list[Tokens]:
         """The tokens of answers to these rows, whose content begins with a prompt."""
         tokenizer = self.util.tokenizer
-        if rows:
-            warn_of_open_reasoning(
-                tokenizer, rows[0].content[0], answers, chat=self.chat, system=self.system
-            )
-        return encode_answers(tokenizer, answers)
+        if not rows:
+            return []
+        prompt, chat, system = rows[0].content[0], self.chat, self.system
+        warn_of_open_reasoning(tokenizer, prompt, answers, chat=chat, system=system)
+        opening = answer_opening(tokenizer, prompt, chat=chat, system=system)
+        return [[*opening, *ids] for ids in encode_answers(tokenizer, answers)]
 
     def _answered(
         self, rows: list[Row[Any]], answers: Sequence[Sequence[str]]

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from chat_templates import byte_level, public_templates
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
@@ -113,6 +114,20 @@ def test_answers_within_reasoning_that_the_template_begins_are_warned_about(
     build(name, [ROWS[name]], thinking)
     (record,) = caplog.records
     assert f"{number} of {number} answers have no </think>" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["prompt_answer", "paired"])
+@pytest.mark.parametrize(
+    ("template", "opening"), [("gptoss", "<|channel|>final<|message|>"), ("qwen3", "")]
+)
+def test_answers_begin_with_the_channel_that_the_template_writes(build, name, template, opening):
+    tokenizer = byte_level(public_templates()[template])
+    preview = build(name, [ROWS[name]], tokenizer, max_length=4096).preview(0)
+    for tokens, trained, answer in zip(
+        preview.sequences, preview.trained, preview.answers, strict=True
+    ):
+        ids = [token for token, is_trained in zip(tokens, trained, strict=True) if is_trained]
+        assert tokenizer.decode(ids) == f"{opening}{answer}<eos>"
 
 
 # -- all of them -----------------------------------------------------------------------------------

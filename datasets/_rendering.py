@@ -105,14 +105,14 @@ def answer_opening(
     it, such as gpt-oss's channel: a model would have to generate that too."""
     if not uses_chat(tokenizer, chat):
         return []
-    messages = messages_of(prompt, system)
-    answered = trial_of([*messages, {"role": "assistant", "content": "answer"}])
+    answer_message: Message = {"role": "assistant", "content": "answer"}
+    trial = trial_of([*messages_of(prompt, system), answer_message])
     try:
-        before = _written(tokenizer, trial_of(messages))
-        text = conversation_text(tokenizer, answered, day=DAY)
+        before = _written(tokenizer, trial[:-1])
+        text = conversation_text(tokenizer, trial, day=DAY)
     except ModelError:  # it may refuse other contents
         return []
-    opening, answer, _ = text.removeprefix(before).partition(answered[-1]["content"])
+    opening, answer, _ = text.removeprefix(before).partition(trial[-1]["content"])
     if not answer or not text.startswith(before):
         return []
     (ids,) = tokens_of(tokenizer, [opening])

@@ -593,9 +593,7 @@ def test_an_answer_leaves_half_of_the_free_positions_to_later_turns(chat_with, m
 
     monkeypatch.setattr(Answerer, "stream", short)
     _, _, err = chat_with("one", "two", "three", longest=200)
-    assert [longest for _, longest in limits] == [
-        min(200, (512 - used + 1) // 2) for used, _ in limits
-    ]
+    assert all(longest == min(200, (513 - used) // 2) for used, longest in limits)
     assert limits[0][1] == 200 > limits[1][1] > limits[2][1]
     assert err.count("of 512 positions are taken") == 2
 

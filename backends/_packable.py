@@ -28,13 +28,31 @@ def _refuse_other_layers(lm: Any) -> None:
         reason = f"layers of type {', '.join(others)}"
     elif getattr(lm, "_is_stateful", False):
         reason = "layers that carry a state from token to token"
-    elif not lm.base_model._can_set_attn_implementation():
+    elif _attends_itself(lm.base_model):
         reason = "its own attention, which cannot be replaced"
     elif "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
         reason = "positions that it counts itself"
     else:
         return
     raise cannot_be_packed(config.model_type, reason)
+
+
+def _attends_itself(backbone: Any) -> bool:
+    """Whether a layer would ignore the attention that is set. transformers searches the model's
+    file for the call that asks for it, and may find that of a vision tower (GIT)."""
+    of_layers = {
+        type(module)
+        for module in backbone.modules()
+        if "Attention" in type(module).__name__ and hasattr(module, "layer_idx")
+    }
+    return not backbone._can_set_attn_implementation() or not all(
+        map(_asks_for_attention, of_layers)
+    )
+
+
+def _asks_for_attention(layer: type[nn.Module]) -> bool:
+    bases = layer.__mro__[: layer.__mro__.index(nn.Module)]
+    return any("get_interface(" in inspect.getsource(base) for base in bases)
 
 
 def _refuse_other_heads(lm: Any) -> None:

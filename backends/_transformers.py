@@ -99,10 +99,14 @@ def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> _
 
 
 class _Window(int):
-    """A window, and so is any part of it: Gemma 4 takes that of all queries."""
+    """A window, and so is any part of it: Gemma 4 takes that of all queries. Whoever computes with
+    it as with a mask is refused."""
 
     def __getitem__(self, index: Any) -> _Window:
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise cannot_be_packed("this model", "masks that it makes itself")
 
 
 class PackedOutput:

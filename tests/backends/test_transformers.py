@@ -67,6 +67,7 @@ UNSUPPORTED = {
     "mpt": ({}, "its own attention"),
     "mamba": ({}, "linear_attention"),
     "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64}, "chunked_attention"),
+    "git": ({}, "its own attention"),
     "nemotron": ({}, "NemotronAttention has no way to know which tokens belong together"),
     "doge": ({}, "DogeAttention has masks that it makes itself"),
     "bart": (
@@ -83,6 +84,11 @@ def test_models_that_cannot_be_packed_are_refused_with_the_reason(model_type):
     settings, reason = UNSUPPORTED[model_type]
     with pytest.raises(ModelError, match=reason):
         packing_error(model_type, LENGTHS, **settings)
+
+
+def test_a_model_that_computes_with_the_mask_of_a_window_is_refused():
+    with pytest.raises(ModelError, match="masks that it makes itself"):
+        packing_error("doge", LENGTHS, sliding_window=4)
 
 
 @pytest.mark.parametrize(("model_type", "settings"), [

@@ -138,6 +138,8 @@ class FinetuneSpec:
     """Rows of the training dataset."""
     train_batch_size: int
     """Rows taken per step."""
+    updates_per_step: int = 1
+    """Calls that train the role in a step."""
 
     @property
     def steps_per_epoch(self) -> int:

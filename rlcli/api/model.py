@@ -156,11 +156,18 @@ class Model:
         total: torch.Tensor = self.module.all_reduce(value.to(self.module.device), "sum")
         return total.to(value.device)
 
+    @property
+    def updates_per_step(self) -> int:
+        """By how much the version grows in a training step."""
+        return self.ft_spec.updates_per_step if self.ft_spec else 1
+
     def inc_version(self) -> None:
-        """Count one training step."""
+        """Count one call that trains."""
         self.version.global_step += 1
         self.version.epoch_step += 1
-        if self.ft_spec and self.version.epoch_step == self.ft_spec.steps_per_epoch:
+        if self.ft_spec and self.version.epoch_step == (
+            self.ft_spec.steps_per_epoch * self.updates_per_step
+        ):
             self.version.epoch += 1
             self.version.epoch_step = 0
 
@@ -198,7 +205,7 @@ def call_interface(
         return method(model, data, *([mb_spec or MicroBatchSpec()] if takes_spec else []))
     before = replace(model.version)
     if isinstance(engine, TrainEngine):
-        engine.training_step = before.global_step
+        engine.training_step = before.global_step // model.updates_per_step
     stats = interface.train_step(model, data, mb_spec or MicroBatchSpec())  # type: ignore[arg-type]
     model.version = before
     model.inc_version()

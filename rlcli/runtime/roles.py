@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ import torch
 
 from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
-from rlcli.api.dataflow import MFCDef
+from rlcli.api.dataflow import MFCDef, updates_per_step
 from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.api.model_source import ModelSource, open_source
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError, ResourceError
 from rlcli.recipe.components import complete_arguments
+from rlcli.recipe.graph import train_graph
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 from rlcli.recipe.schema import Recipe
@@ -93,6 +95,7 @@ def build_roles(
 ) -> dict[str, tuple[Model, ModelBackend]]:
     """The roles that live on `rank`, initialised by their backends.
     `run_dir` has the folders of their servers."""
+    updates = updates_per_step(train_graph(recipe))
     built = {}
     for name in topology.roles_on(rank):
         model, backend = describe_role(recipe, name, device)
@@ -100,7 +103,8 @@ def build_roles(
         model.expert_ranks = topology.placement(name).mesh.ep
         if run_dir is not None:
             model.server_folders = server_folders(recipe, topology, name, rank, run_dir)
-        built[name] = backend.initialize(model, spec), backend
+        own_spec = replace(spec, updates_per_step=updates.get(name, 1))
+        built[name] = backend.initialize(model, own_spec), backend
     return built
 
 

@@ -86,6 +86,16 @@ def test_mode_and_version_are_set_around_a_train_step():
     assert model.module.mode is True
 
 
+def test_calls_of_one_training_step_have_its_learning_rate():
+    """It would fall twice as fast, and be 0 in the second half of a run, if it followed calls."""
+    spec = FinetuneSpec(
+        total_train_steps=6, dataset_size=16, train_batch_size=8, updates_per_step=2
+    )
+    model, _ = train_steps(LeanInterface(), count=5, spec=spec)
+    assert model.module.scheduled == [0, 0, 1, 1, 2]
+    assert vars(model.version) == {"global_step": 5, "epoch": 1, "epoch_step": 1}
+
+
 @pytest.mark.parametrize("twin", [PortedInterface, CountsEachOptimizerStep])
 def test_an_interface_that_also_counts_versions_is_counted_once(twin):
     (lean, expected), (port, stats) = train_steps(LeanInterface()), train_steps(twin())

@@ -198,6 +198,16 @@ def test_roles_initialised_from_the_same_role_share_its_weights():
     assert built["actor"][0].module.save_dtype == torch.bfloat16
 
 
+def test_a_role_knows_how_many_calls_train_it_in_a_step():
+    again = "graph.again={model: actor, call: train_step, interface: sft}"
+    recipe = load_recipe(
+        "sft_math", [f"models.actor.scratch={json.dumps(SCRATCH)}", "cluster.device=cpu", again]
+    ).recipe
+    spec = FinetuneSpec(total_train_steps=1, dataset_size=1, train_batch_size=1)
+    built = build_roles(recipe, plan_topology(recipe), 0, torch.device("cpu"), {}, spec)
+    assert built["actor"][0].updates_per_step == 2
+
+
 def test_epochs_are_converted_to_steps():
     recipe = load_recipe(
         "sft_math", ["train.steps=null", "train.epochs=3", "train.prompts_per_step=10"]

@@ -384,6 +384,19 @@ def test_impossible_hooks_are_refused(override, word):
         load_recipe("ppo_math", [override])
 
 
+def test_a_role_that_follows_another_gets_all_that_a_step_trains():
+    copy, again, copy_again = (
+        "graph.actor_train.hooks.copy_to=ref",
+        "graph.again={model: actor, call: train_step, interface: sft}",
+        "graph.again.hooks.copy_to=ref",
+    )
+    with pytest.raises(RecipeError, match="ref would lack what again trains") as caught:
+        load_recipe("ppo_math", [copy, again])
+    assert caught.value.problems[0].hint == f"set {copy_again}"
+    load_recipe("ppo_math", [again, copy_again])
+    load_recipe("ppo_math", [copy, again, copy_again])
+
+
 def test_a_reference_may_follow_the_actor():
     overrides = [
         "graph.actor_train.hooks={copy_to: ref, eta: 0.1}",

@@ -23,6 +23,7 @@ def check_hooks(notes: Notes, call: Call, path: KeyPath) -> None:
         _source_without_weights(notes, call, path)
     elif target is not None:
         _target_of_copies(notes, call, source, target, path)
+        _training_after_copy(notes, call, target, path)
     else:
         _copies_without_target(notes, call, path)
 
@@ -64,6 +65,23 @@ def _target_of_copies(
     elif call.hooks.eta < 1:
         _moving_average(notes, target, call, path)
         _transfer_of_average(notes, target, call, path)
+
+
+def _training_after_copy(notes: Notes, call: Call, target: str, path: KeyPath) -> None:
+    """A role that follows another one has all that a step trains, or it would sample with the
+    weights of half a step."""
+    graph = notes.recipe.graph
+    updates = [
+        name
+        for name in graph
+        if (graph[name].model, graph[name].call) == (call.model, "train_step")
+    ]
+    copying = [name for name in updates if graph[name].hooks.copy_to == target]
+    if copying and path == ("graph", copying[-1]) and copying[-1] != updates[-1]:
+        message = f"{target} would lack what {updates[-1]} trains: {copying[-1]} copies before it"
+        hook = dotted(("graph", updates[-1], "hooks", "copy_to"))
+        needs = roles_and_methods(updates)
+        notes.note("R71", message, (*path, "hooks", "copy_to"), f"set {hook}={target}", needs=needs)
 
 
 def _different_heads(notes: Notes, source: str, target: str, hook: KeyPath) -> None:

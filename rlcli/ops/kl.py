@@ -15,8 +15,8 @@ KLEstimator = Literal["k1", "k2", "k3"]
 KLGradient = Literal["reverse", "naive"]
 
 MAX_EXPONENT = 20.0
-"""k3 exponentiates differences of log-probs up to this, so that a single outlier token cannot make
-it infinite."""
+"""k3 exponentiates differences of log-probs up to this and continues along the tangent, so that a
+single outlier token cannot make it infinite, and its gradient still leads to the reference."""
 
 
 def kl_estimate(
@@ -34,7 +34,8 @@ def kl_estimate(
     if estimator == "k2":
         return 0.5 * difference.square()
     if estimator == "k3":
-        return torch.expm1(-difference.clamp(min=-MAX_EXPONENT)) + difference
+        tangent = math.exp(MAX_EXPONENT) * torch.relu(-difference - MAX_EXPONENT)
+        return torch.expm1(-difference.clamp(min=-MAX_EXPONENT)) + difference + tangent
     raise ValueError(f"unknown KL estimator {estimator!r}; choose k1, k2 or k3")
 
 

@@ -99,6 +99,15 @@ def test_the_penalty_of_an_extreme_token_is_finite():
             assert torch.autograd.grad(loss.sum(), logprob)[0].isfinite().all()
 
 
+def test_the_gradient_of_k3_leads_to_the_reference_however_far_away_it_is():
+    logprobs = torch.tensor([-10.0, -19.5, -20.5, -60.0], requires_grad=True)
+    k3 = kl_estimate(logprobs, torch.zeros(4), "k3")
+    gradient = torch.autograd.grad(k3.sum(), logprobs)[0]
+    assert (k3.diff() > 0).all()
+    assert (gradient.diff() <= 0).all()
+    assert gradient[-1] == pytest.approx(1 - math.exp(20))
+
+
 def test_an_unknown_estimator_is_refused():
     with pytest.raises(ValueError, match="k1, k2 or k3"):
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")

@@ -76,14 +76,15 @@ class FakeSGLang(FakeServer):
     def _generate(self, body: dict[str, Any]) -> Any:
         sampling = body["sampling_params"]
         self.check_ids(sampling.get("logit_bias", {}))
+        top_k = sampling.get("top_k", -1)
         wish = Wish(
             body["rid"],
             tuple(body["input_ids"]),
             sampling["max_new_tokens"],
             sampling.get("sampling_seed", 0),
-            sampling["temperature"],
+            1.0 if top_k == 1 else sampling["temperature"],  # its greedy mode has none
             sampling.get("top_p", 1.0),
-            sampling.get("top_k", -1),
+            top_k,
             tuple(sampling.get("stop_token_ids", ())),
             tuple(body.get("token_ids_logprob", ())),
         )

@@ -73,6 +73,16 @@ class Late(ENGINE):
         return super().lr_scheduler_step(max(0, version_steps - 1))
 
 
+class Unscheduled(ENGINE):
+    """Changes the rate of its first optimizer alone."""
+
+    def lr_scheduler_step(self, version_steps):
+        self.optimizers, others = self.optimizers[:1], self.optimizers
+        rate = super().lr_scheduler_step(version_steps)
+        self.optimizers = others
+        return rate
+
+
 class Balancing(ENGINE):
     """Has twice the losses of routers that it was set."""
 
@@ -81,6 +91,16 @@ class Balancing(ENGINE):
         if self.routers is not None:
             self.routers.aux_coef *= 2
             self.routers.z_coef *= 2
+
+
+class Uneven(ENGINE):
+    """Divides the losses of routers by the tokens of each micro-batch."""
+
+    def loss_of(self, micro_batch, loss_fn, divisor):
+        if self.routers is not None:
+            lengths = micro_batch.sample.flat_seqlens("packed_input_ids")
+            self._routed.tokens = torch.tensor(float(sum(lengths)))
+        return super().loss_of(micro_batch, loss_fn, divisor)
 
 
 class Adding(ENGINE):
@@ -224,6 +244,18 @@ def contract(engine):
             "the_rate_of_each_step",
             r"has 0\.25 of the peak at step 1 of 10; .* 0\.5",
             "one step late",
+        ),
+        (
+            Unscheduled,
+            "the_schedule_reaches_every_weight",
+            "at 3 times the rate, a first step with optimizer=muon moves .* instead of",
+            "all optimizers",
+        ),
+        (
+            Uneven,
+            "steps_reduce_the_losses_of_routers",
+            "step of gradient descent on 0.5 times router_.*_loss, .* instead of",
+            "over all tokens of a step",
         ),
         (
             Balancing,

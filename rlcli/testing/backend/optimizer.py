@@ -10,13 +10,16 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.errors import UsageError
+from rlcli.testing.arguments import arguments_of
 from rlcli.testing.backend.base import (
+    SETTINGS,
     TOTAL_STEPS,
     BackendChecks,
     Weights,
     answer_loss,
     answer_weight,
     batch,
+    distance,
     source_of,
     train,
 )
@@ -109,6 +112,38 @@ class OptimizerChecks(BackendChecks):
                 "compute the rate from version_steps alone; keep no count",
                 source_of(engine, "lr_scheduler_step"),
             )
+
+    def test_the_schedule_reaches_every_weight(self) -> None:
+        """a first step moves all weights in proportion to its rate, with every optimizer"""
+        self.trained_engine()
+        self.require_settings("lr", "warmup_steps")
+        for choice in self._optimizers():
+            low, small = self._first_step(0, **choice)
+            high, large = self._first_step(2, **choice)
+            for name, moved in small.items():
+                expected = moved * (high / low)
+                if distance(large[name], expected, least=1e-3) > 1e-3:
+                    optimizer = "".join(f" with optimizer={value}" for value in choice.values())
+                    raise Violation(
+                        f"at {high / low:.3g} times the rate, a first step{optimizer} moves {name} "
+                        f"by {large[name].norm():.3g} instead of {expected.norm():.3g}",
+                        "set the rate of all groups of all optimizers",
+                        source_of(self.trained_engine(), "lr_scheduler_step"),
+                    )
+
+    def _optimizers(self) -> list[dict[str, Any]]:
+        """The settings that choose each optimizer that the backend has."""
+        choices = [one for one in arguments_of(self.backend()) if one.name == "optimizer"]
+        return [{one.name: value} for one in choices for value in (one.default, *one.others)] or [
+            {}
+        ]
+
+    def _first_step(self, step: int, **choice: Any) -> tuple[float, Weights]:
+        """The rate of a step that is the first of an engine, and what it adds to the weights."""
+        engine = self.trained_engine(**SETTINGS, **choice)
+        before = self.weights(engine)
+        rate = engine.train_batch(batch(), answer_loss, answer_weight, version_steps=step)["lr"]
+        return rate, {name: weight - before[name] for name, weight in self.weights(engine).items()}
 
     def test_tiny_updates_add_up(self) -> None:
         """in bfloat16, updates too small for 16 bits add up"""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelOutput
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch, source_of
@@ -29,6 +30,8 @@ learning rate lr / eps."""
 DESCENT: dict[str, Any] = {
     "lr": RATE * EPS, "eps": EPS, "weight_decay": 0.0, "max_grad_norm": 1e9,
 }  # fmt: skip
+MICRO_BATCHES = 3
+"""Of a step: what a router loses is a mean over the tokens of all of them."""
 DEVIATION = 0.2
 """Share of a reduction that a step may deviate by from that of an infinitely small one."""
 
@@ -37,8 +40,8 @@ class RouterLossChecks(MixtureChecks):
     """For backends with the settings `router_aux_loss_coef` and `router_z_loss_coef`."""
 
     cause = (
-        "a loss of routers is a mean over the layers that have experts; what is reported is what "
-        "is added to the loss, without its coefficient"
+        "a loss of routers is a mean over the layers that have experts and over all tokens of a "
+        "step; what is reported is what is added to the loss, without its coefficient"
     )
 
     def test_the_auxiliary_loss_of_routers_without_preferences(self) -> None:
@@ -96,7 +99,8 @@ def _no_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
 
 def _step(engine: Any, name: str) -> Stats:
     """The stats of a step, which report a loss of routers; skips the check if they do not."""
-    stats: Stats = engine.train_batch(batch(), _no_loss, answer_weight)
+    cut = MicroBatchSpec(n_mbs=MICRO_BATCHES)
+    stats: Stats = engine.train_batch(batch(), _no_loss, answer_weight, mb_spec=cut)
     skip_if(name not in stats, f"does not report {name}")
     return stats
 

@@ -32,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_p 0.9": {"top_p": 0.9},
     "top_p 0.9 at temperature 0.7": {"top_p": 0.9, "temperature": 0.7},
     "top_k 1": {"top_k": 1},
+    "greedy at temperature 0.7": {"greedy": True, "temperature": 0.7},
     "top_p 1e-6": {"top_p": 1e-6},
     "a stop token": {"stop_token_ids": (STOP,)},
     "min_new_tokens 2": {"min_new_tokens": 2},
@@ -151,8 +152,8 @@ def shares(logits: np.ndarray, gconfig: GenerationHyperparameters, is_early: boo
     if is_early:
         probs[END] = 0
     order = np.argsort(-probs)
-    if gconfig.top_k:
-        probs[order[gconfig.top_k :]] = 0
+    if top_k := 1 if gconfig.greedy else gconfig.top_k:
+        probs[order[top_k:]] = 0
     probs /= probs.sum()
     likelier = probs[order].cumsum() - probs[order]
     probs[order[likelier >= gconfig.top_p]] = 0

@@ -78,6 +78,22 @@ def test_updates_are_those_of_the_optimizer_of_torch(shape, monkeypatch):
     assert (ours - random(*shape)).abs().max() > 0.02
 
 
+def updated(parameter, gradient):
+    parameter = torch.nn.Parameter(parameter.clone())
+    parameter.grad = gradient
+    groups_ = [{"params": [parameter], "weight_decay": 0.1}]
+    Muon(groups_, lr=0.02, momentum=0.95, dtype=torch.float32).step()
+    return parameter.detach()
+
+
+def test_a_stack_is_updated_like_its_matrices():
+    stack, gradients = random(3, 8, 5), random(3, 8, 5, seed=1)
+    gradients[2] = 0.0  # an expert that no token was sent to
+    expected = torch.stack(list(map(updated, stack, gradients)))
+    torch.testing.assert_close(updated(stack, gradients), expected)
+    torch.testing.assert_close(expected[2], stack[2] * (1 - 0.02 * 0.1))
+
+
 def test_an_update_has_the_size_of_one_of_adamw():
     parameter = torch.nn.Parameter(torch.zeros(64, 256))
     parameter.grad = random(64, 256)

@@ -200,6 +200,7 @@ def test_advantages_are_zero_where_outcomes_do_not_differ(baseline, scale):
         dense([0.1, 0.7], [0.7, 0.1]),
         dense([0.1, 0.2], [0.3, 0.0, 0.0]),
         dense([1.0, 0.1, 0.2, -1.3], [0.0]),
+        dense([1000.1, 200.2, -1200.3], [0.0]),
     ):
         assert set(advantages(inputs, baseline=baseline, scale=scale)) == {0.0}
 
@@ -213,6 +214,7 @@ def test_advantages_are_zero_where_rewards_to_go_do_not_differ(baseline, scale):
         dense([0.1, 0.7, -0.3], [0.1, 0.7, -0.3]),
         dense([0.1, 0.2, 0.3], [0.1, 0.2, 0.3 + 1e-8]),
         dense([0.0, 1.0], [0.0, 0.0, 1.0]),
+        dense([0.7, -0.2, -0.1], [0.0]),  # credits of 0.4, -0.3 and -0.1
     ):
         settings = {"baseline": baseline, "scale": scale, "credit": "to_go"}
         assert set(advantages(inputs, **settings)) == {0.0}
@@ -236,6 +238,14 @@ def test_what_was_earned_before_is_no_advantage_of_later_actions(scale):
     assert float(torch.cat([first, second]).abs().max()) < (2.1 if scale == "none" else 1.5)
 
 
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_rewards_to_go_are_divided_by_the_standard_deviation_of_credits(scale):
+    """Credits 2, 1 and 4, 3: their turns have the means 3/2 and 7/2, of variance 2, and vary by
+    1/4 within; together a standard deviation of 3/2."""
+    estimates = advantages(dense([1.0, 1.0], [1.0, 3.0]), scale=scale, credit="to_go")
+    assert estimates == pytest.approx([-1 / 3, -1, 1, 1 / 3], rel=1e-5)
+
+
 def three_episodes_of_two_turns():
     """Each turn earns 1, the last turn of the last two episodes 2; a fourth episode ends after its
     first turn. A token is observed between turns."""
@@ -256,6 +266,21 @@ def test_turns_are_compared_with_the_same_turn_of_others(
     first, second, third, fourth = estimates[0:10:3]
     assert fourth <= first <= second == third
     assert first + second + third + fourth == pytest.approx(0, abs=1e-6)
+
+
+def test_turns_are_not_compared_with_those_of_other_prompts():
+    one = three_episodes_of_two_turns()
+    other = replace(one, rewards=one.rewards * torch.arange(1.0, 11.0))
+    both = Trajectories(
+        torch.cat([one.rewards, other.rewards]),
+        torch.cat([one.values, other.values]),
+        torch.cat([one.mask, other.mask]),
+        [*one.seqlens, *other.seqlens],
+        torch.cat([one.group, other.group + 1]),
+        torch.cat([one.bootstrap, other.bootstrap]),
+    )
+    expected = [*advantages(one, credit="to_go"), *advantages(other, credit="to_go")]
+    assert advantages(both, credit="to_go") == pytest.approx(expected)
 
 
 def test_advantages_in_a_group_ignore_shift_and_scale_of_rewards():

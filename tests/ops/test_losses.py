@@ -19,12 +19,13 @@ def test_nan_in_masked_values_reaches_neither_loss_nor_gradient():
 
 @pytest.mark.parametrize("kind", ["mse", "huber"])
 def test_critic_loss_takes_the_worse_of_clipped_and_unclipped(kind):
-    values, old = torch.tensor([1.0, 1.0, 30.0]), torch.tensor([0.0, 0.0, 0.0])
-    returns, mask = torch.tensor([1.0, 0.0, 0.0]), torch.ones(3, dtype=torch.bool)
+    """Three of five values are right, but further from the old ones than the clip."""
+    values, old = torch.tensor([1.0, -1.0, 30.2, 1.0, 30.0]), torch.zeros(5)
+    returns, mask = torch.tensor([1.0, -1.0, 30.2, 0.0, 0.0]), torch.ones(5, dtype=torch.bool)
     loss, stats = ppo_critic_loss(values, old, returns, mask, 0.2, kind)
     far = 0.5 * 900 if kind == "mse" else 10 * (30 - 5)
-    assert float(loss) == pytest.approx(0.5 * 0.8**2 + 0.5 * 1.0 + far)
-    assert float(stats["value_clip_fraction"]) == 1
+    assert float(loss) == pytest.approx(0.8**2 + far + 0.5 * 1.0 + far)
+    assert float(stats["value_clip_fraction"]) == 3
 
 
 def test_values_that_moved_less_than_the_clip_do_not_count_as_clipped():

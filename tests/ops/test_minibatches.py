@@ -35,6 +35,7 @@ def test_the_order_within_a_minibatch_does_not_depend_on_that_of_the_batch():
 def test_neighbours_are_spread_over_all_minibatches_and_epochs_differ():
     parts = members(list(range(40)), 4, 0, 0)
     assert all([i // 4 for i in minibatch] == list(range(10)) for minibatch in parts)
+    assert all(len({i % 4 for i in minibatch}) > 1 for minibatch in parts)
     assert parts != members(list(range(40)), 4, 0, 1)
     assert parts != members(list(range(40)), 4, 1, 0)
     assert parts == members(list(range(40)), 4, 0, 0)

@@ -52,7 +52,7 @@ def test_clipped_terms_equal_those_worked_by_hand():
     assert one_token(-1.0, 0.5) == pytest.approx(0.8)
     assert one_token(-1.0, 4.0) == pytest.approx(4.0)
     assert one_token(-1.0, 4.0, c_clip=3.0) == pytest.approx(3.0)
-    assert one_token(1.0, 4.0, c_clip=3.0) == pytest.approx(-1.2), (
+    assert one_token(1.0, 4.0, c_clip=1.1) == pytest.approx(-1.2), (
         "dual clip is for negative advantages"
     )
 
@@ -318,6 +318,9 @@ class TestEveryLoss:
         columns = [torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(3)]
         mask = torch.tensor([True, True, False, True, True, False, True])
         expected, stats = self.loss(name, Actions(*columns, mask, [4, 3, 3]))
+        assert float(stats["approx_kl"]) == pytest.approx(
+            float((columns[1] - columns[0])[mask].sum())
+        )
         parts = [
             self.loss(
                 name,
@@ -386,6 +389,8 @@ def test_a_sequence_has_one_weight_of_the_tokens_that_are_trained_on():
         ratios, **arguments, level="sequence", cap=1.9, floor=0.5, mode="truncate"
     )
     assert (weights, remaining) == ([0, 1.9, 1.9, 0.5, 0.5], mask)
+    weights, _ = weights_of([1e12, 1e-10], [True, True], level="sequence")
+    assert weights == pytest.approx([100.0, 100.0], rel=1e-4), "ratios are bounded as a product"
 
 
 def test_weights_do_not_read_masked_tokens():

@@ -25,6 +25,12 @@ def test_the_score_is_added_to_the_kl_penalty_of_the_last_response_token():
     torch.testing.assert_close(rewards, torch.tensor([0.0, -0.1, -0.2 + 5.0, 0.1 + 7.0]))
 
 
+def test_a_last_action_that_is_not_of_the_response_gets_no_score():
+    mask = torch.tensor([True, False, False, True])
+    rewards = token_rewards(torch.tensor([9.0, 1.0]), torch.zeros(4), mask, [3, 3], 0.1)
+    assert rewards.tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
 def test_a_sequence_without_actions_gets_no_reward():
     mask = torch.tensor([False, True])
     rewards = token_rewards(torch.tensor([9.0, 1.0, 9.0]), torch.zeros(2), mask, [1, 3, 1], 0.1)

@@ -95,6 +95,7 @@ SMOLLM2 = {"of_token": 3_540_000, "of_key": 1152}
         (2000, 1500, True, True),
         (20000, 19000, True, True),
         (20000, 5000, False, True),
+        (20000, 3000, False, False),
     ],
 )
 def test_sharing_pays_where_it_saves_more_than_a_mask_costs(length, shared, masked, skipped):

@@ -16,7 +16,7 @@ from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train, weights_apart
 from rlcli.testing.backend.lifecycle import held_bytes
 from rlcli.testing.backend.ranks import RanksChecks
-from rlcli.testing.backend.state import restore, save
+from rlcli.testing.backend.state import StateChecks, restore, save
 from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -209,6 +209,18 @@ def test_closing_a_single_engine_destroys_its_process_group():
         train(engine, 0)
         engine.close()
         assert not dist.is_initialized()
+
+
+class HostState(StateChecks):
+    name = "deepspeed"
+    families = ("llama",)
+
+
+@pytest.mark.parametrize("offloaded", [TestOffloadedOptimizer, TestOffloadedParameters])
+def test_training_with_state_in_host_memory_continues_bit_for_bit(offloaded, tmp_path):
+    checks = HostState()
+    checks.args = offloaded.args
+    checks.test_a_checkpoint_continues_bit_for_bit(tmp_path)
 
 
 def test_contradictory_offload_settings_are_refused():

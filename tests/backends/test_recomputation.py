@@ -85,5 +85,6 @@ def test_inputs_of_layers_are_copied_to_the_host_and_change_no_bit(copied, subje
     config = leaving.lm.config
     hidden_states = [shape for shape in copied if shape[::2] == (1, config.hidden_size)]
     assert len(hidden_states) >= config.num_hidden_layers
+    assert all(len(shape) > 1 for shape in copied), "numbers of which a token has but one stay"
     assert not {*copied} & {tuple(parameter.shape) for parameter in leaving.lm.parameters()}
     assert_same_weights(staying, leaving)

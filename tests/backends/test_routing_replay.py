@@ -10,6 +10,7 @@ from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
 from rlcli.api.model import Model
+from rlcli.backends._routing_replay import RoutedLayers
 from rlcli.errors import ModelError
 from rlcli.interfaces._responses import sample_responses
 from rlcli.interfaces.ppo_actor import PPOActorInterface
@@ -194,6 +195,12 @@ def test_experts_beyond_255_fit_their_dtype_on_any_rank():
     assert run_on_ranks(2, drawn) == [expected, expected]
 
 
+@pytest.mark.parametrize(("experts", "dtype"), [(256, torch.uint8), (257, torch.int16)])
+def test_records_have_the_smallest_dtype_that_holds_every_expert(experts, dtype):
+    assert RoutedLayers((0,), 1, experts, 2).no_tokens.dtype == dtype
+    assert torch.iinfo(dtype).max >= experts - 1
+
+
 def test_routers_that_choose_in_several_steps_are_refused():
     sampler = Sampler().engine("mixtral")
     for router in sampling_routers(sampler):
@@ -234,6 +241,14 @@ def test_experts_that_a_model_lacks_are_refused(family, finding):
         Trainer().engine(family).train_batch(
             with_experts(batch(), "mixtral"), answer_loss, answer_weight
         )
+
+
+@pytest.mark.parametrize(("layers", "per_token"), [(1, 2), (3, 2), (2, 1), (2, 3)])
+def test_experts_of_a_model_of_other_sizes_are_refused(layers, per_token):
+    replayed = RoutedLayers((0, 2), 4, 8, 2)
+    replayed.check(torch.zeros(5, 2, 2), "actor")
+    with pytest.raises(ModelError, match=f"{per_token} experts per token in {layers} layers"):
+        replayed.check(torch.zeros(5, layers, per_token), "actor")
 
 
 def test_a_sampler_reports_experts_only_if_it_is_asked_and_has_routers():

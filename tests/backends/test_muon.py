@@ -87,7 +87,7 @@ def updated(parameter, gradient):
 
 
 def test_a_stack_is_updated_like_its_matrices():
-    stack, gradients = random(3, 8, 5), random(3, 8, 5, seed=1)
+    stack, gradients = random(3, 5, 8), random(3, 5, 8, seed=1)
     gradients[2] = 0.0  # an expert that no token was sent to
     expected = torch.stack(list(map(updated, stack, gradients)))
     torch.testing.assert_close(updated(stack, gradients), expected)

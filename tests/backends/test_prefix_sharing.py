@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.operations import Products
 from rlcli.backends._prefix_sharing import PrefixSharing
 from rlcli.backends._transformers import PackedModel
 from rlcli.ops.shared_prefixes import Work
@@ -194,6 +195,12 @@ DISTINCT = 24 + 3 + 7 + (2 + 7) + 17 + 5 + 2
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_an_engine_computes_a_prompt_once(family):
     assert rows_computed(Subject().engine(family)) == [DISTINCT]
+
+
+@pytest.mark.parametrize(("device", "skips_hidden"), [("cpu", False), ("cuda", True)])
+def test_what_pays_follows_from_the_products_of_tokens_and_of_pairs(device, skips_hidden):
+    sharing = PrefixSharing.of(Products(1.0, 2.0, 3.0), torch.device(device), None)
+    assert sharing.work == Work(of_token=1.0, of_key=2.0, skips_hidden=skips_hidden)
 
 
 def test_the_setting_turns_sharing_off():

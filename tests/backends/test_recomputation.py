@@ -4,9 +4,10 @@ from typing import ClassVar
 
 import pytest
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import FlopCounterMode
 
-from rlcli.backends._recomputation import _moved_to_host
+from rlcli.backends._recomputation import _moved_to_host, _policy
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train
 
@@ -55,6 +56,15 @@ def test_selective_recomputation_repeats_no_product_with_a_weight_and_changes_no
         products.append(sum(by_operation.get(each, 0) for each in (aten.mm, aten.addmm)))
     assert products[0] == products[1] < products[2]
     assert_same_weights(*engines)
+
+
+def test_selective_recomputation_keeps_products_with_weights_and_the_results_of_attention():
+    on_gpus = aten._scaled_dot_product_flash_attention.default
+    on_cpus = aten._scaled_dot_product_flash_attention_for_cpu.default
+    for operation in (aten.mm.default, aten.addmm.default, on_gpus, on_cpus):
+        assert _policy(None, operation) == CheckpointPolicy.MUST_SAVE
+    for operation in (aten.bmm.default, aten.silu.default):
+        assert _policy(None, operation) == CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @pytest.fixture

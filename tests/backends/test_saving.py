@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from rlcli.api.model_skeleton import skeleton
-from rlcli.backends._saving import _written_aside, describe
+from rlcli.backends._saving import LONGEST, SavingRanks, _written_aside, describe
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
@@ -71,6 +71,30 @@ def test_an_error_of_the_writing_rank_is_raised_on_all_ranks(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "fine"]
 
 
+def test_a_long_error_is_cut_for_other_ranks():
+    ranks = SavingRanks(leads=True, groups=(), device=torch.device("cpu"))
+    assert ranks.hear() == ""
+    assert ranks.hear("x" * (LONGEST + 1)) == "x" * LONGEST
+    assert ranks.hear("é" * LONGEST) == "é" * (LONGEST // 2)
+
+
+def test_an_error_is_heard_along_every_dimension_of_a_mesh():
+    def work(rank):
+        mesh = mesh_of_ranks(dp=2, tp=2)
+        groups = [mesh[dimension].get_group() for dimension in ("dp", "tp")]
+        ranks = SavingRanks(leads=rank == 0, groups=groups, device=torch.device("cpu"))
+        return ranks.hear("0 the disk is full" if ranks.leads else "")
+
+    assert run_on_ranks(4, work) == ["0 the disk is full"] * 4
+
+
+def test_a_folder_replaces_that_of_the_same_name(tmp_path):
+    for text in ("first", "second"):
+        with _written_aside(tmp_path / "actor") as folder:
+            (folder / text).write_text(text)
+    assert [path.name for path in (tmp_path / "actor").iterdir()] == ["second"]
+
+
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     killed = _written_aside(tmp_path / "actor")
     (killed.__enter__() / "model.safetensors").write_text("half")
@@ -97,6 +121,7 @@ def test_generation_settings_that_transformers_finds_inconsistent_are_saved(tmp_
     settings = {"temperature": 0.9, "top_p": 0.6, "max_length": 4096}  # no do_sample
     saved, _ = described(settings, tmp_path / "model")
     assert saved.items() >= settings.items()
+    assert saved["pad_token_id"] == as_transformers(byte_tokenizer(chat=True)).pad_token_id
 
 
 @pytest.mark.parametrize(
@@ -114,7 +139,10 @@ def test_all_parts_of_a_configuration_have_the_dtype_of_the_files(tmp_path):
     text = {"vocab_size": 97, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
             "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
     config = AutoConfig.for_model("gemma3", text_config=text)
-    describe(skeleton(config, "lm", torch.float32), torch.bfloat16, None, str(tmp_path))
+    lm = skeleton(config, "lm", torch.float32)
+    own = lm.config.to_dict()
+    describe(lm, torch.bfloat16, None, str(tmp_path))
+    assert lm.config.to_dict() == own
     saved = json.loads((tmp_path / "config.json").read_text())
     parts = (saved, saved["text_config"], saved["vision_config"])
     assert [part["dtype"] for part in parts] == ["bfloat16"] * 3

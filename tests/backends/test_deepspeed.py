@@ -3,6 +3,7 @@ host memory, and checkpoints shared with fsdp."""
 
 import gc
 import logging
+import os
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlcli.backends._zero import import_deepspeed
+from rlcli.backends._zero import configuration, import_deepspeed
 from rlcli.errors import UsageError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train, weights_apart
@@ -188,7 +189,8 @@ def test_recomputation_changes_no_bit_of_the_weights(stage, recompute):
     assert all(map(torch.equal, weights(), recomputed))
 
 
-def test_the_library_leaves_signals_logging_and_torch_unchanged():
+def test_the_library_leaves_signals_logging_torch_and_the_environment_unchanged(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
     handlers = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -200,6 +202,7 @@ def test_the_library_leaves_signals_logging_and_torch_unchanged():
     assert torch.nn.functional.linear is product
     assert logging.getLogger().handlers == root
     assert not logging.getLogger("DeepSpeed").handlers
+    assert os.environ["LOCAL_RANK"] == "3"
     assert not dist.is_initialized()
 
 
@@ -221,6 +224,15 @@ def test_training_with_state_in_host_memory_continues_bit_for_bit(offloaded, tmp
     checks = HostState()
     checks.args = offloaded.args
     checks.test_a_checkpoint_continues_bit_for_bit(tmp_path)
+
+
+def test_vectors_stay_whole_and_only_what_is_set_is_offloaded():
+    shapes = [torch.Size([64, 8]), torch.Size([48]), torch.Size([8])]
+    settings = TestStage3().backend(offload_optimizer=True)
+    zero = configuration(settings, shapes, torch.device("cpu"))["zero_optimization"]
+    assert zero["stage3_param_persistence_threshold"] == 48
+    assert "offload_optimizer" in zero
+    assert "offload_param" not in zero
 
 
 def test_contradictory_offload_settings_are_refused():

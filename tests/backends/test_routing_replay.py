@@ -10,7 +10,7 @@ from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
 from rlcli.api.model import Model
-from rlcli.backends._routing_replay import RoutedLayers
+from rlcli.backends._routing_replay import RoutedLayers, RouterChoices
 from rlcli.errors import ModelError
 from rlcli.interfaces._responses import sample_responses
 from rlcli.interfaces.ppo_actor import PPOActorInterface
@@ -199,6 +199,15 @@ def test_experts_beyond_255_fit_their_dtype_on_any_rank():
 def test_records_have_the_smallest_dtype_that_holds_every_expert(experts, dtype):
     assert RoutedLayers((0,), 1, experts, 2).no_tokens.dtype == dtype
     assert torch.iinfo(dtype).max >= experts - 1
+
+
+def test_choices_are_recorded_only_in_a_pass_that_asks_for_them():
+    lm, tokens = tiny_model("mixtral"), torch.tensor([[3, 1, 4]])
+    routers = RouterChoices(lm, "actor")
+    with routers.recorded() as choices:
+        lm(input_ids=tokens)
+    lm(input_ids=tokens)
+    assert [tuple(of_layer.shape) for of_layer in choices] == [(3, 2)] * 2
 
 
 def test_routers_that_choose_in_several_steps_are_refused():

@@ -140,9 +140,9 @@ def test_all_parts_of_a_configuration_have_the_dtype_of_the_files(tmp_path):
             "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
     config = AutoConfig.for_model("gemma3", text_config=text)
     lm = skeleton(config, "lm", torch.float32)
-    own = lm.config.to_dict()
+    configuration = lm.config.to_dict()
     describe(lm, torch.bfloat16, None, str(tmp_path))
-    assert lm.config.to_dict() == own
+    assert lm.config.to_dict() == configuration
     saved = json.loads((tmp_path / "config.json").read_text())
     parts = (saved, saved["text_config"], saved["vision_config"])
     assert [part["dtype"] for part in parts] == ["bfloat16"] * 3

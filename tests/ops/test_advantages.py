@@ -269,17 +269,17 @@ def test_turns_are_compared_with_the_same_turn_of_others(
 
 
 def test_turns_are_not_compared_with_those_of_other_prompts():
-    one = three_episodes_of_two_turns()
-    other = replace(one, rewards=one.rewards * torch.arange(1.0, 11.0))
+    first = three_episodes_of_two_turns()
+    second = replace(first, rewards=first.rewards * torch.arange(1.0, 11.0))
     both = Trajectories(
-        torch.cat([one.rewards, other.rewards]),
-        torch.cat([one.values, other.values]),
-        torch.cat([one.mask, other.mask]),
-        [*one.seqlens, *other.seqlens],
-        torch.cat([one.group, other.group + 1]),
-        torch.cat([one.bootstrap, other.bootstrap]),
+        torch.cat([first.rewards, second.rewards]),
+        torch.cat([first.values, second.values]),
+        torch.cat([first.mask, second.mask]),
+        [*first.seqlens, *second.seqlens],
+        torch.cat([first.group, second.group + 1]),
+        torch.cat([first.bootstrap, second.bootstrap]),
     )
-    expected = [*advantages(one, credit="to_go"), *advantages(other, credit="to_go")]
+    expected = [*advantages(first, credit="to_go"), *advantages(second, credit="to_go")]
     assert advantages(both, credit="to_go") == pytest.approx(expected)
 
 

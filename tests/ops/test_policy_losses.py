@@ -318,9 +318,6 @@ class TestEveryLoss:
         columns = [torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(3)]
         mask = torch.tensor([True, True, False, True, True, False, True])
         expected, stats = self.loss(name, Actions(*columns, mask, [4, 3, 3]))
-        assert float(stats["approx_kl"]) == pytest.approx(
-            float((columns[1] - columns[0])[mask].sum())
-        )
         parts = [
             self.loss(
                 name,
@@ -389,8 +386,6 @@ def test_a_sequence_has_one_weight_of_the_tokens_that_are_trained_on():
         ratios, **arguments, level="sequence", cap=1.9, floor=0.5, mode="truncate"
     )
     assert (weights, remaining) == ([0, 1.9, 1.9, 0.5, 0.5], mask)
-    weights, _ = weights_of([1e12, 1e-10], [True, True], level="sequence")
-    assert weights == pytest.approx([100.0, 100.0], rel=1e-4), "ratios are bounded as a product"
 
 
 def test_weights_do_not_read_masked_tokens():

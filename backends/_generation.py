@@ -258,10 +258,9 @@ class BatchDecoder:
 
     def passes(self, cache: SlotCache, rows: ActiveRows) -> Passes:
         """Passes that draw one more token for every active row."""
-
-        def next_tokens(size: PassSize) -> None:
-            self._next_tokens(cache, rows, size)
-
+        # cheaper per operation; what outlives a pass was allocated before it
+        without_gradients = torch.inference_mode if self.device.type == "cpu" else torch.no_grad
+        next_tokens = without_gradients()(partial(self._next_tokens, cache, rows))
         if not self._captures:
             return Passes(next_tokens)
         # casts that autocast remembers would be in a graph's memory

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,6 +14,7 @@ from rlcli.api.model_source import parameter_places
 from rlcli.ops.packed_product import packed, product
 
 from ._packable import is_plain_linear
+from ._tensor_plan import planned_styles
 from ._transformers import PackedModel
 
 
@@ -30,11 +32,8 @@ class GenerationCopy:
         self.lm = PackedModel(skeleton, compute_dtype).lm
         self._dtype = compute_dtype
         self._places = parameter_places(self.lm)
-        self._can_pack = can_pack
-        if can_pack:
-            for module in self.lm.modules():
-                if is_plain_linear(module):
-                    module.forward = partial(_linear, module)  # type: ignore[method-assign]
+        groups = layers_by_input(self.lm) if can_pack else []
+        self._products = [JointProduct(layers) for layers in groups]
 
     @contextmanager
     def of(
@@ -51,25 +50,66 @@ class GenerationCopy:
         empty = dict(self.lm.named_parameters())
         try:
             for name, parameter in parameters:
-                self._fill(name, parameter, empty[name].requires_grad, packs and self._can_pack)
+                self._fill(name, parameter, empty[name].requires_grad)
+            for joint in self._products if packs else ():
+                joint.pack()
             yield self.lm
         finally:
             for name, parameter in empty.items():
                 for owner, attribute in self._places[name]:
                     setattr(owner, attribute, parameter)
 
-    def _fill(self, name: str, value: torch.Tensor, requires_grad: bool, packs: bool) -> None:
+    def _fill(self, name: str, value: torch.Tensor, requires_grad: bool) -> None:
         for module, attribute in self._places[name]:
             is_multiplied = is_plain_linear(module) and attribute == "weight"
             matrix = value.to(self._dtype) if is_multiplied else value
-            if is_multiplied and packs:
-                matrix = packed(matrix)
             setattr(module, attribute, nn.Parameter(matrix, requires_grad=requires_grad))
 
 
-def _linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """The forward pass of a linear layer whose weight may be packed."""
-    if not layer.weight.is_mkldnn:
-        return product(x, layer.weight, layer.bias)
-    dtype = layer.weight.dtype
-    return product(x.to(dtype), layer.weight, None if layer.bias is None else layer.bias.to(dtype))
+class JointProduct:
+    """Linear layers that multiply the same input. With packed weights, the first call computes all
+    of their results, by one product: to start one takes oneDNN as long as a tenth of a product of
+    a single row."""
+
+    def __init__(self, layers: Sequence[nn.Linear]):
+        self._layers = layers
+        self._input: torch.Tensor | None = None
+        self._results: dict[nn.Linear, torch.Tensor] = {}
+        """Of layers that have not been called with the input yet."""
+        for layer in layers:
+            layer.forward = partial(self._result, layer)  # type: ignore[method-assign]
+
+    def pack(self) -> None:
+        """The first layer then holds the matrices of all, packed as one, and their biases."""
+        weights, biases = zip(*((layer.weight, layer.bias) for layer in self._layers), strict=True)
+        for layer in self._layers:
+            layer.weight = nn.Parameter(layer.weight.new_empty(0))
+        first = self._layers[0]
+        first.weight = nn.Parameter(packed(torch.cat(weights)))
+        if first.bias is not None:
+            first.bias = nn.Parameter(torch.cat(biases).to(first.weight.dtype))
+
+    def _result(self, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self._layers[0].weight, self._layers[0].bias
+        if not weight.is_mkldnn:
+            return product(x, layer.weight, layer.bias)
+        if x is not self._input or layer not in self._results:
+            joint = product(x.to(weight.dtype), weight, bias)
+            parts = joint.split([each.out_features for each in self._layers], -1)
+            self._input, self._results = x, dict(zip(self._layers, parts, strict=True))
+        result = self._results.pop(layer)
+        if not self._results:
+            self._input = None
+        return result.contiguous()
+
+
+def layers_by_input(lm: nn.Module) -> list[list[nn.Linear]]:
+    """The plain linear layers of a model, those that multiply the same input together: parts of one
+    module that a tensor-parallel plan divides by columns."""
+    styles = planned_styles(lm)
+    groups: dict[tuple[object, ...], list[nn.Linear]] = defaultdict(list)
+    for name, layer in lm.named_modules():
+        if is_plain_linear(layer):
+            parent = name.rpartition(".")[0] if styles.get(name) == "colwise" else name
+            groups[parent, layer.in_features, layer.bias is None].append(layer)
+    return list(groups.values())

@@ -17,21 +17,37 @@ from ._packable import is_norm
 def styles_of(lm: Any, role: str, supported: Collection[str]) -> dict[str, str]:
     """Name of each module that the plan or rlcli covers → its style, one of those that are
     `supported`. Raises ModelError."""
-    plan: dict[str, str] = getattr(lm, "tp_plan", None) or {}
+    plan = _plan_of(lm)
     if not any(style.startswith("rowwise") for style in plan.values()):
         raise _cannot_split(lm, role, "transformers has no tensor-parallel plan for it")
-    patterns = {name: re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name, _ in lm.named_modules()}
-    styles = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
+    styles = planned_styles(lm)
     styles |= _at_the_ends(lm)
     styles |= _left_out(lm, styles)
     # such as those of experts
-    of_parameters = {style for name, style in plan.items() if name not in patterns.values()}
+    of_modules = {_pattern_of(name) for name, _ in lm.named_modules()}
+    of_parameters = {style for name, style in plan.items() if name not in of_modules}
     unknown = sorted((of_parameters | set(styles.values())) - set(supported))
     if unknown:
         raise _cannot_split(
             lm, role, f"its plan asks for {', '.join(unknown)}, which the backend does not know"
         )
     return styles
+
+
+def planned_styles(lm: nn.Module) -> dict[str, str]:
+    """Name of each module that the plan covers → its style there."""
+    plan = _plan_of(lm)
+    patterns = {name: _pattern_of(name) for name, _ in lm.named_modules()}
+    return {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
+
+
+def _plan_of(lm: nn.Module) -> dict[str, str]:
+    return getattr(lm, "tp_plan", None) or {}
+
+
+def _pattern_of(name: str) -> str:
+    """The name of a module as plans have it: a layer's number is a star."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def _at_the_ends(lm: Any) -> dict[str, str]:

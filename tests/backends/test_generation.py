@@ -157,22 +157,27 @@ def test_weights_are_cast_once_per_call(backend, degrees, tied):
 
 
 class PackingCounter(TorchDispatchMode):
-    """Counts the weights that are packed."""
+    """Counts the weights that are packed, and the products with them."""
 
-    count = 0
+    count = products = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func is torch.ops.mkldnn._reorder_linear_weight.default
+        self.products += func is torch.ops.mkldnn._linear_pointwise.default
         return func(*args, **(kwargs or {}))
+
+
+def matrices_of_llama(lm):
+    """Queries, keys and values of a layer count as one, and so do gate and up."""
+    return 4 * lm.config.num_hidden_layers + 1
 
 
 def test_matrices_are_packed_once_per_call_if_it_has_several_responses():
     """As the plan counts them; they are freed afterwards."""
     lm = tiny_model("llama", tie_word_embeddings=True)
     built = engine("fsdp", lm=lm, dtype="float32")
-    linear = sum(isinstance(module, torch.nn.Linear) for module in built.lm.modules())
     for count, options in {
-        linear: {"responses_per_prompt": 2},
+        matrices_of_llama(lm): {"responses_per_prompt": 2},
         0: {"responses_per_prompt": 2, "max_new_tokens": 7},
     }.items():
         with PackingCounter() as packing:
@@ -191,7 +196,32 @@ def test_matrices_in_16_bits_are_packed_for_a_single_response_unless_it_is_short
     if not can_pack(torch.device("cpu"), torch.bfloat16):
         pytest.skip("this processor has no products in bfloat16")
     built = engine("fsdp", lm=tiny_model("llama"), dtype="bfloat16")
-    linear = sum(isinstance(module, torch.nn.Linear) for module in built.lm.modules())
     with PackingCounter() as packing:
         generate(built, prompts().select_indices([0]), [1], max_new_tokens=new_tokens)
-    assert packing.count == share * linear
+    assert packing.count == share * matrices_of_llama(built.lm)
+
+
+@pytest.mark.parametrize(
+    ("family", "matrices_of_layer"),
+    [("llama", 4), ("qwen2", 4), ("qwen3", 4), ("gemma2", 4), ("olmo2", 6), ("gpt_neox", 4)],
+)
+def test_layers_that_multiply_the_same_input_take_one_product(family, matrices_of_layer):
+    """Queries, keys and values, and gate and up, where the plan of the family says so; GPT-NeoX
+    comes with such matrices."""
+    lm = tiny_model(family)
+    built = engine("inference", lm=lm, dtype="float32")
+    with PackingCounter() as packing:
+        packed = generate(built, responses_per_prompt=2, max_new_tokens=8)
+    assert packing.count == matrices_of_layer * lm.config.num_hidden_layers + 1
+    assert packing.products == packing.count * max(map(len, packed.tokens))
+    stored = generate(built, responses_per_prompt=2, max_new_tokens=7)
+    assert [row[:7].tolist() for row in packed.tokens] == [row.tolist() for row in stored.tokens]
+    scores = torch.cat([row[:7] for row in packed.logprobs])
+    torch.testing.assert_close(scores, torch.cat(stored.logprobs), atol=1e-5, rtol=0)
+
+
+def test_a_loss_can_be_computed_with_the_logprobs_of_responses():
+    responses = generate(engine("inference"), responses_per_prompt=3, max_concurrent_responses=2)
+    weight = torch.ones((), requires_grad=True)
+    (weight * torch.cat(responses.logprobs)).sum().backward()
+    torch.testing.assert_close(weight.grad, torch.cat(responses.logprobs).sum())

@@ -103,7 +103,8 @@ NOT_HERE = {
         "names devices to servers of its own, which no pretend device can run"
     ),
     "backends/_product_speed.py": "measures the speed of the host",
-    "backends/_generation_copy.py _linear": "multiplies with weights in an order of the host",
+    "backends/_generation_copy.py JointProduct.pack": "packs weights in an order of the host",
+    "backends/_generation_copy.py JointProduct._result": "multiplies with weights in that order",
     "backends/_server_experts.py": "is on the host",
     "backends/_training_memory.py TrainingMemory.savings": "speaks of a device, and uses none",
     "backends/_decoding_rows.py uniforms": "is for checks, which read the numbers on the host",

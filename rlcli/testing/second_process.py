@@ -44,6 +44,7 @@ def run_items(
         return ""
     units = _units(items)
     with (
+        _threads(max(1, allowed_cores() // 2)),
         closing(_Unclaimed(len(units))) as unclaimed,
         tempfile.TemporaryFile() as events,
         closing(_Fork(session, reporter, events.fileno())) as second,
@@ -145,9 +146,9 @@ class _Fork:
         try:
             die_with_parent()
             if os.getppid() == parent:
-                _compute_with_one_thread()
                 gc.freeze()  # finalise nothing of the parent's here
-                self._run(items)
+                with _threads(1):
+                    self._run(items)
                 code = 0
         finally:
             os._exit(code)
@@ -250,8 +251,18 @@ def _captured_apart(config: pytest.Config) -> Iterator[None]:
         capture.suspend_global_capture()
 
 
-def _compute_with_one_thread() -> None:
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Within this context, torch computes with at most so many threads, if it is loaded: threads of
+    both processes that share a core wait for each other."""
     torch = sys.modules.get("torch")
+    before = 1 if torch is None else torch.get_num_threads()
     # setting what is set already fails now and then in a fork
-    if torch is not None and torch.get_num_threads() > 1:
-        torch.set_num_threads(1)
+    if torch is None or before <= count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -45,6 +45,8 @@ _WRITING = 0.5
 """Seconds that they need to finish such a report."""
 _SHOW_STACK = getattr(signal, "SIGRTMAX", signal.SIGURG)
 """Makes a rank write where its main thread is, also while it waits in native code."""
+_LOST_PEER = "Connection closed by peer"
+"""In gloo's error on a rank, where another one has died."""
 _WITHOUT_LIMIT = timedelta(days=1)
 """For what gloo waits for: its own clock would count the time in which other processes compute."""
 
@@ -161,6 +163,9 @@ class _Rank:
         if not self.answer.exists():
             return None
         return json.loads(self.answer.read_text())
+
+    def last_output(self) -> str:
+        return self.errors.read_text(errors="replace").strip() if self.errors.exists() else ""
 
     def tell(self, **report: Any) -> None:
         """Write the report atomically: the parent may read it at any time."""
@@ -286,24 +291,18 @@ def _kill(child: int) -> None:
         os.waitpid(child, 0)
 
 
+def _last_words(rank: _Rank) -> str:
+    """What ended a rank in native code, such as a collective that does not match other ranks'."""
+    lines = rank.last_output().splitlines()
+    what = next((line.strip() for line in lines if "what():" in line), "")
+    return what.removeprefix("what():").strip()
+
+
 def _death(ranks: list[_Rank]) -> RankDeath:
-    """The first rank with last output: a collective that does not match other ranks' ends in native
-    code."""
-    words = {
-        rank: rank.errors.read_text(errors="replace").strip()
-        for rank in ranks
-        if rank.errors.exists()
-    }
-    rank = next((rank for rank in ranks if words.get(rank)), ranks[0])
-    last_words = next(
-        (line.strip() for line in words.get(rank, "").splitlines() if "what():" in line), ""
-    )
-    return RankDeath(
-        rank.number,
-        f"died {last_words.removeprefix('what():').strip() or 'without a word'}",
-        words.get(rank, ""),
-        [],
-    )
+    """That of the first rank with last output."""
+    rank = next((rank for rank in ranks if rank.last_output()), ranks[0])
+    words = _last_words(rank) or "without a word"
+    return RankDeath(rank.number, f"died {words}", rank.last_output(), [])
 
 
 def _raise_first_error(
@@ -315,8 +314,11 @@ def _raise_first_error(
         for rank, report in zip(ranks, reports, strict=True)
         if report is not None and "result" not in report
     ]
+    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
     if failed:
         _, rank, report = min(failed, key=lambda entry: entry[0])
+        if _LOST_PEER in report.get("error", "") and any(map(_last_words, unfinished)):
+            raise _death(unfinished)
         if "violation" in report:
             raise Violation(*report["violation"])
         raise RankError(
@@ -325,7 +327,6 @@ def _raise_first_error(
             report["trace"],
             [tuple(frame) for frame in report["frames"]],
         )
-    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
     stacks = {rank.number: rank.stood_at() for rank in unfinished}
     if any(stacks.values()):
         raise RankTimeout(len(ranks), timeout, stacks)

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 
 from rlcli.processes import ProcessClock
 from rlcli.testing.contract import Violation
-from rlcli.testing.ranks import RankError, RankTimeout, mesh_of_ranks, run_on_ranks
+from rlcli.testing.ranks import RankDeath, RankError, RankTimeout, mesh_of_ranks, run_on_ranks
 
 
 def test_ranks_compute_together_and_return_exact_floats():
@@ -108,6 +108,20 @@ def test_a_hanging_rank_is_ended_and_its_stack_is_reported(tmp_path):
 def test_a_rank_that_dies_is_reported():
     with pytest.raises(RankError, match="rank 0: died without a word"):
         run_on_ranks(1, lambda rank: os.kill(os.getpid(), signal.SIGKILL) or {})
+
+
+def test_the_rank_that_died_is_the_cause_where_another_lost_it():
+    def work(rank):
+        if rank == 0:
+            os.write(2, b"terminate called\n  what():  sizes do not match\n")
+        dist.barrier()
+        if rank == 1:
+            raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:26546")
+        time.sleep(100)
+        return {}
+
+    with pytest.raises(RankDeath, match="rank 0: died sizes do not match"):
+        run_on_ranks(2, work)
 
 
 def test_a_result_that_is_not_json_is_an_error_of_the_rank():

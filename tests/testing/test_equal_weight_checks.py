@@ -103,6 +103,27 @@ def test_a_policy_that_ignores_the_temperature_in_training_is_found():
         EqualWeightChecks().test_a_policy_is_at_no_distance_from_itself(rehearsal)
 
 
+@dataclass(kw_only=True)
+class TempersLogProbs(PPOActorInterface):
+    """Log-probs, not logits, are divided by the temperature."""
+
+    def _loss(self, output, batch):
+        sampled_at, self.generation = self.generation, replace(self.generation, temperature=1.0)
+        unscaled = type(output).logprobs
+        scaled = property(lambda each: unscaled.fget(each) / sampled_at.temperature)
+        try:
+            output.__class__ = type("Scaled", (type(output),), {"logprobs": scaled})
+            return super()._loss(output, batch)
+        finally:
+            self.generation = sampled_at
+
+
+@pytest.mark.parametrize("cls", [IgnoresTheTemperature, TempersLogProbs])
+def test_a_temperature_that_does_not_divide_logits_is_found(cls):
+    with pytest.raises(Violation, match=r"at temperature 0\.5, and .+ where logits are divided"):
+        EqualWeightChecks().test_a_temperature_divides_logits(rehearsal_of(cls))
+
+
 def test_a_loss_that_is_divided_by_prompt_tokens_too_is_found():
     with pytest.raises(Violation, match="with short prompts"):
         PromptChecks().test_longer_prompts_change_nothing(rehearsal_of(DividesByAllTokens))

@@ -42,6 +42,8 @@ IS_WEIGHTED = re.compile(
     r"\bweight\s+of\s+a\s+token\b.*\blikelier\s+since\s+it\s+was\s+sampled\b", re.I | re.S
 )
 """What the documentation of an argument says if tokens are weighted by a ratio of probabilities."""
+DIVIDES_LOGITS = re.compile(r"\blogits\b.*\bdivided\b|\bdivides?\b.*\blogits\b", re.I | re.S)
+"""What the documentation of a temperature says that is not one of rewards or weights."""
 OFTEN_SAMPLED = (2, 5)
 """Tokens that a sampler draws twice where it draws others once."""
 NATS = "nats per token"
@@ -72,6 +74,28 @@ class EqualWeightChecks(InterfaceSubject):
                         f"{temperature:g}, though all log-probs are the policy's own",
                         "divide logits by the temperature that sampled; compare like with like",
                         place_of_number(rehearsal, name, outcome),
+                    )
+
+    def test_a_temperature_divides_logits(self, rehearsal: Rehearsal) -> None:
+        """at another temperature, training is that of a model whose logits are divided by it"""
+        make, batch = rehearsal.make, rehearsal.batch
+        at_one = with_temperature(make, make(), 1.0)
+        skip_if(at_one is None, "has no temperature")
+        if hasattr(at_one, "temperature"):
+            self.require_documented_as(DIVIDES_LOGITS, "has no temperature that divides logits")
+        for temperature in TEMPERATURES:
+            interface = with_temperature(make, make(), temperature)
+            tempered = rehearsal.train(batch, model=rehearsal.model(lr=0.0), interface=interface)
+            divided = rehearsal.model(lr=0.0)
+            divided.module.model.head.data /= temperature
+            expected = rehearsal.train(batch, model=divided, interface=at_one)
+            for name, value in tempered.stats.items():
+                if name != "grad_norm" and not _is_close(value, expected.stats[name]):
+                    raise Violation(
+                        f"{name} is {value:.4g} at temperature {temperature:g}, and "
+                        f"{expected.stats[name]:.4g} where logits are divided by it before",
+                        "set output.temperature before output.logprobs",
+                        place_of_number(rehearsal, name, tempered),
                     )
 
     def test_a_distance_from_a_reference_is_the_kl(self, rehearsal: Rehearsal) -> None:
@@ -111,6 +135,10 @@ class EqualWeightChecks(InterfaceSubject):
                 "weight a token with its probability now over that when it was sampled",
                 rehearsal.where,
             )
+
+
+def _is_close(value: float, expected: float) -> bool:
+    return math.isclose(value, expected, rel_tol=SMALL, abs_tol=SMALL)
 
 
 def _after_sampling(rehearsal: Rehearsal, again: Sequence[int]) -> TrainingOutcome:

@@ -139,9 +139,11 @@ LEARNED_BY = {
 
 
 def columns_of_row(row: Mapping[str, Any]) -> list[str]:
-    """The names of a row's fields, and of those in an object: `reward_model.ground_truth`."""
+    """The names of a row's fields, and of those in an object: `reward_model.ground_truth`; each
+    once, though a row may have a field of that name too."""
     objects = {name: value for name, value in row.items() if isinstance(value, dict)}
-    return [*row, *(f"{name}.{key}" for name, value in objects.items() for key in value)]
+    nested = (f"{name}.{key}" for name, value in objects.items() for key in value)
+    return list(dict.fromkeys([*row, *nested]))
 
 
 def with_nested(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -143,8 +143,9 @@ class FileRows:
 
     @property
     def columns_read(self) -> list[str]:
+        """The columns that arguments such as `prompt_key` name."""
         names = (getattr(self, field.name) for field in fields(self) if field.name.endswith("_key"))
-        return [name for name in names if name is not None]
+        return [name for name in names if isinstance(name, str)]
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -149,7 +149,8 @@ class HuggingFace(TextRows):
     def _unclear(self, line: int, row: dict[str, Any]) -> DataError:
         """The error for a row that none of the datasets can read."""
         kinds, columns = self._kinds, columns_of_row(row)
-        nested = [name for name, value in row.items() if is_conversation(value)]
+        lists = {name: value for name, value in row.items() if isinstance(value, list)}
+        nested = [name for name in lists if is_conversation(lists[name])]
         util = replace(self.util, column_argument=COLUMN)
         hint = (
             completion(columns, kinds, self.columns, util.column_setting)

@@ -254,6 +254,27 @@ def test_a_missing_field_of_an_object_is_reported_with_those_that_it_has(tmp_pat
         build(tmp_path, "hf", [VERL], kind="math_prompts", columns=columns)
 
 
+@pytest.mark.parametrize("row", [VERL, VERL | {"reward_model.ground_truth": "3"}])
+def test_a_field_of_an_object_is_reported_once(tmp_path, row):
+    args = {"question_key": "problem", "answer_key": "reward_model.ground_truth"}
+    with pytest.raises(DataError) as caught:
+        build(tmp_path, "math_prompts", [row], **args)
+    assert caught.value.what.count("'reward_model.ground_truth'") == 1
+
+
+def test_a_column_whose_name_has_a_dot_takes_precedence_over_a_field_of_an_object(tmp_path):
+    columns = {"answer": "reward_model.ground_truth"}
+    row = VERL | {"reward_model.ground_truth": "3"}
+    dataset = build(tmp_path, "hf", [row], kind="math_prompts", columns=columns)
+    assert dataset.preview(0).metadata["answer"] == "3"
+
+
+def test_a_single_message_is_not_taken_for_a_list_of_rows(tmp_path):
+    with pytest.raises(DataError) as caught:
+        build(tmp_path, "hf", [{"said": USER}], kind=list(PROMPTS))
+    assert "list of rows" not in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("kinds", "columns", "hint"),
     [

@@ -196,9 +196,11 @@ def _lines(with_empty: bool = False, commands: Sequence[str] = ()) -> Iterator[s
             continue
         command = re.match(r"/[a-z]+(?!\S)", line)
         if command is not None and line.strip() not in commands:
-            available = ", ".join(commands) or "none"
+            problem = f"is not a command (available: {', '.join(commands) or 'none'})"
+            if command[0] in commands:
+                problem = "takes no text"
             hint = "begin the line with a blank to send it to the model"
-            print_talk(f"{command[0]} is not a command (available: {available}); {hint}")
+            print_talk(f"{command[0]} {problem}; {hint}")
         elif with_empty or line.strip():
             yield line
 

@@ -599,9 +599,10 @@ def test_an_answer_leaves_half_of_the_free_positions_to_later_turns(chat_with, m
 
 
 def test_what_looks_like_a_command_is_not_sent_to_the_model(chat_with, heard_conversations):
-    code, _, err = chat_with("/help", "/reset", "/etc/hosts", " /help")
+    code, _, err = chat_with("/help", "/reset", "/reset it", "/etc/hosts", " /help")
     assert code == 0
     assert "/help is not a command (available: /reset)" in err
+    assert "/reset takes no text; begin the line with a blank" in err
     assert [said[-1] for said in heard_conversations[1:]] == [
         ("user", "/etc/hosts"),
         ("user", " /help"),

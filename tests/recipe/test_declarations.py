@@ -230,6 +230,15 @@ def test_arguments_that_contradict_each_other_are_refused(
     assert reported.what.startswith(problem)
 
 
+def test_an_argument_of_a_layer_that_lacks_what_it_needs_comes_with_how_to_remove_it():
+    schedule = "models.actor.backend.args.schedule=constant"
+    with pytest.raises(RecipeError, match="min_lr_ratio needs schedule=linear") as caught:
+        load_recipe("grpo_math", [schedule])
+    (hint,) = (problem.hint for problem in caught.value.problems)
+    assert hint == "models.actor.backend.args.min_lr_ratio=null removes it"
+    load_recipe("grpo_math", [schedule, hint.removesuffix(" removes it")])
+
+
 def test_declared_conditions_of_arguments_name_arguments_and_keys_that_there_are():
     for name in registry.names("interfaces"):
         signature = registry.signature("interfaces", name)

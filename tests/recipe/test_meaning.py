@@ -386,13 +386,13 @@ def test_impossible_hooks_are_refused(override, word):
 
 def test_a_role_that_follows_another_gets_all_that_a_step_trains():
     copy, again, copy_again = (
-        "graph.actor_train.hooks.copy_to=ref",
+        "graph.actor_train.hooks={copy_to: ref, eta: 0.1}",
         "graph.again={model: actor, call: train_step, interface: sft}",
-        "graph.again.hooks.copy_to=ref",
+        "graph.again.hooks={copy_to: ref, eta: 0.1}",
     )
     with pytest.raises(RecipeError, match="ref would lack what again trains") as caught:
         load_recipe("ppo_math", [copy, again])
-    assert caught.value.problems[0].hint == f"set {copy_again}"
+    assert caught.value.problems[0].hint == "move graph.actor_train.hooks to graph.again"
     load_recipe("ppo_math", [again, copy_again])
     load_recipe("ppo_math", [copy, again, copy_again])
 

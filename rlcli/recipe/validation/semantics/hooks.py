@@ -79,9 +79,9 @@ def _training_after_copy(notes: Notes, call: Call, target: str, path: KeyPath) -
     copying = [name for name in updates if graph[name].hooks.copy_to == target]
     if copying and path == ("graph", copying[-1]) and copying[-1] != updates[-1]:
         message = f"{target} would lack what {updates[-1]} trains: {copying[-1]} copies before it"
-        hook = dotted(("graph", updates[-1], "hooks", "copy_to"))
-        needs = roles_and_methods(updates)
-        notes.note("R71", message, (*path, "hooks", "copy_to"), f"set {hook}={target}", needs=needs)
+        hooks, needs = (*path, "hooks"), roles_and_methods(updates)
+        hint = f"move {dotted(hooks)} to {dotted(('graph', updates[-1]))}"
+        notes.note("R71", message, (*hooks, "copy_to"), hint, needs=needs)
 
 
 def _different_heads(notes: Notes, source: str, target: str, hook: KeyPath) -> None:

@@ -53,7 +53,7 @@ def _needs(notes: Notes, kind: str, component: Component, args: KeyPath) -> None
         places: list[KeyPath] = [(*args, argument), (*args, needed)]
         written = f" ({notes.mark(places[1])})" if notes.is_set(places[1]) else ""
         message = f"{problem}{written}"
-        removal = f"{dotted(notes.written(places[0]))}=null removes it"
+        removal = f"remove it, or set {dotted(notes.written(places[0]))}=null"
         hint = removal if notes.is_set(places[0]) else None
         notes.note("R71", message, notes.first_set(*places), hint, needs=places, same=problem)
 

@@ -119,6 +119,8 @@ def prompt_field(fields: dict[str, Any], key: str) -> Prompt:
     if not is_conversation(fields.get(key)):
         return text_field(fields, key)
     messages = _messages(fields, key)
+    if not any(message["content"].strip() for message in messages):
+        raise BadRow(f"field {key!r} has no text")
     if messages[-1]["role"] == "assistant":
         raise BadRow(f"field {key!r} cannot be a prompt: its last message is the assistant's")
     return as_prompt(messages)

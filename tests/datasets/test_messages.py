@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlcli.datasets._messages import read_conversation
+from rlcli.datasets._jsonl import BadRow
+from rlcli.datasets._messages import prompt_field, read_conversation
 
 QUESTION = {"role": "user", "content": "1+1?"}
 ANSWER = {"role": "assistant", "content": "two"}
@@ -32,3 +33,10 @@ def test_an_empty_system_prompt_is_one_of_its_own(role):
     """Templates such as Qwen2.5's write a system prompt where a conversation has none."""
     messages = [{"role": role, "content": ""}, QUESTION, ANSWER]
     assert conversation(messages=messages).messages == messages
+
+
+def test_a_prompt_is_more_than_an_empty_system_prompt():
+    system = {"role": "system", "content": ""}
+    assert prompt_field({"prompt": [system, QUESTION]}, "prompt") == [system, QUESTION]
+    with pytest.raises(BadRow, match="field 'prompt' has no text"):
+        prompt_field({"prompt": system}, "prompt")

@@ -133,10 +133,10 @@ class OptimizerChecks(BackendChecks):
 
     def _optimizers(self) -> list[dict[str, Any]]:
         """The settings that choose each optimizer that the backend has."""
-        choices = [one for one in arguments_of(self.backend()) if one.name == "optimizer"]
-        return [{one.name: value} for one in choices for value in (one.default, *one.others)] or [
-            {}
-        ]
+        for argument in arguments_of(self.backend()):
+            if argument.name == "optimizer":
+                return [{"optimizer": value} for value in (argument.default, *argument.others)]
+        return [{}]
 
     def _first_step(self, step: int, **choice: Any) -> tuple[float, Weights]:
         """The rate of a step that is the first of an engine, and what it adds to the weights."""

@@ -50,7 +50,7 @@ class MissingField(BadRow):
     """A row lacks a field."""
 
     def __init__(self, key: str, fields: dict[str, Any]):
-        self.columns = columns_of_row(fields)
+        self.key, self.columns = key, columns_of_row(fields)
         super().__init__(f"there is no field {key!r}; the row has {sorted(self.columns)}")
 
 

@@ -156,6 +156,13 @@ def with_nested(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return row | nested
 
 
+def closest_nested(name: str, columns: Sequence[str]) -> str | None:
+    """A hint for a field of an object that a user has named: the one that was probably meant, if
+    there is one."""
+    near = get_close_matches(name, columns, 1, cutoff=0.75) if "." in name else []
+    return f"did you mean {near[0]}?" if near else None
+
+
 def layout_of(
     columns: Collection[str], kinds: Collection[str], named: Mapping[str, str]
 ) -> RowColumns | None:

@@ -16,7 +16,7 @@ from rlcli.api.limits import Limits, check_arguments
 from rlcli.errors import DataError
 
 from ._jsonl import BadRow, MissingField, Parsed, Row, read_rows
-from ._layouts import remedy, with_nested
+from ._layouts import closest_nested, remedy, with_nested
 from ._messages import Prompt, messages_of, text_of
 from ._rendering import (
     Overlong,
@@ -230,7 +230,9 @@ class FileRows:
             return self._read(with_nested(fields, self.columns_read))
         except MissingField as missing:
             kind = type(self).__module__.rpartition(".")[2]  # a component has the name of its file
-            hint = remedy(missing.columns, (kind,), self.util.column_setting)
+            hint = closest_nested(missing.key, missing.columns) or remedy(
+                missing.columns, (kind,), self.util.column_setting
+            )
             raise BadRow(str(missing), missing.code, hint) from None
 
     def _source(self) -> RowSource:

@@ -250,8 +250,10 @@ def test_a_column_may_be_a_field_of_an_object(tmp_path, columns):
 
 def test_a_missing_field_of_an_object_is_reported_with_those_that_it_has(tmp_path):
     columns = {"answer": "reward_model.truth"}
-    with pytest.raises(DataError, match=r"no field 'reward_model.truth'.*'reward_model.style'"):
+    missing = r"no field 'reward_model.truth'.*'reward_model.style'"
+    with pytest.raises(DataError, match=missing) as caught:
         build(tmp_path, "hf", [VERL], kind="math_prompts", columns=columns)
+    assert caught.value.hint == "did you mean reward_model.ground_truth?"
 
 
 @pytest.mark.parametrize("row", [VERL, VERL | {"reward_model.ground_truth": "3"}])

@@ -149,8 +149,7 @@ class HuggingFace(TextRows):
     def _unclear(self, line: int, row: dict[str, Any]) -> DataError:
         """The error for a row that none of the datasets can read."""
         kinds, columns = self._kinds, columns_of_row(row)
-        lists = {name: value for name, value in row.items() if isinstance(value, list)}
-        nested = [name for name in lists if is_conversation(lists[name])]
+        nested = _lists_of_objects(row)
         util = replace(self.util, column_argument=COLUMN)
         hint = (
             completion(columns, kinds, self.columns, util.column_setting)
@@ -167,3 +166,10 @@ class HuggingFace(TextRows):
         if self.kind != "auto":
             message += f", not those of {' or '.join(kinds)}"
         return DataError(message, where=f"{self.path}:{line}", hint=hint, code="F31")
+
+
+def _lists_of_objects(row: dict[str, Any]) -> list[str]:
+    """The fields that could hold rows instead of messages."""
+    return [
+        name for name, value in row.items() if isinstance(value, list) and is_conversation(value)
+    ]

@@ -35,7 +35,6 @@ class AdamWSettings:
         "min_lr_ratio": {"ge": 0, "le": 1},
         "max_grad_norm": {"gt": 0},
     }
-    NEEDS: ClassVar[Needs] = {"min_lr_ratio": "schedule=linear|cosine"}
 
     lr: float = 1e-5
     """Peak learning rate of AdamW."""

@@ -47,7 +47,6 @@ SMALL = (
     "models.actor.backend.args.warmup_steps=2",
     "models.actor.backend.args.eps=1e-3",
     "models.actor.backend.args.schedule=constant",
-    "models.actor.backend.args.min_lr_ratio=0",
     "launch.type=inline",
     "log.trackers=[]",
     "log.plot=false",

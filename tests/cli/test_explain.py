@@ -78,9 +78,7 @@ def test_the_calls_that_use_a_block_are_shown(rlcli):
 
 @pytest.mark.parametrize(("schedules", "effect"), [((), "alters"), (("actor", "critic"), "safe")])
 def test_a_longer_run_needs_the_same_consent_as_it_does_on_resume(rlcli, schedules, effect):
-    backends = [f"models.{role}.backend.args" for role in schedules]
-    settings = ("schedule=constant", "min_lr_ratio=0")
-    constant = [f"{args}.{setting}" for args in backends for setting in settings]
+    constant = [f"models.{role}.backend.args.schedule=constant" for role in schedules]
     document = json.loads(rlcli("explain", "ppo_math", "train.steps", *constant, "--json")[1])
     assert document["on_resume"] == effect
 

@@ -9,8 +9,6 @@ MUON = (
     "models.actor.backend.args.optimizer=muon",
     "models.actor.backend.args.schedule=constant",  # so that runs of other lengths are the same
     "models.critic.backend.args.schedule=constant",
-    "models.actor.backend.args.min_lr_ratio=0",
-    "models.critic.backend.args.min_lr_ratio=0",
     "checkpoint.every_steps=1",
 )
 

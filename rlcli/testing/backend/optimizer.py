@@ -69,7 +69,7 @@ class OptimizerChecks(BackendChecks):
                 "lr": 1e-3,
                 "schedule": schedule,
                 "warmup_steps": 3,
-                "min_lr_ratio": 0.0 if schedule == "constant" else 0.1,
+                "min_lr_ratio": 0.1,
             }
             self.require_settings(*settings)
             try:

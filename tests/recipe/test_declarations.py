@@ -226,13 +226,17 @@ def test_arguments_that_contradict_each_other_are_refused(
     assert reported.what.startswith(problem)
 
 
-def test_an_argument_of_a_layer_that_lacks_what_it_needs_comes_with_how_to_remove_it():
-    schedule = "models.actor.backend.args.schedule=constant"
-    with pytest.raises(RecipeError, match="min_lr_ratio needs schedule=linear") as caught:
-        load_recipe("grpo_math", [schedule])
+def test_an_argument_of_a_layer_that_lacks_what_it_needs_comes_with_how_to_remove_it(folder):
+    (folder / "with_muon.yaml").write_text(
+        "extends: sft_math\n"
+        "models: {actor: {backend: {args: {optimizer: muon, momentum: 0.9}}}}\n"
+    )
+    optimizer = "models.actor.backend.args.optimizer=adamw"
+    with pytest.raises(RecipeError, match="momentum needs optimizer=muon") as caught:
+        load_recipe("with_muon.yaml", [optimizer])
     (hint,) = (problem.hint for problem in caught.value.problems)
-    assert hint == "remove it, or set models.actor.backend.args.min_lr_ratio=null"
-    load_recipe("grpo_math", [schedule, hint.removeprefix("remove it, or set ")])
+    assert hint == "remove it, or set models.actor.backend.args.momentum=null"
+    load_recipe("with_muon.yaml", [optimizer, hint.removeprefix("remove it, or set ")])
 
 
 def test_declared_conditions_of_arguments_name_arguments_and_keys_that_there_are():

@@ -294,6 +294,13 @@ def test_staleness_of_samples_that_no_call_makes_is_refused():
     assert problems("sft_math", "train.max_staleness=0") == []
 
 
+def test_a_setting_without_effect_of_a_runs_own_recipe_is_not_refused(tmp_path):
+    own = tmp_path / "recipe.resolved.yaml"
+    own.write_text("extends: sft_math\ntrain: {max_staleness: 2}\n")
+    assert load_recipe(str(own)).recipe.train.max_staleness == 2
+    assert [problem.code for problem in problems(str(own), "train.max_staleness=3")] == ["R71"]
+
+
 def test_evaluations_during_a_run_without_a_dataset_are_refused():
     (problem,) = problems("sft_math", "train.eval.every_steps=5")
     assert "train.eval.every_steps has no effect" in problem.what

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from rlcli.api.dataflow import calls_ahead
 from rlcli.api.limits import unmet
+from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.recipe.call_generation import GENERATION, with_generation
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import argument_of, known_signature
@@ -67,7 +69,7 @@ def _evaluations(notes: Notes) -> None:
     new = [] if others else [rows_of("held_out", "FILE")]
     hint = " ".join(["name held-out rows:", *new, f"{dotted(path)}={[*others, 'held_out'][0]}"])
     message = "train.eval.every_steps has no effect: train.eval.dataset names no dataset"
-    notes.note("R71", message, ("train", "eval", "every_steps"), hint, [("datasets",), path])
+    _refuse(notes, message, ("train", "eval", "every_steps"), hint, [("datasets",), path])
 
 
 def _draws(notes: Notes) -> None:
@@ -95,7 +97,16 @@ def _without_effect(notes: Notes, keys: Iterable[str], reason: str) -> None:
         if getattr(train, key) != type(train).model_fields[key].default:
             message, hint = f"train.{key} has no effect: {reason}", f"train.{key}=null removes it"
             needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
-            notes.note("R71", message, ("train", key), hint, needs=needs)
+            _refuse(notes, message, ("train", key), hint, needs)
+
+
+def _refuse(
+    notes: Notes, message: str, path: KeyPath, hint: str, needs: Iterable[KeyPath]
+) -> None:
+    """Report a setting without effect; not in the recipe that a run was started with, which may
+    have been before it was refused."""
+    if Path(notes.mark(path).file).name != RESOLVED_RECIPE:
+        notes.note("R71", message, path, hint, needs)
 
 
 # -- overrides that nothing reads ------------------------------------------------------------------

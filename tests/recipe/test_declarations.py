@@ -228,8 +228,7 @@ def test_arguments_that_contradict_each_other_are_refused(
 
 def test_an_argument_of_a_layer_that_lacks_what_it_needs_comes_with_how_to_remove_it(folder):
     (folder / "with_muon.yaml").write_text(
-        "extends: sft_math\n"
-        "models: {actor: {backend: {args: {optimizer: muon, momentum: 0.9}}}}\n"
+        "extends: sft_math\nmodels: {actor: {backend: {args: {optimizer: muon, momentum: 0.9}}}}\n"
     )
     optimizer = "models.actor.backend.args.optimizer=adamw"
     with pytest.raises(RecipeError, match="momentum needs optimizer=muon") as caught:

@@ -100,9 +100,7 @@ def _without_effect(notes: Notes, keys: Iterable[str], reason: str) -> None:
             _refuse(notes, message, ("train", key), hint, needs)
 
 
-def _refuse(
-    notes: Notes, message: str, path: KeyPath, hint: str, needs: Iterable[KeyPath]
-) -> None:
+def _refuse(notes: Notes, message: str, path: KeyPath, hint: str, needs: Iterable[KeyPath]) -> None:
     """Report a setting without effect; not in the recipe that a run was started with, which may
     have been before it was refused."""
     if Path(notes.mark(path).file).name != RESOLVED_RECIPE:

@@ -33,7 +33,7 @@ def failure_of(
         finding, cause = str(error), "something waits, or loops, forever"
     elif isinstance(error, RlcliError):
         cause, where = error.hint or "", error.where or ""
-    where = where or _innermost([*_frames(error), *_frames_told(str(error))], files)
+    where = where or _innermost([*_frames(error), *_frames_told(_message(error))], files)
     return CheckFailure(finding, cause, _short(where), traceback)
 
 
@@ -43,12 +43,20 @@ def _said(error: BaseException) -> str:
         return error.what
     if isinstance(error, FailedElsewhere):
         return error.problem
-    lines = str(error).strip().splitlines()
+    lines = _message(error).strip().splitlines()
     text = "\n".join([*lines[:MOST_LINES], *(["…"] if len(lines) > MOST_LINES else [])])
     is_plain = isinstance(error, AssertionError) or type(error).__module__.startswith(
         ("_pytest", "pytest")
     )
     return text if is_plain else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _message(error: BaseException) -> str:
+    """Of an exception of a component, whose `__str__` may fail too."""
+    try:
+        return str(error)
+    except Exception:
+        return "<its message cannot be shown: __str__ failed>"
 
 
 def _frames(error: BaseException | None) -> list[tuple[Path, int]]:

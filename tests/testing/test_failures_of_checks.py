@@ -27,6 +27,15 @@ def test_a_violation_keeps_its_own_location():
     )
 
 
+def test_an_exception_whose_message_fails_is_named():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    failure = failure_of(caught(Mute()), [], "")
+    assert failure.finding == "Mute: <its message cannot be shown: __str__ failed>"
+
+
 def test_rlcli_errors_keep_their_hint_and_location():
     failure = failure_of(
         caught(DataError("row is torn", where="rows.jsonl:7", hint="mend it")), [], ""

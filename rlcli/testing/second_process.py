@@ -67,11 +67,19 @@ def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
     checks: dict[str, list[pytest.Item]] = {}
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
-        if contract_of(item) is None:
-            files.setdefault(item.path, []).append(item)
-        else:
+        if _is_of_contract(item):
             checks.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        else:
+            files.setdefault(item.path, []).append(item)
     return [*checks.values(), *sorted(files.values(), key=len)]
+
+
+def _is_of_contract(item: pytest.Item) -> bool:
+    """Whether a contract has this check, rather than a test file that adds it to its contract."""
+    contract = contract_of(item)
+    if contract is None or not isinstance(item, pytest.Function):
+        return False
+    return item.function.__module__ != contract.__module__
 
 
 class _Unclaimed:
@@ -233,7 +241,10 @@ class _Sender:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         hook = self._config.hook
-        self.send("report", hook.pytest_report_to_serializable(config=self._config, report=report))
+        data = hook.pytest_report_to_serializable(config=self._config, report=report)
+        # they are reported as text, and JSON would change it: it has no tuples
+        data["user_properties"] = [(name, str(value)) for name, value in report.user_properties]
+        self.send("report", data)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self.send("ended", nodeid)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from toy_runs import Diary, own_tests, run
+from toy_runs import Diary, outcomes, own_tests, run
 
 from rlcli.testing import second_process
 
@@ -21,7 +21,7 @@ import pytest
 
 @pytest.mark.parametrize("number", range(40))
 def test_many(number, tmp_path, record_property):
-    record_property("note", f"of {number}")
+    record_property("note", (number, {number: None}))
     assert list(tmp_path.iterdir()) == []
 
 @pytest.mark.parametrize("number", range(8))
@@ -121,6 +121,31 @@ def test_the_tests_of_a_file_run_in_their_order_in_one_process(project, cores):
     process = ran[0].split()[0]
     assert process != str(os.getpid())
     assert ran == [f"{process} {number}" for number in range(40)] + [""]
+
+
+def test_tests_that_a_file_adds_to_a_contract_run_in_their_order(project, cores):
+    cores(2)
+    own_tests(
+        project,
+        """
+        import pytest
+        from toy_contract_for_tests import ToyContract
+
+        class TestContract(ToyContract):
+            name = "toy-checked"
+            args = {"seconds": 0.5}
+            numbers = []
+
+            @pytest.mark.parametrize("number", range(10))
+            def test_first(self, number):
+                self.numbers.append(number)
+
+            def test_last(self):
+                assert self.numbers == list(range(10))
+        """,
+    )
+    (tested,) = run()
+    assert outcomes(tested)["last"] == "ok"
 
 
 @pytest.mark.parametrize(

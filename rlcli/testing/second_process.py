@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain, pairwise
 from pathlib import Path
+from threading import active_count
 from typing import Any, NoReturn
 
 import pytest
@@ -39,7 +40,8 @@ def run_items(
     """Run all items, in two processes if there are cores for them. Returns what the second one has
     left running, in words; empty if nothing."""
     is_worthwhile = FEWEST <= len(items) <= MOST and allowed_cores() > 1
-    if session.config.option.maxfail or not is_worthwhile:
+    has_threads = active_count() > 1  # a fork lacks them, and what waits for them hangs
+    if session.config.option.maxfail or has_threads or not is_worthwhile:
         _run(session, items)
         return ""
     units = _units(items)
@@ -62,8 +64,9 @@ def run_items(
 
 def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
     """What one process runs as a whole: a check of a contract with all its cases, or the other
-    tests of a file, which may rely on their order and on what they share. The longest files are
-    last, where the second process begins."""
+    tests of a file, which may rely on their order and on what they share; and all that share a
+    fixture, as two processes may not be able to start its server. The longest files are last, where
+    the second process begins."""
     checks: dict[str, list[pytest.Item]] = {}
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -71,7 +74,8 @@ def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
             checks.setdefault(item.nodeid.partition("[")[0], []).append(item)
         else:
             files.setdefault(item.path, []).append(item)
-    return [*checks.values(), *sorted(files.values(), key=len)]
+    units = _joined([*checks.values(), *files.values()])
+    return sorted(units, key=lambda unit: sum(not _is_of_contract(item) for item in unit))
 
 
 def _is_of_contract(item: pytest.Item) -> bool:
@@ -80,6 +84,29 @@ def _is_of_contract(item: pytest.Item) -> bool:
     if contract is None or not isinstance(item, pytest.Function):
         return False
     return item.function.__module__ != contract.__module__
+
+
+def _joined(units: Iterable[list[pytest.Item]]) -> list[list[pytest.Item]]:
+    """Those that share a fixture, directly or through others, are one."""
+    joined: list[tuple[set[object], list[pytest.Item]]] = []
+    for unit in units:
+        fixtures = {fixture for item in unit for fixture in _shared_fixtures(item)}
+        related = [other for other in joined if not other[0].isdisjoint(fixtures)]
+        joined = [other for other in joined if other[0].isdisjoint(fixtures)]
+        fixtures = fixtures.union(*(before for before, _ in related))
+        joined.append((fixtures, [item for _, items in related for item in items] + unit))
+    return [unit for _, unit in joined]
+
+
+def _shared_fixtures(item: pytest.Item) -> Iterator[object]:
+    """The definitions of fixtures that its file, or a conftest, makes once for several tests."""
+    if not isinstance(item, pytest.Function):
+        return
+    for fixture in chain.from_iterable(item._fixtureinfo.name2fixturedefs.values()):
+        module = getattr(fixture.func, "__module__", "")
+        is_of_project = module == item.module.__name__ or module.rpartition(".")[2] == "conftest"
+        if is_of_project and fixture.scope != "function":
+            yield fixture
 
 
 class _Unclaimed:
@@ -231,8 +258,11 @@ class _Sender:
         """`events`: descriptor of the file that it appends to."""
         self._config = config
         self._events = events
+        self._process = os.getpid()
 
     def send(self, event: str, content: Any) -> None:
+        if os.getpid() != self._process:
+            os._exit(1)  # a test has forked, and its child came back from there
         line = json.dumps([event, content], default=str)
         os.write(self._events, f"{line}\n".encode())
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import textwrap
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
@@ -67,7 +68,8 @@ SWALLOW = """
 
 @pytest.fixture
 def cores(monkeypatch):
-    """Sets how many cores there are."""
+    """Sets how many cores there are, whatever threads run these tests."""
+    monkeypatch.setattr(second_process, "active_count", lambda: 1)
     return lambda count: monkeypatch.setattr(second_process, "allowed_cores", lambda: count)
 
 
@@ -146,6 +148,78 @@ def test_tests_that_a_file_adds_to_a_contract_run_in_their_order(project, cores)
     )
     (tested,) = run()
     assert outcomes(tested)["last"] == "ok"
+
+
+def test_tests_that_share_a_fixture_run_in_one_process(project, cores):
+    cores(2)
+    file = own_tests(
+        project,
+        """
+        import pytest
+        from toy_contract_for_tests import ToyContract
+
+        @pytest.mark.parametrize("number", range(20))
+        def test_many(number, lock): ...
+
+        class TestContract(ToyContract):
+            name = "toy-checked"
+            args = {"seconds": 0.5}
+
+            @pytest.fixture(autouse=True)
+            def locked(self, lock): ...
+        """,
+    )
+    file.with_name("conftest.py").write_text(
+        textwrap.dedent("""
+        from pathlib import Path
+
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def lock():
+            Path("lock").touch(exist_ok=False)
+            yield
+            Path("lock").unlink()
+        """)
+    )
+    (tested,) = run()
+    assert outcomes(tested)["many"] == "ok"
+    assert tested.count("FAIL") == 0
+
+
+def test_threads_that_a_fork_would_lack_are_there(project, monkeypatch):
+    monkeypatch.setattr(second_process, "allowed_cores", lambda: 2)
+    own_tests(
+        project,
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        import pytest
+
+        POOL = ThreadPoolExecutor(1)
+        POOL.submit(int).result()
+
+        @pytest.mark.parametrize("number", range(20))
+        def test_many(number):
+            assert POOL.submit(int, number).result() == number
+        """,
+    )
+    (tested,) = run(*SLOWLY, check_seconds=2.0)
+    assert tested.count("FAIL") == 0
+
+
+def test_a_child_that_comes_back_from_a_test_reports_nothing(project, cores):
+    cores(2)
+    in_second(
+        project,
+        """
+        if os.fork() == 0:
+            raise RuntimeError("in a child")
+        os.wait()
+        """.strip(),
+    )
+    (tested,) = run(*SLOWLY)
+    assert tested.count("FAIL") == 0
 
 
 @pytest.mark.parametrize(

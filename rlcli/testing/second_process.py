@@ -29,7 +29,10 @@ from rlcli.testing.selection import contract_of
 FEWEST, MOST = 12, 4096
 """Numbers of items for which a fork pays, and which a pipe holds."""
 PATIENCE = 5.0
-"""Seconds after the time limit of a check, in which the fork can end it by itself."""
+"""Seconds after the time limit of a check, or an interrupt, in which the fork can end it by
+itself."""
+INTERRUPT_SECONDS = 0.5
+"""Seconds for the fork to end after a terminal has interrupted both processes."""
 LOOK_SECONDS = 0.02
 """Seconds between two looks at what the fork has reported."""
 
@@ -245,10 +248,22 @@ class _Fork:
         return self._pid == 0
 
     def close(self) -> None:
-        """End it."""
-        if not self._has_ended():
+        """End it. An interrupt lets its check end what that has started; a terminal's has reached
+        it already."""
+        if self._ends_within(INTERRUPT_SECONDS):
+            return
+        os.kill(self._pid, signal.SIGINT)
+        if not self._ends_within(PATIENCE):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+
+    def _ends_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not self._has_ended():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
 
 
 class _Sender:

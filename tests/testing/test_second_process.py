@@ -64,6 +64,12 @@ SWALLOW = """
             except BaseException:
                 pass
 """
+CLEAN_UP = """
+        try:
+            time.sleep(100)
+        finally:
+            open("cleaned", "w").close()
+"""
 
 
 @pytest.fixture
@@ -253,7 +259,7 @@ def test_an_interrupt_ends_both_processes(project, cores):
                 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     cores(2)
-    in_second(project, "time.sleep(100)")
+    in_second(project, CLEAN_UP.strip())
     others = psutil.Process().children()
     diary, before = Impatient(), signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
@@ -265,3 +271,4 @@ def test_an_interrupt_ends_both_processes(project, cores):
     assert diary.components[-1] == "interrupted: last"
     assert time.monotonic() - began < 60
     assert set(psutil.Process().children()) <= set(others)
+    assert (project / "cleaned").exists()

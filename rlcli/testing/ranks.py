@@ -294,8 +294,8 @@ def _kill(child: int) -> None:
 def _last_words(rank: _Rank) -> str:
     """What ended a rank in native code, such as a collective that does not match other ranks'."""
     lines = rank.last_output().splitlines()
-    what = next((line.strip() for line in lines if "what():" in line), "")
-    return what.removeprefix("what():").strip()
+    words = next((line.strip() for line in lines if "what():" in line), "")
+    return words.removeprefix("what():").strip()
 
 
 def _death(ranks: list[_Rank]) -> RankDeath:

@@ -179,17 +179,15 @@ class _Fork:
 
     def _be(self, parent: int, items: Iterator[pytest.Item]) -> NoReturn:
         """The body of the fork. It exits with `os._exit`, because the parent's exit handlers must
-        not run here."""
-        code = 1
+        not run here; what it has not finished by then, for whatever reason, runs there."""
         try:
             die_with_parent()
             if os.getppid() == parent:
                 gc.freeze()  # finalise nothing of the parent's here
                 with _threads(1):
                     self._run(items)
-                code = 0
         finally:
-            os._exit(code)
+            os._exit(0)
 
     def _run(self, items: Iterator[pytest.Item]) -> None:
         running = StartedTasks.now()

@@ -295,10 +295,10 @@ def test_staleness_of_samples_that_no_call_makes_is_refused():
 
 
 def test_a_setting_without_effect_of_a_runs_own_recipe_is_not_refused(tmp_path):
-    own = tmp_path / "recipe.resolved.yaml"
-    own.write_text("extends: sft_math\ntrain: {max_staleness: 2}\n")
-    assert load_recipe(str(own)).recipe.train.max_staleness == 2
-    assert [problem.code for problem in problems(str(own), "train.max_staleness=3")] == ["R71"]
+    recipe = tmp_path / "recipe.resolved.yaml"
+    recipe.write_text("extends: sft_math\ntrain: {max_staleness: 2}\n")
+    assert load_recipe(str(recipe)).recipe.train.max_staleness == 2
+    assert [problem.code for problem in problems(str(recipe), "train.max_staleness=3")] == ["R71"]
 
 
 def test_evaluations_during_a_run_without_a_dataset_are_refused():

@@ -189,7 +189,7 @@ def test_tests_that_share_a_fixture_run_in_one_process(project, cores):
         """)
     )
     (tested,) = run()
-    assert outcomes(tested)["many"] == "ok"
+    assert outcomes(tested)["many"] == "ok", tested.checks
     assert tested.count("FAIL") == 0
 
 

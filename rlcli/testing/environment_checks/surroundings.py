@@ -16,10 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rlcli.testing.process_state import ProcessState
 
+IMPORTING = "<frozen importlib._bootstrap>"
+"""The file of the code that loads modules."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1)
 CONNECTING = {
@@ -114,13 +117,31 @@ def _hear(event: str, arguments: Sequence[Any]) -> None:
     if not _watching:
         return
     conduct = _watching[-1]
-    if event == "open" and arguments[2] & WRITING:
-        conduct.writes_to(arguments[0])
-    elif event in CONNECTING:
+    if event in CONNECTING:
         conduct.connects(arguments[CONNECTING[event]])
-    elif event in CHANGING_FILES and not _is_in_open_folder(arguments):
-        for path in arguments[: CHANGING_FILES[event]]:
+    elif (paths := _written(event, arguments)) and not _is_importing():
+        for path in paths:
             conduct.writes_to(path)
+
+
+def _written(event: str, arguments: Sequence[Any]) -> Sequence[Any]:
+    """The paths that an event writes to."""
+    if event == "open" and arguments[2] & WRITING:
+        return arguments[:1]
+    if event in CHANGING_FILES and not _is_in_open_folder(arguments):
+        return arguments[: CHANGING_FILES[event]]
+    return ()
+
+
+def _is_importing() -> bool:
+    """Whether a module is being loaded. What a library writes then, such as matplotlib the folder
+    of its settings, depends on what has been loaded before, and is not the episode's."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_in_open_folder(arguments: Sequence[Any]) -> bool:

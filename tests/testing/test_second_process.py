@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import textwrap
 import threading
 import time
@@ -156,8 +157,9 @@ def test_tests_that_a_file_adds_to_a_contract_run_in_their_order(project, cores)
     assert outcomes(tested)["last"] == "ok"
 
 
-def test_tests_that_share_a_fixture_run_in_one_process(project, cores):
+def test_tests_that_share_a_fixture_run_in_one_process(project, cores, monkeypatch):
     cores(2)
+    monkeypatch.delitem(sys.modules, "tests.interfaces.conftest", raising=False)  # that of our own
     file = own_tests(
         project,
         """
@@ -189,7 +191,8 @@ def test_tests_that_share_a_fixture_run_in_one_process(project, cores):
         """)
     )
     (tested,) = run()
-    assert outcomes(tested)["many"] == "ok", tested.checks
+    sys.modules.pop("tests.interfaces.conftest", None)
+    assert outcomes(tested)["many"] == "ok"
     assert tested.count("FAIL") == 0
 
 

@@ -151,7 +151,7 @@ def _model(
         )
         kind = type_of_argument(argument)
         bounds: Any = (limits or {}).get(argument.name, {})
-        if bounds and not {*_members(kind)} <= {StrictInt, StrictFloat, NoneType}:
+        if bounds and not {*members_of(kind)} <= {StrictInt, StrictFloat, NoneType}:
             kind, bounds = _bounded(argument, kind, bounds), {}
         info = Field(
             default,
@@ -168,7 +168,7 @@ def _model(
 def _bounded(argument: Argument, kind: Any, bounds: Any) -> Any:
     """A type that has others than numbers, such as `float | Literal["auto"]`, with bounds for the
     numbers. Raises ProjectError for a list, or another container."""
-    for member in _members(kind):
+    for member in members_of(kind):
         if (get_origin(member) or member) in _CONTAINERS.values():
             raise ProjectError(
                 f"LIMITS bounds {argument.name}, whose type is {argument.annotation}: it is for "
@@ -180,12 +180,12 @@ def _bounded(argument: Argument, kind: Any, bounds: Any) -> Any:
     return _union(
         [
             Annotated[member, Field(**bounds)] if member in numbers else member
-            for member in _members(kind)
+            for member in members_of(kind)
         ]
     )
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members_of(kind: Any) -> tuple[Any, ...]:
     """The members of a union; or the only one."""
     return get_args(kind) if get_origin(kind) is Union else (kind,)
 

@@ -107,13 +107,13 @@ class SubjectProgress:
         return combined
 
     def _variant(self, case: Case) -> str:
-        """`beta=0.1`, for a component whose tests run the contract with several sets of
-        arguments."""
+        """`beta=0.1`: the arguments of its contract, if there are any, or other contracts that have
+        some."""
         contracts = {tried.contract for tried in self.cases.values()} - {None}
-        if case.contract is None or len(contracts) < 2:
+        if case.contract is None:
             return ""
         settings = [f"{name}={value}" for name, value in case.contract.args.items()]
-        return ", ".join(settings) or "no arguments"
+        return ", ".join(settings) or ("no arguments" if len(contracts) > 1 else "")
 
     def tested(self) -> Examined:
         return Examined(self.subject, tuple(self.checks), self.seconds)

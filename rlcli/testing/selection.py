@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlcli.api.component import module_name
+from rlcli.testing.chosen_values import chosen_values
 from rlcli.testing.contract import Contract
 from rlcli.testing.subjects import KINDS, Subject
 
@@ -128,12 +129,13 @@ class CheckSelection:
         if self._all_layouts and hasattr(contract, "all_layouts"):
             contract.all_layouts = True
         for subject, values in self._values.items():
-            if not values or not _is_about(contract, subject):
+            if not _is_about(contract, subject):
                 continue
             if subject.kind == "recipe":
                 contract.overrides = (*contract.overrides, *values)
-            else:
-                contract.args = {**contract.args, **values}
+            elif isinstance(contract.args, Mapping):  # rather than a fixture
+                present = {**contract.args, **values}
+                contract.args = {**present, **chosen_values(subject, present)}
 
 
 def contract_of(item: pytest.Item) -> type[Contract] | None:

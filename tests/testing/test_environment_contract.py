@@ -138,12 +138,12 @@ from rlcli.api.environment import Environment, register_environment
 
 @dataclass(kw_only=True)
 class Needy(Environment):
-    """Rewards a length."""
+    """Rewards a word."""
 
     ONE_OF: ClassVar[tuple[str, ...]] = ("program", "url")
 
-    length: int
-    """Length."""
+    word: str
+    """The right answer."""
 
     program: str | None = None
     """Its program."""
@@ -152,7 +152,7 @@ class Needy(Environment):
     """Its address."""
 
     def score(self, answer: str) -> float:
-        return float(len(answer) == self.length)
+        return float(answer == self.word)
 
 
 register_environment("needy", Needy)
@@ -171,9 +171,9 @@ def needy(project):
 @pytest.mark.parametrize(
     ("values", "lacking"),
     [
-        ((), "length=… program=… or url=…"),
-        (("length=3",), "program=… or url=…"),
-        (("url=http://a",), "length=…"),
+        ((), "word=… program=… or url=…"),
+        (("word=yes",), "program=… or url=…"),
+        (("url=http://a",), "word=…"),
     ],
 )
 def test_an_environment_without_its_arguments_is_not_tried(needy, values, lacking):
@@ -185,7 +185,7 @@ def test_an_environment_without_its_arguments_is_not_tried(needy, values, lackin
 
 
 def test_an_environment_with_its_arguments_is_tried(needy):
-    reasons = [check.reason for check in needy("length=3", "url=http://a").checks]
+    reasons = [check.reason for check in needy("word=yes", "url=http://a").checks]
     assert not any("needs arguments" in reason for reason in reasons)
 
 

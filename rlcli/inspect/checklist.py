@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from rlcli.inspect.devices import visible_gpus
 from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.inspect.findings import Finding, failure, without_torch
 from rlcli.inspect.length_checks import check_answers, check_lengths, check_taught
+from rlcli.inspect.memory_fit import check_memory_plan
 from rlcli.inspect.model_files import check_model_files, faults_beyond_roles
 from rlcli.inspect.packing import check_packing
 from rlcli.inspect.reward_checks import check_reward, scores_responses, scores_texts, try_reward
@@ -100,7 +102,7 @@ def _findings(subject: _Subject, rows: int) -> Iterator[Finding]:
     yield from _check_held_out(subject)
     yield from _check_taught(subject, rows)
     yield from components
-    yield _check_devices(resolved)
+    yield from _check_machine(subject)
     yield from _check_doubtful(resolved)
 
 
@@ -141,6 +143,7 @@ def quick_checks(
         subject.inspect(dataset, rows)
     yield from _check_rows(subject)
     yield from _check_rewards(subject)
+    yield from _check_memory(subject)
     yield from _check_doubtful(resolved)
 
 
@@ -367,6 +370,20 @@ def _check_rewards(subject: _Subject) -> Iterator[Finding]:
 def _check_doubtful(resolved: Resolved) -> Iterator[Finding]:
     for warning in recipe_warnings(resolved):
         yield Finding(level="warn", about="recipe", says=warning)
+
+
+def _check_machine(subject: _Subject) -> Iterator[Finding]:
+    yield _check_devices(subject.resolved)
+    yield from _check_memory(subject)
+
+
+def _check_memory(subject: _Subject) -> Iterator[Finding]:
+    roles = subject.recipe.models.items()
+    sizes = {name: subject.sizes(name) for name, role in roles if role.has_weights}
+    with suppress(RlcliError, ValueError):  # without a layout there is nothing to compare
+        finding = check_memory_plan(subject.recipe, sizes)
+        if finding is not None:
+            yield finding
 
 
 def _check_devices(resolved: Resolved) -> Finding:

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlcli.inspect.control_groups import memory_limits
 from rlcli.inspect.cores import available_cores
 from rlcli.inspect.devices import Gpu
 from rlcli.inspect.findings import Finding
+from rlcli.inspect.host_memory import host_memory
 from rlcli.inspect.processor import NATIVE_BFLOAT16, cpu_flags
 
 GIB = 1 << 30
@@ -62,14 +62,7 @@ def _check_cores() -> Finding:
 
 
 def _check_memory() -> Finding:
-    try:
-        import psutil
-    except ImportError:
-        return Finding(level="skip", about="memory", says="unknown: psutil is not installed")
-    memory = psutil.virtual_memory()
-    total, free = memory.total, memory.available
-    for of_group in memory_limits():
-        total, free = min(total, of_group.limit), min(free, of_group.free)
+    free, total = host_memory()
     says = f"{_gib(free)} of {_gib(total)} available"
     if free < 2 * GIB:
         return Finding(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
-from rlcli.inspect.control_groups import memory_limits
 from rlcli.inspect.devices import visible_gpus
+from rlcli.inspect.host_memory import host_memory
 from rlcli.recipe.call_generation import GENERATION
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.files import model_of_call
@@ -177,7 +177,7 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
 
     if not _is_on_cpu(resolved.recipe):
         return
-    memory = memory_of_this_machine()
+    memory = host_memory().total
     plan = make_plan(resolved)
     shares = {role_memory.role: role_memory.resident.weights for role_memory in plan.memory.roles}
     for role, parameters in parameters_of(resolved.recipe, plan.sizes).items():
@@ -200,12 +200,6 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
             yield ResourceError(
                 message, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes"
             )
-
-
-def memory_of_this_machine() -> int:
-    """Memory of this machine, in bytes, as far as this container or job may use it."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([physical, *(of_group.limit for of_group in memory_limits())])
 
 
 def _is_on_cpu(recipe: Recipe) -> bool:

@@ -31,7 +31,7 @@ def cpu_flags() -> set[str]:
 def slow_dtypes(resolved: Resolved) -> Iterator[str]:
     """A warning for each role that uses bfloat16 on a processor that only emulates it."""
     flags = cpu_flags()
-    if not flags or flags & NATIVE_BFLOAT16 or not _runs_on_this_cpu(resolved.recipe):
+    if not flags or flags & NATIVE_BFLOAT16 or not runs_on_this_cpu(resolved.recipe):
         return
     for name, role in resolved.recipe.models.items():
         if role.backend is not None and role.backend.args.get("dtype") == "bfloat16":
@@ -42,10 +42,21 @@ def slow_dtypes(resolved: Resolved) -> Iterator[str]:
             )
 
 
-def _runs_on_this_cpu(recipe: Recipe) -> bool:
+def runs_on_this_cpu(recipe: Recipe) -> bool:
+    """Whether its ranks compute on the processor of this machine."""
     from rlcli.inspect.devices import visible_gpus
 
     device = recipe.cluster.device
     return device == "cpu" or (
         device == "auto" and recipe.cluster.nodes == 1 and not visible_gpus()
     )
+
+
+def as_run_here(recipe: Recipe) -> Recipe:
+    """With the CPU as its device, if that is what `auto` means on this machine."""
+    from rlcli.topology.advice import with_value
+
+    if recipe.launch.type == "slurm" or not runs_on_this_cpu(recipe):
+        return recipe
+    on_cpu: Recipe = with_value(recipe, ("cluster", "device"), "cpu")
+    return on_cpu

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,11 @@ def memory_in_use(pid: int) -> int:
 
 def write_estimate(run: RunDirectory, resolved: Resolved) -> None:
     """Write the peak of the memory plan. Models of unknown size have none."""
+    from rlcli.inspect.processor import as_run_here
     from rlcli.topology.report import make_plan
 
     try:
-        plan = make_plan(resolved)
+        plan = make_plan(replace(resolved, recipe=as_run_here(resolved.recipe)))
     except RlcliError as error:
         log.debug("there is no memory plan: %s", error)
         return

@@ -178,8 +178,10 @@ class Fitting:
         together = kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
         caps = _halved(recipe.train.max_tokens_per_microbatch, least=512)
         possible = [cap for cap in caps if cap >= together]
-        yield Remedy.of_key(SMALLER, "train.max_tokens_per_microbatch", *possible)
-        if recipe.cluster.device != "cpu":
+        is_on_cpu = recipe.cluster.device == "cpu"  # where small micro-batches are as fast
+        cost = CHEAP if is_on_cpu else SMALLER
+        yield Remedy.of_key(cost, "train.max_tokens_per_microbatch", *possible)
+        if not is_on_cpu:
             for name in _calls_of_idle_roles(recipe):
                 yield Remedy.of_key(CHEAP, f"graph.{name}.hooks.offload", True)
         if recipe.checkpoint.is_written and recipe.checkpoint.asynchronous:

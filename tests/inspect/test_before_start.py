@@ -18,6 +18,7 @@ from rlcli.cli.main import main
 from rlcli.errors import Errors, ModelError, RlcliError
 from rlcli.inspect.before_start import check_before_start
 from rlcli.inspect.checklist import preflight
+from rlcli.inspect.host_memory import HostMemory
 from rlcli.inspect.model_files import model_faults
 from rlcli.observe.run_lock import RunLock
 from rlcli.recipe.resolve import load_recipe
@@ -285,7 +286,8 @@ def test_a_model_from_scratch_that_exceeds_memory_is_refused(project):
 
 
 def too_large(monkeypatch, memory: int, *overrides: str) -> bool:
-    monkeypatch.setattr("rlcli.inspect.model_files.memory_of_this_machine", lambda: memory)
+    of_machine = HostMemory(free=memory, total=memory)
+    monkeypatch.setattr("rlcli.inspect.model_files.host_memory", lambda: of_machine)
     found_faults = faults_before_start("cluster.device=cpu", *overrides)
     return any(" of memory" in fault.what for fault in found_faults)
 

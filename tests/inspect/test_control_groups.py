@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rlcli.inspect import machine, model_files
+from rlcli.inspect import host_memory as of_host
+from rlcli.inspect import machine
 from rlcli.inspect.control_groups import MemoryLimit, memory_limits
+from rlcli.inspect.host_memory import host_memory
 
 GIB = 1 << 30
 
@@ -54,12 +56,9 @@ def test_there_is_no_limit_where_none_is_visible(limits, membership):
 def test_the_memory_of_a_job_is_that_of_its_group(monkeypatch):
     of_machine = SimpleNamespace(total=512 * GIB, available=500 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: of_machine)
-    pages = {"SC_PHYS_PAGES": 512 * GIB >> 12, "SC_PAGE_SIZE": 1 << 12}
-    monkeypatch.setattr(model_files.os, "sysconf", pages.__getitem__)
     of_job = [MemoryLimit(16 * GIB, 4 * GIB), MemoryLimit(1 << 63, GIB)]
-    for module in (machine, model_files):
-        monkeypatch.setattr(module, "memory_limits", lambda: of_job)
+    monkeypatch.setattr(of_host, "memory_limits", lambda: of_job)
     assert machine._check_memory().says == "12.0 GiB of 16.0 GiB available"
-    assert model_files.memory_of_this_machine() == 16 * GIB
+    assert host_memory().total == 16 * GIB
     of_job.clear()
-    assert model_files.memory_of_this_machine() == 512 * GIB
+    assert host_memory().total == 512 * GIB

@@ -3,7 +3,8 @@ with no model behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,6 @@ def make_batch(
     *,
     vocabulary: int = VOCABULARY,
     end: int = END,
-    first_index: int = 0,
     metadata: Mapping[str, list[Any]] | None = None,
 ) -> SequenceSample:
     """A batch with `keys`, deterministic in its arguments; a key's values do not depend on which
@@ -69,34 +69,33 @@ def make_batch(
 
     A prompt is the same for all sequences of a sample. About three out of four responses end by
     themselves, with the token `end`; the others were cut off (`seq_no_eos_mask`). Per-token numbers
-    are drawn on prompts too, where nothing should read them. Metadata: `batch_index` from
-    `first_index` on, `answer` (a digit), and what is given.
+    are drawn on prompts too, where nothing should read them. Metadata: `batch_index`, `answer` (a
+    digit), and what is given.
 
     Raises ValueError for a key unknown to graphs: only its author knows its meaning,
     and adds it to a batch.
     """
-    draw = _Draw([list(group) for group in lengths], seed, vocabulary, end)
-    requested = list(keys)
+    draw, requested = _Draw(lengths, seed, vocabulary, end), list(keys)
     unknown = [key for key in requested if key not in _MAKERS]
     if unknown:
         raise ValueError(f"the content of {unknown[0]!r} is unknown; known keys: {', '.join(KEYS)}")
-    names = [f"s{first_index + i}" for i in range(len(draw.groups))]
-    usual_metadata: dict[str, list[Any]] = {
-        "batch_index": list(range(first_index, first_index + len(names))),
-        "answer": draw.answers(),
-    }
+    numbers = range(len(lengths))
     return SequenceSample.from_default(
-        ids=names,
+        ids=[f"s{i}" for i in numbers],
         seqlens={key: draw.rows(key) for key in requested},
         data={key: _MAKERS[key](draw, key) for key in requested},
-        metadata={**usual_metadata, **(metadata or {})},
+        metadata={
+            "batch_index": [*numbers],
+            "answer": [str((seed + i) % (vocabulary - 2)) for i in numbers],
+            **(metadata or {}),
+        },
     )
 
 
 class _Draw:
     """The random draws of one batch, each from its own stream."""
 
-    def __init__(self, groups: list[list[tuple[int, int]]], seed: int, vocabulary: int, end: int):
+    def __init__(self, groups: Lengths, seed: int, vocabulary: int, end: int):
         self.groups = groups
         self.pairs = [pair for group in groups for pair in group]
         self.seed = seed
@@ -127,47 +126,48 @@ class _Draw:
 
     def prompts(self, _key: str = "") -> torch.Tensor:
         """[prompt tokens], each sample's prompt once."""
-        return _joined([prompt for prompt, _ in self._texts()], torch.int64)
+        return torch.tensor([*chain(*(prompt for prompt, _ in self._texts()))], dtype=torch.int64)
 
     def tokens(self, _key: str = "") -> torch.Tensor:
         """[T]: the first tokens of a sample's prompt, then each response."""
-        pieces: list[torch.Tensor] = []
+        tokens: list[int] = []
         ended = iter(self.ended().tolist())
         for group, (prompt, responses) in zip(self.groups, self._texts(), strict=True):
             for (length, _), response in zip(group, responses, strict=True):
-                if next(ended) and len(response):
-                    response[-1] = self.end
-                pieces += [prompt[:length], response]
-        return _joined(pieces, torch.int64)
+                tokens += prompt[:length] + response
+                if next(ended):
+                    tokens[-1] = self.end
+        return torch.tensor(tokens, dtype=torch.int64)
 
-    def _texts(self) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    def _texts(self) -> Iterator[tuple[list[int], list[list[int]]]]:
         """(prompt, responses) of each sample; the prompt as long as its longest."""
-        stream = self.stream("texts")
+        stream, lowest = self.stream("texts"), min(3, self.vocabulary - 1)
 
-        def text(length: int) -> torch.Tensor:
-            return torch.randint(
-                min(3, self.vocabulary - 1), self.vocabulary, (length,), generator=stream
-            )
+        def text(length: int) -> list[int]:
+            return torch.randint(lowest, self.vocabulary, (length,), generator=stream).tolist()
 
-        return [
-            (text(max((p for p, _ in group), default=0)), [text(response) for _, response in group])
-            for group in self.groups
-        ]
+        for group in self.groups:
+            prompt = text(max((length for length, _ in group), default=0))
+            yield prompt, [text(length) for _, length in group]
 
     def prompt_mask(self, _key: str = "") -> torch.Tensor:
-        return _joined([torch.arange(p + r) < p for p, r in self.pairs], torch.bool)
+        mask = [at < prompt for prompt, response in self.pairs for at in range(prompt + response)]
+        return torch.tensor(mask, dtype=torch.bool)
 
     def loss_mask(self, _key: str = "") -> torch.Tensor:
         """[T - N] bool: the actions of responses."""
-        return _joined([torch.arange(1, p + r) >= p for p, r in self.pairs], torch.bool)
+        mask = [
+            at >= prompt for prompt, response in self.pairs for at in range(1, prompt + response)
+        ]
+        return torch.tensor(mask, dtype=torch.bool)
 
     def chosen(self, _key: str = "") -> torch.Tensor:
         """[N] bool: about two out of three, and at least one of each sample."""
-        stream = self.stream("chosen")
-        groups = [torch.rand(len(group), generator=stream) for group in self.groups]
-        return _joined(
-            [(drawn < 0.67) | (drawn == drawn.min()) for drawn in groups if len(drawn)], torch.bool
-        )
+        stream, chosen = self.stream("chosen"), []
+        for group in self.groups:
+            drawn = torch.rand(len(group), generator=stream).tolist()
+            chosen += [number < 0.67 or number == min(drawn) for number in drawn]
+        return torch.tensor(chosen, dtype=torch.bool)
 
     def desirable(self, _key: str = "") -> torch.Tensor:
         """[N] bool: about half of them."""
@@ -180,9 +180,6 @@ class _Draw:
         """[N] bool; an empty response cannot have ended."""
         drawn = torch.rand(len(self.pairs), generator=self.stream("ended")) < 0.75
         return drawn & torch.tensor([response > 0 for _, response in self.pairs], dtype=torch.bool)
-
-    def answers(self) -> list[str]:
-        return [str((self.seed + i) % (self.vocabulary - 2)) for i in range(len(self.groups))]
 
 
 _MAKERS: dict[str, Callable[[_Draw, str], torch.Tensor]] = {
@@ -213,7 +210,3 @@ _MAKERS: dict[str, Callable[[_Draw, str], torch.Tensor]] = {
 }
 KEYS = tuple(_MAKERS)
 """All known keys."""
-
-
-def _joined(pieces: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    return torch.cat(list(pieces)).to(dtype) if pieces else torch.zeros(0, dtype=dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,36 +123,34 @@ class TinyRanks:
     def run(self, work: Callable[[int], T]) -> list[T]:
         """`work(rank)` on all ranks at once; raises the first error of any, and RuntimeError if one
         is done while another still waits for it in a reduction."""
-        results: dict[int, T] = {}
-        errors: list[BaseException] = []
 
-        def on_rank(rank: int) -> None:
+        def on_rank(rank: int) -> T:
             try:
-                results[rank] = work(rank)
-                self._is_one_done = True
-                if self._barrier.n_waiting:
-                    self._barrier.abort()
-            except BaseException as error:
-                errors.append(error)
+                result = work(rank)
+            except BaseException:
                 self._barrier.abort()
+                raise
+            self._is_one_done = True
+            if self._barrier.n_waiting:
+                self._barrier.abort()
+            return result
 
         self._is_one_done = False
         # after a fork torch renews its pool when it is next needed: not safely in several threads
         torch.set_num_threads(torch.get_num_threads())
-        threads = [threading.Thread(target=on_rank, args=(rank,)) for rank in range(self.n)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-        if causes:
-            raise causes[0]
+        threads = ThreadPoolExecutor(self.n)
+        outcomes = [threads.submit(on_rank, rank) for rank in range(self.n)]
+        errors = [error for outcome in outcomes if (error := outcome.exception())]
+        threads.shutdown()
+        for error in errors:
+            if not isinstance(error, threading.BrokenBarrierError):
+                raise error
         if errors:
             raise RuntimeError(
                 "a rank reduces alone: every rank calls all_reduce equally often, "
                 "with or without samples"
             )
-        return [results[rank] for rank in range(self.n)]
+        return [outcome.result() for outcome in outcomes]
 
 
 class TinyEngine(TrainLoop, PipelinableEngine):
@@ -189,7 +188,7 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         for name, parameter in self.model.named_parameters():
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
             self.gradient[name] = self.all_reduce(gradient)
-        norm = float(torch.stack([g.square().sum() for g in self.gradient.values()]).sum().sqrt())
+        norm = float(nn.utils.get_total_norm(list(self.gradient.values())))
         if math.isfinite(norm):
             self.steps += 1
             with torch.no_grad():

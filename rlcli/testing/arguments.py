@@ -50,20 +50,21 @@ def arguments_of(component: Any) -> list[VariedArgument]:
             value, hint = getattr(component, field.name), hints[field.name]
             others = _others(hint, value)
             arguments.append(VariedArgument(field.name, value, others, str in _kinds(hint)))
-            arguments += [VariedArgument(field.name, value, others) for others in _by_entry(value)]
+            for entry, replaced_by in _entries(value):
+                others = tuple(map(replaced_by, _others(type(entry), entry)))
+                arguments.append(VariedArgument(field.name, value, others))
     return arguments
 
 
-def _by_entry(value: Any) -> Iterator[tuple[Any, ...]]:
-    """For each number in a list or mapping, the same with other numbers in its place."""
+def _entries(value: Any) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
+    """Each entry of a list or mapping, and the function that puts another value in its place; none
+    of anything else."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield tuple({**value, key: other} for other in _others(type(entry), entry))
+            yield entry, lambda other, key=key: {**value, key: other}
     elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            before, after = value[:index], value[index + 1 :]
-            others = _others(type(entry), entry)
-            yield tuple(type(value)([*before, other, *after]) for other in others)
+        for at, entry in enumerate(value):
+            yield entry, lambda other, at=at: type(value)([*value[:at], other, *value[at + 1 :]])
 
 
 def _others(hint: Any, value: Any) -> tuple[Any, ...]:
@@ -144,12 +145,6 @@ def values_like(value: Any) -> list[Any]:
         return [not value]
     if isinstance(value, int | float):
         return [value + 1]
-    if isinstance(value, list):
-        return [
-            [*value[:place], changed, *value[place + 1 :]]
-            for place, entry in enumerate(value)
-            for changed in values_like(entry)
-        ]
-    if isinstance(value, dict):
-        return [{**value, key: changed} for key in value for changed in values_like(value[key])]
-    return []
+    return [
+        replaced_by(other) for entry, replaced_by in _entries(value) for other in values_like(entry)
+    ]

@@ -12,7 +12,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import combinations, islice
+from itertools import chain, combinations, islice, zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -90,21 +90,18 @@ class Effects:
                 if differing == ():
                     yield argument, beside
                 elif differing:  # most likely to differ with the next choice, too
-                    values = tuple(dict.fromkeys((*differing, *values)))
+                    apart = [changes[argument.name] for changes in differing]
+                    values = tuple(dict.fromkeys((*apart, *values)))
 
     def _choices_beside(self, name: str) -> Iterator[Changes]:
         """Each other choice of another argument that is accepted alone, and does not have all calls
         refuse what they are given."""
         for argument in self._arguments:
-            if (
-                argument.name == name
-                or not argument.is_choice
-                or isinstance(argument.default, bool)
-            ):
-                continue
-            for changes in self._each(argument):
-                if len(changes) == 1 and not _is_refusal(self._of(changes)):
-                    yield changes
+            is_flag = isinstance(argument.default, bool)
+            if argument.name != name and argument.is_choice and not is_flag:
+                for changes in self._each(argument):
+                    if len(changes) == 1 and not _is_refusal(self._of(changes)):
+                        yield changes
 
     def with_effect(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Sequence[Any]]]:
         """Those of the arguments `silent` that change results, and two values that show it; of a
@@ -113,9 +110,8 @@ class Effects:
             with tempfile.TemporaryDirectory() as folder:
                 others = (folder,) if argument.may_be_text else argument.others[:1]
                 values = (argument.default, *others)
-                for first, second in self._pairs({}, argument, values):
-                    if self._differ(self._of(first), self._of(second)):
-                        yield argument, values
+                if self._differing({}, argument, values):
+                    yield argument, values
 
     def variants(self, silent: Sequence[str]) -> Iterator[Changes]:
         """Each other value of a flag or choice that is accepted, with what it needs, and with the
@@ -139,9 +135,8 @@ class Effects:
         """These changes of an argument, with the first context in which they change a result."""
         values = (argument.default, changes[argument.name])
         for context in self._contexts(argument.name):
-            for usual, changed in self._pairs(context, argument, values):
-                if self._differ(self._of(usual), self._of(changed)):
-                    return changed
+            if differing := self._differing(context, argument, values):
+                return differing[1]
         return changes
 
     def of_each_argument(self) -> Iterator[Changes]:
@@ -173,13 +168,13 @@ class Effects:
 
     def _differing(
         self, context: Changes, argument: VariedArgument, values: Sequence[Any]
-    ) -> tuple[Any, ...] | None:
-        """Two of these values that give different results beside other changes; empty if there are
-        none, and None if no two of them are accepted there."""
+    ) -> tuple[Changes, ...] | None:
+        """Changes with two of these values that give different results beside other changes; empty
+        if there are none, and None if no two of them are accepted there."""
         differing = None
-        for first, second in self._pairs(context, argument, values):
-            if self._differ(self._of(first), self._of(second)):
-                return first[argument.name], second[argument.name]
+        for pair in self._pairs(context, argument, values):
+            if self._differ(*map(self._of, pair)):
+                return pair
             differing = ()
         return differing
 
@@ -190,10 +185,8 @@ class Effects:
         family = name.partition("_")[0]
         rest = [argument for argument in self._arguments if argument.name != name]
         neighbours = sorted(rest, key=lambda argument: not argument.name.startswith(family))
-        first_two = [list(islice(self._each(argument), 2)) for argument in neighbours]
-        for index in (0, 1):
-            for changes in first_two:
-                yield from changes[index : index + 1]
+        first_two = [islice(self._each(argument), 2) for argument in neighbours]
+        yield from filter(None, chain.from_iterable(zip_longest(*first_two)))
 
     def _pairs(
         self, context: Changes, argument: VariedArgument, values: Sequence[Any]
@@ -203,14 +196,12 @@ class Effects:
         first = None
         for value in values:
             changes = self._with_needs(context, argument.name, value)
-            if not self._accepts(changes):
-                continue
-            if first is None:
-                first = changes
-                continue
-            shared = {**first, **changes}
-            alike = {**shared, argument.name: first[argument.name]}
-            yield (alike, shared) if self._accepts(alike) else (first, changes)
+            if self._accepts(changes):
+                first = first or changes
+                shared = {**first, **changes}
+                alike = {**shared, argument.name: first[argument.name]}
+                if changes is not first:
+                    yield (alike, shared) if self._accepts(alike) else (first, changes)
 
     def _with_needs(self, changes: Changes, name: str, value: Any) -> Changes:
         """These changes, with the argument at a value and what it needs there."""
@@ -251,7 +242,7 @@ def _is_refusal(results: Any) -> bool:
     if not isinstance(results, list):
         return False
     outcomes = (result.outcome if isinstance(result, Deferred) else result for result in results)
-    return all(outcome is None or isinstance(outcome, str) for outcome in outcomes)
+    return all(isinstance(outcome, str | None) for outcome in outcomes)
 
 
 def demand_effects(effects: Effects, cls: type, silent: Sequence[str] | None = None) -> None:

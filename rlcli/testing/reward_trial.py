@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,7 @@ class RewardTrial:
 
     def counts(self) -> dict[float, int]:
         """Reward → how many rows have it, the lowest first."""
-        rewards = sorted(row.reward for row in self.rows)
-        return {reward: rewards.count(reward) for reward in dict.fromkeys(rewards)}
+        return Counter(sorted(row.reward for row in self.rows))
 
 
 def try_reward_on(name: str, values: Sequence[str], file: Path) -> RewardTrial:
@@ -86,9 +86,13 @@ def try_reward_on(name: str, values: Sequence[str], file: Path) -> RewardTrial:
 def _demand_numbers(interface: ModelInterface, tokenizer: Any, rows: Rows) -> None:
     """Score a few rows with other responses: a model will answer wrongly, or nothing, which needs a
     number too. Raises whatever the reward raises."""
-    for described, responses in (("that of the next", _others(rows)), ("none", [""] * AGAIN)):
-        tried = _answered(rows[:AGAIN], responses)
-        _score(interface, tokenizer, tried, f" (its response: {described})")
+    few, following = rows[:AGAIN], (*rows[1:], rows[0])
+    of_the_next = [
+        {**row, "response": _response(other)} for row, other in zip(few, following, strict=False)
+    ]
+    _score(interface, tokenizer, of_the_next, " (its response: that of the next)")
+    without = [{**row, "response": ""} for row in few]
+    _score(interface, tokenizer, without, " (its response: none)")
 
 
 def _check_reads_texts(name: str, interface: ModelInterface) -> None:
@@ -121,29 +125,18 @@ def _score(
     interface: ModelInterface, tokenizer: Any, rows: Rows, note: str = ""
 ) -> tuple[list[float], list[str | None]]:
     """Rewards and reasons, one for each row; errors name a row by its line and the note."""
-    texts = [(_text(row.get("prompt")) or "", _response(row)) for row in rows]
-    tokens = [(_ids(tokenizer, prompt), _ids(tokenizer, response)) for prompt, response in texts]
+    prompts = [_text(row.get("prompt")) or "" for row in rows]
+    asked, answered = (
+        tokenizer(texts, add_special_tokens=False).input_ids
+        for texts in (prompts, [_response(row) for row in rows])
+    )
     fields = {key for row in rows for key in row} - {"prompt", "response", "id"}
     metadata = {key: [row.get(key) for row in rows] for key in sorted(fields)}
     ids = [f"line {line}{note}" for line in range(1, len(rows) + 1)]
+    tokens = list(zip(asked, answered, strict=True))
     scored = score_tokens(interface, tokenizer, ids, tokens, metadata)
     reasons = [reason for of_row in scored.metadata.get(REASONS, []) for reason in of_row]
     return scored.data[REWARDS].double().tolist(), reasons or [None] * len(rows)
-
-
-def _answered(rows: Rows, responses: Sequence[str]) -> list[Row]:
-    """The rows with other responses; there may be more responses than rows."""
-    return [{**row, "response": response} for row, response in zip(rows, responses, strict=False)]
-
-
-def _others(rows: Rows) -> list[str]:
-    """For each row the response of the next one."""
-    responses = [_response(row) for row in rows]
-    return responses[1:] + responses[:1]
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def _response(row: Row) -> str:

@@ -28,14 +28,9 @@ class MetricChecks(DeclaredSubject, CallSubject):
         """METRICS gives a unit and a meaning for each name"""
         interface = make()
         for name, entry in declared_metrics(type(interface)).items():
-            if (
-                not isinstance(entry, tuple)
-                or len(entry) != 2
-                or not all(_is_text(text) for text in entry)
-            ):
-                problem = f"METRICS gives {name} {entry!r:.80}"
+            if not isinstance(entry, tuple) or [*map(_is_text, entry)] != [True, True]:
                 raise Violation(
-                    problem,
+                    f"METRICS gives {name} {entry!r:.80}",
                     f'for example "{name}": ("share", "share of responses that …")',
                     place_of(type(interface)),
                 )
@@ -81,31 +76,27 @@ class MetricChecks(DeclaredSubject, CallSubject):
         self, inferring: CallTrial, record_property: Note
     ) -> None:
         """METRICS names what inference counts"""
-        added = {
-            name: values
+        counted = [
+            name
             for name, values in inferring.result.metadata.items()
-            if name not in inferring.batch.metadata
-        }
-        counted = [name for name, values in added.items() if _are_numbers(values)]
+            if name not in inferring.batch.metadata and _are_numbers(values)
+        ]
         self._tell_unnamed(counted, inferring.interface, "inference", record_property)
 
     def _tell_unnamed(
         self, reported: Iterable[str], interface: ModelInterface, call: str, record_property: Note
     ) -> None:
         named = (*declared_metrics(type(interface)), *OF_ENGINES)
-        where = place_of_call(interface, call)
-        self.tell_unsaid(
-            [
-                Violation(
-                    f"{call} reports {name}, which METRICS does not name",
-                    f'METRICS: ClassVar[Metrics] = {{"{name}": ("its unit", "its meaning")}}',
-                    where,
-                )
-                for name in reported
-                if metric_for(name, named) is None
-            ],
-            record_property,
-        )
+        unnamed = [
+            Violation(
+                f"{call} reports {name}, which METRICS does not name",
+                f'METRICS: ClassVar[Metrics] = {{"{name}": ("its unit", "its meaning")}}',
+                place_of_call(interface, call),
+            )
+            for name in reported
+            if metric_for(name, named) is None
+        ]
+        self.tell_unsaid(unnamed, record_property)
 
 
 def _with_certain_others(batch: SequenceSample) -> SequenceSample:

@@ -33,7 +33,10 @@ def check_mock(calls: CallTrial) -> None:
         pytest.skip("has no mock")
     where = place_of_call(calls.interface, "mock")
     check_form(mock, calls.batch.ids, calls.interface.writes(calls.call), where)
-    check_likeness(mock, calls, where)
+    if overrides(calls.interface, "mock"):
+        _check_fields(mock, calls.result, where)
+    if calls.call == "inference":
+        _check_lengths(mock, calls.result, where)
     check_numbers(mock, where)
     if calls.mock(calls.batch.select_indices([])).keys != mock.keys:
         raise Violation(
@@ -45,37 +48,24 @@ def check_mock(calls: CallTrial) -> None:
     check_same(mock, alone, "when it is mocked alone", cause, where, exact=True)
 
 
-def check_likeness(mock: SequenceSample, calls: CallTrial, where: str) -> None:
-    """Raise Violation unless a mock has the keys, lengths and dtypes of the call's result."""
-    is_own = overrides(calls.interface, "mock")
-    for kind in ("keys", "metadata") if is_own else ():
-        mine, expected = (sorted(getattr(sample, kind)) for sample in (mock, calls.result))
-        if mine != expected:
+def _check_fields(mock: SequenceSample, result: SequenceSample, where: str) -> None:
+    """Raise Violation unless a mock has the keys, the metadata, and the dtypes and shapes of rows
+    that the result of its call has."""
+    for part in ("keys", "metadata", "dtypes", "trailing_shapes"):
+        of_mock, of_call = getattr(mock, part), getattr(result, part)
+        if part in ("keys", "metadata"):
+            of_mock, of_call = sorted(of_mock), sorted(of_call)
+        if of_mock != of_call:
             raise Violation(
-                f"the mock has the {kind} {', '.join(mine)}, the call {', '.join(expected)}",
-                f"return the same {kind}",
+                f"the {part} of the mock are {of_mock}, those of the call {of_call}",
+                "return the same: a graph of mocks must fail where the real one does",
                 where,
             )
+
+
+def _check_lengths(mock: SequenceSample, result: SequenceSample, where: str) -> None:
     for key in mock.keys:
-        fault = _fault(mock, calls, key, is_own)
-        if fault is not None:
-            raise Violation(*fault, where)
-
-
-def _fault(
-    mock: SequenceSample, calls: CallTrial, key: str, is_own: bool
-) -> tuple[str, str] | None:
-    """(what is wrong with a key of a mock, the cause), if anything is."""
-    form, of_call = _form(mock, key), _form(calls.result, key)
-    if is_own and form != of_call:
-        finding = f"the mock's {key} is {form}, the call's {of_call}"
-        return finding, "a graph of mocks must fail where the real one does"
-    has_own_lengths = key in MEANINGS and MEANINGS[key].has_own_sequences
-    keeps_lengths = calls.call == "inference" and not has_own_lengths
-    if keeps_lengths and mock.seqlens[key] != calls.result.seqlens[key]:
-        return f"the mock's {key} has other lengths than the call's", "as many rows as the call"
-    return None
-
-
-def _form(sample: SequenceSample, key: str) -> str:
-    return f"{sample.dtypes[key]} {sample.trailing_shapes[key]}"
+        has_own = key in MEANINGS and MEANINGS[key].has_own_sequences
+        if not has_own and mock.seqlens[key] != result.seqlens[key]:
+            finding = f"the mock's {key} has other lengths than the call's"
+            raise Violation(finding, "as many rows as the call", where)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
@@ -52,22 +54,19 @@ def drops(output: SequenceSample) -> dict[Hashable, Any]:
 
 def reported_sums(output: SequenceSample) -> dict[str, dict[Hashable, tuple[float, int]]]:
     """Name → id of a sample → (sum, count) of numbers that a call reports in its metadata."""
-    names = [
-        name
+    return {
+        name: dict(zip(output.ids, values, strict=True))
         for name, values in output.metadata.items()
         if any(isinstance(value, tuple) for value in values)
-    ]
-    return {name: dict(zip(output.ids, output.metadata[name], strict=True)) for name in names}
+    }
 
 
 def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> str | None:
     """What two outputs drop or report differently, or the number in which they differ most, for the
     ids of `second`; None if they are the same."""
     if first.keys != second.keys:
-        return (
-            f"the keys are {', '.join(sorted(first.keys))} once, "
-            f"{', '.join(sorted(second.keys))} the other time"
-        )
+        once, other = (", ".join(sorted(output.keys)) for output in (first, second))
+        return f"the keys are {once} once, {other} the other time"
     different = _gap_of_drops(first, second) or _gap_of_sums(first, second)
     return different or _gap_of_rows(first, second, 0.0 if exact else TOLERANCE)
 
@@ -76,24 +75,19 @@ def _gap_of_drops(first: SequenceSample, second: SequenceSample) -> str | None:
     reasons = drops(first)
     for id_, reason in drops(second).items():
         if reason != reasons[id_]:
-            return (
-                f"sample {id_} is dropped: {reasons[id_] or 'no'} once, "
-                f"{reason or 'no'} the other time"
-            )
+            before, after = reasons[id_] or "no", reason or "no"
+            return f"sample {id_} is dropped: {before} once, {after} the other time"
     return None
 
 
 def _gap_of_sums(first: SequenceSample, second: SequenceSample) -> str | None:
     sums = reported_sums(first)
     for name, pairs in reported_sums(second).items():
-        for id_, (total, count) in pairs.items():
-            expected, count_before = sums.get(name, {}).get(id_, (math.nan, 0))
-            allowed = TOLERANCE * max(1.0, abs(expected))
-            if count != count_before or not abs(total - expected) <= allowed:
-                return (
-                    f"the sum {name} of sample {id_} is {expected:g} of {count_before} "
-                    f"once, {total:g} of {count}"
-                )
+        for id_, pair in pairs.items():
+            expected = sums.get(name, {}).get(id_, (math.nan, 0))
+            if pair != pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE):
+                once, other = (f"{total:g} of {count}" for total, count in (expected, pair))
+                return f"the sum {name} of sample {id_} is {once} once, {other} the other time"
     return None
 
 
@@ -102,14 +96,14 @@ def _gap_of_rows(first: SequenceSample, second: SequenceSample, allowed: float) 
     for key in first.keys:
         mine, theirs = rows(first, key), rows(second, key)
         lengths = dict(zip(first.ids, first.seqlens[key], strict=True))
-        for id_, their_lengths in zip(second.ids, second.seqlens[key], strict=True):
-            if lengths[id_] != their_lengths:
+        for id_, others in zip(second.ids, second.seqlens[key], strict=True):
+            if lengths[id_] != others:
                 return (
-                    f"the lengths of {key} of sample {id_} are {lengths[id_]} once, "
-                    f"{their_lengths} the other time"
+                    f"the lengths of {key} of sample {id_} are {lengths[id_]} once, {others} the "
+                    "other time"
                 )
             a, b = mine[id_].double(), theirs[id_].double()
-            if not a.numel() or torch.equal(a, b):
+            if torch.equal(a, b):
                 continue
             gap = (a - b).abs()
             size = float((gap / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())
@@ -169,12 +163,10 @@ def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) ->
 
 def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> None:
     """Raise Violation if a sample is dropped for a reason not named in DROPS."""
-    unknown = sorted(
-        {str(reason) for reason in drops(output).values() if reason is not None} - set(reasons)
-    )
+    unknown = set(drops(output).values()) - {None, *reasons}
     if unknown:
         raise Violation(
-            f"it drops samples for {', '.join(unknown)}, which DROPS does not name",
+            f"it drops samples for {', '.join(map(str, unknown))}, which DROPS does not name",
             "name the reason in DROPS: otherwise it ends a run",
             where,
         )
@@ -190,11 +182,7 @@ def check_numbers(output: SequenceSample, where: str) -> None:
         if tensor.dtype != expected:
             raise Violation(
                 f"{key} is {_name(tensor.dtype)}, not {_name(expected)}",
-                (
-                    "end with .float(): other calls compute with it"
-                    if expected is torch.float32
-                    else "convert it"
-                ),
+                "convert it, such as with .float(): other calls compute with it",
                 where,
             )
         if tensor.requires_grad:
@@ -215,7 +203,7 @@ def check_numbers(output: SequenceSample, where: str) -> None:
 def _check_sums(output: SequenceSample, where: str) -> None:
     for name, pairs in reported_sums(output).items():
         for id_, pair in pairs.items():
-            is_sum = type(pair) is tuple and [type(number) for number in pair] == [float, int]
+            is_sum = type(pair) is tuple and [*map(type, pair)] == [float, int]
             if not is_sum or not math.isfinite(pair[0]) or pair[1] < 0:
                 raise Violation(
                     f"the sum {name} of sample {id_} is {pair!r}",
@@ -241,34 +229,27 @@ def check_empty(empty: SequenceSample, usual: SequenceSample, where: str) -> Non
 
 def frozen_copy(sample: SequenceSample) -> SequenceSample:
     """A copy that shares nothing with the batch, for later comparison."""
-    copied = sample.meta()
-    copied.data = {key: None if t is None else t.clone() for key, t in (sample.data or {}).items()}
-    return copied
+    return copy.deepcopy(sample)
 
 
 def check_untouched(batch: SequenceSample, before: SequenceSample, where: str) -> None:
     """Raise Violation if a batch has changed."""
-    if change := _change(batch, before):
-        cause = (
-            "other calls read the same tensors: work on a copy (clone, torch.where), never in place"
-        )
-        raise Violation(f"it {change} in its input", cause, where)
-
-
-def _change(batch: SequenceSample, before: SequenceSample) -> str:
-    """What was done to a batch, in words; empty if nothing."""
-    if batch.ids != before.ids or batch.metadata != before.metadata:
-        return "changes the ids or the metadata"
-    for key in before.keys ^ batch.keys:
-        return f"{'adds' if key in batch.keys else 'removes'} {key}"
-    for key in batch.keys:
+    changed = [
+        part
+        for part in ("ids", "metadata", "keys", "seqlens")
+        if getattr(batch, part) != getattr(before, part)
+    ]
+    for key in () if changed else batch.keys:
         now, then = tensor_of(batch, key), tensor_of(before, key)
-        if batch.seqlens[key] != before.seqlens[key] or now.shape != then.shape:
-            return f"changes the lengths of {key}"
         if now.dtype != then.dtype or not torch.equal(now, then):
-            changed = int((now != then).sum()) if now.dtype == then.dtype else now.numel()
-            return f"changes {changed} of {now.numel()} entries of {key}"
-    return ""
+            changed.append(f"entries of {key}")
+    if changed:
+        raise Violation(
+            f"it changes {', '.join(changed)} in its input",
+            "other calls read the same tensors: work on a copy (clone, torch.where), never in "
+            "place",
+            where,
+        )
 
 
 def _few(ids: list[Hashable]) -> str:

@@ -184,13 +184,13 @@ class ScoresAFailedHelper(AsksAHelper):
             return 0.0
 
 
-def test_a_reward_of_a_failed_helper_is_reported(monkeypatch):
+def test_a_reward_of_a_failed_helper_is_reported():
     def check(cls):
         batch = make_batch(["packed_input_ids"], [[(1, 2)]])
         inferring = CallTrial(cls, "inference", batch, DigitTokenizer())
         fixtures = {"inferring": inferring, "gold": same}
         request = SimpleNamespace(getfixturevalue=fixtures.__getitem__)
-        RewardChecks().test_a_failing_helper_is_an_error(cls, request, monkeypatch)
+        RewardChecks().test_a_failing_helper_is_an_error(cls, request)
 
     for correct in (Compares, AsksAHelper):
         with contextlib.suppress(pytest.skip.Exception):
@@ -411,16 +411,16 @@ class ScoresSilence(AsksItsRole):
         return float(text or 0)
 
 
-def ask(cls, monkeypatch):
+def ask(cls):
     batch = make_batch(["packed_input_ids"], [[(1, 2), (1, 3)]])
     inferring = CallTrial(cls, "inference", batch, DigitTokenizer())
     RewardChecks().test_a_role_is_asked_in_its_own_format(inferring)
     request = SimpleNamespace(getfixturevalue={"inferring": inferring}.__getitem__)
-    RewardChecks().test_a_failing_helper_is_an_error(cls, request, monkeypatch)
+    RewardChecks().test_a_failing_helper_is_an_error(cls, request)
 
 
-def test_a_judge_passes(monkeypatch):
-    ask(AsksItsRole, monkeypatch)
+def test_a_judge_passes():
+    ask(AsksItsRole)
 
 
 @pytest.mark.parametrize(
@@ -431,9 +431,9 @@ def test_a_judge_passes(monkeypatch):
         (ScoresSilence, "its role writes nothing"),
     ],
 )
-def test_a_mistake_of_a_judge_is_reported(cls, finding, monkeypatch):
+def test_a_mistake_of_a_judge_is_reported(cls, finding):
     with pytest.raises(Violation, match=finding):
-        ask(cls, monkeypatch)
+        ask(cls)
 
 
 class LikesFullStops(Compares):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from rlcli.testing.interface.inference_trial import (
     CallTrial,
     usual_batch,
 )
-from rlcli.testing.interface.logprobs import check_logprobs
+from rlcli.testing.interface.logprobs import check_logprobs, distributions
 from rlcli.testing.interface.mocks import check_mock
 from rlcli.testing.interface.outputs import (
     check_empty,
@@ -27,9 +27,8 @@ from rlcli.testing.interface.outputs import (
     frozen_copy,
     gap,
     sequences,
-    tensor_of,
 )
-from rlcli.testing.interface.training_trial import Batches, Make, overrides, untried
+from rlcli.testing.interface.training_trial import Make, overrides, place_of_call
 
 USUAL = GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.7)
 PROMPTS = [[(length, 1)] for length in (3, 1, 4, 2, 3, 5, 1, 2)]
@@ -47,14 +46,48 @@ class SampledResponse:
     tokens: torch.Tensor
     """[P + R] as returned."""
     mask: torch.Tensor
-    logprobs: torch.Tensor
-    """[P + R - 1]"""
+    """[P + R] whether a token is marked as one of the prompt."""
     was_cut_off: bool
-    id: Any
 
     @property
     def answer(self) -> list[int]:
         return self.tokens[len(self.prompt) :].tolist()
+
+    def check_prompt(self, where: str) -> None:
+        """Raise Violation unless it begins with its prompt, which is marked as such."""
+        size, prompt = len(self.prompt), self.prompt.tolist()
+        if self.tokens[:size].tolist() != prompt:
+            raise Violation(
+                f"a response begins with {self.tokens[:size].tolist()}, its prompt is {prompt}",
+                "responses come prompt by prompt: response n answers prompt n // group",
+                where,
+            )
+        if not torch.equal(self.mask, torch.arange(len(self.tokens)) < size):
+            raise Violation(
+                f"prompt_mask marks {int(self.mask.sum())} tokens of a prompt of {size}",
+                "True on the prompt's tokens, and on no other",
+                where,
+            )
+
+    def check_end(self, most: int, ends: Collection[int], where: str) -> None:
+        """Raise Violation unless it has at most so many tokens, and no other token of `ends` but
+        its last one, which it lacks where it was cut off."""
+        answer = self.answer
+        is_end = [token in ends for token in answer]
+        length = min(is_end.index(True) + 1 if any(is_end) else most, most)
+        limits = f"with max_new_tokens {most} and the end tokens {[*ends]}"
+        if len(answer) != length:
+            raise Violation(
+                f"a response has {len(answer)} tokens {limits}, not {length}: {answer}",
+                "count the response alone, and stop at the first token that ends it, which stays",
+                where,
+            )
+        if self.was_cut_off == is_end[-1]:
+            raise Violation(
+                f"seq_no_eos_mask is {self.was_cut_off} for the response {answer} {limits}",
+                "set it to True for a response that was cut off, and to no other",
+                where,
+            )
 
 
 class SamplingTrial(CallTrial):
@@ -80,10 +113,6 @@ class SamplingTrial(CallTrial):
         """The number of responses to each prompt."""
         return self.interface.generation.responses_per_prompt
 
-    def sampled(self, interface: Any) -> list[SampledResponse]:
-        """The responses that an interface with other settings samples."""
-        return self.responses(self.run(self.batch, interface=interface))
-
     def responses(self, output: SequenceSample) -> list[SampledResponse]:
         """The sequences of an output, which must be a group for each prompt of the batch."""
         group = self.group
@@ -92,23 +121,17 @@ class SamplingTrial(CallTrial):
                 raise Violation(f"generate does not return {key}", "a rollout needs it", self.where)
             for id_, lengths in zip(output.ids, output.seqlens[key], strict=True):
                 if len(lengths) != group:
-                    finding = f"{key} of sample {id_} has {len(lengths)} sequences, not {group}"
                     raise Violation(
-                        finding, "a sample holds all responses to its prompt", self.where
+                        f"{key} of sample {id_} has {len(lengths)} sequences, not {group}",
+                        "a sample holds all responses to its prompt",
+                        self.where,
                     )
-        tokens, masks, logprobs = (sequences(output, key) for key in LAYOUT[:3])
         prompts = sequences(self.batch, "packed_prompts")
-        cut_off = tensor_of(output, "seq_no_eos_mask").tolist()
         return [
-            SampledResponse(
-                prompts[n // group],
-                tokens[n],
-                masks[n],
-                logprobs[n],
-                bool(cut_off[n]),
-                output.ids[n // group],
+            SampledResponse(prompts[number // group], tokens, mask, bool(was_cut_off))
+            for number, (tokens, mask, _, was_cut_off) in enumerate(
+                zip(*(sequences(output, key) for key in LAYOUT), strict=True)
             )
-            for n in range(len(cut_off))
         ]
 
     @functools.cached_property
@@ -121,21 +144,13 @@ class GenerationChecks(CallSubject):
     def sampling(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> SamplingTrial:
         """Repeated generation."""
         skip_unless(overrides(make(), "generate"), "does not generate")
-        return SamplingTrial(
-            make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer
-        )
+        batch = usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS)
+        return SamplingTrial(make, batch, tokenizer)
 
-    def test_its_generation_can_be_tried(
-        self, make: Make, batches: Batches, prompt_batches: Batches
-    ) -> None:
+    def test_its_generation_can_be_tried(self, make: Make, request: pytest.FixtureRequest) -> None:
         """a batch can be made with the keys that generation reads"""
         skip_unless(overrides(make(), "generate"), "does not generate")
-        if overrides(make(), "train_step"):
-            usual_batch(batches)  # the keys that it lacks may be the same
-        try:
-            prompt_batches(PROMPTS)
-        except ValueError as error:
-            raise untried(self.name, "generate", "prompt_batches", make(), error) from error
+        self.demand_batch("generate", "prompt_batches", request, PROMPTS)
 
     def test_generation_returns_what_it_declares(self, sampling: SamplingTrial) -> None:
         """generation returns its samples with the declared keys"""
@@ -144,28 +159,8 @@ class GenerationChecks(CallSubject):
 
     def test_groups_are_in_the_order_of_the_prompts(self, sampling: SamplingTrial) -> None:
         """each prompt has its group, each response its prompt"""
-        for number, response in enumerate(sampling.usual):
-            head = response.tokens[: len(response.prompt)]
-            if not torch.equal(head, response.prompt):
-                prompt = response.prompt.tolist()
-                finding = (
-                    f"response {number} (of {response.id}) begins with {head.tolist()}, "
-                    f"its prompt is {prompt}"
-                )
-                raise Violation(
-                    finding,
-                    "responses come prompt by prompt: response n answers prompt n // group",
-                    sampling.where,
-                )
-            is_prompt = torch.arange(len(response.tokens)) < len(response.prompt)
-            if len(response.mask) != len(is_prompt) or not torch.equal(response.mask, is_prompt):
-                finding = (
-                    f"prompt_mask marks {int(response.mask.sum())} tokens of a prompt of "
-                    f"{len(response.prompt)}"
-                )
-                raise Violation(
-                    finding, "True on the prompt's tokens, and on no other", sampling.where
-                )
+        for response in sampling.usual:
+            response.check_prompt(sampling.where)
 
     @pytest.mark.parametrize("most", [1, 6])
     def test_responses_keep_their_limits(self, sampling: SamplingTrial, most: int) -> None:
@@ -174,9 +169,8 @@ class GenerationChecks(CallSubject):
         stop = max(sorted(set(inner)), key=inner.count)  # one that would occur within responses
         interface = sampling.with_settings(max_new_tokens=most, stop_token_ids=(stop,))
         ends = (sampling.tokenizer.eos_token_id, stop)
-        for response in sampling.sampled(interface):
-            for finding, cause in _broken_limits(response, most, ends):
-                raise Violation(finding, cause, sampling.where)
+        for response in sampling.responses(sampling.run(sampling.batch, interface=interface)):
+            response.check_end(most, ends, sampling.where)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_sampled_logprobs_are_those_of_the_model(
@@ -190,16 +184,10 @@ class GenerationChecks(CallSubject):
     def test_greedy_takes_the_likeliest_token(self, sampling: SamplingTrial) -> None:
         """greedy takes the likeliest token each time"""
         model, interface = sampling.model(), sampling.with_settings(greedy=True)
-        for response in sampling.responses(
-            sampling.run(sampling.batch, interface=interface, model=model)
-        ):
-            with torch.no_grad():
-                hidden = model.module.model(response.tokens, [len(response.tokens)])
-                likeliest = (
-                    (hidden @ model.module.model.head.T)
-                    .argmax(-1)[len(response.prompt) - 1 : -1]
-                    .tolist()
-                )
+        output = sampling.run(sampling.batch, interface=interface, model=model)
+        for response in sampling.responses(output):
+            choices = distributions(model.module, response.tokens)
+            likeliest = choices.argmax(-1)[len(response.prompt) - 1 :].tolist()
             if response.answer != likeliest:
                 raise Violation(
                     f"greedy answers {response.answer}, the likeliest tokens are {likeliest}",
@@ -214,12 +202,13 @@ class GenerationChecks(CallSubject):
         sampling.demand_same(again, "between two calls alike", cause, exact=True)
         later = sampling.model()
         later.version.global_step = 1
-        cause = (
-            "leave the step and the version out of seeds: a response must not "
-            "depend on when it is sampled"
+        sampling.demand_same(
+            sampling.run(sampling.batch, model=later),
+            "at the next step",
+            "leave the step and the version out of seeds: a response must not depend on when it is "
+            "sampled",
+            exact=True,
         )
-        at_next_step = sampling.run(sampling.batch, model=later)
-        sampling.demand_same(at_next_step, "at the next step", cause, exact=True)
         retried = frozen_copy(sampling.batch)
         retried.metadata[ATTEMPT] = [1] * retried.bs
         others = {
@@ -236,12 +225,10 @@ class GenerationChecks(CallSubject):
         group = sampling.group
         skip_if(group < 2, "one response to each prompt")
         usual = [response.answer for response in sampling.usual]
-        alike = sum(
-            usual[n : n + group].count(usual[n]) == group for n in range(0, len(usual), group)
-        )
-        if alike * group == len(usual):
+        groups = [usual[n : n + group] for n in range(0, len(usual), group)]
+        if all(answers.count(answers[0]) == group for answers in groups):
             raise Violation(
-                f"all {group} responses to a prompt are alike, for each of {alike} prompts",
+                f"all {group} responses to a prompt are alike, for each of {len(groups)} prompts",
                 "the number within the group belongs in the seed",
                 sampling.where,
             )
@@ -267,50 +254,7 @@ class GenerationChecks(CallSubject):
     def test_mock_of_generation(self, sampling: SamplingTrial) -> None:
         """mock of generation looks like the real thing"""
         check_mock(sampling)
-        ends = {sampling.tokenizer.eos_token_id}
+        where, end = place_of_call(sampling.interface, "mock"), sampling.tokenizer.eos_token_id
         for response in sampling.responses(sampling.mock(sampling.batch)):
-            answer, prompt = response.answer, response.prompt
-            fits = 1 <= len(answer) <= USUAL.max_new_tokens and response.was_cut_off == (
-                answer[-1] not in ends
-            )
-            if (
-                not fits
-                or not torch.equal(response.tokens[response.mask], prompt)
-                or ends & set(answer[:-1])
-            ):
-                raise Violation(
-                    f"the mock answers {prompt.tolist()} by {answer}, cut off: "
-                    f"{response.was_cut_off}",
-                    "a mock respects max_new_tokens, and ends with an end token unless cut off",
-                    sampling.where,
-                )
-
-
-def _broken_limits(
-    response: SampledResponse, most: int, ends: tuple[int, int]
-) -> Iterator[tuple[str, str]]:
-    """(finding, cause) for each limit that a response breaks: its length, and the tokens that end
-    it."""
-    tokens, was_cut_off = response.answer, response.was_cut_off
-    if not 1 <= len(tokens) <= most:
-        finding = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
-        yield finding, "count the response alone, its last token included"
-    described = f"{ends[0]} and {ends[1]} are the end tokens"
-    if any(token in ends for token in tokens[:-1]):
-        finding = f"a response continues after its end: {tokens}, where {described}"
-        yield finding, "stop at the first token that ends"
-    if was_cut_off != (tokens[-1] not in ends):
-        finding = f"seq_no_eos_mask is {was_cut_off} for the response {tokens}, where {described}"
-        yield (
-            finding,
-            (
-                "set it to True for a response that was cut off; one that ended keeps "
-                "the token that ended it"
-            ),
-        )
-    if was_cut_off and len(tokens) < most:
-        finding = (
-            f"a response was cut off after {len(tokens)} of {most} tokens, or lost "
-            "the token that ended it"
-        )
-        yield finding, "keep the end-of-sequence token, once"
+            response.check_prompt(where)
+            response.check_end(USUAL.max_new_tokens, [end], where)

@@ -24,7 +24,7 @@ from rlcli.testing.interface.inference_trial import (
     usual_batch,
     with_temperature,
 )
-from rlcli.testing.interface.logprobs import SHIFTED, check_logprobs
+from rlcli.testing.interface.logprobs import SHIFTED, check_logprobs, computed_logprobs
 from rlcli.testing.interface.mocks import check_mock
 from rlcli.testing.interface.outputs import (
     check_drops,
@@ -45,7 +45,6 @@ from rlcli.testing.interface.training_trial import (
     overrides,
     place_of_call,
     state_through_json,
-    untried,
 )
 from rlcli.testing.tiny_engine import TinyRanks
 
@@ -64,18 +63,10 @@ ONE_EACH = "one entry of seqlens for each sequence of each sample"
 
 
 class InferenceChecks(CallSubject):
-    def test_its_inference_can_be_tried(
-        self, make: Make, batches: Batches, request: pytest.FixtureRequest
-    ) -> None:
+    def test_its_inference_can_be_tried(self, make: Make, request: pytest.FixtureRequest) -> None:
         """a batch can be made with the keys that inference reads"""
         skip_unless(overrides(make(), "inference"), "has no inference")
-        if overrides(make(), "train_step"):
-            usual_batch(batches)  # the keys that it lacks may be the same
-        inference_batches = request.getfixturevalue("inference_batches")
-        try:
-            inference_batches()
-        except ValueError as error:
-            raise untried(self.name, "inference", "inference_batches", make(), error) from error
+        self.demand_batch("inference", "inference_batches", request)
 
     def test_inference_returns_what_it_declares(self, inferring: CallTrial) -> None:
         """inference returns its samples with the declared keys,
@@ -108,18 +99,11 @@ class InferenceChecks(CallSubject):
         if declared is None:
             pytest.skip("not tried: inference is not in READS")
         try:
-            inferring.run(
-                inferring.batch.select(
-                    key for key in inferring.batch.keys if key in declared.needed
-                )
-            )
+            inferring.run(inferring.batch.select(inferring.batch.keys & {*declared.needed}))
         except (KeyError, ValueError) as error:
-            named = ", ".join(declared.needed)
             raise Violation(
-                (
-                    f"inference fails with the keys that READS says it needs ({named}): "
-                    f"{type(error).__name__}: {error}"
-                ),
+                "inference fails with the keys that READS says it needs "
+                f"({', '.join(declared.needed)}): {type(error).__name__}: {error}",
                 "name in READS all that it reads, or do without it",
                 inferring.where,
             ) from error
@@ -202,11 +186,9 @@ class InferenceChecks(CallSubject):
                 )
                 check_same(expected, output, f"between {ranks}", cause, inferring.where)
                 if mismatch := difference_of_states(state, state_there):
+                    numbers = f"{mismatch.first:.6g} and {mismatch.second:.6g}"
                     raise Violation(
-                        (
-                            f"{mismatch.name} is {mismatch.first:.6g} and "
-                            f"{mismatch.second:.6g} on {ranks}"
-                        ),
+                        f"{mismatch.name} is {numbers} on {ranks}",
                         "the state must be the same on all ranks: compute it from sums over them",
                         place_of_call(alone, "state_dict"),
                     )
@@ -252,12 +234,7 @@ class InferenceChecks(CallSubject):
 
     def test_logprobs_are_those_of_the_model(self, inferring: CallTrial) -> None:
         """log-probs equal an independent computation"""
-        keys = [
-            key
-            for key in inferring.result.keys
-            if (key.endswith("logprobs") or _are_distributions(tensor_of(inferring.result, key)))
-            and not _is_copy(inferring, key)
-        ]
+        keys = computed_logprobs(inferring.result, inferring.batch)
         skip_unless(keys, "computes no log-probs")
         temperature = 0.7
         interface = with_temperature(inferring.make, inferring.interface, temperature)
@@ -317,29 +294,23 @@ class InferenceChecks(CallSubject):
     def test_state_of_inference_comes_back(self, inferring: CallTrial) -> None:
         """its state is JSON and can be restored"""
         skip_unless(overrides(inferring.interface, "state_dict"), "keeps no state")
-        unbroken, resumed, later = inferring.make(), inferring.make(), inferring.batch
-        inferring.run(inferring.batch, interface=unbroken)
+        unbroken, resumed, batch = inferring.make(), inferring.make(), inferring.batch
+        inferring.run(batch, interface=unbroken)
         resumed.load_state_dict(state_through_json(unbroken))
-        expected, actual = (
-            inferring.run(later, interface=interface) for interface in (unbroken, resumed)
+        (expected, state), (actual, restored) = (
+            (inferring.run(batch, interface=interface), state_through_json(interface))
+            for interface in (unbroken, resumed)
         )
         cause = (
             "state_dict leaves out what inference changes in the interface, or "
             "load_state_dict ignores it"
         )
         where = place_of_call(unbroken, "state_dict")
-        check_same(
-            expected,
-            actual,
-            "between a run without a break and a restarted one",
-            cause,
-            where,
-            exact=True,
-        )
-        states = [state_through_json(interface) for interface in (unbroken, resumed)]
-        if states[0] != states[1]:
+        between = "between a run without a break and a restarted one"
+        check_same(expected, actual, between, cause, where, exact=True)
+        if state != restored:
             raise Violation(
-                f"the state is {states[0]} without a break, {states[1]} after a restart",
+                f"the state is {state} without a break, {restored} after a restart",
                 cause,
                 where,
             )
@@ -391,28 +362,10 @@ def _on_ranks(inferring: CallTrial, shares: list[range]) -> list[tuple[SequenceS
 def _made_per_action(output: SequenceSample) -> list[str]:
     """The keys with a number or a flag for each action, other than log-probs,
     which every token has."""
-    meanings = {key: MEANINGS[key] for key in output.keys if key in MEANINGS}
     return [
         key
-        for key, meaning in meanings.items()
-        if meaning.rows is minus_one and meaning.numbers is not LOGPROBS
+        for key in output.keys
+        if key in MEANINGS
+        and MEANINGS[key].rows is minus_one
+        and MEANINGS[key].numbers is not LOGPROBS
     ]
-
-
-def _are_distributions(rows: torch.Tensor) -> bool:
-    """Whether each row has the log-probs of all tokens."""
-    if rows.dim() != 2 or not rows.is_floating_point():
-        return False
-    return bool(((rows.double().exp().sum(1) - 1.0).abs() < 1e-4).all())
-
-
-def _is_copy(inferring: CallTrial, key: str) -> bool:
-    """Whether a key has, at the actions of responses, the numbers of a key of the input:
-    no model computed them."""
-    batch, rows = inferring.batch, tensor_of(inferring.result, key)
-    actions = trained_actions(batch)
-    actions = torch.ones(len(rows), dtype=torch.bool) if actions is None else actions
-    alike = [
-        tensor for tensor in batch.data.values() if tensor.shape == rows.shape == actions.shape
-    ]
-    return any(torch.equal(tensor[actions], rows[actions]) for tensor in alike)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from types import MappingProxyType
@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlcli.api.config import MicroBatchSpec, stable_seed
+from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import DeclaredKeys
-from rlcli.api.interface import ANSWER_FORMS, Example, ModelInterface
+from rlcli.api.interface import ANSWER_FORMS, ModelInterface
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.arguments import Changes
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
@@ -33,9 +33,10 @@ from rlcli.testing.interface.outputs import (
 from rlcli.testing.interface.texts import (
     ANSWERS,
     RIGHT_AND_WRONG,
-    responses_of,
-    rows_batch,
-    text_batch,
+    Gold,
+    batch_of_rows,
+    rows_of_answers,
+    rows_of_examples,
 )
 from rlcli.testing.interface.training_trial import (
     WHOLE,
@@ -46,6 +47,7 @@ from rlcli.testing.interface.training_trial import (
     keys_in_source,
     overrides,
     place_of_call,
+    untried,
 )
 from rlcli.testing.tiny_engine import TinyLM, TinyRanks
 from rlcli.testing.tokenizer import byte_tokenizer
@@ -53,8 +55,8 @@ from rlcli.testing.tokenizer import byte_tokenizer
 SEEDS = 10
 """Batches that are tried, where the usual one does not show what a call does."""
 
-Gold = Callable[[str], str]
-"""A row's answer → the text of a correct response to it."""
+UNSCORED = -math.inf
+"""Of a text that cannot be scored: less than anything else."""
 
 
 class CallTrial:
@@ -141,9 +143,8 @@ class CallTrial:
         fresh = dict(self.model().module.model.named_parameters())
         for name, weight in model.module.model.named_parameters():
             if weight.grad is not None or not torch.equal(weight, fresh[name]):
-                finding = "a gradient" if weight.grad is not None else "other values"
                 raise Violation(
-                    f"{name} has {finding} after {self.call}",
+                    f"{name} has a gradient or other values after {self.call}",
                     f"{self.call} leaves the model unchanged",
                     self.where,
                 )
@@ -172,19 +173,35 @@ def with_temperature(
     )
 
 
+def scores(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """What each text earns as a response to a row with its answer; UNSCORED if it cannot be
+    scored."""
+    rewards = list(interface.score_texts(list(texts), list(answers)))
+    where = place_of_call(interface, "score_texts")
+    if len(rewards) != len(texts):
+        raise Violation(
+            f"score_texts returns {len(rewards)} rewards for {len(texts)} responses",
+            "one reward for each response, in their order",
+            where,
+        )
+    for text, reward in zip(texts, rewards, strict=True):
+        if reward is not None and not math.isfinite(reward):
+            raise Violation(f"{text[:40]!r} earns {reward:g}", "a reward is a number", where)
+    return [UNSCORED if reward is None else reward for reward in rewards]
+
+
 def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | None:
     """The form in which a reward accepts most gold answers, and tells most of them from others;
     None if it accepts none in any form."""
     others = [*answers[1:], *answers[:1]]
 
-    def scores(form: str, fillings: Sequence[str]) -> list[float]:
-        """What cannot be scored earns less than anything else."""
-        texts = [form.replace("{answer}", answer) for answer in fillings]
-        earned = interface.score_texts(texts, answers)
-        return [-math.inf if score is None else score for score in earned]
+    nothing = scores(interface, [""] * len(answers), answers)
 
     def accepted(form: str) -> tuple[int, int]:
-        gold, nothing, wrong = scores(form, answers), scores("", answers), scores(form, others)
+        gold, wrong = (
+            scores(interface, [form.replace("{answer}", text) for text in fillings], answers)
+            for fillings in (answers, others)
+        )
         is_accepted = list(map(operator.gt, gold, nothing))
         is_distinct = map(operator.gt, gold, wrong)
         return sum(map(operator.and_, is_accepted, is_distinct)), sum(is_accepted)
@@ -250,9 +267,9 @@ class CallSubject(InterfaceSubject):
         interface = make()
         if reads_answers(interface):
             answers, gold = request.getfixturevalue("answers"), request.getfixturevalue("gold")
-            return partial(_scored_texts, tokenizer, answers, gold)
+            return partial(batch_of_rows, tokenizer, rows_of_answers(answers, gold))
         if interface.EXAMPLES:
-            return partial(_of_examples, tokenizer, interface.EXAMPLES)
+            return partial(batch_of_rows, tokenizer, rows_of_examples(interface.EXAMPLES))
         return inference_batches_for(interface, batches, tokenizer)
 
     @pytest.fixture
@@ -262,6 +279,20 @@ class CallSubject(InterfaceSubject):
         return batches_with(
             make().reads("generate") or DeclaredKeys(("packed_prompts",), ()), batches
         )
+
+    def demand_batch(
+        self, call: str, fixture: str, request: pytest.FixtureRequest, lengths: Lengths = PAIRS
+    ) -> None:
+        """Raise Violation unless a fixture makes a batch for a call; skips the check where there is
+        none for training either, which may lack the same keys."""
+        interface = request.getfixturevalue("make")()
+        if overrides(interface, "train_step"):
+            usual_batch(request.getfixturevalue("batches"))
+        make_batch = request.getfixturevalue(fixture)
+        try:
+            make_batch(lengths)
+        except ValueError as error:
+            raise untried(self.name, call, fixture, interface, error) from error
 
     @pytest.fixture
     def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> CallTrial:
@@ -325,37 +356,3 @@ def inference_batches_for(interface: ModelInterface, batches: Batches, tokenizer
     return lambda lengths=PAIRS, seed=0: make_batches(
         in_groups(interface, "inference", lengths), seed
     )
-
-
-def _scored_texts(
-    tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths = PAIRS, seed: int = 0
-) -> SequenceSample:
-    """Alternating correct and wrong responses, and some without an answer, or with one that is not
-    marked as such; text in a prompt is never an answer."""
-    rows, expected, number = [], [], seed
-    for sample, group in enumerate(lengths):
-        answer, other_answer = answers[sample % len(answers)], answers[(sample + 1) % len(answers)]
-        choices = (gold(answer), gold(other_answer), "", f"Perhaps {answer}")
-        responses = []
-        for _, response_length in group:
-            pick = stable_seed("text", seed, number) % 4 if response_length else 2
-            responses.append(choices[pick])
-            number += 1
-        rows.append((f"Is it {gold(answer)} or not?\n", responses))
-        expected.append(answer)
-    return text_batch(tokenizer, rows, expected)
-
-
-def _of_examples(
-    tokenizer: Any, examples: Sequence[Example], lengths: Lengths = PAIRS, seed: int = 0
-) -> SequenceSample:
-    """Rows of the examples in turn. Of eight responses two are shown there, a right and a wrong one
-    where it tells them apart; the others are empty, because to judge a text may take long."""
-    rows, texts = [], []
-    for sample, group in enumerate(lengths):
-        example = examples[sample % len(examples)]
-        choices = [*responses_of(example)[:2], *[""] * 7][:8]
-        responses = [choices[(seed + sample + number) % 8] for number in range(len(group))]
-        rows.append(example["row"])
-        texts.append((str(example["row"].get("prompt", "")), responses))
-    return rows_batch(tokenizer, texts, rows)

@@ -46,6 +46,36 @@ def check_logprobs(
         )
 
 
+def computed_logprobs(output: SequenceSample, batch: SequenceSample) -> list[str]:
+    """The keys of an output with log-probs, of the tokens that were chosen or of all, that are not
+    those of the input."""
+    return [
+        key
+        for key in output.keys
+        if (key.endswith("logprobs") or _are_distributions(tensor_of(output, key)))
+        and not _is_copied(tensor_of(output, key), batch)
+    ]
+
+
+def _are_distributions(rows: torch.Tensor) -> bool:
+    """Whether each row has the log-probs of all tokens."""
+    if rows.dim() != 2 or not rows.is_floating_point():
+        return False
+    return bool(((rows.double().exp().sum(1) - 1.0).abs() < 1e-4).all())
+
+
+def _is_copied(rows: torch.Tensor, batch: SequenceSample) -> bool:
+    """Whether rows have, at the actions of responses, the numbers of a key of the batch: no model
+    computed them."""
+    actions = trained_actions(batch)
+    if actions is None:
+        actions = torch.ones(len(rows), dtype=torch.bool)
+    return any(
+        tensor.shape == rows.shape == actions.shape and torch.equal(tensor[actions], rows[actions])
+        for tensor in batch.data.values()
+    )
+
+
 def _of_chosen_tokens(rows: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
     """[A] log-probs of the tokens that were chosen, from those or from [A, V] of all tokens."""
     if rows.dim() == 1:
@@ -54,12 +84,19 @@ def _of_chosen_tokens(rows: torch.Tensor, batch: SequenceSample) -> torch.Tensor
     return rows.gather(1, following[:, None])[:, 0]
 
 
-@torch.no_grad()
 def all_logprobs(
     engine: TinyEngine, batch: SequenceSample, temperature: float = 1.0
 ) -> torch.Tensor:
     """[T - N] log-probs of the model for the sequences of a batch, one at a time."""
     tokens = sequences(batch, SEQUENCES)
-    hidden = torch.cat([engine.model(of_one, [len(of_one)])[:-1] for of_one in tokens])
-    choices = (hidden @ engine.model.head.T / temperature).log_softmax(-1)
+    choices = torch.cat([distributions(engine, of_one, temperature) for of_one in tokens])
     return _of_chosen_tokens(choices, batch)
+
+
+@torch.no_grad()
+def distributions(
+    engine: TinyEngine, tokens: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """[T - 1, V] log-probs of all tokens after each but the last token of a sequence [T]."""
+    hidden = engine.model(tokens, [len(tokens)])[:-1]
+    return (hidden @ engine.model.head.T / temperature).log_softmax(-1)

@@ -8,9 +8,11 @@ import math
 import multiprocessing
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise, permutations
+from operator import gt
 from typing import Any
 
 import pytest
@@ -19,11 +21,17 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.errors import DataError, RlcliError
 from rlcli.testing.arguments import run_each
-from rlcli.testing.contract import Note, Violation, skip_unless
+from rlcli.testing.contract import Note, Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import padded
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallTrial, Gold, reads_answers
+from rlcli.testing.interface.inference_trial import (
+    UNSCORED,
+    CallTrial,
+    Gold,
+    reads_answers,
+    scores,
+)
 from rlcli.testing.interface.outputs import check_same, gap, sequences, tensor_of
 from rlcli.testing.interface.reward_examples import RewardExampleChecks
 from rlcli.testing.interface.rules import (
@@ -56,8 +64,6 @@ HELPERS = (
 )
 """What starts a process, or connects to one."""
 
-ONE_FOR_EACH = "one reward for each response, in their order"
-
 
 class RewardChecks(RewardExampleChecks):
     @pytest.fixture
@@ -67,9 +73,7 @@ class RewardChecks(RewardExampleChecks):
         skip_unless(overrides(interface, "score_texts"), "does not score texts")
         return interface
 
-    def test_a_failing_helper_is_an_error(
-        self, make: Make, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failing_helper_is_an_error(self, make: Make, request: pytest.FixtureRequest) -> None:
         """where no process starts, nothing connects and its role writes nothing, rewards are the
         same, or an error"""
         declared = make().writes("inference")
@@ -83,13 +87,11 @@ class RewardChecks(RewardExampleChecks):
             batch = text_batch(inferring.tokenizer, texts, [HARD])
         usual, alone, model = inferring.run(batch), make(), inferring.model()
         model.module.is_mute = True
-        _refuse_helpers(monkeypatch)
         try:
-            without_helpers = inferring.run(batch, model=model, interface=alone)
+            with _helpers_refused():
+                without_helpers = inferring.run(batch, model=model, interface=alone)
         except Exception:
             return
-        finally:
-            monkeypatch.undo()
         check_same(
             usual,
             without_helpers,
@@ -123,18 +125,16 @@ class RewardChecks(RewardExampleChecks):
                     inferring.where,
                 )
 
-    def test_rules_meet_what_they_look_for(
-        self, inferring: CallTrial, batches: Batches, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rules_meet_what_they_look_for(self, inferring: CallTrial, batches: Batches) -> None:
         """responses that rules tell apart are rewarded whatever their prompts, their order and the
         other samples"""
         trial = rule_trial(inferring, batches)
-        _refuse_helpers(monkeypatch)
-        try:
-            assert trial.result is not None
-        except (RlcliError, BlockingIOError) as refusal:
-            pytest.skip(f"not tried: refuses texts, or needs a process: {refusal}")
-        run_each(OF_RULES, self, trial)
+        with _helpers_refused():
+            try:
+                assert trial.result is not None
+            except (RlcliError, BlockingIOError) as refusal:
+                pytest.skip(f"not tried: refuses texts, or needs a process: {refusal}")
+            run_each(OF_RULES, self, trial)
 
     def test_a_response_is_scored_without_its_prompt(self, inferring: CallTrial) -> None:
         """another prompt, or a longer one, changes no reward, unless it matters where the response
@@ -160,18 +160,37 @@ class RewardChecks(RewardExampleChecks):
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
         """gold answers are accepted, wrong ones rejected"""
-        right = _scores(scorer, [*map(gold, answers)], answers)
-        _demand_more_than_nothing(scorer, answers, gold, right)
+        right = scores(scorer, [*map(gold, answers)], answers)
+        nothing = scores(scorer, [""] * len(answers), answers)
+        for answer, reward, of_nothing in zip(answers, right, nothing, strict=True):
+            _demand(
+                scorer,
+                reward > of_nothing,
+                f"{gold(answer)!r} earns no more for {answer!r} than an empty response",
+                "compare by value what a response gives as its answer with the row's",
+            )
         turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
         wrong = [*turned, [*map(_longer, answers)], [*map(_shorter, answers)]]
-        for others in wrong:
-            _demand_less_for(scorer, [*map(gold, others)], answers, right)
-        texts = [gold(HARD), gold(HARD_TO_REJECT), ""]
-        of_hard, of_wrong, of_nothing = _scores(scorer, texts, [HARD] * 3)
+        for texts in ([*map(gold, others)] for others in wrong):
+            columns = zip(texts, answers, right, scores(scorer, texts, answers), strict=True)
+            believed = [
+                f"{text!r} for {answer!r}"
+                for text, answer, reward, of_wrong in columns
+                if not reward > of_wrong
+            ]
+            _demand(
+                scorer,
+                not believed,
+                f"{len(believed)} of {len(answers)} wrong answers earn as much: "
+                f"{''.join(believed[:1])}",
+                "compare with the whole answer, and that of the same row",
+            )
+        hard = [gold(HARD), gold(HARD_TO_REJECT), ""]
+        of_right, of_wrong, of_nothing = scores(scorer, hard, [HARD] * 3)
         _demand(
             scorer,
-            _above(of_hard, of_wrong) or not _above(of_hard, of_nothing),
-            f"{texts[1]!r} earns as much as {texts[0]!r} for {HARD!r}",
+            of_right > of_wrong or of_right <= of_nothing,
+            f"{hard[1]!r} earns as much as {hard[0]!r} for {HARD!r}",
             "what cannot be compared is not right",
         )
         count = len(answers)
@@ -182,18 +201,17 @@ class RewardChecks(RewardExampleChecks):
     ) -> None:
         """a reward that accepts words as answers accepts them with capitals and accents too"""
         plain, *others = WORDS
-        (usual,) = _scores(scorer, [gold(answers[0])], [answers[0]])
         try:
-            (reward,) = _scores(scorer, [gold(plain)], [plain])
+            usual, of_plain = scores(scorer, [gold(answers[0]), gold(plain)], [answers[0], plain])
         except DataError:
             pytest.skip("refuses rows whose answers are words")
-        if usual is None or reward is None or reward < usual:
-            pytest.skip("accepts no words as answers")
-        for word, earned in zip(others, _scores(scorer, [*map(gold, others)], others), strict=True):
+        skip_if(of_plain < usual, "accepts no words as answers")
+        earned = scores(scorer, [*map(gold, others)], others)
+        for word, reward in zip(others, earned, strict=True):
             _demand(
                 scorer,
-                earned is not None and earned >= reward,
-                f"{gold(word)!r} earns {earned} for {word!r}, less than {gold(plain)!r} for "
+                reward >= of_plain,
+                f"{gold(word)!r} earns {reward} for {word!r}, less than {gold(plain)!r} for "
                 f"{plain!r}",
                 "what is done to a response before it is compared is done to the answer, too",
             )
@@ -202,17 +220,15 @@ class RewardChecks(RewardExampleChecks):
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
         """malformed responses break nothing, and earn nothing"""
-        answer = answers[0]
-        (right,) = _scores(scorer, [gold(answer)], [answer])
-        scores = _scores(scorer, NONSENSE, [answer] * len(NONSENSE))
-        for text, score in zip(NONSENSE, scores, strict=True):
-            if score is None:
-                continue
-            finding = f"{text[:40]!r} earns {score:g}"
-            _demand(scorer, math.isfinite(score), finding, "a reward is a number")
-            finding += f", as much as {gold(answer)!r}"
-            is_rejected = right is None or score < right
-            _demand(scorer, is_rejected, finding, "accept nothing that is not the answer")
+        texts = [gold(answers[0]), *NONSENSE]
+        right, *malformed = scores(scorer, texts, [answers[0]] * len(texts))
+        for text, reward in zip(NONSENSE, malformed, strict=True):
+            _demand(
+                scorer,
+                right == UNSCORED or reward < right,
+                f"{text[:40]!r} earns {reward:g}, as much as {texts[0]!r}",
+                "accept nothing that is not the answer",
+            )
         record_property("note", f"{len(NONSENSE)}/{len(NONSENSE)}")
 
     def test_one_of_two_answers_counts(
@@ -221,10 +237,10 @@ class RewardChecks(RewardExampleChecks):
         """a right and a wrong answer are not right in both orders"""
         for right, wrong in pairwise((*answers, answers[0])):
             texts = [gold(right), *map("\n".join, permutations((gold(right), gold(wrong))))]
-            alone, *together = _scores(scorer, texts, [right] * len(texts))
+            alone, *together = scores(scorer, texts, [right] * len(texts))
             _demand(
                 scorer,
-                any(_above(alone, score) for score in together),
+                alone > min(together),
                 f"{texts[1]!r} and {texts[2]!r} both earn as much as {texts[0]!r}",
                 "read one of the answers, such as the last: otherwise listing many pays",
             )
@@ -236,14 +252,14 @@ class RewardChecks(RewardExampleChecks):
         for answer in answers:
             remarks = [REMARK, REMARK * MANY_REMARKS]
             answered = [f"{gold(answer)}\n{remark}" for remark in remarks]
-            scores = _scores(scorer, [*answered, *remarks], [answer] * 4)
-            pays_before_one, pays_before_many = map(_above, scores[:2], scores[2:])
+            earned = scores(scorer, [*answered, *remarks], [answer] * 4)
+            pays_before_one, pays_before_many = map(gt, earned[:2], earned[2:])
             pays, does_not = (1, MANY_REMARKS) if pays_before_one else (MANY_REMARKS, 1)
             _demand(
                 scorer,
                 pays_before_one == pays_before_many,
-                f"{gold(answer)!r} pays before {pays} × {REMARK!r}, "
-                f"but not before {does_not} × that",
+                f"{gold(answer)!r} pays before {pays} × {REMARK!r}, but not before {does_not} × "
+                "that",
                 "look for the answer in the whole response",
             )
 
@@ -261,8 +277,8 @@ class RewardChecks(RewardExampleChecks):
         rewards = tensor_of(inferring.result, REWARDS).tolist()
         wrong = []
         for text, row, reward in zip(texts, rows, rewards, strict=True):
-            (score,) = _scores(scorer, [text], [row])
-            if score is not None and not math.isclose(score, reward, rel_tol=1e-6):
+            (score,) = scores(scorer, [text], [row])
+            if score != UNSCORED and not math.isclose(score, reward, rel_tol=1e-6):
                 wrong.append(f"{reward:g}, not {score:g}, for {text!r} where the row says {row!r}")
         if wrong:
             raise Violation(
@@ -278,16 +294,16 @@ class RewardChecks(RewardExampleChecks):
         """rewards are the same from a thread and from a worker process"""
         texts = [*(gold(answer) for answer in answers), "No idea."]
         rows = [*answers, answers[0]]
-        here = _scores(scorer, texts, rows)
+        here = scores(scorer, texts, rows)
         with ThreadPoolExecutor(1) as thread:
-            in_thread = thread.submit(_scores, make(), texts, rows).result()
-        (of_process,) = run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})
+            in_thread = thread.submit(scores, make(), texts, rows).result()
+        (of_process,) = run_on_ranks(1, lambda _: {"scores": scores(make(), texts, rows)})
         elsewhere = {"a thread": in_thread, "a worker process": of_process["scores"]}
-        for location, scores in elsewhere.items():
+        for location, rewards in elsewhere.items():
             _demand(
                 scorer,
-                scores == here,
-                f"the rewards are {here} here, {scores} in {location}",
+                rewards == here,
+                f"the rewards are {here} here, {rewards} in {location}",
                 "keep no state between calls, and no signals: they work in the main thread only",
             )
 
@@ -311,58 +327,20 @@ def _shorter(answer: str) -> str:
     return answer[:1] if answer[:1].isdigit() and answer[1:] else ""
 
 
-def _refuse_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cls, method in HELPERS:
-        monkeypatch.setattr(cls, method, _refuse)
+@contextmanager
+def _helpers_refused() -> Iterator[None]:
+    """Nothing starts a process, or connects to one."""
+    with pytest.MonkeyPatch.context() as patch:
+        for cls, method in HELPERS:
+            patch.setattr(cls, method, _refuse)
+        yield
 
 
 def _refuse(*args: Any, **settings: Any) -> None:
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
-def _scores(
-    interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]
-) -> list[float | None]:
-    rewards = list(interface.score_texts(list(texts), list(answers)))
-    finding = f"score_texts returns {len(rewards)} rewards for {len(texts)} responses"
-    _demand(interface, len(rewards) == len(texts), finding, ONE_FOR_EACH)
-    return rewards
-
-
 def _demand(scorer: ModelInterface, holds: bool, finding: str, cause: str) -> None:
     """Raise Violation, for its `score_texts`, unless something holds."""
     if not holds:
         raise Violation(finding, cause, place_of_call(scorer, "score_texts"))
-
-
-def _demand_more_than_nothing(
-    scorer: ModelInterface, answers: Sequence[str], gold: Gold, right: Sequence[float | None]
-) -> None:
-    """Raise Violation if a right answer earns no more than an empty response."""
-    columns = zip(answers, right, _scores(scorer, [""] * len(answers), answers), strict=True)
-    refused = [answer for answer, *earned in columns if not _above(*earned)]
-    for answer in refused:
-        accepted = f"{len(answers) - len(refused)}/{len(answers)}"
-        finding = f"gold answers accepted {accepted}: not {gold(answer)!r} for {answer!r}"
-        cause = "compare by value what a response gives as its answer with the row's"
-        _demand(scorer, False, finding, cause)
-
-
-def _demand_less_for(
-    scorer: ModelInterface,
-    texts: Sequence[str],
-    answers: Sequence[str],
-    right: Sequence[float | None],
-) -> None:
-    """Raise Violation if one of the texts, which are wrong, earns as much as the right one."""
-    wrong = _scores(scorer, texts, answers)
-    columns = zip(texts, answers, map(_above, right, wrong), strict=True)
-    believed = [f"{text!r} for {answer!r}" for text, answer, is_less in columns if not is_less]
-    finding = f"{len(believed)} of {len(answers)} wrong answers earn as much: "
-    cause = "compare with the whole answer, and that of the same row"
-    _demand(scorer, not believed, finding + "".join(believed[:1]), cause)
-
-
-def _above(score: float | None, base: float | None) -> bool:
-    """Whether a text earns more than another; one that could not be scored earns nothing."""
-    return score is not None and (base is None or score > base)

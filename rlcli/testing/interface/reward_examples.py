@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+
+import pytest
 
 from rlcli.api.interface import Example, ModelInterface
 from rlcli.api.key_meaning import REWARDS
@@ -14,7 +15,6 @@ from rlcli.testing.interface.outputs import TOLERANCE, tensor_of
 from rlcli.testing.interface.texts import NONSENSE, RIGHT_AND_WRONG, rows_batch
 
 RIGHT_EXAMPLES = "reward what is right, and no part of it as much; or correct EXAMPLES"
-STATED_EXAMPLES = "correct the reward, or what its EXAMPLES state"
 
 
 class RewardExampleChecks(CallSubject):
@@ -29,12 +29,11 @@ class RewardExampleChecks(CallSubject):
                 )
         self.demand_less_for_wrong_examples(inferring)
         example, *_ = _with_right_and_wrong(inferring.interface)
-        texts = (example["right"], *NONSENSE)
-        right, *malformed = _rewards(inferring, [example["row"]], [texts])
-        if not max(malformed) < right:
-            text = texts[1 + malformed.index(max(malformed))]
+        right, *malformed = _rewards(inferring, [example], [(example["right"], *NONSENSE)])
+        reward, text = max(zip(malformed, NONSENSE, strict=True))
+        if not reward < right:
             raise Violation(
-                f"{text[:40]!r} earns {max(malformed):g}, as much as {example['right']!r}",
+                f"{text[:40]!r} earns {reward:g}, as much as {example['right']!r}",
                 "accept nothing that is not the answer",
                 inferring.where,
             )
@@ -56,15 +55,14 @@ class RewardExampleChecks(CallSubject):
         examples = [shown for shown in inferring.interface.EXAMPLES if shown.get("rewards")]
         form = '{…, "rewards": {"a response": 0.5}}'
         skip_unless(examples, f"not tried: EXAMPLES state no rewards: {form}")
+        stated = [pair for example in examples for pair in example["rewards"].items()]
         texts = [list(example["rewards"]) for example in examples]
-        rows = [example["row"] for example in examples]
-        earned = iter(_rewards(inferring, rows, texts, _with_defaults(inferring.interface)))
-        for text, stated in (pair for example in examples for pair in example["rewards"].items()):
-            reward = next(earned)
-            if not abs(reward - stated) <= TOLERANCE * max(1.0, abs(stated)):
+        earned = _rewards(inferring, examples, texts, _with_defaults(inferring.interface))
+        for (text, expected), reward in zip(stated, earned, strict=True):
+            if reward != pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE):
                 raise Violation(
-                    f"{text[:60]!r} earns {reward:g}, not {stated:g} as EXAMPLES state",
-                    STATED_EXAMPLES,
+                    f"{text[:60]!r} earns {reward:g}, not {expected:g} as EXAMPLES state",
+                    "correct the reward, or what its EXAMPLES state",
                     inferring.where,
                 )
 
@@ -76,14 +74,12 @@ def _skip_unless_rewarding(inferring: CallTrial) -> None:
 
 def _with_defaults(interface: ModelInterface) -> ModelInterface:
     """The same with every argument at its default that has one."""
-    arguments = [argument for argument in fields(interface) if argument.init]  # type: ignore[arg-type]
-    defaults = {each.name: each.default for each in arguments if each.default is not MISSING}
-    defaults |= {
-        each.name: each.default_factory()
-        for each in arguments
-        if each.default_factory is not MISSING
+    required = {
+        argument.name: getattr(interface, argument.name)
+        for argument in fields(interface)  # type: ignore[arg-type]
+        if argument.init and argument.default is MISSING and argument.default_factory is MISSING
     }
-    return replace(interface, **defaults)  # type: ignore[type-var]
+    return type(interface)(**required)
 
 
 def _with_right_and_wrong(interface: ModelInterface) -> list[Example]:
@@ -98,19 +94,21 @@ def _earned_by_examples(inferring: CallTrial) -> list[tuple[str, float, float, f
     examples = _with_right_and_wrong(inferring.interface)
     skip_unless(examples, "not tried: shows no EXAMPLES of right and wrong")
     texts = [(example["right"], example["wrong"], "") for example in examples]
-    earned = iter(_rewards(inferring, [example["row"] for example in examples], texts))
+    earned = iter(_rewards(inferring, examples, texts))
     return [(right, next(earned), next(earned), next(earned)) for right, _, _ in texts]
 
 
 def _rewards(
     inferring: CallTrial,
-    rows: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
     texts: Sequence[Sequence[str]],
     interface: ModelInterface | None = None,
 ) -> list[float]:
-    """What each text earns as a response to its row. Skips the check if that is not one number."""
-    asked = [str(row.get("prompt", "")) for row in rows]
-    batch = rows_batch(inferring.tokenizer, [*zip(asked, texts, strict=True)], rows)
+    """What each text earns as a response to the row of its example. Skips the check if that is not
+    one number."""
+    rows = [example["row"] for example in examples]
+    prompts = [str(row.get("prompt", "")) for row in rows]
+    batch = rows_batch(inferring.tokenizer, [*zip(prompts, texts, strict=True)], rows)
     output = inferring.run(batch, interface=interface)
     skip_if(REWARDS not in output.keys, "gives no `rewards` to compare with EXAMPLES")
     return tensor_of(output, REWARDS).tolist()

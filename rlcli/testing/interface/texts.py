@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from dataclasses import dataclass
+from itertools import chain, cycle, islice, pairwise, zip_longest
 from typing import Any, Literal
 
 import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import Example
-from rlcli.api.key_meaning import SEQUENCES
-from rlcli.testing.batches import Lengths
+from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
+from rlcli.testing.batches import PAIRS, Lengths
 from rlcli.testing.class_source import source_of
 
 ANSWERS = ("7", "3", "3/4", "-5", "1,000", "0.25")
@@ -74,48 +75,87 @@ MOST_LITERALS = 16
 RIGHT_AND_WRONG: tuple[Literal["right"], Literal["wrong"]] = ("right", "wrong")
 Rows = Sequence[tuple[str, Sequence[str]]]
 """(prompt, responses) of each sample."""
+Gold = Callable[[str], str]
+"""A row's answer → the text of a correct response to it."""
 
 
-def responses_of(example: Example) -> list[str]:
-    """What one of the EXAMPLES of a reward shows, the right one first."""
-    told_apart = [example[kind] for kind in RIGHT_AND_WRONG if kind in example]
-    return [*told_apart, *example.get("rewards", {})]
+@dataclass(frozen=True)
+class AskedRow:
+    """A row, and responses to its prompt that are tried in turn."""
+
+    fields: Mapping[str, Any]
+    prompt: str
+    responses: Sequence[str]
+
+
+def rows_of_answers(answers: Sequence[str], gold: Gold) -> list[AskedRow]:
+    """Rows with an answer. Of the responses one is correct, one has another answer, one has none,
+    and one has it without the form; text in a prompt is never an answer."""
+    return [
+        AskedRow(
+            {"answer": answer},
+            f"Is it {gold(answer)} or not?\n",
+            (gold(answer), gold(other), "", f"Perhaps {answer}"),
+        )
+        for answer, other in pairwise((*answers, answers[0]))
+    ]
+
+
+def rows_of_examples(examples: Sequence[Example]) -> list[AskedRow]:
+    """Rows of the EXAMPLES of a reward. Of eight responses two are shown there, a right and a wrong
+    one where it tells them apart; the others are empty, because to judge a text may take long."""
+    rows = []
+    for example in examples:
+        told_apart = [example[kind] for kind in RIGHT_AND_WRONG if kind in example]
+        shown = [*told_apart, *example.get("rewards", {}), ""][:2]
+        prompt = str(example["row"].get("prompt", ""))
+        rows.append(AskedRow(example["row"], prompt, [*shown, *[""] * 6]))
+    return rows
+
+
+def batch_of_rows(
+    tokenizer: Any, rows: Sequence[AskedRow], lengths: Lengths = PAIRS, seed: int = 0
+) -> SequenceSample:
+    """The rows in turn, with as many responses in each sample as there are `lengths`; those of
+    length 0 are empty."""
+    tried = list(islice(cycle(rows), len(lengths)))
+    texts = []
+    for first, (group, row) in enumerate(zip(lengths, tried, strict=True), start=seed):
+        choices = islice(cycle(row.responses), first % len(row.responses), None)
+        texts.append((row.prompt, [next(choices) if length else "" for _, length in group]))
+    return rows_batch(tokenizer, texts, [row.fields for row in tried])
+
+
+def text_batch(tokenizer: Any, texts: Rows, answers: Sequence[Any]) -> SequenceSample:
+    """`rows_batch` of samples whose rows have an `answer` alone."""
+    return rows_batch(tokenizer, texts, [{"answer": answer} for answer in answers])
 
 
 def rows_batch(tokenizer: Any, texts: Rows, rows: Sequence[Mapping[str, Any]]) -> SequenceSample:
-    """`text_batch` of samples with these rows, whose fields are its metadata; None for a field that
-    a row lacks."""
-    batch = text_batch(tokenizer, texts, [None] * len(rows))
-    names = dict.fromkeys(name for row in rows for name in row)
-    batch.metadata |= {name: [row.get(name) for row in rows] for name in names}
-    return batch
+    """`packed_input_ids` and `prompt_mask` of texts, each response ending with the end token. The
+    fields of their rows are metadata: None for a field that a row lacks, such as `answer`."""
 
+    def encoded(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
 
-def text_batch(tokenizer: Any, rows: Rows, answers: Sequence[Any]) -> SequenceSample:
-    """`packed_input_ids` and `prompt_mask` of texts, each response ending with the end token;
-    metadata `answer`."""
-    tokens: list[int] = []
-    mask: list[bool] = []
-    lengths: list[list[int]] = []
-    for prompt, responses in rows:
-        lengths.append([])
-        for response in responses:
-            asked = tokenizer(prompt, add_special_tokens=False).input_ids
-            answered = [
-                *tokenizer(response, add_special_tokens=False).input_ids,
-                tokenizer.eos_token_id,
-            ]
-            tokens += [*asked, *answered]
-            mask += [True] * len(asked) + [False] * len(answered)
-            lengths[-1].append(len(asked) + len(answered))
+    groups = [
+        [(encoded(prompt), [*encoded(response), tokenizer.eos_token_id]) for response in responses]
+        for prompt, responses in texts
+    ]
+    pairs = [pair for group in groups for pair in group]
+    masks = [[True] * len(asked) + [False] * len(answered) for asked, answered in pairs]
+    names = dict.fromkeys(["answer", *(name for row in rows for name in row)])
     return SequenceSample.from_default(
-        ids=[f"s{i}" for i in range(len(rows))],
-        seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},
+        ids=[f"s{number}" for number in range(len(rows))],
+        seqlens=[[len(asked) + len(answered) for asked, answered in group] for group in groups],
         data={
-            "packed_input_ids": torch.tensor(tokens, dtype=torch.int64),
-            "prompt_mask": torch.tensor(mask, dtype=torch.bool),
+            SEQUENCES: torch.tensor([*chain(*chain(*pairs))], dtype=torch.int64),
+            PROMPT_MASK: torch.tensor([*chain(*masks)], dtype=torch.bool),
         },
-        metadata={"answer": list(answers), "batch_index": list(range(len(rows)))},
+        metadata={
+            "batch_index": [*range(len(rows))],
+            **{name: [row.get(name) for row in rows] for name in names},
+        },
     )
 
 

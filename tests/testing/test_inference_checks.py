@@ -415,7 +415,7 @@ GENERATION = [
         ByPlaceInTheBatch,
         "test_responses_do_not_depend_on_the_batch",
         (),
-        "when its prompt is alone",
+        "when it is alone in the batch",
         "not by its position",
     ),
 ]

@@ -22,7 +22,6 @@ from rlcli.testing.interface.inference_trial import (
 from rlcli.testing.interface.logprobs import check_logprobs, distributions
 from rlcli.testing.interface.mocks import check_mock
 from rlcli.testing.interface.outputs import (
-    check_empty,
     check_numbers,
     frozen_copy,
     gap,
@@ -169,7 +168,7 @@ class GenerationChecks(CallSubject):
         stop = max(sorted(set(inner)), key=inner.count)  # one that would occur within responses
         interface = sampling.with_settings(max_new_tokens=most, stop_token_ids=(stop,))
         ends = (sampling.tokenizer.eos_token_id, stop)
-        for response in sampling.responses(sampling.run(sampling.batch, interface=interface)):
+        for response in sampling.responses(sampling.run(interface=interface)):
             response.check_end(most, ends, sampling.where)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -178,13 +177,13 @@ class GenerationChecks(CallSubject):
     ) -> None:
         """log-probs of responses are confirmed by recomputation"""
         model, interface = sampling.model(), sampling.with_settings(temperature=temperature)
-        output = sampling.run(sampling.batch, interface=interface, model=model)
+        output = sampling.run(interface=interface, model=model)
         check_logprobs(output, "packed_logprobs", output, model.module, temperature, sampling.where)
 
     def test_greedy_takes_the_likeliest_token(self, sampling: SamplingTrial) -> None:
         """greedy takes the likeliest token each time"""
         model, interface = sampling.model(), sampling.with_settings(greedy=True)
-        output = sampling.run(sampling.batch, interface=interface, model=model)
+        output = sampling.run(interface=interface, model=model)
         for response in sampling.responses(output):
             choices = distributions(model.module, response.tokens)
             likeliest = choices.argmax(-1)[len(response.prompt) - 1 :].tolist()
@@ -197,13 +196,13 @@ class GenerationChecks(CallSubject):
 
     def test_generation_is_deterministic(self, sampling: SamplingTrial) -> None:
         """the same seed gives the same responses at any step, another seed gives others"""
-        again = sampling.run(sampling.batch, interface=sampling.with_settings())
+        again = sampling.run(interface=sampling.with_settings())
         cause = "draw every response from a seed: stable_seed(model.seed, id, attempt, number)"
         sampling.demand_same(again, "between two calls alike", cause, exact=True)
         later = sampling.model()
         later.version.global_step = 1
         sampling.demand_same(
-            sampling.run(sampling.batch, model=later),
+            sampling.run(model=later),
             "at the next step",
             "leave the step and the version out of seeds: a response must not depend on when it is "
             "sampled",
@@ -212,7 +211,7 @@ class GenerationChecks(CallSubject):
         retried = frozen_copy(sampling.batch)
         retried.metadata[ATTEMPT] = [1] * retried.bs
         others = {
-            "another seed of the role": sampling.run(sampling.batch, model=sampling.model(seed=1)),
+            "another seed of the role": sampling.run(model=sampling.model(seed=1)),
             "another attempt": sampling.run(retried),
         }
         for name, output in others.items():
@@ -236,11 +235,8 @@ class GenerationChecks(CallSubject):
     def test_responses_do_not_depend_on_the_batch(self, sampling: SamplingTrial) -> None:
         """a prompt gets the same responses in any batch"""
         cause = "seed each response by the id of its prompt, not by its position in the batch"
-        for index in range(sampling.batch.bs):
-            alone = sampling.run(sampling.batch.select_indices([index]))
-            sampling.demand_same(alone, "when its prompt is alone", cause)
-        turned = sampling.run(sampling.batch.reorder(list(reversed(range(sampling.batch.bs)))))
-        sampling.demand_same(turned, "when the batch is reversed", cause)
+        sampling.check_alone(cause)
+        sampling.check_order(cause)
 
     def test_generation_leaves_everything_alone(self, sampling: SamplingTrial) -> None:
         """generation changes neither its input nor the model, and uses it without dropout"""
@@ -248,8 +244,7 @@ class GenerationChecks(CallSubject):
 
     def test_generation_for_no_prompts(self, sampling: SamplingTrial) -> None:
         """an empty batch gives empty outputs of the same dtypes"""
-        empty = sampling.run(sampling.batch.select_indices([]))
-        check_empty(empty, sampling.result, sampling.where)
+        sampling.check_no_samples()
 
     def test_mock_of_generation(self, sampling: SamplingTrial) -> None:
         """mock of generation looks like the real thing"""

@@ -44,7 +44,7 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
     ) -> None:
         """inference uses the head of the model that HEAD names"""
         model = inferring.model()
-        inferring.run(inferring.batch, model=model, interface=inferring.make())
+        inferring.run(model=model, interface=inferring.make())
         self._compare(inferring.interface, "inference", model.module.heads, record_property)
 
     def _compare(

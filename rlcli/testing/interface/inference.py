@@ -28,8 +28,6 @@ from rlcli.testing.interface.logprobs import SHIFTED, check_logprobs, computed_l
 from rlcli.testing.interface.mocks import check_mock
 from rlcli.testing.interface.outputs import (
     check_drops,
-    check_empty,
-    check_form,
     check_numbers,
     check_same,
     drops,
@@ -151,30 +149,20 @@ class InferenceChecks(CallSubject):
 
     def test_inference_does_not_depend_on_the_order(self, inferring: CallTrial) -> None:
         """inference does not depend on the order of samples"""
-        turned = inferring.batch.reorder(list(reversed(range(inferring.batch.bs))))
-        output = inferring.run(turned)
-        check_form(output, turned.ids, None, inferring.where)
-        inferring.demand_same(
-            output,
-            "when the batch is reversed",
-            "a row belongs to the sample at the same place; undo any sorting",
-        )
+        inferring.check_order("a row belongs to the sample at the same place; undo any sorting")
 
     def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
         skip_if(inferring.takes_batch, "compares the samples of a batch (TAKES_BATCH)")
-        for index in range(inferring.batch.bs):
-            inferring.demand_same(
-                inferring.run(inferring.batch.select_indices([index])),
-                "when it is alone in the batch",
-                "it looks across samples: padding that is counted, a mean over the batch, "
-                "the row of a neighbour; declare it in TAKES_BATCH if it should compare them",
-            )
+        inferring.check_alone(
+            "it looks across samples: padding that is counted, a mean over the batch, the row of a "
+            "neighbour; declare it in TAKES_BATCH if it should compare them"
+        )
 
     def test_inference_is_the_same_on_any_ranks(self, inferring: CallTrial) -> None:
         """inference is the same on 1, 2, 3 and an idle rank, and so is its state"""
         alone = inferring.make()
-        expected, state = inferring.run(inferring.batch, interface=alone), state_through_json(alone)
+        expected, state = inferring.run(interface=alone), state_through_json(alone)
         cause = "compute a sample from itself alone; only training reduces over ranks"
         if inferring.takes_batch:
             cause = "sum what spans samples over the ranks, on each of them: model.all_reduce"
@@ -228,7 +216,7 @@ class InferenceChecks(CallSubject):
 
     def test_inference_is_deterministic(self, inferring: CallTrial) -> None:
         """inference is deterministic"""
-        again = inferring.run(inferring.batch, interface=inferring.make())
+        again = inferring.run(interface=inferring.make())
         cause = "something is drawn without a seed; use stable_seed(model.seed, id, …)"
         inferring.demand_same(again, "between two calls alike", cause, exact=True)
 
@@ -317,8 +305,7 @@ class InferenceChecks(CallSubject):
 
     def test_inference_of_no_samples(self, inferring: CallTrial) -> None:
         """inference of no samples has the same keys and dtypes"""
-        empty = inferring.run(inferring.batch.select_indices([]))
-        check_empty(empty, inferring.result, inferring.where)
+        inferring.check_no_samples()
 
     def test_mock_of_inference(self, inferring: CallTrial) -> None:
         """mock of inference looks like the real thing"""

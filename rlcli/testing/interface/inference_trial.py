@@ -24,6 +24,7 @@ from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengt
 from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.interface.call_engine import JudgeEngine, ModalEngine
 from rlcli.testing.interface.outputs import (
+    check_empty,
     check_form,
     check_same,
     check_untouched,
@@ -76,7 +77,7 @@ class CallTrial:
     @cached_property
     def result(self) -> SequenceSample:
         """The result for `batch`, in one micro-batch."""
-        return self.run(self.batch)
+        return self.run()
 
     @property
     def takes_batch(self) -> bool:
@@ -101,17 +102,18 @@ class CallTrial:
 
     def run(
         self,
-        batch: SequenceSample,
+        batch: SequenceSample | None = None,
         spec: MicroBatchSpec = WHOLE,
         model: Model | None = None,
         interface: ModelInterface | None = None,
         changes: Changes = MappingProxyType({}),
     ) -> SequenceSample:
-        """The result of the call; by default from a freshly built model, and an interface without
-        an earlier call in its state, with some arguments changed."""
+        """The result of the call; by default for the usual batch, from a freshly built model, and
+        an interface without an earlier call in its state, with some arguments changed."""
         if interface is None:
             is_used = overrides(self.interface, "state_dict") or changes
             interface = self.make(**changes) if is_used else self.interface
+        batch = self.batch if batch is None else batch
         output = call_interface(interface, self.call, model or self.model(), batch, spec)
         if not isinstance(output, SequenceSample):
             raise Violation(
@@ -135,7 +137,7 @@ class CallTrial:
         """Raise Violation unless the call leaves its input and the model as they were, and uses the
         model without dropout."""
         model, before = self.model(), frozen_copy(self.batch)
-        self.run(self.batch, model=model)
+        self.run(model=model)
         check_untouched(self.batch, before, self.where)
         if model.module.passes_in_training_mode:
             cause = "leave the mode alone: rlcli turns dropout off before the call"
@@ -152,9 +154,26 @@ class CallTrial:
             cause = "only a training step counts, and rlcli counts it"
             raise Violation("the version moved", cause, self.where)
 
-    def mock(self, batch: SequenceSample, seed: int = 0) -> SequenceSample:
+    def check_alone(self, cause: str) -> None:
+        """Raise Violation unless each sample gets the same alone."""
+        for index in range(self.batch.bs):
+            output = self.run(self.batch.select_indices([index]))
+            self.demand_same(output, "when it is alone in the batch", cause)
+
+    def check_order(self, cause: str) -> None:
+        """Raise Violation unless each sample gets the same in a batch in reverse order."""
+        turned = self.batch.reorder(list(reversed(range(self.batch.bs))))
+        output = self.run(turned)
+        check_form(output, turned.ids, None, self.where)
+        self.demand_same(output, "when the batch is reversed", cause)
+
+    def check_no_samples(self) -> None:
+        """Raise Violation unless a batch without samples gives the same keys and dtypes."""
+        check_empty(self.run(self.batch.select_indices([])), self.result, self.where)
+
+    def mock(self, batch: SequenceSample) -> SequenceSample:
         """The result of the call's mock, for a role without an engine."""
-        model = self.model(seed)
+        model = self.model()
         model.module = None
         return self.interface.mock(self.call, model, batch)
 
@@ -312,7 +331,7 @@ def telling_trial(make: Make, batches: Batches, tokenizer: Any) -> CallTrial:
 
 
 def _tells_samples_apart(trial: CallTrial) -> bool:
-    reasons = drops(trial.run(trial.batch)).values()
+    reasons = drops(trial.run()).values()
     return any(reasons) and not all(reasons)
 
 

@@ -105,7 +105,7 @@ class RewardChecks(RewardExampleChecks):
         model = inferring.model()
         if not isinstance(model.module, JudgeEngine):
             pytest.skip("its role writes nothing")
-        inferring.run(inferring.batch, model=model, interface=inferring.make())
+        inferring.run(model=model, interface=inferring.make())
         engine = model.module
         texts = [p + reply for p, reply in zip(engine.prompts, engine.replies, strict=True)]
         if any(prompt[: len(text)] == text for text in texts for prompt in engine.prompts):
@@ -116,7 +116,7 @@ class RewardChecks(RewardExampleChecks):
             )
         chat = inferring.model()
         chat.tokenizer = byte_tokenizer(chat=True)
-        inferring.run(inferring.batch, model=chat, interface=inferring.make())
+        inferring.run(model=chat, interface=inferring.make())
         for prompt in map(chat.tokenizer.decode, chat.module.prompts):
             if prompt.rfind("<user>") > prompt.rfind("<assistant>"):
                 raise Violation(

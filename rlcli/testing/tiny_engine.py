@@ -226,14 +226,16 @@ class TinyEngine(TrainLoop, PipelinableEngine):
     ) -> GeneratedResponses:
         stops = {tokenizer.eos_token_id, *gconfig.stop_token_ids}
         prompts = input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts"))
-        responses, scores, ended = [], [], []
-        for number, seed in enumerate(seeds):
-            prompt = prompts[number // gconfig.responses_per_prompt]
-            response, logprobs = self._response(prompt, gconfig, stops, seed)
-            responses.append(response)
-            scores.append(logprobs)
-            ended.append(int(response[-1]) in stops)
-        return GeneratedResponses(responses, scores, torch.tensor(ended, dtype=torch.bool))
+        drawn = [
+            self._response(prompts[number // gconfig.responses_per_prompt], gconfig, stops, seed)
+            for number, seed in enumerate(seeds)
+        ]
+        ended = [int(tokens[-1]) in stops for tokens, _ in drawn]
+        return GeneratedResponses(
+            [tokens for tokens, _ in drawn],
+            [logprobs for _, logprobs in drawn],
+            torch.tensor(ended, dtype=torch.bool),
+        )
 
     def _response(
         self, prompt: torch.Tensor, gconfig: GenerationHyperparameters, stops: set[int], seed: int

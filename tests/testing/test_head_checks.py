@@ -107,8 +107,8 @@ def test_the_declared_head_may_be_used(call):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (AsksForAnotherHead, "uses the head value, which HEAD does not name"),
-        (AsksForTwoHeads, "needs the head lm, which it does not use"),
+        (AsksForAnotherHead, r"HEAD names lm, which it does not use \(it uses value\)"),
+        (AsksForTwoHeads, "HEAD names lm, which it does not use"),
         (AsksForNoHead, "HEAD names critic for .*, which is not a head"),
         (SaysNothing, "uses the head value, but it is not in HEAD"),
     ],

@@ -75,12 +75,10 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
         for call in calls:
             declared = interface.group_sizes(call)
             sizes = declared.all if declared is not None else ()
-            if not all(size.isdecimal() for size in sizes):
+            if not all(map(str.isdecimal, sizes)):
                 raise Violation(
-                    (
-                        f"NEEDS_GROUP has {', '.join(sizes)} for {call}; a group "
-                        "is given by its number of responses"
-                    ),
+                    f"NEEDS_GROUP has {', '.join(sizes)} for {call}; a group is given by its "
+                    "number of responses",
                     f'NEEDS_GROUP: ClassVar[Declaration] = {{"{call}": ("2",)}}',
                     place_of_call(interface, call),
                 )
@@ -99,14 +97,16 @@ def _undeclared(interface: ModelInterface, calls: list[str]) -> Iterator[Violati
     for call in calls:
         where = place_of_call(interface, call)
         if interface.reads(call) is None:
-            finding = (
-                f"{call} is not in READS: a recipe that forgets one of its keys "
-                "fails only when it runs"
-            )
             keys = ", ".join(f'"{key}"' for key in keys_in_source(interface, call))
-            cause = f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}'
-            yield Violation(finding, cause, where)
+            yield Violation(
+                f"{call} is not in READS: a recipe that forgets one of its keys fails only when it "
+                "runs",
+                f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}',
+                where,
+            )
         if call in ("inference", "generate") and interface.writes(call) is None:
-            finding = f"{call} is not in WRITES: no recipe knows what it returns"
-            cause = f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}'
-            yield Violation(finding, cause, where)
+            yield Violation(
+                f"{call} is not in WRITES: no recipe knows what it returns",
+                f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}',
+                where,
+            )

@@ -10,6 +10,7 @@ from rlcli.testing.contract import Note, Violation, skip_unless
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.interface.call_engine import ModalEngine
 from rlcli.testing.interface.inference_trial import CallTrial
+from rlcli.testing.interface.outputs import check_declared
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Make,
@@ -52,32 +53,16 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
     ) -> None:
         """Raise Violation unless a call used the head that is declared for it; nothing at all
         declared is a note."""
-        where = place_of_call(interface, call)
-        declared = interface.heads(call)
-        if unknown := set(declared.all if declared else ()) - {*HEAD_NAMES}:
+        where, declared = place_of_call(interface, call), interface.heads(call)
+        if declared is None:
+            example = f'HEAD: ClassVar[Declaration] = {{"{call}": ("{min(used, default="lm")}",)}}'
+            message = f"{call} uses the head {' and '.join(sorted(used))}, but it is not in HEAD"
+            self.tell_unsaid([Violation(message, example, where)] if used else [], record_property)
+        elif unknown := sorted(set(declared.all) - {*HEAD_NAMES}):
             raise Violation(
-                f"HEAD names {', '.join(sorted(unknown))} for {call}, which is not a head",
+                f"HEAD names {', '.join(unknown)} for {call}, which is not a head",
                 f"the heads are {', '.join(HEAD_NAMES)}",
                 where,
             )
-        if declared is None:
-            example = f'HEAD: ClassVar[Declaration] = {{"{call}": ("{min(used, default="lm")}",)}}'
-            message = f"{call} uses the head {_named(used)}, but it is not in HEAD"
-            self.tell_unsaid([Violation(message, example, where)] if used else [], record_property)
-            return
-        if undeclared := used - {*declared.all}:
-            message = f"{call} uses the head {_named(undeclared)}, which HEAD does not name"
-            raise Violation(
-                message, "name it: a recipe whose model has another head is then refused", where
-            )
-        if unused := {*declared.needed} - used:
-            message = (
-                f"HEAD says that {call} needs the head {_named(unused)}, which it does not use"
-            )
-            raise Violation(
-                message, "take it out of HEAD: it makes rlcli refuse recipes that would work", where
-            )
-
-
-def _named(heads: set[str]) -> str:
-    return " and ".join(sorted(heads))
+        else:
+            check_declared(used, declared, "HEAD", "use", where)

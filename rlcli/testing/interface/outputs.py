@@ -139,24 +139,25 @@ def check_form(
             where,
         )
     if keys is not None:
-        check_declared(output.keys, keys, where)
+        check_declared(output.keys, keys, "WRITES", "return", where)
 
 
-def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) -> None:
-    """Raise Violation if the returned keys are not those of WRITES."""
-    lacking = [key for key in keys.needed if key not in returned]
-    if lacking:
-        had = ", ".join(sorted(returned)) or "none"
+def check_declared(
+    actual: Collection[str], declared: DeclaredKeys, declaration: str, verb: str, where: str
+) -> None:
+    """Raise Violation if the keys or heads that a call returns or uses, as `verb` says, are not
+    those that a declaration, such as WRITES, names for it."""
+    if lacking := sorted(set(declared.needed) - set(actual)):
         raise Violation(
-            f"WRITES names {', '.join(lacking)}, which it does not return (it returns {had})",
-            "return the key, or take it out of WRITES",
+            f"{declaration} names {', '.join(lacking)}, which it does not {verb} (it {verb}s "
+            f"{', '.join(sorted(actual)) or 'none'})",
+            f"{verb} it, or take it out of {declaration}",
             where,
         )
-    unknown = sorted(set(returned) - set(keys.all))
-    if unknown:
+    if unknown := sorted(set(actual) - set(declared.all)):
         raise Violation(
-            f"it returns {', '.join(unknown)}, which WRITES does not name",
-            "name the key in WRITES: recipes are checked against it",
+            f"it {verb}s {', '.join(unknown)}, which {declaration} does not name",
+            f"name it in {declaration}: recipes are checked against it",
             where,
         )
 

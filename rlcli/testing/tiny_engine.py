@@ -12,7 +12,6 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -216,7 +215,6 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         Path(save_dir).mkdir(parents=True, exist_ok=True)
         save_file(dict(self.model.state_dict()), str(Path(save_dir) / "model.safetensors"))
 
-    @torch.no_grad()
     def generate(
         self,
         input_: SequenceSample,
@@ -224,27 +222,34 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        stops = {tokenizer.eos_token_id, *gconfig.stop_token_ids}
         prompts = input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts"))
-        drawn = [
-            self._response(prompts[number // gconfig.responses_per_prompt], gconfig, stops, seed)
+        responses = [
+            self.respond(
+                number, prompts[number // gconfig.responses_per_prompt], seed, tokenizer, gconfig
+            )
             for number, seed in enumerate(seeds)
         ]
-        ended = [int(tokens[-1]) in stops for tokens, _ in drawn]
         return GeneratedResponses(
-            [tokens for tokens, _ in drawn],
-            [logprobs for _, logprobs in drawn],
-            torch.tensor(ended, dtype=torch.bool),
+            [response.tokens for response in responses],
+            [response.logprobs for response in responses],
+            torch.tensor([response.ended for response in responses], dtype=torch.bool),
         )
 
-    def _response(
-        self, prompt: torch.Tensor, gconfig: GenerationHyperparameters, stops: set[int], seed: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens [n] int64 of a response, and their log-probs [n] float32."""
+    @torch.no_grad()
+    def respond(
+        self,
+        number: int,
+        prompt: torch.Tensor,
+        seed: int,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+    ) -> FinishedResponse:
+        """A response to one prompt, drawn with a seed."""
         generator = torch.Generator().manual_seed(seed)
         tokens = prompt
         logprobs: list[torch.Tensor] = []
-        for _ in range(gconfig.max_new_tokens):
+        has_ended = False
+        while len(logprobs) < gconfig.max_new_tokens and not has_ended:
             output = TinyOutput(self.model, tokens, [len(tokens)])
             output.temperature = gconfig.temperature
             choices = output.logits[-1].log_softmax(-1)
@@ -254,9 +259,9 @@ class TinyEngine(TrainLoop, PipelinableEngine):
                 token = choices.exp().multinomial(1, generator=generator)[0]
             logprobs.append(choices[token])
             tokens = torch.cat([tokens, token[None]])
-            if int(token) in stops:
-                break
-        return tokens[len(prompt) :], torch.stack(logprobs).float()
+            has_ended = int(token) in (tokenizer.eos_token_id, *gconfig.stop_token_ids)
+        scores = torch.stack(logprobs).float()
+        return FinishedResponse(number, tokens[len(prompt) :], scores, has_ended, ())
 
     def open(
         self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
@@ -270,7 +275,7 @@ class TinyStream(ResponseStream):
 
     def __init__(self, engine: TinyEngine, tokenizer: Any, gconfig: GenerationHyperparameters):
         self._engine, self._tokenizer = engine, tokenizer
-        self._settings = replace(gconfig, responses_per_prompt=1)
+        self._settings = gconfig
         self._waiting: dict[int, tuple[torch.Tensor, int]] = {}
         self._submitted = 0
 
@@ -286,12 +291,7 @@ class TinyStream(ResponseStream):
         if not self._waiting or until():
             return []
         number, (prompt, seed) = self._waiting.popitem()
-        batch = SequenceSample.from_default(
-            ids=["0"], seqlens=[len(prompt)], data={"packed_prompts": prompt}
-        )
-        sampled = self._engine.generate(batch, self._tokenizer, self._settings, [seed])
-        (tokens,), (logprobs,) = sampled.tokens, sampled.logprobs
-        return [FinishedResponse(number, tokens, logprobs, bool(sampled.ended[0]), ())]
+        return [self._engine.respond(number, prompt, seed, self._tokenizer, self._settings)]
 
     def pause(self) -> None:
         raise NotImplementedError("its weights do not change while it samples")

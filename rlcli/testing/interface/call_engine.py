@@ -3,14 +3,14 @@ judge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.generation import GeneratedResponses
+from rlcli.api.generation import FinishedResponse
 from rlcli.testing.batches import DIGITS
 from rlcli.testing.interface.recording_engine import HEADS, WatchedOutput
 from rlcli.testing.tiny_engine import TinyEngine
@@ -40,11 +40,11 @@ class ModalEngine(TinyEngine):
         self.heads |= {HEADS[name] for name in asked}
         return result
 
-    def generate(self, *args: Any, **settings: Any) -> Any:
-        self._note_generation()
-        return super().generate(*args, **settings)
+    def respond(self, *args: Any, **settings: Any) -> FinishedResponse:
+        self._note_response()
+        return super().respond(*args, **settings)
 
-    def _note_generation(self) -> None:
+    def _note_response(self) -> None:
         self.passes_in_training_mode += self.is_training
         self.heads.add("lm")
 
@@ -61,26 +61,20 @@ class JudgeEngine(ModalEngine):
         self.replies: list[list[int]] = []
         """With their end, in the order of `prompts`."""
 
-    def generate(
+    def respond(
         self,
-        input_: SequenceSample,
+        number: int,
+        prompt: torch.Tensor,
+        seed: int,
         tokenizer: Any,
         gconfig: GenerationHyperparameters,
-        seeds: Sequence[int],
-    ) -> GeneratedResponses:
-        self._note_generation()
-        packed = input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts"))
-        for number, seed in enumerate(seeds):
-            self.prompts.append(packed[number // gconfig.responses_per_prompt].tolist())
-            digit = self._digit(self.prompts[-1], 0 if gconfig.greedy else seed)
-            reply = tokenizer(digit, add_special_tokens=False).input_ids
-            self.replies.append([*reply, tokenizer.eos_token_id])
-        most, replies = gconfig.max_new_tokens, self.replies[len(self.replies) - len(seeds) :]
-        written = [torch.tensor(reply[:most]) for reply in replies]
-        logprobs = [torch.zeros(len(tokens)) for tokens in written]
-        ended = torch.tensor([len(reply) <= most for reply in replies], dtype=torch.bool)
-        return GeneratedResponses(written, logprobs, ended)
-
-    def _digit(self, prompt: list[int], seed: int) -> str:
-        """The number that it writes, if any."""
-        return "" if self.is_mute else DIGITS[stable_seed(str(prompt), seed) % len(DIGITS)]
+    ) -> FinishedResponse:
+        self._note_response()
+        self.prompts.append(prompt.tolist())
+        drawn = stable_seed(str(self.prompts[-1]), 0 if gconfig.greedy else seed)
+        digit = "" if self.is_mute else DIGITS[drawn % len(DIGITS)]
+        reply = [*tokenizer(digit, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        self.replies.append(reply)
+        most = gconfig.max_new_tokens
+        tokens = torch.tensor(reply[:most])
+        return FinishedResponse(number, tokens, torch.zeros(len(tokens)), len(reply) <= most, ())

@@ -346,20 +346,19 @@ def usual_batch(batches: Batches, lengths: Lengths = PAIRS) -> SequenceSample:
 def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABULARY) -> Batches:
     """Makes batches with these keys, using the author's `batches` if some required keys are not
     generally known."""
-    unknown = [key for key in keys.needed if key not in KEYS]
-    generally_known = [key for key in keys.all if key in KEYS]
+    if {*keys.needed} <= {*KEYS}:
+        generally_known = [key for key in keys.all if key in KEYS]
+        return partial(make_batch, generally_known, vocabulary=vocabulary)
 
     def make(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
-        if not unknown:
-            return make_batch(generally_known, lengths, seed, vocabulary=vocabulary)
-        authors_batch = batches(lengths, seed)
-        lacking = [key for key in keys.needed if key not in authors_batch.keys]
+        batch = batches(lengths, seed)
+        lacking = [key for key in keys.needed if key not in batch.keys]
         if lacking:
             raise ValueError(
-                f"the content of {unknown[0]!r} is unknown, and the fixture "
-                f"`batches` has no {lacking[0]}"
+                f"the content of {lacking[0]!r} is unknown, and the fixture `batches` does not "
+                "make it"
             )
-        return authors_batch.select(key for key in keys.all if key in authors_batch.keys)
+        return batch.select(batch.keys & {*keys.all})
 
     return make
 

@@ -39,13 +39,9 @@ def rule_trial(usual: CallTrial, batches: Batches) -> CallTrial:
     """Rewards of texts that the component's file names, and of some that many rules tell apart; the
     fields of their rows are the usual ones. Skips the check for what gives no rewards of
     responses."""
-    read = skip_unless_responses_are_rewarded(usual)
-    tokenizer = byte_tokenizer()
-    make_batch, texts = (
-        batches_with(read, batches, len(tokenizer)),
-        texts_for(type(usual.interface)),
-    )
-    batch = batch_of_texts(make_batch, tokenizer, texts)
+    read, tokenizer = skip_unless_responses_are_rewarded(usual), byte_tokenizer()
+    make_batch = batches_with(read, batches, len(tokenizer))
+    batch = batch_of_texts(make_batch, tokenizer, texts_for(type(usual.interface)))
     for name, column in usual.batch.metadata.items():
         batch.metadata[name] = list(islice(cycle(column), batch.bs))
     batch.metadata["batch_index"] = list(range(batch.bs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -50,21 +50,25 @@ def arguments_of(component: Any) -> list[VariedArgument]:
             value, hint = getattr(component, field.name), hints[field.name]
             others = _others(hint, value)
             arguments.append(VariedArgument(field.name, value, others, str in _kinds(hint)))
-            for entry, replaced_by in _entries(value):
-                others = tuple(map(replaced_by, _others(type(entry), entry)))
+            for place, entry in _entries(value):
+                candidates = _others(type(entry), entry)
+                others = tuple(_with_entry(value, place, other) for other in candidates)
                 arguments.append(VariedArgument(field.name, value, others))
     return arguments
 
 
-def _entries(value: Any) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
-    """Each entry of a list or mapping, and the function that puts another value in its place; none
-    of anything else."""
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    """(index or key, entry) of a list or mapping; none of anything else."""
     if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield entry, lambda other, key=key: {**value, key: other}
-    elif isinstance(value, list | tuple):
-        for at, entry in enumerate(value):
-            yield entry, lambda other, at=at: type(value)([*value[:at], other, *value[at + 1 :]])
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list | tuple) else []
+
+
+def _with_entry(value: Any, place: Any, entry: Any) -> Any:
+    """A copy of a list or mapping with another entry in one place."""
+    if isinstance(value, Mapping):
+        return {**value, place: entry}
+    return type(value)([*value[:place], entry, *value[place + 1 :]])
 
 
 def _others(hint: Any, value: Any) -> tuple[Any, ...]:
@@ -146,5 +150,7 @@ def values_like(value: Any) -> list[Any]:
     if isinstance(value, int | float):
         return [value + 1]
     return [
-        replaced_by(other) for entry, replaced_by in _entries(value) for other in values_like(entry)
+        _with_entry(value, place, other)
+        for place, entry in _entries(value)
+        for other in values_like(entry)
     ]

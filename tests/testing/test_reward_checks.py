@@ -119,9 +119,14 @@ def test_answers_may_be_read_in_any_definite_way(cls):
             BelievesAll,
             "test_right_answers_earn_more_than_wrong_ones",
             Violation,
-            "3 of 3 wrong answers earn as much",
+            "'12' earns 1, as much as '7' for '7'",
         ),
-        (Contains, "test_right_answers_earn_more_than_wrong_ones", Violation, "'17' for '7'"),
+        (
+            Contains,
+            "test_right_answers_earn_more_than_wrong_ones",
+            Violation,
+            "'17' earns 1, as much as '7' for '7'",
+        ),
         (
             BelievesAll,
             "test_nonsense_earns_nothing_and_breaks_nothing",

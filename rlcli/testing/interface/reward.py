@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise, permutations
@@ -28,7 +28,6 @@ from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.inference_trial import (
     UNSCORED,
     CallTrial,
-    Gold,
     reads_answers,
     scores,
 )
@@ -40,7 +39,7 @@ from rlcli.testing.interface.rules import (
     with_later_beginnings,
     with_other_prompts,
 )
-from rlcli.testing.interface.texts import NONSENSE, text_batch
+from rlcli.testing.interface.texts import NONSENSE, Gold, text_batch
 from rlcli.testing.interface.training_trial import Batches, Make, overrides, place_of_call
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tokenizer import byte_tokenizer
@@ -160,39 +159,20 @@ class RewardChecks(RewardExampleChecks):
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
         """gold answers are accepted, wrong ones rejected"""
-        right = scores(scorer, [*map(gold, answers)], answers)
-        nothing = scores(scorer, [""] * len(answers), answers)
-        for answer, reward, of_nothing in zip(answers, right, nothing, strict=True):
-            _demand(
-                scorer,
-                reward > of_nothing,
-                f"{gold(answer)!r} earns no more for {answer!r} than an empty response",
-                "compare by value what a response gives as its answer with the row's",
-            )
+        right = _rewards_of_right_answers(scorer, answers, gold)
+        nothing = [""] * len(answers)
+        cause = "compare by value what a response gives as its answer with the row's"
+        _demand_less(scorer, nothing, answers, gold, right, cause)
         turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
         wrong = [*turned, [*map(_longer, answers)], [*map(_shorter, answers)]]
-        for texts in ([*map(gold, others)] for others in wrong):
-            columns = zip(texts, answers, right, scores(scorer, texts, answers), strict=True)
-            believed = [
-                f"{text!r} for {answer!r}"
-                for text, answer, reward, of_wrong in columns
-                if not reward > of_wrong
-            ]
-            _demand(
-                scorer,
-                not believed,
-                f"{len(believed)} of {len(answers)} wrong answers earn as much: "
-                f"{''.join(believed[:1])}",
-                "compare with the whole answer, and that of the same row",
-            )
-        hard = [gold(HARD), gold(HARD_TO_REJECT), ""]
-        of_right, of_wrong, of_nothing = scores(scorer, hard, [HARD] * 3)
-        _demand(
-            scorer,
-            of_right > of_wrong or of_right <= of_nothing,
-            f"{hard[1]!r} earns as much as {hard[0]!r} for {HARD!r}",
-            "what cannot be compared is not right",
-        )
+        for others in wrong:
+            cause = "compare with the whole answer, and that of the same row"
+            _demand_less(scorer, [*map(gold, others)], answers, gold, right, cause)
+        of_hard = _rewards_of_right_answers(scorer, [HARD], gold)
+        (of_nothing,) = scores(scorer, [""], [HARD])
+        if of_hard[HARD] > of_nothing:
+            cause = "what cannot be compared is not right"
+            _demand_less(scorer, [gold(HARD_TO_REJECT)], [HARD], gold, of_hard, cause)
         count = len(answers)
         record_property("note", f"{count}/{count} and {len(wrong) * count} wrong ones")
 
@@ -220,15 +200,10 @@ class RewardChecks(RewardExampleChecks):
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
         """malformed responses break nothing, and earn nothing"""
-        texts = [gold(answers[0]), *NONSENSE]
-        right, *malformed = scores(scorer, texts, [answers[0]] * len(texts))
-        for text, reward in zip(NONSENSE, malformed, strict=True):
-            _demand(
-                scorer,
-                right == UNSCORED or reward < right,
-                f"{text[:40]!r} earns {reward:g}, as much as {texts[0]!r}",
-                "accept nothing that is not the answer",
-            )
+        right = _rewards_of_right_answers(scorer, answers[:1], gold)
+        rows = [answers[0]] * len(NONSENSE)
+        cause = "accept nothing that is not the answer"
+        _demand_less(scorer, NONSENSE, rows, gold, right, cause)
         record_property("note", f"{len(NONSENSE)}/{len(NONSENSE)}")
 
     def test_one_of_two_answers_counts(
@@ -275,18 +250,16 @@ class RewardChecks(RewardExampleChecks):
         groups = zip(batch.metadata["answer"], batch.seqlens[SEQUENCES], strict=True)
         rows = [row for row, group in groups for _ in group]
         rewards = tensor_of(inferring.result, REWARDS).tolist()
-        wrong = []
         for text, row, reward in zip(texts, rows, rewards, strict=True):
             (score,) = scores(scorer, [text], [row])
             if score != UNSCORED and not math.isclose(score, reward, rel_tol=1e-6):
-                wrong.append(f"{reward:g}, not {score:g}, for {text!r} where the row says {row!r}")
-        if wrong:
-            raise Violation(
-                f"{len(wrong)} of {len(rows)} rewards are not those of score_texts: {wrong[0]}",
-                "score the response alone, without prompt and special tokens, by "
-                "the answer of its own row",
-                inferring.where,
-            )
+                raise Violation(
+                    f"{text!r} earns {reward:g} where the row says {row!r}; score_texts gives it "
+                    f"{score:g}",
+                    "score the response alone, without prompt and special tokens, by "
+                    "the answer of its own row",
+                    inferring.where,
+                )
 
     def test_rewards_are_the_same_elsewhere(
         self, scorer: ModelInterface, make: Make, answers: Sequence[str], gold: Gold
@@ -338,6 +311,31 @@ def _helpers_refused() -> Iterator[None]:
 
 def _refuse(*args: Any, **settings: Any) -> None:
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def _rewards_of_right_answers(
+    scorer: ModelInterface, answers: Sequence[str], gold: Gold
+) -> dict[str, float]:
+    return dict(zip(answers, scores(scorer, [*map(gold, answers)], answers), strict=True))
+
+
+def _demand_less(
+    scorer: ModelInterface,
+    texts: Sequence[str],
+    answers: Sequence[str],
+    gold: Gold,
+    right: Mapping[str, float],
+    cause: str,
+) -> None:
+    """Raise Violation if a text, as a response to a row with its answer, earns as much as the right
+    one."""
+    for text, answer, earned in zip(texts, answers, scores(scorer, texts, answers), strict=True):
+        _demand(
+            scorer,
+            earned < right[answer],
+            f"{text[:40]!r} earns {earned:g}, as much as {gold(answer)!r} for {answer!r}",
+            cause,
+        )
 
 
 def _demand(scorer: ModelInterface, holds: bool, finding: str, cause: str) -> None:

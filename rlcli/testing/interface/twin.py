@@ -64,7 +64,7 @@ class TwinChecks(CallSubject):
             CallTrial(built, "inference", inferring.batch, inferring.tokenizer).result
             for built in (make_twin, make_neutral)
         ]
-        mismatch = gap(*results)
+        mismatch = gap(results[0], results[1])
         if mismatch is not None:
             raise Violation(
                 f"{self.name} differs from {self.twin}: {mismatch}", HOW_TO_DIFFER, inferring.where

@@ -23,11 +23,12 @@ from rlcli.testing.interface.directions import DirectionChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.equal_weights import EqualWeightChecks
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallTrial, Gold, inference_batches_for
+from rlcli.testing.interface.inference_trial import CallTrial, inference_batches_for
 from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
 from rlcli.testing.interface.prompts import PromptChecks
 from rlcli.testing.interface.reward import RewardChecks
+from rlcli.testing.interface.texts import Gold
 from rlcli.testing.interface.training import TrainingChecks
 from rlcli.testing.interface.training_trial import Batches, Make, Rehearsal, overrides
 

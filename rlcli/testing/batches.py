@@ -124,11 +124,11 @@ class _Draw:
     def logprobs(self, key: str) -> torch.Tensor:
         return -1.5 - self.uniform(key)
 
-    def prompts(self, _key: str = "") -> torch.Tensor:
+    def prompts(self, _key: str) -> torch.Tensor:
         """[prompt tokens], each sample's prompt once."""
         return torch.tensor([*chain(*(prompt for prompt, _ in self._texts()))], dtype=torch.int64)
 
-    def tokens(self, _key: str = "") -> torch.Tensor:
+    def tokens(self, _key: str) -> torch.Tensor:
         """[T]: the first tokens of a sample's prompt, then each response."""
         tokens: list[int] = []
         ended = iter(self.ended().tolist())
@@ -150,18 +150,18 @@ class _Draw:
             prompt = text(max((length for length, _ in group), default=0))
             yield prompt, [text(length) for _, length in group]
 
-    def prompt_mask(self, _key: str = "") -> torch.Tensor:
+    def prompt_mask(self, _key: str) -> torch.Tensor:
         mask = [at < prompt for prompt, response in self.pairs for at in range(prompt + response)]
         return torch.tensor(mask, dtype=torch.bool)
 
-    def loss_mask(self, _key: str = "") -> torch.Tensor:
+    def loss_mask(self, _key: str) -> torch.Tensor:
         """[T - N] bool: the actions of responses."""
         mask = [
             at >= prompt for prompt, response in self.pairs for at in range(1, prompt + response)
         ]
         return torch.tensor(mask, dtype=torch.bool)
 
-    def chosen(self, _key: str = "") -> torch.Tensor:
+    def chosen(self, _key: str) -> torch.Tensor:
         """[N] bool: about two out of three, and at least one of each sample."""
         stream, chosen = self.stream("chosen"), []
         for group in self.groups:
@@ -169,11 +169,11 @@ class _Draw:
             chosen += [number < 0.67 or number == min(drawn) for number in drawn]
         return torch.tensor(chosen, dtype=torch.bool)
 
-    def desirable(self, _key: str = "") -> torch.Tensor:
+    def desirable(self, _key: str) -> torch.Tensor:
         """[N] bool: about half of them."""
         return torch.rand(len(self.pairs), generator=self.stream("desirable")) < 0.5
 
-    def solved(self, _key: str = "") -> torch.Tensor:
+    def solved(self, _key: str) -> torch.Tensor:
         return torch.randint(0, 2, (len(self.pairs),), generator=self.stream("rewards")) > 0
 
     def ended(self) -> torch.Tensor:
@@ -191,7 +191,7 @@ _MAKERS: dict[str, Callable[[_Draw, str], torch.Tensor]] = {
     "proximal_logprobs": _Draw.logprobs,
     "values": lambda draw, key: 0.3 * draw.normal(key),
     "dense_rewards": _Draw.normal,
-    "rewards": lambda draw, _: draw.solved().float(),
+    "rewards": lambda draw, key: draw.solved(key).float(),
     "solved": _Draw.solved,
     "seq_no_eos_mask": lambda draw, _: ~draw.ended(),
     "margins": _Draw.normal,

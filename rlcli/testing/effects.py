@@ -72,7 +72,7 @@ class Effects:
         for argument in self._arguments:
             if argument.name not in silent and argument.others:
                 for values in self._unlike(argument):
-                    if not self.matters(argument, values):
+                    if not self._matters(argument, values):
                         yield argument, values
 
     def ignored(self, silent: Sequence[str]) -> Iterator[tuple[VariedArgument, Changes]]:
@@ -154,7 +154,7 @@ class Effects:
         values = (argument.default, *argument.others)
         return list(combinations(values, 2)) if argument.is_choice else [values]
 
-    def matters(self, argument: VariedArgument, values: Sequence[Any]) -> bool:
+    def _matters(self, argument: VariedArgument, values: Sequence[Any]) -> bool:
         """Whether two of these values give different results: with the defaults of other arguments,
         or with another value of one of them. True if no two of them are accepted."""
         is_tried = False

@@ -308,9 +308,12 @@ class TinyStream(ResponseStream):
 
 
 def tiny_model(
-    tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any
+    tokenizer: Any = None,
+    ranks: TinyRanks | None = None,
+    rank: int = 0,
+    lr: float = 0.1,
+    **settings: Any,
 ) -> Model:
-    """A role with a `TinyEngine`; `settings` are those of `TinyLM`, and `lr`."""
-    lr = settings.pop("lr", 0.1)
+    """A role with a `TinyEngine`; `settings` are those of `TinyLM`."""
     engine = TinyEngine(TinyLM(**settings), lr, ranks, rank)
     return Model("tiny", engine, tokenizer, torch.device("cpu"))

@@ -77,11 +77,8 @@ class InferenceChecks(CallSubject):
     ) -> None:
         """of samples with one response some are not dropped, unless more are needed"""
         interface = inferring.interface
-        skip_unless(interface.drops(inferring.call), "drops no samples")
-        skip_if(
-            group_size(interface, inferring.call) > 1,
-            "needs several responses to a prompt",
-        )
+        skip_unless(interface.drops("inference"), "drops no samples")
+        skip_if(group_size(interface, "inference") > 1, "needs several responses to a prompt")
         batch = usual_batch(inference_batches, [group[:1] for group in PAIRS])
         reasons = drops(inferring.run(batch)).values()
         if all(reasons):
@@ -168,10 +165,8 @@ class InferenceChecks(CallSubject):
             cause = "sum what spans samples over the ranks, on each of them: model.all_reduce"
         for shares in _shares(inferring.batch.bs):
             for rank, (output, state_there) in enumerate(_on_ranks(inferring, shares)):
-                ranks = (
-                    f"1 rank and rank {rank} of {len(shares)}, which holds "
-                    f"{len(shares[rank])} samples"
-                )
+                holds = f"which holds {len(shares[rank])} samples"
+                ranks = f"1 rank and rank {rank} of {len(shares)}, {holds}"
                 check_same(expected, output, f"between {ranks}", cause, inferring.where)
                 if mismatch := difference_of_states(state, state_there):
                     numbers = f"{mismatch.first:.6g} and {mismatch.second:.6g}"
@@ -228,10 +223,10 @@ class InferenceChecks(CallSubject):
         interface = with_temperature(inferring.make, inferring.interface, temperature)
         if interface is None:
             temperature, interface = 1.0, inferring.interface
-        model, batch = inferring.model(), inferring.batch
-        output = inferring.run(batch, interface=interface, model=model)
+        model = inferring.model()
+        output = inferring.run(interface=interface, model=model)
         for key in keys:
-            check_logprobs(output, key, batch, model.module, temperature, inferring.where)
+            check_logprobs(output, key, inferring.batch, model.module, temperature, inferring.where)
 
     def test_values_come_in_the_units_of_the_reward(self, make: Make, batches: Batches) -> None:
         """values approach the observed returns, in their units"""

@@ -27,9 +27,9 @@ from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.arguments import ArgumentChecks, effects_of
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import CallTrial, accepted_form
+from rlcli.testing.interface.inference_trial import CallTrial
 from rlcli.testing.interface.reward import RewardChecks, rule_trial
-from rlcli.testing.interface.texts import texts_for
+from rlcli.testing.interface.texts import accepted_form, texts_for
 from rlcli.testing.interface.training_trial import place_of_call
 from rlcli.testing.tokenizer import byte_tokenizer
 

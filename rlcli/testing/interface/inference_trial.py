@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
 from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -33,9 +31,10 @@ from rlcli.testing.interface.outputs import (
 )
 from rlcli.testing.interface.texts import (
     ANSWERS,
-    RIGHT_AND_WRONG,
     Gold,
+    accepted_form,
     batch_of_rows,
+    reads_answers,
     rows_of_answers,
     rows_of_examples,
 )
@@ -55,9 +54,6 @@ from rlcli.testing.tokenizer import byte_tokenizer
 
 SEEDS = 10
 """Batches that are tried, where the usual one does not show what a call does."""
-
-UNSCORED = -math.inf
-"""Of a text that cannot be scored: less than anything else."""
 
 
 class CallTrial:
@@ -190,51 +186,6 @@ def with_temperature(
     return make(
         generation=dataclasses.asdict(dataclasses.replace(generation, temperature=temperature))
     )
-
-
-def scores(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float]:
-    """What each text earns as a response to a row with its answer; UNSCORED if it cannot be
-    scored."""
-    rewards = list(interface.score_texts(list(texts), list(answers)))
-    where = place_of_call(interface, "score_texts")
-    if len(rewards) != len(texts):
-        raise Violation(
-            f"score_texts returns {len(rewards)} rewards for {len(texts)} responses",
-            "one reward for each response, in their order",
-            where,
-        )
-    for text, reward in zip(texts, rewards, strict=True):
-        if reward is not None and not math.isfinite(reward):
-            raise Violation(f"{text[:40]!r} earns {reward:g}", "a reward is a number", where)
-    return [UNSCORED if reward is None else reward for reward in rewards]
-
-
-def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | None:
-    """The form in which a reward accepts most gold answers, and tells most of them from others;
-    None if it accepts none in any form."""
-    others = [*answers[1:], *answers[:1]]
-
-    nothing = scores(interface, [""] * len(answers), answers)
-
-    def accepted(form: str) -> tuple[int, int]:
-        gold, wrong = (
-            scores(interface, [form.replace("{answer}", text) for text in fillings], answers)
-            for fillings in (answers, others)
-        )
-        is_accepted = list(map(operator.gt, gold, nothing))
-        is_distinct = map(operator.gt, gold, wrong)
-        return sum(map(operator.and_, is_accepted, is_distinct)), sum(is_accepted)
-
-    counts = {form: accepted(form) for form in ANSWER_FORMS}
-    best = max(counts, key=lambda form: counts[form])
-    return best if any(counts[best]) else None
-
-
-def reads_answers(interface: ModelInterface) -> bool:
-    """Whether its rows have a short answer, as those of most rewards do: it scores texts, and does
-    not show right and wrong responses to rows of its own."""
-    tells_apart = any(example.keys() >= {*RIGHT_AND_WRONG} for example in interface.EXAMPLES)
-    return overrides(interface, "score_texts") and not tells_apart
 
 
 class CallSubject(InterfaceSubject):

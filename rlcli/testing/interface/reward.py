@@ -25,12 +25,7 @@ from rlcli.testing.contract import Note, Violation, skip_if, skip_unless
 from rlcli.testing.interface.actions import padded
 from rlcli.testing.interface.call_engine import JudgeEngine
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import (
-    UNSCORED,
-    CallTrial,
-    reads_answers,
-    scores,
-)
+from rlcli.testing.interface.inference_trial import CallTrial
 from rlcli.testing.interface.outputs import check_same, gap, sequences, tensor_of
 from rlcli.testing.interface.reward_examples import RewardExampleChecks
 from rlcli.testing.interface.rules import (
@@ -39,7 +34,14 @@ from rlcli.testing.interface.rules import (
     with_later_beginnings,
     with_other_prompts,
 )
-from rlcli.testing.interface.texts import NONSENSE, Gold, text_batch
+from rlcli.testing.interface.texts import (
+    NONSENSE,
+    UNSCORED,
+    Gold,
+    reads_answers,
+    scores,
+    text_batch,
+)
 from rlcli.testing.interface.training_trial import Batches, Make, overrides, place_of_call
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tokenizer import byte_tokenizer

@@ -1,9 +1,11 @@
-"""Batches of texts for rewards that read them, and the form of a correct response."""
+"""What a reward gives to texts, the form of a correct response, and batches of texts."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, pairwise, zip_longest
@@ -12,10 +14,12 @@ from typing import Any, Literal
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.interface import Example
+from rlcli.api.interface import ANSWER_FORMS, Example, ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, SEQUENCES
 from rlcli.testing.batches import PAIRS, Lengths
 from rlcli.testing.class_source import source_of
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.training_trial import overrides, place_of_call
 
 ANSWERS = ("7", "3", "3/4", "-5", "1,000", "0.25")
 """Gold answers of rows, all of different value."""
@@ -69,6 +73,8 @@ NONSENSE = (
     "'; DROP TABLE rows; --",
 )
 """What models write before they have been trained, and what breaks parsers."""
+UNSCORED = -math.inf
+"""Of a text that cannot be scored: less than anything else."""
 LONGEST_LITERAL = 40
 MOST_LITERALS = 16
 
@@ -77,6 +83,51 @@ Rows = Sequence[tuple[str, Sequence[str]]]
 """(prompt, responses) of each sample."""
 Gold = Callable[[str], str]
 """A row's answer → the text of a correct response to it."""
+
+
+def scores(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """What each text earns as a response to a row with its answer; UNSCORED if it cannot be
+    scored."""
+    rewards = list(interface.score_texts(list(texts), list(answers)))
+    where = place_of_call(interface, "score_texts")
+    if len(rewards) != len(texts):
+        raise Violation(
+            f"score_texts returns {len(rewards)} rewards for {len(texts)} responses",
+            "one reward for each response, in their order",
+            where,
+        )
+    for text, reward in zip(texts, rewards, strict=True):
+        if reward is not None and not math.isfinite(reward):
+            raise Violation(f"{text[:40]!r} earns {reward:g}", "a reward is a number", where)
+    return [UNSCORED if reward is None else reward for reward in rewards]
+
+
+def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | None:
+    """The form in which a reward accepts most gold answers, and tells most of them from others;
+    None if it accepts none in any form."""
+    others = [*answers[1:], *answers[:1]]
+
+    nothing = scores(interface, [""] * len(answers), answers)
+
+    def accepted(form: str) -> tuple[int, int]:
+        gold, wrong = (
+            scores(interface, [form.replace("{answer}", text) for text in fillings], answers)
+            for fillings in (answers, others)
+        )
+        is_accepted = list(map(operator.gt, gold, nothing))
+        is_distinct = map(operator.gt, gold, wrong)
+        return sum(map(operator.and_, is_accepted, is_distinct)), sum(is_accepted)
+
+    counts = {form: accepted(form) for form in ANSWER_FORMS}
+    best = max(counts, key=lambda form: counts[form])
+    return best if any(counts[best]) else None
+
+
+def reads_answers(interface: ModelInterface) -> bool:
+    """Whether its rows have a short answer, as those of most rewards do: it scores texts, and does
+    not show right and wrong responses to rows of its own."""
+    tells_apart = any(example.keys() >= {*RIGHT_AND_WRONG} for example in interface.EXAMPLES)
+    return overrides(interface, "score_texts") and not tells_apart
 
 
 @dataclass(frozen=True)

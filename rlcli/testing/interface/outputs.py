@@ -103,7 +103,7 @@ def _gap_of_rows(first: SequenceSample, second: SequenceSample, allowed: float) 
                     "other time"
                 )
             a, b = mine[id_].double(), theirs[id_].double()
-            if torch.equal(a, b):
+            if not a.numel() or torch.equal(a, b):
                 continue
             gap = (a - b).abs()
             size = float((gap / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())

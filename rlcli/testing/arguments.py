@@ -50,9 +50,9 @@ def arguments_of(component: Any) -> list[VariedArgument]:
             value, hint = getattr(component, field.name), hints[field.name]
             others = _others(hint, value)
             arguments.append(VariedArgument(field.name, value, others, str in _kinds(hint)))
-            for place, entry in _entries(value):
+            for index, entry in _entries(value):
                 candidates = _others(type(entry), entry)
-                others = tuple(_with_entry(value, place, other) for other in candidates)
+                others = tuple(_with_entry(value, index, other) for other in candidates)
                 arguments.append(VariedArgument(field.name, value, others))
     return arguments
 
@@ -64,11 +64,11 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
     return list(enumerate(value)) if isinstance(value, list | tuple) else []
 
 
-def _with_entry(value: Any, place: Any, entry: Any) -> Any:
-    """A copy of a list or mapping with another entry in one place."""
+def _with_entry(value: Any, index: Any, entry: Any) -> Any:
+    """A copy of a list or mapping with another entry at one index or key."""
     if isinstance(value, Mapping):
-        return {**value, place: entry}
-    return type(value)([*value[:place], entry, *value[place + 1 :]])
+        return {**value, index: entry}
+    return type(value)([*value[:index], entry, *value[index + 1 :]])
 
 
 def _others(hint: Any, value: Any) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def values_like(value: Any) -> list[Any]:
     if isinstance(value, int | float):
         return [value + 1]
     return [
-        _with_entry(value, place, other)
-        for place, entry in _entries(value)
+        _with_entry(value, index, other)
+        for index, entry in _entries(value)
         for other in values_like(entry)
     ]

@@ -229,11 +229,10 @@ class TinyEngine(TrainLoop, PipelinableEngine):
             )
             for number, seed in enumerate(seeds)
         ]
-        return GeneratedResponses(
-            [response.tokens for response in responses],
-            [response.logprobs for response in responses],
-            torch.tensor([response.ended for response in responses], dtype=torch.bool),
-        )
+        tokens = [response.tokens for response in responses]
+        logprobs = [response.logprobs for response in responses]
+        ended = torch.tensor([response.ended for response in responses], dtype=torch.bool)
+        return GeneratedResponses(tokens, logprobs, ended)
 
     @torch.no_grad()
     def respond(

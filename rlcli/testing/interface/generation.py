@@ -126,11 +126,10 @@ class SamplingTrial(CallTrial):
                         self.where,
                     )
         prompts = sequences(self.batch, "packed_prompts")
+        columns = [sequences(output, key) for key in LAYOUT]
         return [
             SampledResponse(prompts[number // group], tokens, mask, bool(was_cut_off))
-            for number, (tokens, mask, _, was_cut_off) in enumerate(
-                zip(*(sequences(output, key) for key in LAYOUT), strict=True)
-            )
+            for number, (tokens, mask, _, was_cut_off) in enumerate(zip(*columns, strict=True))
         ]
 
     @functools.cached_property

@@ -51,13 +51,13 @@ def check_mock(calls: CallTrial) -> None:
 def _check_fields(mock: SequenceSample, result: SequenceSample, where: str) -> None:
     """Raise Violation unless a mock has the keys, the metadata, and the dtypes and shapes of rows
     that the result of its call has."""
-    for part in ("keys", "metadata", "dtypes", "trailing_shapes"):
-        of_mock, of_call = getattr(mock, part), getattr(result, part)
-        if part in ("keys", "metadata"):
+    for attribute in ("keys", "metadata", "dtypes", "trailing_shapes"):
+        of_mock, of_call = getattr(mock, attribute), getattr(result, attribute)
+        if attribute in ("keys", "metadata"):
             of_mock, of_call = sorted(of_mock), sorted(of_call)
         if of_mock != of_call:
             raise Violation(
-                f"the {part} of the mock are {of_mock}, those of the call {of_call}",
+                f"the {attribute} of the mock are {of_mock}, those of the call {of_call}",
                 "return the same: a graph of mocks must fail where the real one does",
                 where,
             )

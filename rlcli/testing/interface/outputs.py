@@ -65,8 +65,8 @@ def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> s
     """What two outputs drop or report differently, or the number in which they differ most, for the
     ids of `second`; None if they are the same."""
     if first.keys != second.keys:
-        once, other = (", ".join(sorted(output.keys)) for output in (first, second))
-        return f"the keys are {once} once, {other} the other time"
+        before, after = (", ".join(sorted(output.keys)) for output in (first, second))
+        return f"the keys are {before} once, {after} the other time"
     different = _gap_of_drops(first, second) or _gap_of_sums(first, second)
     return different or _gap_of_rows(first, second, 0.0 if exact else TOLERANCE)
 
@@ -86,8 +86,8 @@ def _gap_of_sums(first: SequenceSample, second: SequenceSample) -> str | None:
         for id_, pair in pairs.items():
             expected = sums.get(name, {}).get(id_, (math.nan, 0))
             if pair != pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE):
-                once, other = (f"{total:g} of {count}" for total, count in (expected, pair))
-                return f"the sum {name} of sample {id_} is {once} once, {other} the other time"
+                before, after = (f"{total:g} of {count}" for total, count in (expected, pair))
+                return f"the sum {name} of sample {id_} is {before} once, {after} the other time"
     return None
 
 
@@ -236,9 +236,9 @@ def frozen_copy(sample: SequenceSample) -> SequenceSample:
 def check_untouched(batch: SequenceSample, before: SequenceSample, where: str) -> None:
     """Raise Violation if a batch has changed."""
     changed = [
-        part
-        for part in ("ids", "metadata", "keys", "seqlens")
-        if getattr(batch, part) != getattr(before, part)
+        attribute
+        for attribute in ("ids", "metadata", "keys", "seqlens")
+        if getattr(batch, attribute) != getattr(before, attribute)
     ]
     for key in () if changed else batch.keys:
         now, then = tensor_of(batch, key), tensor_of(before, key)

@@ -146,9 +146,9 @@ def rows_of_answers(answers: Sequence[str], gold: Gold) -> list[AskedRow]:
         AskedRow(
             {"answer": answer},
             f"Is it {gold(answer)} or not?\n",
-            (gold(answer), gold(other), "", f"Perhaps {answer}"),
+            (gold(answer), gold(wrong), "", f"Perhaps {answer}"),
         )
-        for answer, other in pairwise((*answers, answers[0]))
+        for answer, wrong in pairwise((*answers, answers[0]))
     ]
 
 
@@ -186,28 +186,38 @@ def rows_batch(tokenizer: Any, texts: Rows, rows: Sequence[Mapping[str, Any]]) -
     """`packed_input_ids` and `prompt_mask` of texts, each response ending with the end token. The
     fields of their rows are metadata: None for a field that a row lacks, such as `answer`."""
 
-    def encoded(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
-
-    groups = [
-        [(encoded(prompt), [*encoded(response), tokenizer.eos_token_id]) for response in responses]
-        for prompt, responses in texts
-    ]
-    pairs = [pair for group in groups for pair in group]
-    masks = [[True] * len(asked) + [False] * len(answered) for asked, answered in pairs]
+    groups = [_encoded(tokenizer, *text) for text in texts]
+    tokens = chain(*(tokens for tokens, _ in chain(*groups)))
+    mask = chain(*(mask for _, mask in chain(*groups)))
+    lengths = [[len(mask) for _, mask in group] for group in groups]
     names = dict.fromkeys(["answer", *(name for row in rows for name in row)])
+    metadata = {name: [row.get(name) for row in rows] for name in names}
     return SequenceSample.from_default(
         ids=[f"s{number}" for number in range(len(rows))],
-        seqlens=[[len(asked) + len(answered) for asked, answered in group] for group in groups],
+        seqlens=lengths,
         data={
-            SEQUENCES: torch.tensor([*chain(*chain(*pairs))], dtype=torch.int64),
-            PROMPT_MASK: torch.tensor([*chain(*masks)], dtype=torch.bool),
+            SEQUENCES: torch.tensor([*tokens], dtype=torch.int64),
+            PROMPT_MASK: torch.tensor([*mask], dtype=torch.bool),
         },
-        metadata={
-            "batch_index": [*range(len(rows))],
-            **{name: [row.get(name) for row in rows] for name in names},
-        },
+        metadata={"batch_index": [*range(len(rows))], **metadata},
     )
+
+
+def _encoded(
+    tokenizer: Any, prompt: str, responses: Sequence[str]
+) -> list[tuple[list[int], list[bool]]]:
+    """The tokens of the prompt and each response, which ends with the end token, and whether they
+    are of the prompt."""
+    asked, *answered = (
+        list(tokenizer(text, add_special_tokens=False).input_ids) for text in (prompt, *responses)
+    )
+    return [
+        (
+            [*asked, *tokens, tokenizer.eos_token_id],
+            [True] * len(asked) + [False] * (len(tokens) + 1),
+        )
+        for tokens in answered
+    ]
 
 
 def texts_for(cls: type) -> list[str]:

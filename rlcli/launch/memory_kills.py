@@ -100,6 +100,7 @@ def explain_kill(code: int, out_of_memory: bool | None, used: int, run_dir: Path
                 f"the memory plan has at most {size / GIB:.2f} GiB for it, within "
                 f"{percent} % ({where})"
             )
+            facts.append("with a smaller train.max_tokens_per_microbatch it needs less")
         else:
             facts.append("the memory plan covers device memory, not host memory")
     return f"; {'; '.join(facts)}" if facts else ""

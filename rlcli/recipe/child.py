@@ -11,7 +11,7 @@ from rlcli.errors import UsageError
 from rlcli.files import not_writable
 from rlcli.recipe.parsing.layers import Layer, find_profile, recipe_names, recipe_roots, shown
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Entry, Listing, MappingNode, Node, Scalar, leaves, with_entry
+from rlcli.recipe.parsing.tree import Entry, MappingNode, Scalar, leaves, plain, with_entry
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 from rlcli.recipe.section import NAME_PATTERN
@@ -37,7 +37,7 @@ def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
     lines = [*_description(parent), to_yaml(document).rstrip("\n")]
     if overridden.entries:
         # References must stay references: undo the escaping of `to_yaml`.
-        lines += ["", to_yaml(_as_written(overridden)).replace("$${", "${").rstrip("\n")]
+        lines += ["", to_yaml(plain(overridden, _as_written)).replace("$${", "${").rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
@@ -128,14 +128,10 @@ class _Number(float):
         return self.text
 
 
-def _as_written(node: Node) -> Any:
-    if isinstance(node, MappingNode):
-        return {key: _as_written(entry.node) for key, entry in node.entries.items()}
-    if isinstance(node, Listing):
-        return [_as_written(item) for item in node.items]
-    assert isinstance(node, Scalar)
-    if isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.text:
-        number = _Number(node.value)
-        number.text = node.text
+def _as_written(scalar: Scalar) -> Any:
+    value = scalar.value
+    if isinstance(value, int | float) and not isinstance(value, bool) and scalar.text:
+        number = _Number(value)
+        number.text = scalar.text
         return number
-    return node.value
+    return value

@@ -40,6 +40,7 @@ from rlcli.recipe.parsing.tree import (
     Node,
     Scalar,
     at,
+    deepest,
     default_mark,
     dotted,
     is_null,
@@ -48,7 +49,7 @@ from rlcli.recipe.parsing.tree import (
     leaves,
     nodes,
     plain,
-    with_value,
+    without,
 )
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.preparation import with_preparation
@@ -126,7 +127,7 @@ class Resolved:
     def _history(self, path: KeyPath, seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
         for tree in self.trees:
-            holder, rest = _nearest(tree, path)
+            holder, rest = deepest(tree, path)
             if not rest:
                 settings.append(Setting(holder.mark, plain(holder)))
             elif is_null(holder):
@@ -184,16 +185,6 @@ class Resolved:
 
 def _path(key: str | KeyPath) -> KeyPath:
     return tuple(key.split(".")) if isinstance(key, str) else key
-
-
-def _nearest(tree: Node, path: KeyPath) -> tuple[Node, KeyPath]:
-    """The node at a path, or the nearest above it, which may be a reference or null; and the rest
-    of the path below that."""
-    for depth in range(len(path), 0, -1):
-        node = at(tree, path[:depth])
-        if node is not None:
-            return node, path[depth:]
-    return tree, path
 
 
 @search_paths_kept()
@@ -318,7 +309,7 @@ def _without_built_in_length(tree: MappingNode, problems: Problems) -> MappingNo
         if reference.target == path:
             message = f"${{{dotted(path)}}}: nothing is set there, because train.{users} is"
             problems.add("R61", message, key_mark(tree, reference.path), "write the number out")
-    return with_value(tree, path, None)
+    return without(tree, path)
 
 
 def _refuse_absurd_counts(tree: MappingNode, problems: Problems) -> None:
@@ -347,8 +338,7 @@ def _merged(
     orphaned = _orphaned_blocks([*layer_trees, *override_trees])
     blocks = (referenced_blocks(tree) | orphaned) - set(SECTIONS)
     refuse_unread(blocks, tree, layer_trees, override_trees, problems)
-    sections = {key: entry for key, entry in spelt.entries.items() if key not in blocks}
-    return replace(spelt, entries=sections), blocks
+    return spelt.without_keys(blocks), blocks
 
 
 def _orphaned_blocks(layers: Sequence[MappingNode]) -> set[str]:

@@ -136,7 +136,7 @@ def _node_of_follower(tree: MappingNode, role: str, mark: Mark) -> MappingNode:
     of_role, rollout = entries_at(tree, ("models", role)), at(tree, ("models", role, "rollout"))
     assert isinstance(rollout, MappingNode)
     shared = {key: of_role[key] for key in of_role if key in ("devices", "tokenizer")}
-    settings = {key: entry for key, entry in rollout.entries.items() if key != "transfer"}
+    settings = rollout.without_keys(["transfer"]).entries
     init = Entry(mark, node_of(role, mark))
     return replace(rollout, entries={"init": init, **shared, **settings})
 

@@ -24,6 +24,7 @@ from rlcli.recipe.parsing.tree import (
     Scalar,
     at,
     dotted,
+    is_within,
     leaves,
     plain,
     plain_leaves,
@@ -95,7 +96,7 @@ def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
     path = as_role(resolved.recipe, tuple(key.split(".")))
     if path in values:
         return _explanation(resolved, path, values)
-    below = [candidate for candidate in values if candidate[: len(path)] == path]
+    below = [candidate for candidate in values if is_within(candidate, path)]
     if below:
         return [_leaf(resolved, leaf, values[leaf]) for leaf in below]
     removed = _removed_around(resolved.written, path)
@@ -137,7 +138,7 @@ def _complete_block(values: dict[KeyPath, Any], reference: Reference, written: M
     """Add to the values of a block those that the key which refers to it has, such as defaults,
     without what is set there, on top of the block."""
     depth = len(reference.path)
-    for path in [path for path in values if path[:depth] == reference.path]:
+    for path in [path for path in values if is_within(path, reference.path)]:
         is_set_on_top = path != reference.path and at(written, path) is not None
         key = (*reference.target, *path[depth:])
         if not is_set_on_top and values.get(key) is None:  # null may restore a default
@@ -150,15 +151,12 @@ def _effective(resolved: Resolved, path: KeyPath) -> Node | None:
 
 
 def _is_prefix(path: KeyPath, values: dict[KeyPath, Any]) -> bool:
-    return any(len(longer) > len(path) and longer[: len(path)] == path for longer in values)
+    return any(is_within(longer, path) and longer != path for longer in values)
 
 
 def _blocks(resolved: Resolved) -> MappingNode:
     """The recipe's own blocks, resolved."""
-    tree = interpolate(resolved.written, Problems(), os.environ)
-    return MappingNode(
-        {name: entry for name, entry in tree.entries.items() if name not in SECTIONS}, tree.mark
-    )
+    return interpolate(resolved.written, Problems(), os.environ).without_keys(SECTIONS)
 
 
 # -- one value -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from rlcli.errors import DataError, ModelError, RecipeError
 from rlcli.recipe.parsing.interpolation import references_in
 from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import KeyPath, Mark, dotted, key_mark, nodes, with_value
+from rlcli.recipe.parsing.tree import KeyPath, Mark, dotted, is_within, key_mark, nodes, without
 from rlcli.recipe.resolve import Resolved, resolve_layers
 
 
@@ -27,12 +27,12 @@ def superfluous(resolved: Resolved, layer: Layer) -> list[Superfluous]:
     overridden = [tuple(override.partition("=")[0].split(".")) for override in resolved.overrides]
     redundant: dict[KeyPath, Superfluous] = {}
     for path, node in nodes(layer.tree):
-        is_set_elsewhere = any(above[: len(path)] == path for above in overridden) or any(
-            references_in(node)
-        )
-        if not path or is_set_elsewhere or any(path[: len(above)] == above for above in redundant):
+        is_overridden = any(is_within(key, path) for key in overridden)
+        if not path or is_overridden or any(references_in(node)):
             continue
-        shorter = with_value(layer.tree, path, None)
+        if any(is_within(path, section) for section in redundant):
+            continue
+        shorter = without(layer.tree, path)
         if _comes_to(resolved, layer, replace(layer, tree=shorter)) == expected:
             redundant[path] = Superfluous(dotted(path), key_mark(layer.tree, path) or node.mark)
     return list(redundant.values())

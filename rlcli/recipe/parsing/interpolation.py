@@ -18,9 +18,7 @@ from rlcli.recipe.parsing.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT
 from rlcli.recipe.parsing.removal import is_entry, null_means, place_of, removed_at
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
 from rlcli.recipe.parsing.tree import (
-    Entry,
     KeyPath,
-    Listing,
     MappingNode,
     Mark,
     Node,
@@ -30,6 +28,7 @@ from rlcli.recipe.parsing.tree import (
     kind_of,
     nodes,
     unusable,
+    with_children,
 )
 from rlcli.recipe.schema import Recipe
 from rlcli.spelling import did_you_mean
@@ -110,14 +109,10 @@ class _Interpolator:
         self.nodes += 1
         if self.exceeds_limits(node.mark, depth):
             return unusable(node.mark)
-        if isinstance(node, Listing):
-            return replace(node, items=tuple(self.value(item, depth + 1) for item in node.items))
         if isinstance(node, MappingNode):
             node = self.over_reference(node, depth)
-            entries = {
-                key: Entry(e.key, self.value(e.node, depth + 1)) for key, e in node.entries.items()
-            }
-            return replace(node, entries=entries)
+        if not isinstance(node, Scalar):
+            return with_children(node, lambda _, child: self.value(child, depth + 1))
         if not isinstance(node.value, str) or "${" not in node.value:
             return node
         reference = whole_reference(node)

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -257,8 +257,8 @@ class Collector:
 
     def _spelt_out(self, tree: MappingNode) -> MappingNode:
         """Without what it extends, which is a layer of its own."""
-        entries = {key: entry for key, entry in tree.entries.items() if key != "extends"}
-        spelt = spell_out_types(with_valid_markers(replace(tree, entries=entries), self.problems))
+        own = with_valid_markers(tree.without_keys(["extends"]), self.problems)
+        spelt = spell_out_types(own)
         assert isinstance(spelt, MappingNode)
         return spelt
 

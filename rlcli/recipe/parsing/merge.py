@@ -29,6 +29,7 @@ from rlcli.recipe.parsing.tree import (
     kind_of,
     plain,
     unusable,
+    with_children,
 )
 
 REPLACE = "_replace_"
@@ -64,38 +65,22 @@ def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
             return MappingNode({"type": Entry(node.mark, node)}, node.mark)
         return node
     if isinstance(node, MappingNode) and leads_to(TYPED, path):
-        entries = {
-            key: Entry(entry.key, spell_out_types(entry.node, (*path, key)))
-            for key, entry in node.entries.items()
-        }
-        return replace(node, entries=entries)
+        return with_children(node, lambda key, child: spell_out_types(child, (*path, str(key))))
     return node
 
 
 def with_valid_markers(node: Node, problems: Problems, path: KeyPath = ()) -> Node:
     """The tree, with every meaningless `_replace_` and `_append_` reported and removed."""
-    if isinstance(node, Listing):
-        items = (
-            with_valid_markers(item, problems, (*path, index))
-            for index, item in enumerate(node.items)
-        )
-        return replace(node, items=tuple(items))
-    if not isinstance(node, MappingNode):
-        return node
-    entries = _with_valid_markers(node, problems, path)
-    if entries is None:
-        return unusable(node.mark)
-    is_valid = node.valid and len(entries) == len(node.entries)
-    below = {
-        key: Entry(entry.key, with_valid_markers(entry.node, problems, (*path, key)))
-        for key, entry in entries.items()
-    }
-    return replace(node, entries=below, valid=is_valid)
+    if isinstance(node, MappingNode):
+        entries = _valid_entries(node, problems, path)
+        if entries is None:
+            return unusable(node.mark)
+        is_valid = node.valid and len(entries) == len(node.entries)
+        node = replace(node, entries=entries, valid=is_valid)
+    return with_children(node, lambda key, child: with_valid_markers(child, problems, (*path, key)))
 
 
-def _with_valid_markers(
-    node: MappingNode, problems: Problems, path: KeyPath
-) -> dict[str, Entry] | None:
+def _valid_entries(node: MappingNode, problems: Problems, path: KeyPath) -> dict[str, Entry] | None:
     """The entries of a mapping without meaningless markers; None if no list can be appended."""
     entries = dict(node.entries)
     has_nothing_below = not path or any(isinstance(key, int) for key in path)

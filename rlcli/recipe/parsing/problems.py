@@ -14,6 +14,7 @@ from rlcli.recipe.parsing.tree import (
     Mark,
     default_mark,
     dotted,
+    is_within,
     key_mark,
     nodes,
 )
@@ -91,7 +92,7 @@ class Problems:
         self._reports = [
             report
             for report in self._reports
-            if not report.section or report.section[: len(section)] != section
+            if not report.section or not is_within(report.section, section)
         ]
 
     def name_at(self, mark: Mark, of_key: bool = False) -> str | None:

@@ -28,6 +28,7 @@ from rlcli.recipe.parsing.tree import (
     Mark,
     Node,
     Scalar,
+    children,
     kind_of,
     unusable,
 )
@@ -223,7 +224,7 @@ class _Composer:
             raise self.refuse("R10", f"more than {MAX_ALIASES} aliases", event)
         node, size = self.anchors[event.anchor]
         self.count(event, size)
-        if depth + _depth(node) > MAX_DEPTH:
+        if depth + _height(node) > MAX_DEPTH:
             raise self.refuse("R14", f"nesting deeper than {MAX_DEPTH} after aliases", event)
         return node
 
@@ -315,9 +316,8 @@ def _lacks_a_space(key: str, event: Any, value: Any) -> bool:
     return is_empty and not event.style and ":" in key.strip(":")
 
 
-def _depth(node: Node) -> int:
-    if isinstance(node, MappingNode):
-        return 1 + max((_depth(entry.node) for entry in node.entries.values()), default=0)
-    if isinstance(node, Listing):
-        return 1 + max((_depth(item) for item in node.items), default=0)
-    return 0
+def _height(node: Node) -> int:
+    """How many sections and lists are within each other."""
+    if isinstance(node, Scalar):
+        return 0
+    return 1 + max((_height(child) for _, child in children(node)), default=0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 COMMAND_LINE = "command line"
@@ -89,17 +90,41 @@ class MappingNode:
         entry = self.entries.get(key)
         return entry.node if entry else None
 
+    def without_keys(self, keys: Collection[str]) -> MappingNode:
+        """The mapping without the entries of some keys."""
+        remaining = {key: entry for key, entry in self.entries.items() if key not in keys}
+        return replace(self, entries=remaining)
+
 
 Node = Scalar | MappingNode | Listing
 
 
-def plain(node: Node) -> Any:
-    """The Python value of a tree: dict, list, str, int, float, bool or None."""
+def children(node: Node) -> Iterator[tuple[str | int, Node]]:
+    """What a section or a list holds, by key or index; nothing for a scalar."""
     if isinstance(node, MappingNode):
-        return {key: plain(entry.node) for key, entry in node.entries.items()}
+        yield from ((key, entry.node) for key, entry in node.entries.items())
+    elif isinstance(node, Listing):
+        yield from enumerate(node.items)
+
+
+def with_children(node: Node, changed: Callable[[str | int, Node], Node]) -> Node:
+    """A copy of a section or a list with each of its children changed; a scalar as it is."""
+    if isinstance(node, MappingNode):
+        entries = {
+            key: Entry(entry.key, changed(key, entry.node)) for key, entry in node.entries.items()
+        }
+        return replace(node, entries=entries)
     if isinstance(node, Listing):
-        return [plain(item) for item in node.items]
-    return node.value
+        return replace(node, items=tuple(changed(*child) for child in children(node)))
+    return node
+
+
+def plain(node: Node, value_of: Callable[[Scalar], Any] = attrgetter("value")) -> Any:
+    """The Python value of a tree: dict, list, str, int, float, bool or None."""
+    if isinstance(node, Scalar):
+        return value_of(node)
+    values = {key: plain(child, value_of) for key, child in children(node)}
+    return values if isinstance(node, MappingNode) else [*values.values()]
 
 
 def node_of(value: Any, mark: Mark) -> Node:
@@ -144,17 +169,33 @@ def entries_at(node: Node, path: KeyPath = ()) -> dict[str, Entry]:
     return mapping.entries if isinstance(mapping, MappingNode) else {}
 
 
+def value_at(node: Node, path: KeyPath) -> Any:
+    """The Python value at a path, or None if the path does not exist."""
+    child = at(node, path)
+    return plain(child) if child is not None else None
+
+
 def keys_at(node: Node, path: KeyPath) -> list[str]:
     """The keys of the mapping at a path; none where there is no mapping."""
     return list(entries_at(node, path))
 
 
+def is_within(path: KeyPath, section: KeyPath) -> bool:
+    """Whether a path is that of a section, or of something in it."""
+    return path[: len(section)] == section
+
+
+def deepest(node: Node, path: KeyPath) -> tuple[Node, KeyPath]:
+    """The node at a path, or the last one on the way there, and the rest of the path below it."""
+    for depth in range(len(path), 0, -1):
+        if (reached := at(node, path[:depth])) is not None:
+            return reached, path[depth:]
+    return node, path
+
+
 def nearest(node: Node, path: KeyPath) -> Node:
     """The deepest node along a path: where a message about a missing value points."""
-    for depth in range(len(path), 0, -1):
-        if (deepest := at(node, path[:depth])) is not None:
-            return deepest
-    return node
+    return deepest(node, path)[0]
 
 
 def key_mark(node: Node, path: KeyPath) -> Mark | None:
@@ -165,38 +206,35 @@ def key_mark(node: Node, path: KeyPath) -> Mark | None:
     return None
 
 
-def with_value(tree: MappingNode, path: KeyPath, value: Node | None) -> MappingNode:
-    """A copy of the tree with the node at an existing path replaced, or removed (None)."""
+def with_value(tree: MappingNode, path: KeyPath, value: Node) -> MappingNode:
+    """A copy of the tree with the node at an existing path replaced."""
     changed = _with_value(tree, path, value)
     assert isinstance(changed, MappingNode)
     return changed
 
 
+def _with_value(node: Node, path: KeyPath, value: Node) -> Node:
+    if not path:
+        return value
+    head, *rest = path
+
+    def changed(key: str | int, child: Node) -> Node:
+        return _with_value(child, tuple(rest), value) if key == head else child
+
+    return with_children(node, changed)
+
+
 def without(tree: MappingNode, path: KeyPath) -> MappingNode:
     """A copy of the tree without the node at a path; the tree itself if there is none."""
-    return with_value(tree, path, None) if at(tree, path) is not None else tree
-
-
-def _with_value(node: Node, path: KeyPath, value: Node | None) -> Node:
-    if not path:
-        assert value is not None
-        return value
-    head, rest = path[0], path[1:]
-    if isinstance(node, MappingNode):
-        entries = dict(node.entries)
-        entry = entries[str(head)]
-        if value is None and not rest:
-            del entries[str(head)]
-        else:
-            entries[str(head)] = Entry(entry.key, _with_value(entry.node, rest, value))
-        return replace(node, entries=entries)
-    assert isinstance(node, Listing)
-    assert isinstance(head, int)
-    items = list(node.items)
-    items[head : head + 1] = (
-        [] if value is None and not rest else [_with_value(items[head], rest, value)]
-    )
-    return replace(node, items=tuple(items))
+    if at(tree, path) is None:
+        return tree
+    *above, last = path
+    section = at(tree, tuple(above))
+    if isinstance(section, MappingNode):
+        return with_value(tree, tuple(above), section.without_keys([str(last)]))
+    assert isinstance(section, Listing)
+    remaining = tuple(item for index, item in children(section) if index != last)
+    return with_value(tree, tuple(above), replace(section, items=remaining))
 
 
 def with_entry(node: Node | None, path: KeyPath, entry: Entry) -> MappingNode:
@@ -214,11 +252,11 @@ def with_entry(node: Node | None, path: KeyPath, entry: Entry) -> MappingNode:
 
 def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Every value of a recipe that was set as a whole: scalars, lists and empty mappings."""
-    if isinstance(node, MappingNode) and node.entries:
-        for key, entry in node.entries.items():
-            yield from leaves(entry.node, (*path, key))
-    else:
+    if not isinstance(node, MappingNode) or not node.entries:
         yield path, node
+        return
+    for key, child in children(node):
+        yield from leaves(child, (*path, key))
 
 
 def plain_leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -233,12 +271,8 @@ def plain_leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]
 def nodes(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Every value with its path, sections and lists before their contents."""
     yield path, node
-    if isinstance(node, MappingNode):
-        for key, entry in node.entries.items():
-            yield from nodes(entry.node, (*path, key))
-    elif isinstance(node, Listing):
-        for index, item in enumerate(node.items):
-            yield from nodes(item, (*path, index))
+    for key, child in children(node):
+        yield from nodes(child, (*path, key))
 
 
 def dotted(path: KeyPath) -> str:

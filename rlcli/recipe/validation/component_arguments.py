@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -116,20 +116,21 @@ class _Checks:
         """Drop the arguments that layers wrote for another component, before a later layer chose
         this one, or one that the arguments are shared with. Those of built-in layers vanish with
         it; the user's are refused, as one problem."""
-        left: dict[str, Entry] = {}
+        left: dict[str, Mark] = {}
         refused: dict[str, str] = {}
         for key, entry in args.entries.items():
             chosen = self.takers[entry.key].chosen
             later = [words for mark, words in chosen if self.problems.is_below(entry.key, mark)]
             if later and key not in legal:
-                left[key] = entry
+                left[key] = entry.key
                 if not self.problems.is_built_in(entry.key):
                     refused[key] = later[0]
-        entries = {key: entry for key, entry in args.entries.items() if key not in left}
+        remaining = args.without_keys(left)
         if refused:
-            marks = {key: left[key].key for key in refused}
-            _refuse_leftovers(refused, marks, (*path, "args"), not entries, self.problems)
-        return replace(args, entries=entries)
+            marks = {key: left[key] for key in refused}
+            are_all = not remaining.entries
+            _refuse_leftovers(refused, marks, (*path, "args"), are_all, self.problems)
+        return remaining
 
 
 def _missing_space(node: Node) -> str | None:
@@ -311,14 +312,12 @@ def _legal(kind: str, name: str) -> tuple[str, ...] | None:
 def _own(args: MappingNode, legal: Collection[str], takers: Mapping[Mark, _Takers]) -> MappingNode:
     """Of arguments passed to several components, those that this one accepts. One that no component
     accepts stays, to be refused."""
-    others = {
+    others = [
         key
         for key, entry in args.entries.items()
         if key not in legal and key in takers[entry.key].legal
-    }
-    return replace(
-        args, entries={key: entry for key, entry in args.entries.items() if key not in others}
-    )
+    ]
+    return args.without_keys(others)
 
 
 def _read(read: Callable[[], T], name: Scalar, problems: Problems) -> T | None:

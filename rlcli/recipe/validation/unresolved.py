@@ -9,6 +9,7 @@ from rlcli.recipe.parsing.tree import (
     Scalar,
     at,
     is_null,
+    is_within,
     nodes,
     without,
 )
@@ -25,7 +26,7 @@ class Unresolved:
 
     def about(self, path: KeyPath) -> bool:
         """Whether a value was dropped, alone or with a section around it."""
-        return any(path[: len(dropped)] == dropped for dropped in self.values)
+        return any(is_within(path, dropped) for dropped in self.values)
 
     def about_entries(self, path: KeyPath) -> bool:
         """Whether a section, or one of its entries as a whole, was dropped."""
@@ -34,7 +35,7 @@ class Unresolved:
     def about_part(self, path: KeyPath) -> bool:
         """Whether a value or any part of it was dropped, or may lack something."""
         return self.about(path) or any(
-            doubtful[: len(path)] == path for doubtful in (*self.values, *self.lacking)
+            is_within(doubtful, path) for doubtful in (*self.values, *self.lacking)
         )
 
     def about_absence(self, tree: Node, path: KeyPath) -> bool:

@@ -24,6 +24,7 @@ from rlcli.recipe.parsing.tree import (
     at,
     default_mark,
     dotted,
+    is_within,
     key_mark,
     keys_at,
     nearest,
@@ -224,7 +225,7 @@ class _Checker(CheckedSection):
         if self.unresolved.about(path):
             return True
         words = re.findall(r"\w+", str(error["ctx"]["error"]))
-        inner = [dropped for dropped in self.unresolved.values if dropped[: len(path)] == path]
+        inner = [dropped for dropped in self.unresolved.values if is_within(dropped, path)]
         names = {str(dropped[len(path)]) for dropped in inner}
         return any(word in names for word in words)
 

@@ -21,7 +21,16 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.parsing.interpolation import references_in
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import KeyPath, MappingNode, at, dotted, key_mark, keys_at, leaves
+from rlcli.recipe.parsing.tree import (
+    KeyPath,
+    MappingNode,
+    at,
+    dotted,
+    is_within,
+    key_mark,
+    keys_at,
+    leaves,
+)
 from rlcli.recipe.schema import Component, Generation
 from rlcli.recipe.validation.semantics.notes import Notes
 from rlcli.recipe.validation.value_messages import rows_of
@@ -165,7 +174,7 @@ def _refuse_generation(
 def _without_reference(override: MappingNode, targets: set[KeyPath]) -> Iterator[KeyPath]:
     """The keys of an override that no reference to one of these targets leads to."""
     for path, _ in leaves(override):
-        if not any(path[: len(target)] == target[: len(path)] for target in targets):
+        if not any(is_within(path, target) or is_within(target, path) for target in targets):
             yield path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 A_SLIP = 0.85
 """Words at least this similar count as a typo of each other, even if the word has a meaning
@@ -67,6 +67,11 @@ def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) 
     *others, last = near or [""]
     alternatives = f"{', '.join(others)} or {last}" if others else last
     return f"did you mean {alternatives}?" if near else otherwise
+
+
+def name_instead(word: str, names: Collection[str]) -> str | None:
+    """The hint for a name that does not exist: the nearest ones, or else all that do."""
+    return did_you_mean(word, names, f"there is {', '.join(names) or 'none'}")
 
 
 def _plain(word: str) -> str:

@@ -142,8 +142,7 @@ def _scored_at(recipe: Recipe, call: Call) -> tuple[str, Any]:
         return "", None
     if default_generation(call.interface.type) is not None:
         return "generation.temperature", generation_of(recipe, call)["temperature"]
-    kind, args = call.interface.type, call.interface.args
-    return "temperature", argument_of("interfaces", kind, args, "temperature")
+    return "temperature", argument_of("interfaces", call.interface, "temperature")
 
 
 def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
@@ -152,7 +151,7 @@ def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
     for name in resolved.recipe.trained_roles:
         role = resolved.recipe.models[name]
         backend, scratch = role.backend, role.scratch or {}
-        lr = argument_of("backends", backend.type, backend.args, "lr") if backend else None
+        lr = argument_of("backends", backend, "lr") if backend else None
         size = scratch.get("initializer_range", USUAL_WEIGHTS)
         if isinstance(lr, int | float) and isinstance(size, int | float) and lr >= size:
             yield (
@@ -189,8 +188,7 @@ def _references_that_learn(resolved: Resolved) -> Iterator[str]:
 def _penalties_that_teach_nothing(resolved: Resolved) -> Iterator[str]:
     """A KL penalty in the loss whose gradient is 0 on average."""
     for name, call in resolved.recipe.graph.items():
-        kind, args = call.interface.type, call.interface.args
-        settings = [argument_of("interfaces", kind, args, argument) for argument in OF_PENALTY]
+        settings = [argument_of("interfaces", call.interface, argument) for argument in OF_PENALTY]
         if call.call == "train_step" and settings == ["k1", "naive"]:
             yield (
                 f"{resolved.origin(('graph', name, 'interface'))}: the KL penalty of {name} has no "
@@ -217,9 +215,8 @@ def _episodes_of_one_turn(resolved: Resolved) -> Iterator[str]:
     """Episodes of several turns whose first turn may take all of their tokens."""
     recipe = resolved.recipe
     for name, call in recipe.graph.items():
-        kind, args = call.interface.type, call.interface.args
         turns, of_turn = (
-            argument_of("interfaces", kind, args, argument) for argument in OF_EPISODES
+            argument_of("interfaces", call.interface, argument) for argument in OF_EPISODES
         )
         if call.call != "generate" or not isinstance(turns, int) or not isinstance(of_turn, int):
             continue
@@ -262,9 +259,8 @@ def _in_another_environment(resolved: Resolved, evaluation: str, sampler: str) -
 def _environment_of(call: Call) -> tuple[str, Any]:
     """The argument that names the environment in which a call plays, and its value; empty and None
     if it plays in none."""
-    kind, args = call.interface.type, call.interface.args
-    name = (declared("interfaces", kind, "ENVIRONMENT") or {}).get("name", "")
-    return name, argument_of("interfaces", kind, args, name)
+    name = (declared("interfaces", call.interface.type, "ENVIRONMENT") or {}).get("name", "")
+    return name, argument_of("interfaces", call.interface, name)
 
 
 def _without_stops(resolved: Resolved, evaluation: str, sampler: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rlcli.recipe.lengths import default_generation
 from rlcli.recipe.parsing.places import GRAPHS
-from rlcli.recipe.parsing.tree import KeyPath, MappingNode, at, entries_at, is_null, with_entry
+from rlcli.recipe.parsing.tree import KeyPath, MappingNode, entries_at, value_at, with_entry
 
 GENERATION = "generation"
 """The section from which calls take their settings, by references or because they have none. In a
@@ -27,8 +27,8 @@ def with_generation(tree: MappingNode) -> MappingNode:
 
 
 def _lacks_settings(tree: MappingNode, interface: KeyPath) -> bool:
-    kind, args = at(tree, (*interface, "type")), at(tree, (*interface, "args"))
-    if kind is None or not (args is None or is_null(args) or isinstance(args, MappingNode)):
-        return False
-    takes_section = default_generation(str(getattr(kind, "value", ""))) == {}
-    return takes_section and at(tree, (*interface, "args", GENERATION)) is None
+    kind, args = value_at(tree, (*interface, "type")), value_at(tree, (*interface, "args"))
+    if args is not None and not isinstance(args, dict):
+        return False  # reported with the other arguments
+    takes_section = default_generation(str(kind)) == {}
+    return takes_section and GENERATION not in (args or {})

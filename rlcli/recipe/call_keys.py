@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.api.key_meaning import COMPANIONS
-from rlcli.recipe.components import dataset_keys, declared, declared_of_call
+from rlcli.recipe.components import dataset_keys, declared_mapping, declared_of_call
 from rlcli.recipe.graph import producers, waits_for
 from rlcli.recipe.parsing.tree import (
     Entry,
@@ -58,9 +58,7 @@ def _declared_outputs(call: Mapping[str, Any]) -> list[str]:
     """The keys that the interface of a call, as written, declares, with any arguments."""
     interface = call.get("interface")
     kind = interface.get("type") if isinstance(interface, dict) else None
-    declaration = declared("interfaces", kind, "WRITES") if isinstance(kind, str) else None
-    if not isinstance(declaration, dict):
-        return []
+    declaration = declared_mapping("interfaces", str(kind), "WRITES")
     return [str(entry).partition(" ")[0] for entry in declaration.get(str(call.get("call"))) or ()]
 
 

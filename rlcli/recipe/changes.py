@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rlcli.recipe.components import argument_of, declared
+from rlcli.recipe.components import argument_of, declared_mapping
 from rlcli.recipe.parsing.places import covers
 from rlcli.recipe.parsing.tree import KeyPath, dotted, plain_leaves
 from rlcli.recipe.schema import Component, Recipe
@@ -115,11 +115,8 @@ def longer(run: str, recipe: Recipe) -> str:
 
 
 def _follows_length(backend: Component) -> bool:
-    steady = declared("backends", backend.type, "FOLLOWS_LENGTH") or {}
-    return any(
-        argument_of("backends", backend.type, backend.args, name) != value
-        for name, value in steady.items()
-    )
+    steady = declared_mapping("backends", backend.type, "FOLLOWS_LENGTH")
+    return any(argument_of("backends", backend, name) != value for name, value in steady.items())
 
 
 def kind_of_change(path: KeyPath, recipe: Recipe, follows: bool) -> Kind:
@@ -128,10 +125,11 @@ def kind_of_change(path: KeyPath, recipe: Recipe, follows: bool) -> Kind:
     if follows and dotted(path) in LENGTH:
         return Kind.ALTERS
     match path:
-        case ("models", str(role), "backend", "args", argument, *_) if role in recipe.models:
+        case ("models", str(role), "backend", "args", str(argument), *_) if role in recipe.models:
             backend = recipe.models[role].backend
-            kinds = declared("backends", backend.type, "ON_RESUME") if backend is not None else None
-            if kinds and argument in kinds:
+            backend_type = backend.type if backend is not None else ""
+            kinds = declared_mapping("backends", backend_type, "ON_RESUME")
+            if argument in kinds:
                 return Kind(kinds[argument])
     fitting = [rule for rule in RULES if covers(tuple(rule.split(".")), path)]
     return RULES[max(fitting, key=lambda rule: rule.count("."))]

@@ -49,18 +49,23 @@ def declared(kind: str, component: str, constant: str) -> Any:
     return signature.constants.get(constant) if signature is not None else None
 
 
+def declared_mapping(kind: str, component: str, constant: str) -> Mapping[str, Any]:
+    """A mapping declared in a component's class; empty if there is none, or something else."""
+    declaration = declared(kind, component, constant)
+    return declaration if isinstance(declaration, dict) else {}
+
+
 def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
     """What the call's interface declares in a constant such as READS for its method and arguments;
     None: nothing."""
-    declaration = declared("interfaces", call.interface.type, constant)
-    entries = declaration.get(call.call) if isinstance(declaration, dict) else None
+    entries = declared_mapping("interfaces", call.interface.type, constant).get(call.call)
     if not isinstance(entries, tuple | list) or not all(
         isinstance(entry, str) for entry in entries
     ):
         return None
 
     def argument(name: str) -> Any:
-        value = argument_of("interfaces", call.interface.type, call.interface.args, name)
+        value = argument_of("interfaces", call.interface, name)
         if value is registry.COMPUTED:
             raise LookupError(name)
         return value
@@ -77,7 +82,7 @@ def replaced_interfaces() -> dict[str, Mapping[str, Any]]:
     return {
         older: {"by": name, **how}
         for name in registry.names("interfaces")
-        for older, how in (declared("interfaces", name, "REPLACES") or {}).items()
+        for older, how in declared_mapping("interfaces", name, "REPLACES").items()
     }
 
 
@@ -93,9 +98,7 @@ def dataset_keys(
     entries = declared("datasets", dataset.type, "KEYS")
     if isinstance(entries, tuple | list):
         try:
-            return declared_keys(
-                entries, lambda key: argument_of("datasets", dataset.type, dataset.args, key)
-            ).needed
+            return declared_keys(entries, lambda key: argument_of("datasets", dataset, key)).needed
         except (ValueError, TypeError):
             return None  # `rlcli test dataset` reports it
     keys = [dataset_keys(datasets, source, (*asking, name)) for source in handled_as(dataset)]
@@ -118,7 +121,7 @@ def holds_pairs(
 def handled_as(dataset: Component) -> list[str]:
     """The datasets that the argument `KEYS_OF` of a dataset names: its rows are theirs."""
     argument = declared("datasets", dataset.type, "KEYS_OF")
-    named = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
+    named = argument_of("datasets", dataset, argument) if argument else None
     return [named] if isinstance(named, str) else list(map(str, named or ()))
 
 
@@ -142,12 +145,12 @@ def sources_of(dataset: Component) -> tuple[str, ...]:
     return tuple(map(str, named)) if isinstance(named, dict) else ()
 
 
-def argument_of(kind: str, component: str, args: Mapping[str, Any], name: str) -> Any:
+def argument_of(kind: str, component: Component, name: str) -> Any:
     """The value of a component's argument: given, or its default;
     None if there is no such argument."""
-    if name in args:
-        return args[name]
-    argument = argument_named(kind, component, name)
+    if name in component.args:
+        return component.args[name]
+    argument = argument_named(kind, component.type, name)
     return argument.default if argument is not None else None
 
 
@@ -167,6 +170,11 @@ def _complete(arguments: Sequence[registry.Argument], args: Mapping[str, Any]) -
         is_partial = argument.fields and isinstance(value, Mapping)
         values[argument.name] = _complete(argument.fields, value) if is_partial else value
     return values
+
+
+def has_argument(kind: str, component: str, name: str) -> bool:
+    """Whether a component is known to have an argument."""
+    return argument_named(kind, component, name) is not None
 
 
 def argument_named(kind: str, component: str, name: str) -> registry.Argument | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -37,17 +37,10 @@ def with_found_files(
     finder = _Finder(tree, path, layers)
     data: Any = recipe.model_dump()
     missing: list[RlcliError] = []
-    searches = [
-        (tree_path, finder.file)
-        for tree_path in (*_dataset_files(recipe), *_interface_files(recipe))
-    ]
-    searches += [(tree_path, finder.model_folder) for tree_path in _model_folders(recipe)]
-    searches += [(tree_path, finder.of_backend) for tree_path in _backend_files(recipe)]
-    searches += [(tree_path, finder.of_job) for tree_path in _job_files(recipe)]
-    for tree_path, find in searches:
+    for tree_path, find in _named_files(recipe):
+        section, key = reduce(getitem, tree_path[:-1], data), tree_path[-1]
         try:
-            section = reduce(getitem, tree_path[:-1], data)
-            section[tree_path[-1]] = find(tree_path, section[tree_path[-1]])
+            section[key] = find(finder, tree_path, section[key])
         except RlcliError as error:
             missing.append(error)
     raise_all(missing)
@@ -57,19 +50,26 @@ def with_found_files(
 def for_any_folder(recipe: Recipe) -> Recipe:
     """The same, for processes that may run in another folder: paths of found files are absolute."""
     data: Any = recipe.model_dump()
-    named = (
-        *_dataset_files(recipe),
-        *_interface_files(recipe),
-        *_model_folders(recipe),
-        *_backend_files(recipe),
-        *_job_files(recipe),
-    )
-    for tree_path in named:
-        section = reduce(getitem, tree_path[:-1], data)
-        text = section[tree_path[-1]]
-        if not text.startswith((HUB, BUILTIN)) and Path(text).exists():
-            section[tree_path[-1]] = str(Path(text).absolute())
+    for tree_path, _ in _named_files(recipe):
+        section, key = reduce(getitem, tree_path[:-1], data), tree_path[-1]
+        if not section[key].startswith((HUB, BUILTIN)) and Path(section[key]).exists():
+            section[key] = str(Path(section[key]).absolute())
     return Recipe.model_validate(data)
+
+
+# -- the files that a recipe names -----------------------------------------------------------------
+
+
+def _named_files(recipe: Recipe) -> Iterator[tuple[KeyPath, Search]]:
+    """The keys that name files, and how the file of each is searched."""
+    for key in (*_dataset_files(recipe), *_interface_files(recipe)):
+        yield key, _Finder.file
+    for key in _model_folders(recipe):
+        yield key, _Finder.model_folder
+    for key in _backend_files(recipe):
+        yield key, _Finder.of_backend
+    if recipe.launch.slurm.template is not None:
+        yield ("launch", "slurm", "template"), _Finder.of_job
 
 
 def _dataset_files(recipe: Recipe) -> Iterator[KeyPath]:
@@ -108,11 +108,6 @@ def _backend_files(recipe: Recipe) -> Iterator[KeyPath]:
                     yield ("models", role, "backend", "args", name)
 
 
-def _job_files(recipe: Recipe) -> Iterator[KeyPath]:
-    if recipe.launch.slurm.template is not None:
-        yield ("launch", "slurm", "template")
-
-
 def model_of_call(call: Call) -> str | None:
     """The model that an interface loads itself: its argument `path`,
     unless its class lists that in `FILES`."""
@@ -123,6 +118,9 @@ def model_of_call(call: Call) -> str | None:
 def _file_arguments(call: Call) -> Sequence[str]:
     names = declared("interfaces", call.interface.type, "FILES")
     return names if isinstance(names, tuple | list) else ()
+
+
+# -- where they are --------------------------------------------------------------------------------
 
 
 class _Finder:
@@ -210,6 +208,10 @@ class _Finder:
 
     def mark(self, tree_path: KeyPath) -> Mark:
         return nearest(self.tree, tree_path).mark
+
+
+Search = Callable[[_Finder, KeyPath, str], str]
+"""Finds the file of a key by the text that is written there."""
 
 
 def _model_below(folder: Path) -> str:

@@ -54,7 +54,7 @@ def _role_layout(
 def arguments_of(backend: Component) -> dict[str, Any]:
     """All arguments of a backend, including defaults."""
     names = [argument.name for argument in signature_of("backends", backend.type).arguments]
-    return {name: argument_of("backends", backend.type, backend.args, name) for name in names}
+    return {name: argument_of("backends", backend, name) for name in names}
 
 
 def possible_meshes(

@@ -11,7 +11,13 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.interface import cut_of
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.files import known_object
-from rlcli.recipe.components import argument_named, argument_of, declared, with_sources
+from rlcli.recipe.components import (
+    argument_named,
+    argument_of,
+    declared,
+    declared_mapping,
+    with_sources,
+)
 from rlcli.recipe.graph import compares_samples
 from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.schema import Call, Component, Recipe
@@ -43,8 +49,7 @@ def default_generation(interface: str) -> Mapping[str, Any] | None:
 def written_beyond(call: Call) -> tuple[int, int] | None:
     """(prompt overhead in tokens, tokens generated after it) for a call whose engine generates
     although the call is not `generate` (GENERATES); None for any other."""
-    declaration = declared("interfaces", call.interface.type, "GENERATES")
-    parts = declaration.get(call.call) if isinstance(declaration, dict) else None
+    parts = declared_mapping("interfaces", call.interface.type, "GENERATES").get(call.call)
     if not isinstance(parts, dict):
         return None
 
@@ -55,7 +60,7 @@ def written_beyond(call: Call) -> tuple[int, int] | None:
         return sum(term for term in terms if isinstance(term, int))
 
     def argument(name: str) -> Any:
-        return argument_of("interfaces", call.interface.type, call.interface.args, name)
+        return argument_of("interfaces", call.interface, name)
 
     return tokens("prompt"), tokens("response")
 
@@ -108,11 +113,7 @@ def sequences_of_row(datasets: Mapping[str, Component], name: str) -> int:
     most = 1
     for dataset in (datasets[source] for source in with_sources(datasets, name)):
         argument = declared("datasets", dataset.type, "PAIRS")
-        pairs = (
-            argument_of("datasets", dataset.type, dataset.args, argument)
-            if isinstance(argument, str)
-            else None
-        )
+        pairs = argument_of("datasets", dataset, argument) if isinstance(argument, str) else None
         most = max(most, 2 * pairs if isinstance(pairs, int) else 1)
     return most
 
@@ -123,7 +124,7 @@ def cache_of(recipe: Recipe, role: str) -> int | None:
     section = recipe.models.get(role)
     if section is None or section.backend is None:
         return None
-    tokens = argument_of("backends", section.backend.type, section.backend.args, "kv_cache_tokens")
+    tokens = argument_of("backends", section.backend, "kv_cache_tokens")
     return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
 
 

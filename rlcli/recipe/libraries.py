@@ -33,7 +33,7 @@ def variables_to_set(resolved: Resolved) -> Iterator[ResourceError]:
     for named in components_of(resolved.recipe):
         component = named.component
         for argument in declared(named.kind, component.type, "VARIABLES") or ():
-            variable = argument_of(named.kind, component.type, component.args, argument)
+            variable = argument_of(named.kind, component, argument)
             if not isinstance(variable, str) or os.environ.get(variable):
                 continue
             if (component.type, variable) not in reported:

@@ -103,7 +103,7 @@ def with_choices_of(before: Recipe, now: Recipe) -> Recipe:
         if backend is None or earlier is None or earlier.type != backend.type:
             continue
         for argument in _left_open(backend):
-            value = argument_of("backends", earlier.type, earlier.args, argument)
+            value = argument_of("backends", earlier, argument)
             if value != AUTO:
                 chosen.append(Choice(name, argument, value, "chosen when the run started"))
     return with_choices(now, chosen)
@@ -111,11 +111,7 @@ def with_choices_of(before: Recipe, now: Recipe) -> Recipe:
 
 def _left_open(backend: Component) -> list[str]:
     measured = declared("backends", backend.type, "MEASURED") or ()
-    return [
-        argument
-        for argument in measured
-        if argument_of("backends", backend.type, backend.args, argument) == AUTO
-    ]
+    return [argument for argument in measured if argument_of("backends", backend, argument) == AUTO]
 
 
 def _decision(seconds: Mapping[str, float]) -> tuple[str, str]:

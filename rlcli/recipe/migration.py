@@ -15,7 +15,12 @@ from typing import Any
 import yaml
 
 from rlcli.errors import UsageError
-from rlcli.recipe.components import argument_named, declared, replaced_interfaces
+from rlcli.recipe.components import (
+    argument_named,
+    declared_mapping,
+    has_argument,
+    replaced_interfaces,
+)
 from rlcli.recipe.preparation import always_written, disagreement, read_by
 from rlcli.recipe.schema import FORMAT
 from rlcli.recipe.yaml_edits import Fields, YamlEdits, braces, fields_of, on_one_line
@@ -85,8 +90,8 @@ class _Call:
         """The interface that has arguments which this one had in format 1."""
         if self.replacement is not None:
             return str(self.replacement["prepared_by"])
-        declaration = declared("interfaces", self.kind, "PREPARED_BY") if self.kind else None
-        return next(iter(declaration.values()), None) if isinstance(declaration, dict) else None
+        declaration = declared_mapping("interfaces", self.kind, "PREPARED_BY")
+        return next(iter(declaration.values()), None)
 
     @property
     def renamed_inputs(self) -> dict[str, str]:
@@ -179,7 +184,7 @@ class _Rewriting:
     def _refuse_changed_arguments(self, call: _Call, kind: str) -> None:
         """An argument that has another name and meaning now is left to the user."""
         for name, (key, _) in fields_of(self._resolved(call.args)).items():
-            advice = (declared("interfaces", kind, "CHANGED") or {}).get(name)
+            advice = declared_mapping("interfaces", kind, "CHANGED").get(name)
             if advice is not None:
                 message = f"{name} of {call.path} has another meaning now"
                 raise self._refusal(message, key, f"{advice}, then migrate")
@@ -253,10 +258,18 @@ class _Rewriting:
         the new call has those that are its own."""
         if call.prepared_by is None or not isinstance(call.args, yaml.MappingNode):
             return
-        foreign = [name for name in fields_of(call.args) if not _has_argument(call.new_kind, name)]
-        moved = [name for name in foreign if _has_argument(preparation.kind, name)]
+        foreign = [
+            name
+            for name in fields_of(call.args)
+            if not has_argument("interfaces", call.new_kind, name)
+        ]
+        moved = [name for name in foreign if has_argument("interfaces", preparation.kind, name)]
         others = {other.new_kind for other in preparation.holding}
-        useless = [name for name in foreign if any(_has_argument(kind, name) for kind in others)]
+        useless = [
+            name
+            for name in foreign
+            if any(has_argument("interfaces", kind, name) for kind in others)
+        ]
         if moved:
             verb = "is an argument" if len(moved) == 1 else "are arguments"
             self.changes.append(f"{', '.join(moved)} of {call.path} {verb} of {preparation.path}")
@@ -339,10 +352,6 @@ def _mapping(node: yaml.Node) -> yaml.MappingNode:
     return node
 
 
-def _has_argument(kind: str, name: str) -> bool:
-    return argument_named("interfaces", kind, name) is not None
-
-
 def _references(calls: Sequence[_Call]) -> list[str]:
     """The blocks that calls name as their arguments, each once."""
     texts = [on_one_line(call.args) for call in calls if isinstance(call.args, yaml.ScalarNode)]
@@ -354,7 +363,7 @@ def _written_arguments(kind: str, calls: Sequence[_Call]) -> dict[str, dict[str,
     written: dict[str, dict[str, yaml.Node]] = {}
     for call in calls:
         for name, (_, node) in fields_of(call.args).items():
-            if _has_argument(kind, name):
+            if has_argument("interfaces", kind, name):
                 written.setdefault(name, {})[call.name] = node
     return written
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlcli.recipe.call_keys import made_by
-from rlcli.recipe.components import argument_named, declared
+from rlcli.recipe.components import argument_named, declared_mapping, has_argument
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,
@@ -23,12 +23,14 @@ from rlcli.recipe.parsing.tree import (
     entries_at,
     node_of,
     plain,
+    value_at,
     with_entry,
     with_value,
 )
 
 GRAPH = ("graph",)
 ARGS = ("interface", "args")
+REMAP = "input_key_remap"
 
 
 def with_preparation(tree: MappingNode, problems: Problems) -> MappingNode:
@@ -44,7 +46,7 @@ def with_preparation(tree: MappingNode, problems: Problems) -> MappingNode:
         call = _preparing_call(kind, graph, holding, prepared[0])
         renamed = _renamed_inputs(kind, graph, prepared)
         if renamed is not None:
-            call = replace(call, node=with_entry(call.node, ("input_key_remap",), renamed))
+            call = replace(call, node=with_entry(call.node, (REMAP,), renamed))
         entries = {
             name: _without_moved(entry, kind, graph, holding)
             for name, entry in graph.entries.items()
@@ -74,30 +76,27 @@ def missing_preparations(graph: Node) -> dict[str, list[str]]:
 
 def prepared_by(call: Node) -> str | None:
     """The interface that prepares the batches of a call; None if none does."""
-    method = at(call, ("call",))
-    return _preparing(call).get(str(plain(method))) if method is not None else None
+    return _preparing(call).get(str(value_at(call, ("call",))))
 
 
-def _preparing(call: Node) -> dict[str, str]:
+def _preparing(call: Node) -> Mapping[str, str]:
     """Method of a call's interface → the interface that prepares its batches."""
-    declaration = declared("interfaces", _interface(call), "PREPARED_BY")
-    return declaration if isinstance(declaration, dict) else {}
+    return declared_mapping("interfaces", _interface(call), "PREPARED_BY")
 
 
 def _interface(call: Node) -> str:
-    kind = at(call, ("interface", "type"))
-    return str(plain(kind)) if kind is not None else ""
+    return str(value_at(call, ("interface", "type")) or "")
 
 
 def always_written(kind: str) -> set[str]:
     """The keys that an interface writes with any arguments."""
-    declaration = declared("interfaces", kind, "WRITES") or {}
+    declaration = declared_mapping("interfaces", kind, "WRITES")
     return {entry for entries in declaration.values() for entry in entries if " " not in entry}
 
 
 def read_by(kind: str) -> set[str]:
     """The keys that an interface reads with some arguments."""
-    declaration = declared("interfaces", kind, "READS") or {}
+    declaration = declared_mapping("interfaces", kind, "READS")
     return {str(entry).partition(" ")[0] for entries in declaration.values() for entry in entries}
 
 
@@ -108,9 +107,7 @@ def _preparing_call(kind: str, graph: MappingNode, holding: list[str], first: st
     for name in holding:
         arguments = {**_args(graph.entries[name].node), **arguments}
     taken = {
-        key: entry
-        for key, entry in arguments.items()
-        if argument_named("interfaces", kind, key) is not None
+        key: entry for key, entry in arguments.items() if has_argument("interfaces", kind, key)
     }
     role = at(graph.entries[first].node, ("model",)) or node_of(None, mark)
     interface = {
@@ -130,7 +127,7 @@ def _renamed_inputs(kind: str, graph: MappingNode, prepared: list[str]) -> Entry
     entries = {
         key: entry
         for name in prepared
-        for key, entry in entries_at(graph, (name, "input_key_remap")).items()
+        for key, entry in entries_at(graph, (name, REMAP)).items()
         if plain(entry.node) in read_by(kind)
     }
     return Entry(default_mark(), MappingNode(entries, default_mark())) if entries else None
@@ -148,30 +145,27 @@ def _without_moved(entry: Entry, kind: str, graph: MappingNode, holding: list[st
         or interface not in holders
     ):
         return entry
-    remaining = {
-        key: value
-        for key, value in args.entries.items()
-        if argument_named("interfaces", interface, key) is not None
-        or all(argument_named("interfaces", taker, key) is None for taker in {kind, *holders})
-    }
-    shorter = with_value(call, ARGS, replace(args, entries=remaining))
-    return replace(entry, node=shorter)
+    useless = [
+        key
+        for key in args.entries
+        if not has_argument("interfaces", interface, key)
+        and any(has_argument("interfaces", taker, key) for taker in (kind, *holders))
+    ]
+    return replace(entry, node=with_value(call, ARGS, args.without_keys(useless)))
 
 
 def _with_inputs_of_today(entry: Entry) -> Entry:
     """A call that lists no inputs, and renames none that its interface does not read: it listed
     what it read before."""
-    node = entry.node
-    assert isinstance(node, MappingNode)
-    entries = {key: value for key, value in node.entries.items() if key != "inputs"}
-    remap = entries.get("input_key_remap")
-    if remap is not None and isinstance(remap.node, MappingNode):
-        names = read_by(_interface(node))
-        remaining = {
-            key: value for key, value in remap.node.entries.items() if plain(value.node) in names
-        }
-        entries["input_key_remap"] = replace(remap, node=replace(remap.node, entries=remaining))
-    return replace(entry, node=replace(node, entries=entries))
+    call = entry.node
+    assert isinstance(call, MappingNode)
+    call = call.without_keys(["inputs"])
+    remap = call.get(REMAP)
+    if isinstance(remap, MappingNode):
+        read = read_by(_interface(call))
+        unread = [key for key, meaning in plain(remap).items() if meaning not in read]
+        call = with_value(call, (REMAP,), remap.without_keys(unread))
+    return replace(entry, node=call)
 
 
 def _args(call: Node) -> dict[str, Entry]:

@@ -38,7 +38,7 @@ def prompt_format(recipe: Recipe) -> PromptFormat:
         dataset = recipe.datasets[sources[0]]
 
     def argument(name: str) -> object:
-        return argument_of("datasets", dataset.type, dataset.args, name)
+        return argument_of("datasets", dataset, name)
 
     kinds = handled_as(dataset)
     kind = kinds[0] if len(kinds) == 1 else dataset.type

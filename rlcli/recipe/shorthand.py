@@ -12,7 +12,7 @@ from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.typing_ahead import sketch
 from rlcli.recipe.parsing.layers import whole_recipe_names
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
-from rlcli.recipe.parsing.tree import MappingNode, at, keys_at, plain
+from rlcli.recipe.parsing.tree import MappingNode, at, keys_at, value_at
 
 GRAPH = ("graph",)
 
@@ -48,14 +48,12 @@ def reward_interface(reward: str) -> str:
 
 def _data_path(tree: MappingNode, recipe: str, data: str) -> str:
     """The key of the path of the rows to train on. Raises UsageError if they come from no file."""
-    name = at(tree, ("train", "dataset"))
-    key = f"datasets.{plain(name) if name is not None else 'train'}"
-    kind = at(tree, (*key.split("."), "type"))
-    made_by_dataset = str(plain(kind)) if kind is not None else ""
-    signature = known_signature("datasets", made_by_dataset)
+    name = str(value_at(tree, ("train", "dataset")) or "train")
+    key, kind = f"datasets.{name}", str(value_at(tree, ("datasets", name, "type")) or "")
+    signature = known_signature("datasets", kind)
     if signature is not None and all(a.name != "path" for a in signature.arguments):
         raise UsageError(
-            f"--data: the rows of {recipe} come from {made_by_dataset}, which does not read a file",
+            f"--data: the rows of {recipe} come from {kind}, which does not read a file",
             hint=f"{key}='{{type: hf, args: {{path: {data}}}}}' reads them instead",
         )
     return f"{key}.args.path"
@@ -63,18 +61,12 @@ def _data_path(tree: MappingNode, recipe: str, data: str) -> str:
 
 def _trained_role(tree: MappingNode) -> str:
     """The first role that is trained and does not start as a copy of another one."""
-    roles = [
-        str(plain(role))
-        for call in keys_at(tree, GRAPH)
-        if _is_training(tree, call) and (role := at(tree, (*GRAPH, call, "model"))) is not None
-    ]
+    calls = [(*GRAPH, name) for name in keys_at(tree, GRAPH)]
+    training = [call for call in calls if value_at(tree, (*call, "call")) == "train_step"]
+    named = [value_at(tree, (*call, "model")) for call in training]
+    roles = [str(role) for role in named if role is not None]
     first = [role for role in roles if at(tree, ("models", role, "init")) is None]
     return next(iter([*first, *roles, *keys_at(tree, ("models",))]), "actor")
-
-
-def _is_training(tree: MappingNode, call: str) -> bool:
-    method = at(tree, (*GRAPH, call, "call"))
-    return method is not None and plain(method) == "train_step"
 
 
 def _reward_call(tree: MappingNode, recipe: str) -> str:

@@ -221,10 +221,9 @@ class Fitting:
         """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets
         the same numbers."""
         assert role.backend is not None
-        kind, args = role.backend.type, role.backend.args
-        if "dtype" not in _argument_names(kind):
+        if "dtype" not in _argument_names(role.backend.type):
             return
-        dtype = argument_of("backends", kind, args, "dtype")
+        dtype = argument_of("backends", role.backend, "dtype")
         averages = {call.hooks.copy_to for call in self.recipe.graph.values() if call.hooks.eta < 1}
         if dtype == "bfloat16" or name in averages:
             return

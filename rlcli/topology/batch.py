@@ -104,7 +104,7 @@ def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
 
 def _minibatches(interface: Component) -> int:
     """The `minibatches` of an interface: given, or its default; 1 if it has no such argument."""
-    minibatches = argument_of("interfaces", interface.type, interface.args, "minibatches")
+    minibatches = argument_of("interfaces", interface, "minibatches")
     return max(1, minibatches) if isinstance(minibatches, int) else 1
 
 

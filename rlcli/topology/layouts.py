@@ -127,7 +127,7 @@ def _idle_share(recipe: Recipe, role: str, mesh: Mesh, micro_batches: int) -> fl
     Narayanan et al., https://arxiv.org/abs/2104.04473, section 2.2."""
     backend = recipe.models[role].backend
     assert backend is not None
-    parts = argument_of("backends", backend.type, backend.args, "virtual_stages") or 1
+    parts = argument_of("backends", backend, "virtual_stages") or 1
     return (mesh.pp - 1) / (parts * micro_batches + mesh.pp - 1)
 
 

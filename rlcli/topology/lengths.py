@@ -47,9 +47,7 @@ def lengths_of(recipe: Recipe) -> Lengths:
 def longest_row(dataset: Component) -> int | None:
     """Tokens: as set in the recipe or by the dataset's class, or else the default limit;
     None if there is none."""
-    limit = limit_of_rows(dataset) or argument_of(
-        "datasets", dataset.type, dataset.args, "max_length"
-    )
+    limit = limit_of_rows(dataset) or argument_of("datasets", dataset, "max_length")
     return limit if isinstance(limit, int) and limit > 0 else None
 
 

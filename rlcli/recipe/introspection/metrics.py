@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rlcli import registry
 from rlcli.api.metrics import RUN_METRICS
-from rlcli.recipe.components import declared
+from rlcli.recipe.components import declared_mapping
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ def all_metrics() -> list[Metric]:
 def _declared_by(interface: str) -> Iterator[tuple[str, str, str]]:
     """(name, unit, meaning) of each entry of METRICS; malformed ones are for `rlcli test interface`
     to report."""
-    declaration: Any = declared("interfaces", interface, "METRICS")
-    for name, entry in declaration.items() if isinstance(declaration, dict) else ():
+    for name, entry in declared_mapping("interfaces", interface, "METRICS").items():
         if isinstance(entry, tuple | list) and len(entry) == 2:
             yield f"<role>/{name}", str(entry[0]), str(entry[1])

@@ -15,7 +15,7 @@ from rlcli.recipe.parsing.layers import (
     with_option,
 )
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Node, at, entries_at
+from rlcli.recipe.parsing.tree import Node, at, entries_at, value_at
 from rlcli.spelling import nearest_name
 
 
@@ -66,25 +66,21 @@ def _bases_needed(layers: Sequence[Layer], below: Sequence[Layer]) -> list[str]:
 def _fits(layers: Sequence[Layer], below: Sequence[Layer]) -> bool:
     """Whether the recipe of the layers below has what some layers change: the blocks, the calls,
     and for a rollout one that samples."""
-    names = {name for name, _ in _calls(below)}
-    changed = {name for name, call in _calls(layers) if at(call, ("call",)) is None}
-    samples = any(
-        getattr(at(call, ("call",)), "value", None) == "generate" for _, call in _calls(below)
-    )
-    roles = [
-        entry.node for layer in layers for entry in entries_at(layer.tree, ("models",)).values()
-    ]
-    if not samples and any(at(role, ("rollout",)) for role in roles):
+    names = {name for name, _ in _named("graph", below)}
+    changed = {name for name, call in _named("graph", layers) if at(call, ("call",)) is None}
+    samples = any(value_at(call, ("call",)) == "generate" for _, call in _named("graph", below))
+    has_rollout = any(at(role, ("rollout",)) for _, role in _named("models", layers))
+    if has_rollout and not samples:
         return False
     return changed <= names and not _bases_needed(layers, below)
 
 
-def _calls(layers: Sequence[Layer]) -> list[tuple[str, Node]]:
-    """The calls of all graphs of some layers: names, and what each layer says."""
+def _named(section: str, layers: Sequence[Layer]) -> list[tuple[str, Node]]:
+    """The entries of a section in some layers: names, and what each layer says."""
     return [
         (name, entry.node)
         for layer in layers
-        for name, entry in entries_at(layer.tree, ("graph",)).items()
+        for name, entry in entries_at(layer.tree, (section,)).items()
     ]
 
 

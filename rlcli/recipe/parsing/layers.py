@@ -257,8 +257,8 @@ class Collector:
 
     def _spelt_out(self, tree: MappingNode) -> MappingNode:
         """Without what it extends, which is a layer of its own."""
-        own = with_valid_markers(tree.without_keys(["extends"]), self.problems)
-        spelt = spell_out_types(own)
+        content = with_valid_markers(tree.without_keys(["extends"]), self.problems)
+        spelt = spell_out_types(content)
         assert isinstance(spelt, MappingNode)
         return spelt
 

@@ -28,7 +28,7 @@ from rlcli.recipe.parsing.tree import (
     is_null,
 )
 from rlcli.recipe.schema import Recipe
-from rlcli.spelling import did_you_mean
+from rlcli.spelling import name_instead
 
 Meaning = Literal["value", "default", "gone"]
 
@@ -67,7 +67,7 @@ def without_removed(
             entries[key] = entry
         elif node.over is None and null_means(model, path) == "gone":
             others = [name for name in tree.entries if name != key]
-            hint = did_you_mean(key, others, f"there is {', '.join(others) or 'none'}")
+            hint = name_instead(key, others)
             message = f"null removes {dotted((*prefix, *path))}, which no layer below has"
             problems.add("R42", message, entry.key, hint, width=len(key), same=key)
     return replace(tree, entries=entries)

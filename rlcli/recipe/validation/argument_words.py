@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rlcli.recipe.components import argument_named, declared
+from rlcli.recipe.components import declared_mapping, has_argument
 from rlcli.recipe.parsing.merge import reference_below
 from rlcli.recipe.parsing.places import GRAPHS
-from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, at, dotted, keys_at
+from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, at, dotted, keys_at, value_at
 
 
 def argument_words(written: Node) -> dict[str, str]:
@@ -16,8 +16,9 @@ def argument_words(written: Node) -> dict[str, str]:
     references: in the block that a call takes its arguments from, or among the call's own."""
     words: dict[str, str] = {}
     for kind, home in _interfaces(written):
-        for argument, elsewhere in _synonyms(kind).items():
-            words |= {word: f"{home}.{argument}" for word in elsewhere.split() if word not in words}
+        for argument, elsewhere in declared_mapping("interfaces", kind, "SYNONYMS").items():
+            for word in str(elsewhere).split():
+                words.setdefault(word, f"{home}.{argument}")
     return words
 
 
@@ -28,10 +29,10 @@ def key_as_argument(written: Node, section: KeyPath, key: str) -> str | None:
         home: KeyPath = (*section, *inner)
         is_dataset = len(home) == 2 and home[0] == "datasets"
         kind = "datasets" if is_dataset else _KINDS.get(home[-1]) if home else None
-        name = at(written, (*home, "type"))
-        if kind is None or not isinstance(name, Scalar) or not isinstance(name.value, str):
+        name = value_at(written, (*home, "type"))
+        if kind is None or not isinstance(name, str):
             continue
-        if argument_named(kind, name.value, key) is not None:
+        if has_argument(kind, name, key):
             return dotted((*home, "args", key))
     return None
 
@@ -42,16 +43,14 @@ _KINDS: Mapping[str | int, str] = {"backend": "backends", "interface": "interfac
 def argument_homes(written: Node, argument: str) -> list[str]:
     """The keys under which interfaces in the recipe take an argument of that name."""
     homes = [
-        home
-        for kind, home in _interfaces(written)
-        if argument_named("interfaces", kind, argument) is not None
+        home for kind, home in _interfaces(written) if has_argument("interfaces", kind, argument)
     ]
     return [f"{home}.{argument}" for home in dict.fromkeys(homes)]
 
 
 def advice_on(written: Node, argument: str) -> str | None:
     """What an interface in the recipe declares about an argument that it had in an older format."""
-    advice = [declared("interfaces", kind, "CHANGED") or {} for kind, _ in _interfaces(written)]
+    advice = [declared_mapping("interfaces", kind, "CHANGED") for kind, _ in _interfaces(written)]
     return next((changed[argument] for changed in advice if argument in changed), None)
 
 
@@ -63,13 +62,3 @@ def _interfaces(written: Node) -> Iterator[tuple[str, str]]:
             kind, arguments = at(written, (*interface, "type")), at(written, (*interface, "args"))
             if isinstance(kind, Scalar):
                 yield str(kind.value), reference_below(arguments) or dotted((*interface, "args"))
-
-
-def _synonyms(kind: str) -> dict[str, str]:
-    """Argument of an interface → its names in other frameworks."""
-    synonyms = declared("interfaces", kind, "SYNONYMS")
-    return (
-        {str(argument): str(words) for argument, words in synonyms.items()}
-        if isinstance(synonyms, dict)
-        else {}
-    )

@@ -30,8 +30,11 @@ class CheckedSection:
         """Report a problem with the keys around a path."""
         section = str((*self.prefix, *path, "")[0])
         about = self.component or (section if section in SECTIONS else None)
-        full_path = (*self.prefix, *path)
-        self.problems.add(code, message, mark, about=about, section=full_path, **details)
+        self.problems.add(code, message, mark, about=about, section=self.in_recipe(path), **details)
+
+    def in_recipe(self, path: KeyPath) -> KeyPath:
+        """The path in the recipe of one in this section."""
+        return (*self.prefix, *path)
 
     @property
     def roles(self) -> list[str]:

@@ -28,7 +28,7 @@ from rlcli.recipe.parsing.tree import (
     dotted,
     entries_at,
     kind_of,
-    plain,
+    value_at,
     with_value,
 )
 from rlcli.recipe.schema import SECTIONS
@@ -197,7 +197,8 @@ def _chosen(path: KeyPath, name: Scalar, problems: Problems) -> tuple[Mark, str]
     words = f"{dotted(path)} is {name.value}"
     if name.mark.is_default:
         for call, removed, mark in removed_calls(problems.written, ("graph",)):
-            if (plain(removed).get("model"), plain(removed).get("call")) == (path[1], "train_step"):
+            role, method = value_at(removed, ("model",)), value_at(removed, ("call",))
+            if (role, method) == (path[1], "train_step"):
                 return mark, f"{words} because the call {call} is removed {place_of(mark)}"
     return name.mark, words
 

@@ -17,6 +17,7 @@ from rlcli.recipe.parsing.tree import (
     leaves,
     nearest,
     nodes,
+    value_at,
 )
 from rlcli.recipe.suggest import suggest_key
 from rlcli.recipe.synonyms import called_here, translated
@@ -49,7 +50,7 @@ def foreign_keys(
 
 def note_foreign(section: CheckedSection, ours: Mapping[str, str], tree: MappingNode) -> None:
     """Report a recipe in the words of another tool as one problem."""
-    values = [getattr(tree.get(key), "value", None) for key in ours if ours[key] == "extends"]
+    values = [value_at(tree, (key,)) for key in ours if ours[key] == "extends"]
     bases = [value for value in values if value in whole_recipe_names()]
     base = bases[0] if bases else "NAME (rlcli ls lists the recipes)"
     advice = [f"begin with extends: {base}"]
@@ -71,15 +72,15 @@ def note_unknown(section: CheckedSection, tree: MappingNode, path: KeyPath) -> N
     if any(meant.values()) and not is_call and misspelt(key, legal) is None:
         _note_pasted(section, tree, path, meant)
         return
-    full_path = (*section.prefix, *path)
-    code, hint = suggest_key(key, legal, section.words, full_path[:-1], section.roles, homes)
+    above = section.in_recipe(path)[:-1]
+    code, hint = suggest_key(key, legal, section.words, above, section.roles, homes)
     _note_key(section, code, path, tree, hint)
 
 
 def _advice(section: CheckedSection, tree: MappingNode, path: KeyPath) -> tuple[str, str] | None:
     """(message id, hint) for a key on which an interface has advice, that is several keys joined by
     dots, an argument written one level too high, or a block that is spelt out."""
-    written, full_path, key = section.problems.written, (*section.prefix, *path), str(path[-1])
+    written, full_path, key = section.problems.written, section.in_recipe(path), str(path[-1])
     if (advice := advice_on(written, key)) is not None:
         return "R42", advice
     if (nested := _nested(key, _legal_keys(section, path))) is not None:
@@ -88,7 +89,7 @@ def _advice(section: CheckedSection, tree: MappingNode, path: KeyPath) -> tuple[
     if home := key_as_argument(written if section.prefix else tree, full_path[:-1], key):
         return "R43", f"did you mean {home}?"
     if (full_path[0], path[-1]) == ("datasets", "path"):
-        text = getattr(at(tree, path), "value", None) or "FILE"
+        text = value_at(tree, path) or "FILE"
         return "R43", f"to read a file: {rows_of(full_path[1], text)}"
     return _advice_on_block(section, tree, path)
 
@@ -123,7 +124,7 @@ def _meant_inside(
     section: CheckedSection, tree: MappingNode, path: KeyPath
 ) -> dict[KeyPath, str | None]:
     """The keys inside an unknown section, with ours for those of another framework."""
-    node, full_path = at(tree, path), (*section.prefix, *path)
+    node, full_path = at(tree, path), section.in_recipe(path)
     inside = [inner for inner, _ in leaves(node) if inner] if isinstance(node, MappingNode) else []
     return {
         inner: translated(map(str, (*full_path, *inner)), section.words, section.roles)
@@ -162,7 +163,7 @@ def _written_homes(section: CheckedSection, path: KeyPath, mark: Mark | None) ->
     """Where else in the recipe a key of that name belongs to an interface, or is written: in a
     role, a call, or a block's argument. `mark`: the place of this one, from where a reference
     may have carried it."""
-    written, here = section.problems.written, (*section.prefix, *path)
+    written, here = section.problems.written, section.in_recipe(path)
     is_argument = section.prefix[-2:] == ("interface", "args")
     homes = argument_homes(written, str(path[-1])) if is_argument else []
     if homes:
@@ -183,6 +184,6 @@ def _note_key(
 ) -> None:
     key = str(path[-1])
     mark = key_mark(tree, path) or nearest(tree, path).mark
-    name = section.problems.name_at(mark, of_key=True) or dotted((*section.prefix, *path))
+    name = section.problems.name_at(mark, of_key=True) or dotted(section.in_recipe(path))
     details: dict[str, Any] = {"hint": hint, "width": len(key), "same": key}
     section.add(code, f"unknown key {name}", path if path[1:] else (), mark, **details)

@@ -30,6 +30,7 @@ from rlcli.recipe.parsing.tree import (
     nearest,
     node_of,
     plain,
+    value_at,
     with_entry,
     with_value,
     without,
@@ -37,8 +38,8 @@ from rlcli.recipe.parsing.tree import (
 from rlcli.recipe.validation.checked_section import CheckedSection
 from rlcli.recipe.validation.unknown_keys import foreign_keys, note_foreign, note_unknown
 from rlcli.recipe.validation.unresolved import Unresolved
-from rlcli.recipe.validation.value_messages import describe, path_hint
-from rlcli.spelling import did_you_mean
+from rlcli.recipe.validation.value_messages import Misfit, describe, path_hint
+from rlcli.spelling import name_instead
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -159,7 +160,7 @@ class _Checker(CheckedSection):
     def note(self, errors: Sequence[Any], tree: MappingNode, path: KeyPath) -> None:
         """Report what pydantic says about the value at a path;
         several errors are the members of one union."""
-        error, full_path = errors[0], (*self.prefix, *path)
+        error, full_path = errors[0], self.in_recipe(path)
         if error["type"] == "extra_forbidden":
             note_unknown(self, tree, path)
         elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
@@ -174,7 +175,7 @@ class _Checker(CheckedSection):
         arguments of a component is one problem, even if a reference carries it to several calls."""
         sections: dict[KeyPath, list[str]] = {}
         for path in paths:
-            full_path = (*self.prefix, *path)
+            full_path = self.in_recipe(path)
             if (
                 not self.unresolved.about(full_path)
                 and full_path[:-1] not in self.unresolved.lacking
@@ -186,7 +187,7 @@ class _Checker(CheckedSection):
     def note_lacking(self, section: KeyPath, names: Sequence[str], tree: MappingNode) -> None:
         """Report the required keys that a section lacks."""
         first, *others = names
-        message = f"{dotted((*self.prefix, *section, first))} is required"
+        message = f"{dotted(self.in_recipe((*section, first)))} is required"
         if others:
             message += f", and so {'are' if others[1:] else 'is'} {', '.join(others)}"
         mark, same = nearest(tree, (*section, first)).mark, f"lacks {first} {others}"
@@ -204,16 +205,16 @@ class _Checker(CheckedSection):
         if self.prefix or len(path) != 2 or mark is None or mark.file != COMMAND_LINE:
             return None
         others = [name for name in keys_at(tree, path[:-1]) if name != path[-1]]
-        return did_you_mean(str(path[-1]), others, f"there is {', '.join(others) or 'none'}")
+        return name_instead(str(path[-1]), others)
 
     def note_spelling(self, error: Any, tree: MappingNode, path: KeyPath) -> None:
         """Report a name, or another text of a given form, that is not written as it must be."""
         is_key = "[key]" in error["loc"]
         mark = (key_mark(tree, path) if is_key else None) or nearest(tree, path).mark
-        word = path[-1] if is_key else getattr(at(tree, path), "value", "")
+        word = path[-1] if is_key else value_at(tree, path)
         if (form := FORMATS.get(error.get("ctx", {}).get("pattern"))) is not None and not is_key:
             self.problems.add(
-                "R37", f"{dotted((*self.prefix, *path))} cannot be {word!r}", mark, form
+                "R37", f"{dotted(self.in_recipe(path))} cannot be {word!r}", mark, form
             )
             return
         signs = "'_' or '-'" if is_key else "'.', '_' or '-'"
@@ -235,7 +236,7 @@ class _Checker(CheckedSection):
         user, written = self.user_of(path), self.problems.name_at(node.mark)
         if user is not None and self.problems.has_problem_at(node.mark):
             return
-        full_path = (*self.prefix, *path)
+        full_path = self.in_recipe(path)
         name = (written if user is None else None) or dotted(full_path) or "the recipe"
         code, fault, advice = _described(errors, node, name, full_path)
         mark = nearest(node, _blamed(error, node)).mark
@@ -248,7 +249,7 @@ class _Checker(CheckedSection):
     def user_of(self, path: KeyPath) -> Scalar | None:
         """Where the reference `${…}` is written that is itself the value at a path;
         None if it came another way."""
-        written = at(self.problems.written, (*self.prefix, *path))
+        written = at(self.problems.written, self.in_recipe(path))
         return (
             written
             if isinstance(written, Scalar) and whole_reference(written) is not None
@@ -257,7 +258,7 @@ class _Checker(CheckedSection):
 
     def repaired(self, errors: Sequence[Any], tree: MappingNode, path: KeyPath) -> MappingNode:
         """The tree without the faults at a path."""
-        error, full_path = errors[0], (*self.prefix, *path)
+        error, full_path = errors[0], self.in_recipe(path)
         if error["type"] == "missing":
             self.unresolved.values.add(full_path)
             return self.with_stand_in(tree, path)
@@ -268,7 +269,7 @@ class _Checker(CheckedSection):
             self.unresolved.values.add(full_path[:-1])
         local = Unresolved()
         tree = local.drop_from(tree, (*path, *_blamed(error, at(tree, path))))
-        self.unresolved.values |= {(*self.prefix, *dropped) for dropped in local.values}
+        self.unresolved.values |= set(map(self.in_recipe, local.values))
         return tree
 
     def with_stand_in(self, tree: MappingNode, path: KeyPath) -> MappingNode:
@@ -280,10 +281,8 @@ class _Checker(CheckedSection):
         return with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value)))
 
 
-def _described(
-    errors: Sequence[Any], node: Node, name: str, path: KeyPath
-) -> tuple[str, str, str | None]:
-    """(message id, fault, hint) for a value that does not fit its field, such as that of a file."""
+def _described(errors: Sequence[Any], node: Node, name: str, path: KeyPath) -> Misfit:
+    """The fault of a value that does not fit its field, such as that of a file."""
     code, fault, advice = describe(errors, node, name)
     if code == "R37" and advice is None and isinstance(node, Scalar):
         advice = path_hint(path, str(node.value))

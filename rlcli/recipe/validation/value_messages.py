@@ -43,7 +43,11 @@ _BOUNDS = {
 """Pydantic's words → ours."""
 
 
-def describe(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, str | None]:
+Misfit = tuple[str, str, str | None]
+"""(message id, fault, hint) for a value that does not fit its field."""
+
+
+def describe(errors: Sequence[Any], node: Node, name: str) -> Misfit:
     """(message id, fault, hint) for a value that does not fit its field; several errors are those
     of the types that the field may have."""
     return (
@@ -53,7 +57,7 @@ def describe(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, st
     )
 
 
-def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, str | None]:
+def _describe_union(errors: Sequence[Any], node: Node, name: str) -> Misfit:
     """Like `_describe`, for a field that may have several types, none of which fits."""
     words = []
     for error in errors:
@@ -67,7 +71,7 @@ def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, 
     return "R37", f"{name} must be {expected}, found {kind_of(node)}{_text_of(node)}", None
 
 
-def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
+def _describe(error: Any, node: Node, name: str) -> Misfit:
     """(message id, fault, hint) for a value that does not fit its field."""
     kind = error["type"]
     if kind == "value_error":
@@ -98,7 +102,7 @@ def _text_of(node: Node) -> str:
     return f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
 
 
-def _describe_choice(expected: str, node: Node, name: str) -> tuple[str, str, str | None]:
+def _describe_choice(expected: str, node: Node, name: str) -> Misfit:
     legal = re.findall(r"'([^']*)'", expected)
     word = str(node.value) if isinstance(node, Scalar) else ""
     near = word_here(word, legal) or nearest_name(word, legal)
@@ -106,14 +110,14 @@ def _describe_choice(expected: str, node: Node, name: str) -> tuple[str, str, st
     return "R37", fault, f"did you mean {near}?" if near else None
 
 
-def _describe_type(expected: str, node: Node, name: str) -> tuple[str, str, str | None]:
+def _describe_type(expected: str, node: Node, name: str) -> Misfit:
     if is_null(node):
         return "R39", f"{name} is required: {expected}, found null", None
     fault = f"{name} must be {expected}, found {kind_of(node)}{_text_of(node)}"
     return "R37", fault, _type_hint(expected, node)
 
 
-def _describe_bound(message: str, node: Node, name: str) -> tuple[str, str, str | None]:
+def _describe_bound(message: str, node: Node, name: str) -> Misfit:
     bound = message.removeprefix(_BOUND)
     for written, shorter in _BOUNDS.items():
         bound = bound.replace(written, shorter)

@@ -84,15 +84,12 @@ def _shared_interfaces(notes: Notes) -> None:
 
 
 def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
-    args_of = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
-    ours, theirs = (complete_arguments("interfaces", interface, args) for args in args_of.values())
-    for argument in sorted({*args_of[first], *args_of[second]}):
-        if ours.get(argument) == theirs.get(argument):
+    components = [notes.recipe.graph[name].interface for name in (first, second)]
+    args = [complete_arguments("interfaces", interface, each.args) for each in components]
+    for argument in sorted({*components[0].args, *components[1].args}):
+        if args[0].get(argument) == args[1].get(argument):
             continue
-        values = [
-            _shown(argument_of("interfaces", interface, args, argument))
-            for args in args_of.values()
-        ]
+        values = [_shown(argument_of("interfaces", each, argument)) for each in components]
         message = (
             f"{first} and {second} share the interface {interface} of the role {role}, but "
             f"{argument} is {values[0]} in one and {values[1]} in the other"

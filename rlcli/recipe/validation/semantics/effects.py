@@ -57,8 +57,8 @@ def _components(notes: Notes) -> Iterator[tuple[str, Component, KeyPath]]:
 def _needs(notes: Notes, kind: str, component: Component, args: KeyPath) -> None:
     signature = known_signature(kind, component.type)
     needs = signature.needs if signature is not None else {}
-    value_of = partial(argument_of, kind, component.type, component.args)
-    default_of = partial(argument_of, kind, component.type, {})
+    value_of = partial(argument_of, kind, component)
+    default_of = partial(argument_of, kind, Component(type=component.type))
     problems = unmet(needs, value_of, default_of)
     for (argument, needed), problem in problems.items():
         places: list[KeyPath] = [(*args, argument), (*args, needed)]

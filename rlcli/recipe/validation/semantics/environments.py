@@ -48,7 +48,7 @@ def _check_arguments(notes: Notes, call: Call, signature: Signature, path: KeyPa
 
 def _check_rewards(notes: Notes, call: Call, signature: Signature, path: KeyPath) -> None:
     """An environment that is to reward episodes must be able to."""
-    is_scored = argument_of("interfaces", call.interface.type, call.interface.args, str(path[-1]))
+    is_scored = argument_of("interfaces", call.interface, str(path[-1]))
     is_able = {"step", "score"} & signature.methods or signature.has_unread_bases
     if is_scored and not is_able:
         message = f"the environment {signature.name} has neither score() nor step()"

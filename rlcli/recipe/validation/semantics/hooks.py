@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlcli.recipe.components import argument_of, declared
+from rlcli.recipe.components import argument_of, declared_mapping
 from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import Call, Hooks, Role
 from rlcli.recipe.validation.semantics.models import sources
@@ -110,8 +110,8 @@ def _moving_average(notes: Notes, target: str, call: Call, path: KeyPath) -> Non
     """A moving average needs weights that small updates change."""
     backend = notes.recipe.models[target].backend
     assert backend is not None
-    for name, rounded in (declared("backends", backend.type, "ROUNDS_WEIGHTS") or {}).items():
-        value = argument_of("backends", backend.type, backend.args, name)
+    for name, rounded in declared_mapping("backends", backend.type, "ROUNDS_WEIGHTS").items():
+        value = argument_of("backends", backend, name)
         if value in rounded:
             setting: KeyPath = ("models", target, "backend", "args", name)
             eta = f"eta {call.hooks.eta:g}"

@@ -16,10 +16,10 @@ from rlcli.recipe.call_keys import (
     keys_of,
     made_by,
 )
-from rlcli.recipe.components import argument_named, argument_of, declared, lacks_method
+from rlcli.recipe.components import argument_named, argument_of, declared_mapping, lacks_method
 from rlcli.recipe.graph import producers
 from rlcli.recipe.parsing.removal import place_of, removed_calls
-from rlcli.recipe.parsing.tree import KeyPath, at, dotted, plain
+from rlcli.recipe.parsing.tree import KeyPath, dotted, value_at
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.models import unused_roles
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
@@ -184,7 +184,7 @@ def check_effects(notes: Notes, graph: Graph, name: str) -> None:
     call = graph.calls[name]
     kind, keys = call.interface.type, keys_of("inputs", call)
     lacking = {*keys.if_given} - {*_positions_of_inputs(call)} if keys is not None else set()
-    for argument, key in (declared("interfaces", kind, "NO_EFFECT_WITHOUT") or {}).items():
+    for argument, key in declared_mapping("interfaces", kind, "NO_EFFECT_WITHOUT").items():
         signature = argument_named("interfaces", kind, argument)
         default = signature.default if signature is not None else None
         if key in lacking and call.interface.args.get(argument, default) != default:
@@ -197,9 +197,8 @@ def _without_effect(
 ) -> None:
     """`deciding`: the arguments of other calls with which they would make the key, and why they do
     not."""
-    argument, path, node = where[-1], where[:-3], at(notes.tree, where)
-    value = plain(node) if node is not None else None
-    setting = f"{argument}={value} of {dotted(path)}"
+    argument, path = where[-1], where[:-3]
+    setting = f"{argument}={value_at(notes.tree, where)} of {dotted(path)}"
     message = "; ".join([f"{setting} has no effect: no call makes {key}", *deciding.values()])
     others = [f"change {other[-1]} of {other[-4]}" for other in deciding]
     hint = ", or ".join([f"set {argument}={default}", *others])
@@ -215,7 +214,7 @@ def _deciding(notes: Notes, graph: Graph, key: str) -> dict[KeyPath, str]:
         if argument is None:
             continue
         where = graph.at(name, "interface", "args", argument)
-        value = argument_of("interfaces", call.interface.type, call.interface.args, argument)
+        value = argument_of("interfaces", call.interface, argument)
         written = notes.mark(where) if notes.is_set(where) else "the default"
         reasons[where] = f"{name} would make it if {argument} were not {value} ({written})"
     return reasons

@@ -15,7 +15,7 @@ from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, Mark, Scalar, dotted
 from rlcli.recipe.schema import WEIGHTS, Role
 from rlcli.recipe.validation.semantics.notes import Notes
-from rlcli.spelling import did_you_mean
+from rlcli.spelling import name_instead
 
 
 def check(notes: Notes) -> None:
@@ -157,8 +157,7 @@ def _not_in_use(notes: Notes, unused: list[str]) -> None:
         elif notes.mark(path).file == COMMAND_LINE:
             notes.problems.withdraw(path)
             notes.unresolved.values.add(("models", name, "mesh"))
-            others = [role for role in notes.recipe.models if role != name]
-            hint = did_you_mean(name, others, f"there is {', '.join(others) or 'none'}")
+            hint = name_instead(name, [role for role in notes.recipe.models if role != name])
         notes.note("R71", message, path, hint)
 
 

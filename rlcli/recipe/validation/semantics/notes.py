@@ -12,7 +12,7 @@ from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, at, key_mark, 
 from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.validation.unresolved import Unresolved
-from rlcli.spelling import did_you_mean
+from rlcli.spelling import name_instead
 
 
 @dataclass
@@ -103,8 +103,7 @@ class Notes:
         if removed := removed_at(self.problems.written, (*section, name)):
             self.note("R71", f"the {kind} {name} is removed {place_of(removed)}", path, instead)
         else:
-            names = keys_at(self.tree, section)
-            hint = did_you_mean(name, names, f"there is {', '.join(names) or 'none'}")
+            hint = name_instead(name, keys_at(self.tree, section))
             self.note("R71", f"no {kind} is named {name!r}", path, hint)
 
 

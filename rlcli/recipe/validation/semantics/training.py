@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlcli.api.dataflow import calls_ahead
-from rlcli.recipe.components import argument_of, declared, sources_of, with_sources
+from rlcli.recipe.components import (
+    argument_of,
+    declared,
+    declared_mapping,
+    sources_of,
+    with_sources,
+)
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, at
 from rlcli.recipe.schema import Call, Recipe
@@ -153,14 +159,14 @@ def _stale(notes: Notes) -> None:
     if not recipe.train.max_staleness or not calls_ahead(train_graph(recipe)):
         return
     for name, call in recipe.graph.items():
-        declaration = declared("interfaces", call.interface.type, "STALE_NEEDS")
-        for argument, alternatives in (declaration or {}).items():
+        needs = declared_mapping("interfaces", call.interface.type, "STALE_NEEDS")
+        for argument, alternatives in needs.items():
             if _is_set(call, argument) and not any(_is_set(call, key) for key in alternatives):
                 _note_stale(notes, name, argument, alternatives)
 
 
 def _is_set(call: Call, argument: str) -> bool:
-    return bool(argument_of("interfaces", call.interface.type, call.interface.args, argument))
+    return bool(argument_of("interfaces", call.interface, argument))
 
 
 def _note_stale(notes: Notes, name: str, argument: str, alternatives: Iterable[str]) -> None:

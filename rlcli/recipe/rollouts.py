@@ -41,7 +41,7 @@ def with_rollouts(
     """
     spelt_out = tree
     for name, role in recipe.models.items():
-        path: KeyPath = ("models", name, "rollout")
+        path = ("models", name, "rollout")
         if role.rollout is None:
             continue
         if problem := _refusal(recipe, name):
@@ -111,7 +111,7 @@ def _refusal(recipe: Recipe, role: str) -> tuple[str, str, KeyPath] | None:
 def _spelt_out(recipe: Recipe, tree: MappingNode, role: str) -> MappingNode:
     """The tree with the rollout of a role as a role, which generates and gets copies of the
     weights."""
-    path: KeyPath = ("models", role)
+    path = ("models", role)
     rollout = entries_at(tree, path)["rollout"]
     mark = default_mark(f"models.{role}.rollout")
     of_rollout = entries_at(rollout.node)

@@ -26,7 +26,7 @@ def key_as_argument(written: Node, section: KeyPath, key: str) -> str | None:
     """The key of an argument that was written one level too high, in the section of a component or
     of the role or call that has it; None if the component has no such argument."""
     for inner in ((), ("backend",), ("interface",)):
-        home: KeyPath = (*section, *inner)
+        home = (*section, *inner)
         is_dataset = len(home) == 2 and home[0] == "datasets"
         kind = "datasets" if is_dataset else _KINDS.get(home[-1]) if home else None
         name = value_at(written, (*home, "type"))

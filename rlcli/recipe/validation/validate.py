@@ -136,7 +136,7 @@ def _validated(model: type[M], tree: MappingNode) -> tuple[MappingNode, list[Any
 def _tree_path(error: Any, tree: Node) -> KeyPath:
     """Path of an error, without the union member that pydantic tried,
     and without its marker for keys."""
-    path: KeyPath = tuple(key for key in error["loc"] if key != "[key]")
+    path = tuple(key for key in error["loc"] if key != "[key]")
     while error["type"] != "missing" and path and at(tree, path) is None:
         path = path[:-1]
     return path

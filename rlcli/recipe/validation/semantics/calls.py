@@ -98,7 +98,7 @@ def _same_arguments(notes: Notes, role: str, interface: str, first: str, second:
 
 
 def _different_arguments(notes: Notes, argument: str, message: str, calls: list[str]) -> None:
-    paths: list[KeyPath] = [("graph", name, "interface", "args", argument) for name in calls]
+    paths = [("graph", name, "interface", "args", argument) for name in calls]
     hint = f"set {argument} to the same value for both"
     needs = [*roles_and_methods(calls), *paths]
     notes.note("R71", message, notes.first_set(*paths), hint, needs=needs)
@@ -235,14 +235,14 @@ def _without_weights(notes: Notes, call: Call, path: KeyPath) -> None:
     key = dotted(notes.written(("models", call.model)))
     message = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
     hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
-    needs: list[KeyPath] = [*sources(call.model), (*path, "call"), (*path, "interface", "type")]
+    needs = [*sources(call.model), (*path, "call"), (*path, "interface", "type")]
     notes.note_once(("weights", call.model), "R39", message, ("models", call.model), hint, needs)
 
 
 def _able(notes: Notes, call: Call, path: KeyPath, backend: str) -> None:
     """Check that a backend can do what a call requires; `_inabilities` reports what it cannot."""
     ability = ability_for(call)
-    needs: list[KeyPath] = [(*path, "call"), (*path, "model")]
+    needs = [(*path, "call"), (*path, "model")]
     if ability is None or any(map(notes.is_doubtful, needs)):
         return
     if declared("backends", backend, ability) is False:
@@ -252,7 +252,7 @@ def _able(notes: Notes, call: Call, path: KeyPath, backend: str) -> None:
 def _inabilities(notes: Notes) -> None:
     """Report each backend that cannot do what calls ask of it, once."""
     for name, verbs in notes.unable.items():
-        section: KeyPath = ("models", name, "backend")
+        section = ("models", name, "backend")
         backend, key = notes.recipe.models[name].backend, dotted(notes.written(section))
         assert backend is not None
         asked = in_words(map(dotted, verbs))

@@ -34,7 +34,7 @@ def check(notes: Notes) -> None:
 def _processes(notes: Notes, world: int) -> None:
     if notes.recipe.launch.type == "inline" and world > 1:
         message = f"launch inline runs one process, but the cluster has {world} devices"
-        launch: KeyPath = ("launch", "type")
+        launch = ("launch", "type")
         key = launch if notes.is_set(("launch",)) else CLUSTER[1]
         notes.note("R49", message, key, "use launch=local", needs=[*CLUSTER, launch])
 
@@ -67,8 +67,8 @@ def _prompts(notes: Notes, replicas: Mapping[str, int]) -> None:
 def _role(notes: Notes, name: str, role: Role, world: int) -> int:
     """Check the devices of a role; returns its number of data-parallel ranks,
     0 if they are wrong or in doubt."""
-    where: KeyPath = ("models", name)
-    layout: list[KeyPath] = [(*where, "mesh"), (*where, "devices")]
+    where = ("models", name)
+    layout = [(*where, "mesh"), (*where, "devices")]
     backend = role.backend.type if role.backend is not None else ""
     if _unsupported(notes, name, backend, role.mesh):
         return 0
@@ -89,10 +89,10 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
 
 def _layout(notes: Notes, name: str, mesh: Mesh) -> None:
     """What the engine cannot do with the mesh, whatever its model."""
-    section: KeyPath = ("models", name)
+    section = ("models", name)
     for problem in layout_problems(notes.recipe, name, mesh):
         hint = what_it_can(notes.recipe, name, mesh, problem)
-        needs: list[KeyPath] = [*CLUSTER, (*section, "mesh"), (*section, "backend", "type")]
+        needs = [*CLUSTER, (*section, "mesh"), (*section, "backend", "type")]
         notes.note("R49", problem.message, (*section, *problem.key), hint, needs=needs)
 
 
@@ -105,7 +105,7 @@ def _does_not_fit(notes: Notes, name: str, error: DevicesError, layout: Sequence
         launch = "launch=local " if notes.recipe.launch.type == "inline" else ""
         settings.append(f"{launch}cluster.devices_per_node={error.needs}")
     hint = f"use {', or '.join(settings)}" if settings else None
-    path: KeyPath = ("models", name, error.key)
+    path = ("models", name, error.key)
     notes.note(code, str(error), path, hint, needs=[*CLUSTER, *layout])
 
 
@@ -127,7 +127,7 @@ def _unsupported(notes: Notes, name: str, backend: str, mesh: Mesh | MeshSection
     sizes = {dimension: getattr(mesh, dimension) or 1 for dimension in DIMENSIONS}
     wrong = [dimension for dimension, size in sizes.items() if size > 1 and dimension not in able]
     for dimension in wrong:
-        path: KeyPath = ("models", name, "mesh", dimension)
+        path = ("models", name, "mesh", dimension)
         setting = f"{dotted(notes.written(path))}={sizes[dimension]}"
         message = f"the backend {backend} of {name} does not support {dimension} ({setting})"
         hint = _supported(notes, name, able, dimension)
@@ -172,7 +172,7 @@ def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
     PER_RANK."""
     if role.backend is None:
         return
-    path: KeyPath = ("models", name, "backend")
+    path = ("models", name, "backend")
     for argument in declared("backends", role.backend.type, "PER_RANK") or ():
         entries = role.backend.args.get(argument)
         if isinstance(entries, list | tuple) and 0 < len(entries) < ranks:
@@ -181,7 +181,7 @@ def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
                 f"there are {len(entries)}"
             )
             key = dotted(notes.written((*path[:-1], "devices")))
-            needs: list[KeyPath] = [*CLUSTER, (*path[:-1], "devices"), (*path, "type")]
+            needs = [*CLUSTER, (*path[:-1], "devices"), (*path, "type")]
             notes.note(
                 "R49",
                 text,
@@ -208,8 +208,8 @@ def _beyond_last_node(notes: Notes, name: str, nodes: int) -> None:
         "rank, but the run has "
     )
     message += count(notes.recipe.cluster.nodes, "node")
-    argument: KeyPath = ("models", name, "backend", "args", "nodes")
-    devices: KeyPath = ("models", name, "devices")
+    argument = ("models", name, "backend", "args", "nodes")
+    devices = ("models", name, "devices")
     hint = f"add nodes, or give {name} ranks on earlier ones: {dotted(as_rollout(devices))}"
     notes.note("R49", message, argument, hint, needs=[*CLUSTER, devices, argument])
 
@@ -224,7 +224,7 @@ def _devices_of_servers(
     first = _first_ranks(notes.recipe.cluster, each * len(servers) // len(ranks), spread)
     hint = _room_for_servers(notes, name, role, first) or _more_nodes(notes, name, each, spread)
     hint = hint or "start fewer servers, lower tp, or use other devices"
-    backend: KeyPath = ("models", name, "backend")
+    backend = ("models", name, "backend")
     where = (*backend, "args", "tp") if each > 1 else backend
     needs = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
     notes.note("R49", f"{name} starts {_in_words(servers)}, {problem}", where, hint, needs=needs)

@@ -61,7 +61,7 @@ def _needs(notes: Notes, kind: str, component: Component, args: KeyPath) -> None
     default_of = partial(argument_of, kind, Component(type=component.type))
     problems = unmet(needs, value_of, default_of)
     for (argument, needed), problem in problems.items():
-        places: list[KeyPath] = [(*args, argument), (*args, needed)]
+        places = [(*args, argument), (*args, needed)]
         written = f" ({notes.mark(places[1])})" if notes.is_set(places[1]) else ""
         message = f"{problem}{written}"
         removal = f"remove it, or set {dotted(notes.written(places[0]))}=null"
@@ -105,7 +105,7 @@ def _without_effect(notes: Notes, keys: Iterable[str], reason: str) -> None:
     for key in keys:
         if getattr(train, key) != type(train).model_fields[key].default:
             message, hint = f"train.{key} has no effect: {reason}", f"train.{key}=null removes it"
-            needs: list[KeyPath] = [("graph",), ("train", "max_staleness")]
+            needs = [("graph",), ("train", "max_staleness")]
             _refuse(notes, message, ("train", key), hint, needs)
 
 

@@ -35,7 +35,7 @@ def _copies_without_target(notes: Notes, call: Call, path: KeyPath) -> None:
             setting, target = dotted((*hooks, key)), dotted((*hooks, "copy_to"))
             message = f"{setting} has no effect without copy_to"
             hint = f"set {target} to the role that follows {call.model}, or leave it out"
-            needs: list[KeyPath] = [(*hooks, key), (*hooks, "copy_to")]
+            needs = [(*hooks, key), (*hooks, "copy_to")]
             notes.note("R49", message, (*hooks, key), hint, needs=needs)
 
 
@@ -90,7 +90,7 @@ def _different_heads(notes: Notes, source: str, target: str, hook: KeyPath) -> N
         f"{source} has the head {models[source].head}, but {target}, which follows it, "
         f"has the head {models[target].head}"
     )
-    heads: list[KeyPath] = [("models", name, "head") for name in (source, target)]
+    heads = [("models", name, "head") for name in (source, target)]
     is_of_rollout = notes.mark(hook).is_default
     where = heads[0] if is_of_rollout else hook
     notes.note_once(("head", source), "R71", message, where, None, heads)
@@ -100,7 +100,7 @@ def _transfer_of_average(notes: Notes, target: str, call: Call, path: KeyPath) -
     """A target that mixes weights does not hold what was sent last, so every copy must be
     complete."""
     if call.hooks.transfer == "delta":
-        setting: KeyPath = (*path, "hooks", "transfer")
+        setting = (*path, "hooks", "transfer")
         message = f"{target} mixes weights with eta {call.hooks.eta:g}, so a delta would not fit"
         hint = f"use {dotted(setting)}=full"
         notes.note("R49", message, setting, hint, needs=[setting, (*path, "hooks", "eta")])
@@ -113,7 +113,7 @@ def _moving_average(notes: Notes, target: str, call: Call, path: KeyPath) -> Non
     for name, rounded in declared_mapping("backends", backend.type, "ROUNDS_WEIGHTS").items():
         value = argument_of("backends", backend, name)
         if value in rounded:
-            setting: KeyPath = ("models", target, "backend", "args", name)
+            setting = ("models", target, "backend", "args", name)
             eta = f"eta {call.hooks.eta:g}"
             message = (
                 f"{target} holds its weights in {value}, in which an average with "

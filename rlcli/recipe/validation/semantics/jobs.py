@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.recipe.launch_section import OF_JOB, OF_NODES, OURS, Slurm
-from rlcli.recipe.parsing.tree import KeyPath, dotted
+from rlcli.recipe.parsing.tree import dotted
 from rlcli.recipe.validation.semantics.notes import Notes
 
 
@@ -19,14 +19,14 @@ def _nodes(notes: Notes) -> None:
     of_parts = sum(segment.nodes for segment in notes.recipe.launch.slurm.parts)
     if of_parts not in (0, nodes):
         message = f"the parts of the job have {of_parts} nodes, but the cluster has {nodes}"
-        key: KeyPath = ("launch", "slurm", "parts")
+        key = ("launch", "slurm", "parts")
         hint, needs = f"write cluster.nodes={of_parts}", [("cluster", "nodes"), key]
         notes.note("R49", message, key, hint, needs)
 
 
 def _options(notes: Notes) -> None:
     """Options of sbatch that rlcli sets itself, or has a key for, are refused."""
-    section: KeyPath = ("launch", "slurm", "options")
+    section = ("launch", "slurm", "options")
     for name in notes.recipe.launch.slurm.options:
         key = name.replace("-", "_")
         if name in OURS or key in (*OF_NODES, *OF_JOB):

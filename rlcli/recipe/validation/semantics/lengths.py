@@ -58,11 +58,11 @@ def _positions(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
         f"positions of models.{role}"
     )
     of_call = (*path, *NEW_TOKENS_OF_CALL)
-    row: KeyPath = ("datasets", dataset, "args", "max_length")
+    row = ("datasets", dataset, "args", "max_length")
     where = notes.first_set(of_call, NEW_TOKENS, row, path)
     shorter = {dotted(row): positions - new} if prompt else {}
     hint = _limits({"max_new_tokens": positions - (prompt or 1), **shorter})
-    needs: list[KeyPath] = [("models", role), ("datasets", dataset), (*path, "model"), of_call]
+    needs = [("models", role), ("datasets", dataset), (*path, "model"), of_call]
     notes.note_once(("positions", new, role), "R49", message, where, hint, needs)
 
 
@@ -94,13 +94,13 @@ def _cache(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
     message = (
         f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
     )
-    needs: list[KeyPath] = [
+    needs = [
         ("datasets", dataset),
         (*path, "model"),
         (*path, *NEW_TOKENS_OF_CALL),
         NEW_TOKENS,
     ]
-    where: KeyPath = ("models", call.model, "backend", "args", "kv_cache_tokens")
+    where = ("models", call.model, "backend", "args", "kv_cache_tokens")
     notes.note_once(
         ("cache", room, call.model), "R49", message, where, f"use at least {prompt + new}", needs
     )
@@ -121,8 +121,8 @@ def _rows(notes: Notes, call: Call, path: KeyPath) -> None:
     message = (
         f"rows of up to {limit} tokens do not fit into the {positions} positions of models.{role}"
     )
-    needs: list[KeyPath] = [("models", role), ("datasets", dataset), (*path, "model")]
-    row: KeyPath = ("datasets", dataset, "args", "max_length")
+    needs = [("models", role), ("datasets", dataset), (*path, "model")]
+    row = ("datasets", dataset, "args", "max_length")
     notes.note_once(("rows", limit, role), "R49", message, row, f"use at most {positions}", needs)
 
 
@@ -139,10 +139,10 @@ def _micro_batches(notes: Notes, call: Call, path: KeyPath) -> None:
         cap = tokens_of_microbatch(recipe, reader)
         together = responses if keeps_groups(reader) else 1
         if scores_sequences(recipe, reader) and together * new > cap:
-            cap_path: KeyPath = ("graph", name, CAP)
+            cap_path = ("graph", name, CAP)
             where = notes.first_set(cap_path, ("train", CAP), RESPONSES, NEW_TOKENS, path)
             group = f"a prompt's {together} responses" if together > 1 else "a response"
             message = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
             hint = f"use at least {together * (prompt + new)}"
-            needs: list[KeyPath] = [cap_path, ("generation",), (*path, "interface")]
+            needs = [cap_path, ("generation",), (*path, "interface")]
             notes.note_once(("cap", cap), "R49", message, where, hint, needs)

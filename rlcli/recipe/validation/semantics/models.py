@@ -100,7 +100,7 @@ def _alternatives(notes: Notes, role: Role, path: KeyPath) -> None:
         key = notes.written(path)
         message = f"{dotted(key)} ({role.backend.type}): {problem}"
         hint = " or ".join(f"{dotted(key)}.args.{name}=…" for name in alternatives)
-        needs: list[KeyPath] = [(*path, "args", name) for name in alternatives]
+        needs = [(*path, "args", name) for name in alternatives]
         notes.note(
             "R39",
             message,

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from rlcli.api.key_meaning import MEANINGS, NOT_ENDED, PROMPT_MASK, REWARDS, SOLVED
 from rlcli.api.metrics import RUN_METRICS, metric_for
 from rlcli.recipe.components import declared
-from rlcli.recipe.parsing.tree import KeyPath
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.semantics.notes import Notes
 
@@ -27,7 +26,7 @@ def check_ranking(notes: Notes) -> None:
     if fault is None:
         return
     problem, hint = fault
-    needs: list[KeyPath] = [("train", "eval"), ("graph",), ("models",)]
+    needs = [("train", "eval"), ("graph",), ("models",)]
     needs += [("checkpoint", key) for key in ("best_metric", "every_steps", "every_epochs")]
     notes.note("R71", f"checkpoint.keep_best {problem}", ("checkpoint", "keep_best"), hint, needs)
 

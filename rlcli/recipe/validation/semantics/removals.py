@@ -28,7 +28,7 @@ def setting_without(
         interface = call.interface.model_copy(update={"args": args})
         needed = needed_keys("inputs", call.model_copy(update={"interface": interface}))
         if key not in needed and set(needed) <= {*available}:
-            section: KeyPath = (*path, "interface", "args")
+            section = (*path, "interface", "args")
             home = reference_below(at(notes.problems.written, section)) or dotted(section)
             return f"{home}.{name}={json.dumps(value)}"
     return None

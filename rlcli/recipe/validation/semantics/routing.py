@@ -44,6 +44,6 @@ def _check_backend(notes: Notes, call: Call, path: KeyPath) -> None:
 
 def _setting(notes: Notes, path: KeyPath) -> tuple[KeyPath, list[KeyPath]]:
     """Where a call is set to record or prescribe experts, and what else that depends on."""
-    of_call: KeyPath = (*path, "interface", "args", *SETTING)
-    kinds: list[KeyPath] = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
+    of_call = (*path, "interface", "args", *SETTING)
+    kinds = [(*path, "interface", "type"), (*path, "call"), (*path, "model")]
     return notes.first_set(of_call, SETTING), kinds

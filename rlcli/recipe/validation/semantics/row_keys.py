@@ -27,7 +27,7 @@ def check_rows(
     fitting = list(_datasets_with(candidates))
     if not fitting:
         return set()
-    section: KeyPath = ("datasets", dataset)
+    section = ("datasets", dataset)
     rows = f"rows of {dotted(section)} ({notes.recipe.datasets[dataset].type}) have {in_words(has)}"
     message = f"{rows}, but {they_read(readers_of(candidates, unmade), candidates)}"
     _refuse(notes, section, message, _instead(notes, section, fitting), basis)
@@ -45,7 +45,7 @@ def check_pairs(notes: Notes, calls: Mapping[str, Call], dataset: str) -> None:
     generates = any(call.call == "generate" for call in calls.values())
     if generates or not comparing or holds_pairs(notes.recipe.datasets, dataset) is not False:
         return
-    section: KeyPath = ("datasets", dataset)
+    section = ("datasets", dataset)
     kind = notes.recipe.datasets[dataset].type
     compare = "compare" if comparing[1:] else "compares"
     message = (
@@ -53,7 +53,7 @@ def check_pairs(notes: Notes, calls: Mapping[str, Call], dataset: str) -> None:
         f"{in_words(comparing)} {compare} pairs"
     )
     fitting = [name for name in registry.names("datasets") if holds_pairs({}, name)]
-    needs: list[KeyPath] = [("graph", name, "interface", "type") for name in comparing]
+    needs = [("graph", name, "interface", "type") for name in comparing]
     _refuse(notes, section, message, _instead(notes, section, fitting), needs)
 
 

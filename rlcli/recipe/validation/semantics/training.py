@@ -15,7 +15,7 @@ from rlcli.recipe.components import (
     with_sources,
 )
 from rlcli.recipe.graph import train_graph
-from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, at
+from rlcli.recipe.parsing.tree import COMMAND_LINE, at
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.semantics.notes import Notes
 from rlcli.recipe.validation.semantics.ranking import check_ranking
@@ -84,12 +84,12 @@ def _sources(notes: Notes) -> None:
     for name, dataset in datasets.items():
         for source in sources_of(dataset):
             argument = declared("datasets", dataset.type, "KEYS_OF")
-            path: KeyPath = ("datasets", name, "args", argument, source)
+            path = ("datasets", name, "args", argument, source)
             if source not in datasets:
                 notes.unknown("dataset", source, ("datasets",), path)
             elif name in (circle := with_sources(datasets, source)):
                 message = f"the dataset {name} is made of itself: it takes rows of {source}"
-                needs: list[KeyPath] = [("datasets", member) for member in circle]
+                needs = [("datasets", member) for member in circle]
                 notes.note_once(("circle", *sorted(circle)), "R71", message, path, None, needs)
 
 
@@ -102,7 +102,7 @@ def _misspelt_datasets(notes: Notes) -> None:
         near = None if name in used else nearest_name(name, used)
         node = at(notes.tree, ("datasets", name))
         if near is not None and node is not None and node.mark.file == COMMAND_LINE:
-            needs: list[KeyPath] = [
+            needs = [
                 ("datasets",),
                 ("train", "dataset"),
                 ("train", "eval", "dataset"),
@@ -128,7 +128,7 @@ def _portions(notes: Notes) -> None:
             hint = (
                 f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
             )
-            needs: list[KeyPath] = [("train", "prompts_per_step"), ("graph", name, "call")]
+            needs = [("train", "prompts_per_step"), ("graph", name, "call")]
             notes.note_once(("minibatches", parts), "R49", message, path, hint, needs)
 
 
@@ -170,13 +170,13 @@ def _is_set(call: Call, argument: str) -> bool:
 
 
 def _note_stale(notes: Notes, name: str, argument: str, alternatives: Iterable[str]) -> None:
-    args: KeyPath = ("graph", name, "interface", "args")
+    args = ("graph", name, "interface", "args")
     problem = (
         f"{argument} of {name} needs {' or '.join(alternatives)} where samples may "
         "be older than their step"
     )
     hint = "set train.max_staleness=0, or use a profile that has the call for it: async, async_grpo"
-    needs: list[KeyPath] = [("train", "max_staleness"), *((*args, key) for key in alternatives)]
+    needs = [("train", "max_staleness"), *((*args, key) for key in alternatives)]
     notes.note_once(("stale", argument), "R71", problem, (*args, argument), hint, needs)
 
 
@@ -186,7 +186,7 @@ def _kept(notes: Notes) -> None:
         if name not in recipe.models:
             notes.unknown("role", name, ("models",), ("checkpoint", "roles", index))
         elif not recipe.models[name].has_weights:
-            needs: list[KeyPath] = [("models", name)]
+            needs = [("models", name)]
             notes.note(
                 "R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs
             )

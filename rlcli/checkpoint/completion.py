@@ -11,7 +11,7 @@ from rlcli.checkpoint.commit import abandon, commit
 from rlcli.checkpoint.manifest import FileDigest, Manifest
 from rlcli.checkpoint.retention import Best, prune, strangers
 from rlcli.errors import ResourceError
-from rlcli.recipe.checkpoint_section import Checkpoint
+from rlcli.recipe.sections.checkpoint import Checkpoint
 from rlcli.spelling import did_you_mean
 
 MASTER = -1

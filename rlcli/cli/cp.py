@@ -30,7 +30,7 @@ def cp(
 
     Example: rlcli cp ppo_math mine.yaml ppo.kl_ctl=0.02
     """
-    from rlcli.recipe.child import child_of, write_child
+    from rlcli.recipe.authoring.child import child_of, write_child
 
     if new.exists() or new.is_symlink():
         raise UsageError(

@@ -196,7 +196,7 @@ def _owner(key: str) -> tuple[str, str]:
 
 def _who(resolved: Resolved, key: str) -> str:
     """The role, call or part of a run that a key applies to, and its ranks."""
-    from rlcli.recipe.call_keys import calls_of
+    from rlcli.recipe.graph import calls_of
 
     recipe, path = resolved.recipe, tuple(key.split("."))
     section = path[0]

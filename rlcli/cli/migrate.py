@@ -28,7 +28,7 @@ def migrate(
 
     Example: rlcli migrate mine.yaml --dry-run
     """
-    from rlcli.recipe.migration import migrate as migrated
+    from rlcli.recipe.authoring.migration import migrate as migrated
 
     outcomes: list[dict[str, object]] = []
     for path in recipes:

@@ -33,7 +33,7 @@ def push(
     """
     from rlcli.launch.hub_upload import CARD, files_to_push, upload
     from rlcli.launch.trained_model import trained_model
-    from rlcli.recipe.files import HUB_ID
+    from rlcli.recipe.named_files import HUB_ID
 
     if not HUB_ID.fullmatch(to):
         raise UsageError(

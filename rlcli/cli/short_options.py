@@ -75,7 +75,7 @@ def _options() -> list[Any]:
 
 def tell_recipe(resolved: Resolved, context: typer.Context) -> None:
     """Print the recipe that a command line with these options describes, and how to keep it."""
-    from rlcli.recipe.child import child_of
+    from rlcli.recipe.authoring.child import child_of
 
     if (words := context.meta.get(WORDS)) is None or context.params.get("quiet"):
         return

@@ -70,7 +70,7 @@ def _mirror(folder: Path, name: str) -> tuple[str, int | None]:
     """Mirror a run. Returns its entry in the tracker and the last step that was added there.
     Raises ResourceError."""
     from rlcli.observe.trackers.mirror import Mirror
-    from rlcli.recipe.libraries import missing_for_tracker
+    from rlcli.recipe.requirements_here import missing_for_tracker
 
     raise_all(missing_for_tracker(name))
     mirror = Mirror(folder, name)

@@ -31,7 +31,7 @@ def check_before_start(
     before it; with `warn` also some of their rows. `note` gets how datasets read their rows.
     Loads no model and makes no folder. Raises RlcliError with all problems found."""
     from rlcli.inspect.model_files import model_faults
-    from rlcli.recipe.libraries import missing_here
+    from rlcli.recipe.requirements_here import missing_here
 
     errors: list[RlcliError] = []
     opened: list[tuple[Resolved, dict[str, OpenDataset]]] = []

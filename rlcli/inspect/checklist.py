@@ -34,7 +34,7 @@ from rlcli.inspect.template_checks import check_template
 from rlcli.recipe.components import holds_pairs
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.lengths import cache_of, kept_together
-from rlcli.recipe.libraries import libraries_to_install, variables_to_set
+from rlcli.recipe.requirements_here import libraries_to_install, variables_to_set
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 from rlcli.recipe.warm_start import warm_starts
 from rlcli.units import grouped, grouped_count

@@ -16,7 +16,7 @@ from rlcli.api.config import (
 from rlcli.errors import RlcliError, UsageError
 from rlcli.project import is_built_in
 from rlcli.recipe.components import signature_of
-from rlcli.recipe.libraries import components_of
+from rlcli.recipe.requirements_here import components_of
 from rlcli.registry.requirements import missing_libraries
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
 from rlcli.inspect.devices import visible_gpus
 from rlcli.inspect.host_memory import host_memory
-from rlcli.recipe.call_generation import GENERATION
-from rlcli.recipe.call_keys import calls_of
-from rlcli.recipe.files import model_of_call
+from rlcli.recipe.expansion.generation import GENERATION
+from rlcli.recipe.graph import calls_of
+from rlcli.recipe.named_files import model_of_call
 from rlcli.recipe.role_sources import weights_origin
 
 if TYPE_CHECKING:

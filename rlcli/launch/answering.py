@@ -60,7 +60,7 @@ def lone_model(
     from rlcli.api.default_backends import UNTRAINED
     from rlcli.api.model import Model, ModelBackend
     from rlcli.api.model_source import open_source
-    from rlcli.recipe.measured import fastest
+    from rlcli.recipe.measured_arguments import fastest
 
     source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
     model = Model(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlcli.observe.report import RunOutcome
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.observe.setup_times import SetupTimes
-    from rlcli.recipe.measured import Choice
+    from rlcli.recipe.measured_arguments import Choice
     from rlcli.recipe.schema import Recipe
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class _Drive:
     def _begin(self, start: Start | None, choices: Sequence[Choice]) -> None:
         """The workers are up and have loaded data, and the state of `start`."""
         from rlcli.observe.setup_times import FILE
-        from rlcli.recipe.measured import with_choices
+        from rlcli.recipe.measured_arguments import with_choices
 
         step = start.state.step if start is not None else -1
         if self.start is not None and not self._has_begun:

@@ -18,8 +18,8 @@ from rlcli.launch.working_folder import in_its_folder
 from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.owned_folder import temporary_folder
 from rlcli.project import check_run_not_planted
-from rlcli.recipe.files import for_any_folder
 from rlcli.recipe.lengths import generation_of
+from rlcli.recipe.named_files import for_any_folder
 from rlcli.recipe.parsing.layers import ROWS
 from rlcli.recipe.prompt_format import PromptFormat, prompt_format
 from rlcli.recipe.schema import Recipe

@@ -26,7 +26,7 @@ from rlcli.launch.working_folder import in_its_folder
 from rlcli.observe.run_comparison import recorded_recipe
 from rlcli.project import check_run_not_planted
 from rlcli.recipe.components import declared, signature_of
-from rlcli.recipe.files import for_any_folder
+from rlcli.recipe.named_files import for_any_folder
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 

@@ -15,7 +15,7 @@ from rlcli.observe.results import DIGEST_FILE
 if TYPE_CHECKING:
     from rlcli.observe.display import Display
     from rlcli.observe.run_directory import RunDirectory
-    from rlcli.recipe.measured import Choice
+    from rlcli.recipe.measured_arguments import Choice
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
 
@@ -38,7 +38,7 @@ def write_recipe(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_d
 
 def record_choices(run: RunDirectory, choices: Sequence[Choice], display: Display) -> None:
     """Write measured values into the resolved recipe: the run keeps them when it is resumed."""
-    from rlcli.recipe.measured import with_choices
+    from rlcli.recipe.measured_arguments import with_choices
     from rlcli.recipe.resolve import load_recipe
 
     resolved = load_recipe(str(run.resolved_recipe), ())

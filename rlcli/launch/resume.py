@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlcli.checkpoint.run_state import Start
     from rlcli.observe.display import Display
     from rlcli.observe.run_directory import RunDirectory
-    from rlcli.recipe.changes import Change
+    from rlcli.recipe.changes_on_resume import Change
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
 
@@ -63,8 +63,8 @@ def resume_run(
     """Continue a run from its last verified checkpoint, or from its beginning if none was committed
     yet. Raises RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
-    from rlcli.recipe.changes import longer
-    from rlcli.recipe.libraries import missing_here
+    from rlcli.recipe.changes_on_resume import longer
+    from rlcli.recipe.requirements_here import missing_here
 
     named = found_from_here(recipe_file)
     check_run_not_planted(run_dir, "resume")
@@ -158,7 +158,7 @@ def is_complete(run_dir: Path, now: Recipe, display: Display) -> bool:
     Raises RlcliError, as `resume_run` would."""
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.observe.run_record import read_status
-    from rlcli.recipe.changes import changes
+    from rlcli.recipe.changes_on_resume import changes
 
     run = RunDirectory.open(run_dir)
     if (read_status(run.path) or {}).get("state") != "done":
@@ -196,7 +196,7 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
 def _refuse_older_format(run: RunDirectory) -> None:
     """Refuse a run whose calls have changed: its checkpoints hold the states of others. Raises
     UsageError F85."""
-    from rlcli.recipe.migration import migrate
+    from rlcli.recipe.authoring.migration import migrate
 
     try:
         changes = migrate(read_text(run.resolved_recipe)).changes
@@ -225,7 +225,7 @@ def _load(recipe: str, overrides: Sequence[str]) -> Resolved:
 
 
 def _with_choices_of(before: Resolved, now: Resolved) -> Resolved:
-    from rlcli.recipe.measured import with_choices_of
+    from rlcli.recipe.measured_arguments import with_choices_of
 
     return replace(now, recipe=with_choices_of(before.recipe, now.recipe))
 
@@ -233,7 +233,7 @@ def _with_choices_of(before: Resolved, now: Resolved) -> Resolved:
 def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]:
     """Changes to the run's recipe. Raises UsageError F84 for those that are forbidden,
     or that need to be accepted."""
-    from rlcli.recipe.changes import Kind, changes
+    from rlcli.recipe.changes_on_resume import Kind, changes
 
     accepted = changes(before, now)
     forbidden = [change for change in accepted if change.kind is Kind.FORBIDDEN]

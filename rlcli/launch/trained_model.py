@@ -14,7 +14,7 @@ from rlcli.api.weight_files import PARTS
 from rlcli.errors import UsageError
 from rlcli.observe.run_search import named_folder
 from rlcli.owned_folder import temporary_folder
-from rlcli.recipe.files import HUB_ID
+from rlcli.recipe.named_files import HUB_ID
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.role_folders import RoleFolder

@@ -332,7 +332,7 @@ class World:
 
 def write_for_workers(recipe: Recipe, run_dir: Path) -> None:
     """Write what agents and ranks read, in whatever folder they work."""
-    from rlcli.recipe.files import for_any_folder
+    from rlcli.recipe.named_files import for_any_folder
 
     (run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
     with os.fdopen(private_file(run_dir / WORKER_FILE, os.O_TRUNC), "w") as file:

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = ("seed", "launch", "checkpoint", "log", "cluster")
 PACE = "seconds per step"
 UNFINISHED = "(unfinished)"
 SAFE = "safe"
-"""The kind of a change on resume (`rlcli.recipe.changes`) that leaves the steps as they were."""
+"""The kind of a change (`rlcli.recipe.changes_on_resume`) that leaves the steps as they were."""
 
 Sections = list[tuple[str, str]]
 """Key and text of each top-level key of a recipe."""

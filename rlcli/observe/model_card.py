@@ -16,8 +16,8 @@ from rlcli.observe.run_comparison import Recorded, read_run, recorded_recipe
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.series import short
 from rlcli.observe.trackers.redaction import Redactor
-from rlcli.recipe.files import HUB_ID
 from rlcli.recipe.introspection.fields import yaml_word
+from rlcli.recipe.named_files import HUB_ID
 from rlcli.recipe.parsing.tree import dotted, is_default
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")

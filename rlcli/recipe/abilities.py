@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
+from rlcli.recipe.graph import calls_of
 from rlcli.recipe.lengths import written_beyond
 from rlcli.recipe.schema import Call, Recipe
 

@@ -1,15 +1,45 @@
-"""The calls of a recipe as `MFCDef`s, and problems in how they are connected."""
+"""The calls of a recipe: where they are, how they depend on each other, what is wrong with how they
+are connected, and what they are as `MFCDef`s."""
 
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.dataflow import Hook, MFCDef, ModelInterfaceType, OffloadHook, ParamReallocHook
-from rlcli.recipe.components import declared, declared_of_call
+from rlcli.recipe.components import dataset_keys, declared, declared_of_call
+from rlcli.recipe.parsing.tree import KeyPath
 from rlcli.recipe.schema import Call, Hooks, Recipe
+
+
+class Graph(NamedTuple):
+    """The calls of a graph, where they are written, and the dataset they run on."""
+
+    path: KeyPath
+    calls: Mapping[str, Call]
+    dataset: str | None
+
+    def at(self, *keys: str) -> KeyPath:
+        """The path of a call, or of a key below it."""
+        return (*self.path, *keys)
+
+
+def graphs_of(recipe: Recipe) -> tuple[Graph, Graph]:
+    """The recipe's graphs: the one of a training step, and the one of an evaluation."""
+    train = recipe.train
+    return (
+        Graph(("graph",), recipe.graph, train.dataset),
+        Graph(("train", "eval", "graph"), train.eval.graph, train.eval.dataset),
+    )
+
+
+def calls_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Call]]:
+    """The calls of all graphs, with their paths."""
+    for path, calls, _ in graphs_of(recipe):
+        yield from (((*path, name), call) for name, call in calls.items())
 
 
 def train_graph(recipe: Recipe) -> list[MFCDef]:
@@ -92,6 +122,12 @@ def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
         for key in made_keys(call):
             makers.setdefault(key, []).append(name)
     return makers
+
+
+def available_keys(recipe: Recipe, graph: Graph) -> list[str]:
+    """The batch keys that the calls of a graph make, and those that the dataset's rows bring."""
+    brought = dataset_keys(recipe.datasets, graph.dataset) or ()
+    return list(dict.fromkeys([*producers(graph.calls), *brought]))
 
 
 def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:

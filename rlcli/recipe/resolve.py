@@ -15,10 +15,13 @@ from typing import Any
 
 from rlcli.errors import RlcliError, raise_all
 from rlcli.project import is_built_in, search_paths_kept
-from rlcli.recipe.call_generation import with_generation
-from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import signature_of
-from rlcli.recipe.files import with_found_files
+from rlcli.recipe.expansion.backends import with_backends
+from rlcli.recipe.expansion.call_keys import with_keys_of_calls
+from rlcli.recipe.expansion.generation import with_generation
+from rlcli.recipe.expansion.preparation import with_preparation
+from rlcli.recipe.expansion.rollouts import as_rollout, with_rollouts
+from rlcli.recipe.named_files import with_found_files
 from rlcli.recipe.parsing.collecting import collect
 from rlcli.recipe.parsing.defaults import with_lists_to_extend
 from rlcli.recipe.parsing.interpolation import (
@@ -51,16 +54,13 @@ from rlcli.recipe.parsing.tree import (
     plain,
     without,
 )
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.parsing.write import to_yaml
-from rlcli.recipe.preparation import with_preparation
-from rlcli.recipe.role_backends import with_backends
-from rlcli.recipe.rollouts import as_rollout, with_rollouts
 from rlcli.recipe.schema import FORMAT, SECTIONS, Recipe
 from rlcli.recipe.validation.component_arguments import check_components
 from rlcli.recipe.validation.scratch import check_scratch
 from rlcli.recipe.validation.semantics import check_semantics
 from rlcli.recipe.validation.semantics.effects import refuse_unread
-from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
 
 MAX_NAMES = 256

@@ -10,11 +10,11 @@ from pydantic import Field, StringConstraints, create_model, model_validator
 
 from rlcli.api.config import DatasetAbstraction, GenerationHyperparameters
 from rlcli.api.dataflow import Transfer
-from rlcli.recipe.checkpoint_section import Checkpoint
-from rlcli.recipe.launch_section import LaunchSection
-from rlcli.recipe.log_section import Log
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
-from rlcli.recipe.section import Name, NotNegative, Positive, Section
+from rlcli.recipe.sections.base import Name, NotNegative, Positive, Section
+from rlcli.recipe.sections.checkpoint import Checkpoint
+from rlcli.recipe.sections.launch import LaunchSection
+from rlcli.recipe.sections.log import Log
 
 LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 """No dots, because they separate the keys of `models.actor.path`."""
@@ -265,7 +265,7 @@ else:
 
 
 FORMAT = 2
-"""Version of the recipe language; `rlcli.recipe.migration` says what has changed."""
+"""Version of the recipe language; `rlcli.recipe.authoring.migration` says what has changed."""
 
 
 class Recipe(Section):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rlcli.api.key_meaning import REWARDS
 from rlcli.errors import UsageError
-from rlcli.recipe.call_keys import made_by
 from rlcli.recipe.components import known_signature
+from rlcli.recipe.expansion.call_keys import made_by
 from rlcli.recipe.introspection.typing_ahead import sketch
 from rlcli.recipe.parsing.layers import whole_recipe_names
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar

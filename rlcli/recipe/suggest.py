@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from pydantic import BaseModel
 
-from rlcli.recipe.annotations import named_section_of, section_of
+from rlcli.recipe.schema_types import named_section_of, section_of
 from rlcli.recipe.synonyms import absent, called_here, translated
 from rlcli.spelling import misspelt, nearest_name
 

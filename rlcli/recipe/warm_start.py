@@ -10,10 +10,10 @@ from rlcli.errors import RecipeError
 from rlcli.recipe.lengths import positions_of
 from rlcli.recipe.parsing.layers import find_recipe
 from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.resolve import Resolved, load_recipe
 from rlcli.recipe.validation.semantics import lengths
 from rlcli.recipe.validation.semantics.notes import Notes
-from rlcli.recipe.validation.unresolved import Unresolved
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlcli.recipe.measured import Choice, fastest, roles_to_measure
+from rlcli.recipe.measured_arguments import Choice, fastest, roles_to_measure
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.ranks import Ranks
 

@@ -27,8 +27,8 @@ from rlcli.errors import (
 from rlcli.messaging.messages import WRITTEN, Fields, Report
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
-from rlcli.recipe.checkpoint_section import Checkpoint
 from rlcli.recipe.schema import Recipe
+from rlcli.recipe.sections.checkpoint import Checkpoint
 from rlcli.runtime.buffer import KeysByRank
 from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.ranks import Answers, Ranks

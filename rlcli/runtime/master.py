@@ -22,7 +22,7 @@ from rlcli.observe.replay import progress_so_far
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.trace import TraceFile
 from rlcli.recipe.dataset_sizes import training_steps
-from rlcli.recipe.measured import Choice
+from rlcli.recipe.measured_arguments import Choice
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.building import build_models
 from rlcli.runtime.calls import Calls

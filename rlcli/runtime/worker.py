@@ -32,7 +32,7 @@ from rlcli.garbage import collect_as_usual, keep_freed_memory
 from rlcli.messaging.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.observe.responses import describe_samples
 from rlcli.recipe.graph import eval_graph, train_graph
-from rlcli.recipe.measured import Choice, with_choices
+from rlcli.recipe.measured_arguments import Choice, with_choices
 from rlcli.recipe.role_sources import followed_roles, stored_roles
 from rlcli.recipe.schema import Recipe
 from rlcli.registry.faults import attribute_user_errors, origin_of_call

@@ -16,10 +16,10 @@ from rlcli.api.architecture import Architecture
 from rlcli.project import search_paths_kept
 from rlcli.recipe.abilities import runs_calls_of
 from rlcli.recipe.components import argument_of, declared, signature_of
-from rlcli.recipe.layouts import possible_meshes
+from rlcli.recipe.engine_layouts import possible_meshes
+from rlcli.recipe.expansion.rollouts import as_rollout
 from rlcli.recipe.lengths import kept_together
 from rlcli.recipe.parsing.tree import dotted
-from rlcli.recipe.rollouts import as_rollout
 from rlcli.topology.lengths import group_size, lengths_of
 from rlcli.topology.memory import MemoryPlan, memory_model, plan_memory
 from rlcli.topology.placement import Topology, plan_topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rlcli.recipe.layouts import mesh_overrides
+from rlcli.recipe.engine_layouts import mesh_overrides
 from rlcli.topology.layouts import (
     PlannedLayout,
     best_layout,

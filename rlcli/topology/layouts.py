@@ -10,7 +10,7 @@ from rlcli.api.architecture import Architecture
 from rlcli.errors import ModelError
 from rlcli.ops.context_choice import PRODUCTS_PER_BYTE
 from rlcli.recipe.components import argument_of
-from rlcli.recipe.layouts import layout_problems, possible_meshes, what_it_can
+from rlcli.recipe.engine_layouts import layout_problems, possible_meshes, what_it_can
 from rlcli.recipe.mesh import DevicesError, Mesh
 from rlcli.topology.configs import architecture_of
 from rlcli.topology.memory import Peak, memory_model, micro_batches_of, plan_memory

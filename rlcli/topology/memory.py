@@ -16,8 +16,8 @@ from rlcli import registry
 from rlcli.api.architecture import Architecture
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
+from rlcli.recipe.engine_layouts import arguments_of, whole_sequences
 from rlcli.recipe.graph import tokens_of_microbatch
-from rlcli.recipe.layouts import arguments_of, whole_sequences
 from rlcli.recipe.lengths import generation_of, keeps_groups, runs_a_model, written_beyond
 from rlcli.recipe.role_sources import stored_roles
 from rlcli.topology.groups import prompts_in_progress

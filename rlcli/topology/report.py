@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError, UsageError
 from rlcli.project import search_paths_kept
-from rlcli.recipe.call_keys import graphs_of
-from rlcli.recipe.graph import made_keys, reasons_to_drop, stages
-from rlcli.recipe.libraries import libraries_to_install
+from rlcli.recipe.graph import graphs_of, made_keys, reasons_to_drop, stages
 from rlcli.recipe.mesh import DevicesError
 from rlcli.recipe.parsing.tree import dotted
+from rlcli.recipe.requirements_here import libraries_to_install
 from rlcli.recipe.warm_start import chain
 from rlcli.topology.advice import Fitting
 from rlcli.topology.configs import architecture_of, saved_width

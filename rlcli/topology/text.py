@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlcli.recipe.call_keys import graphs_of
-from rlcli.recipe.graph import made_keys, producers, reasons_to_drop, stages
+from rlcli.recipe.engine_layouts import whole_sequences
+from rlcli.recipe.graph import graphs_of, made_keys, producers, reasons_to_drop, stages
 from rlcli.recipe.introspection.readable import by_label
-from rlcli.recipe.layouts import whole_sequences
 from rlcli.recipe.lengths import scores_sequences
 from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.groups import process_groups

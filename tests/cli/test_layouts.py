@@ -9,7 +9,7 @@ from rlcli.api.layout import RoleLayout
 from rlcli.backends._layouts import problems
 from rlcli.errors import RlcliError
 from rlcli.recipe.components import declared
-from rlcli.recipe.layouts import nearest_layout, possible_meshes
+from rlcli.recipe.engine_layouts import nearest_layout, possible_meshes
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology.architecture import read_architecture

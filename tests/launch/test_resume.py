@@ -15,6 +15,7 @@ from rlcli.errors import DataError, ResourceError, UsageError, WorkerError
 from rlcli.launch.resume import resume_run
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
+from rlcli.recipe import requirements_here
 from rlcli.recipe.resolve import load_recipe
 
 pytestmark = pytest.mark.timeout(420)  # some are several runs on several ranks
@@ -446,7 +447,7 @@ def test_resuming_without_a_needed_library_leaves_the_run_unchanged(
     train("train.steps=1")
     before = files(project / "run")
     lacking = ResourceError("backend toy needs a library, which is not installed", code="R75")
-    monkeypatch.setattr("rlcli.recipe.libraries.missing_libraries", lambda component: [lacking])
+    monkeypatch.setattr(requirements_here, "missing_libraries", lambda component: [lacking])
     with pytest.raises(ResourceError, match="needs a library") as error:
         resume("train.steps=2")
     assert error.value.where is not None

@@ -35,7 +35,7 @@ from rlcli.observe.trackers.contract import CLASSES, Update, make_tracker
 from rlcli.observe.trackers.description import describe_run
 from rlcli.observe.trackers.mirror import Mirror
 from rlcli.observe.trackers.redaction import Redactor
-from rlcli.recipe.log_section import Tracker
+from rlcli.recipe.sections.log import Tracker
 from rlcli.recipe.synonyms import TRACKERS
 from rlcli.registry.requirements import read_requirements
 

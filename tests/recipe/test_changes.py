@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcli.recipe.changes import RULES, Kind, changes, kind_of_change
+from rlcli.recipe.changes_on_resume import RULES, Kind, changes, kind_of_change
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import SECTIONS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import UsageError
-from rlcli.recipe.child import check_name, child_of, write_child
+from rlcli.recipe.authoring.child import check_name, child_of, write_child
 from rlcli.recipe.resolve import load_recipe
 
 OVERRIDES = [

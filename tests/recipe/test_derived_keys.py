@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rlcli.api.dataflow import CallGraph, MFCDef
 from rlcli.errors import RecipeError
-from rlcli.recipe import call_keys, components
+from rlcli.recipe import components
+from rlcli.recipe.expansion import call_keys
 from rlcli.recipe.graph import eval_graph, stages, train_graph, waits_for
 from rlcli.recipe.introspection.explanation import explain
 from rlcli.recipe.resolve import load_recipe

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlcli.api.dataflow import CallGraph, OffloadHook, ParamReallocHook
 from rlcli.errors import DataError, ModelError, RecipeError, ResourceError
-from rlcli.recipe.files import for_any_folder
 from rlcli.recipe.graph import eval_graph, train_graph
+from rlcli.recipe.named_files import for_any_folder
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.warm_start import chain, warm_starts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcli.recipe.measured import fastest, roles_to_measure, with_choices, with_choices_of
+from rlcli.recipe.measured_arguments import fastest, roles_to_measure, with_choices, with_choices_of
 from rlcli.recipe.resolve import load_recipe
 
 ROLES = ("actor", "critic", "ref")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import UsageError
-from rlcli.recipe.migration import Migration, migrate
+from rlcli.recipe.authoring.migration import Migration, migrate
 from rlcli.recipe.resolve import Resolved, load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

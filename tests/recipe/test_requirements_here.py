@@ -3,7 +3,7 @@
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.recipe.libraries import missing_here
+from rlcli.recipe.requirements_here import missing_here
 from rlcli.recipe.resolve import load_recipe
 
 JUDGE = (

@@ -8,9 +8,9 @@ import pytest
 
 from rlcli import registry
 from rlcli.errors import RecipeError
-from rlcli.recipe.annotations import annotation_at, field_at
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
+from rlcli.recipe.schema_types import annotation_at, field_at
 from rlcli.recipe.synonyms import SYNONYMS, translated
 from rlcli.recipe.validation.argument_words import argument_words
 

@@ -11,7 +11,7 @@ import pytest
 from rlcli.checkpoint.commit import folder_name
 from rlcli.checkpoint.run_state import RunState
 from rlcli.errors import ModelError, NumericError, ResourceError
-from rlcli.recipe.checkpoint_section import Checkpoint
+from rlcli.recipe.sections.checkpoint import Checkpoint
 from rlcli.runtime.checkpoints import Checkpoints
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.recipe.checkpoint_section import Checkpoint
+from rlcli.recipe.sections.checkpoint import Checkpoint
 from rlcli.runtime.checkpoints import Schedule
 from rlcli.runtime.data_order import StepSizes, digest_rows
 

@@ -11,7 +11,7 @@ from rlcli.checkpoint.commit import begin, seal
 from rlcli.checkpoint.completion import MASTER, Commits, RunIdentity
 from rlcli.checkpoint.verify import checkpoints_in, newest_verified
 from rlcli.errors import NumericError, ResourceError
-from rlcli.recipe.checkpoint_section import Checkpoint
+from rlcli.recipe.sections.checkpoint import Checkpoint
 
 PARTS = (MASTER, 0, 1)
 

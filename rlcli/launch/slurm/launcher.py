@@ -36,8 +36,8 @@ from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
     from rlcli.messaging.zmq_master import ZmqMaster
-    from rlcli.recipe.launch_section import Container
     from rlcli.recipe.schema import Recipe
+    from rlcli.recipe.sections.launch import Container
 
 LOG = "srun.log"
 """Output of srun, and of its tasks until they have their own logs."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import UsageError
-from rlcli.recipe.launch_section import OF_JOB, OF_NODES, JobPart, Nodes
+from rlcli.recipe.sections.launch import OF_JOB, OF_NODES, JobPart, Nodes
 
 if TYPE_CHECKING:
-    from rlcli.recipe.launch_section import Slurm
     from rlcli.recipe.schema import Recipe
+    from rlcli.recipe.sections.launch import Slurm
     from rlcli.topology import Topology
 
 TEMPLATE = Path(__file__).with_name("job.sbatch.j2")

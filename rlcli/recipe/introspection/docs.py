@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from pydantic import BaseModel
 
-from rlcli.recipe.annotations import fields_of
-from rlcli.recipe.section import Section
+from rlcli.recipe.schema_types import fields_of
+from rlcli.recipe.sections.base import Section
 
 
 def doc_of(model: type[BaseModel], field: str) -> str:

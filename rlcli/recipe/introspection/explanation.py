@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.errors import UsageError
-from rlcli.recipe.changes import Kind, follows_length, kind_of_change
+from rlcli.recipe.changes_on_resume import Kind, follows_length, kind_of_change
+from rlcli.recipe.expansion.rollouts import as_role
 from rlcli.recipe.introspection.fields import Field, completed, field_of, yaml_word
 from rlcli.recipe.parsing.interpolation import Reference, interpolate, references_in
 from rlcli.recipe.parsing.places import covers
@@ -30,7 +31,6 @@ from rlcli.recipe.parsing.tree import (
     plain_leaves,
 )
 from rlcli.recipe.resolve import Resolved, Setting
-from rlcli.recipe.rollouts import as_role
 from rlcli.recipe.schema import SECTIONS, Recipe
 from rlcli.recipe.suggest import suggest_key
 from rlcli.recipe.validation.argument_words import argument_words

@@ -19,7 +19,13 @@ from pydantic.fields import FieldInfo
 
 from rlcli.errors import ProjectError
 from rlcli.project import roots
-from rlcli.recipe.annotations import (
+from rlcli.recipe.components import known_signature
+from rlcli.recipe.introspection.docs import doc_of
+from rlcli.recipe.parsing.layers import shown
+from rlcli.recipe.parsing.places import component_paths
+from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, at, default_mark, dotted, node_of
+from rlcli.recipe.schema import Call, Component, Recipe
+from rlcli.recipe.schema_types import (
     annotation_at,
     field_at,
     fields_of,
@@ -27,12 +33,6 @@ from rlcli.recipe.annotations import (
     named_section_of,
     section_of,
 )
-from rlcli.recipe.components import known_signature
-from rlcli.recipe.introspection.docs import doc_of
-from rlcli.recipe.parsing.layers import shown
-from rlcli.recipe.parsing.places import component_paths
-from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, at, default_mark, dotted, node_of
-from rlcli.recipe.schema import Call, Component, Recipe
 from rlcli.recipe.suggest import PLACEHOLDERS
 from rlcli.registry import COMPUTED, Argument, Signature
 

@@ -14,10 +14,8 @@ from typing import Any
 from rlcli import registry
 from rlcli.api.component import module_name
 from rlcli.errors import RlcliError, UsageError
-from rlcli.recipe import launch_section
 from rlcli.recipe import schema as sections
 from rlcli.recipe.introspection.docs import doc_of
-from rlcli.recipe.launch_section import LaunchSection
 from rlcli.recipe.parsing.interpolation import Reference, references_in
 from rlcli.recipe.parsing.layers import recipe_names
 from rlcli.recipe.parsing.merge import APPEND, REPLACE, spell_out_types
@@ -26,6 +24,8 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
 from rlcli.recipe.parsing.tree import Node, Scalar, at
 from rlcli.recipe.schema import SECTIONS, Component, Recipe
+from rlcli.recipe.sections import launch
+from rlcli.recipe.sections.launch import LaunchSection
 from rlcli.spelling import did_you_mean
 
 Schema = dict[str, Any]
@@ -112,7 +112,7 @@ def recipe_schema() -> Schema:
 
 def _documented(model: Schema) -> Schema:
     """Pydantic's schema of a recipe, with the docstring of each field."""
-    classes = vars(launch_section) | vars(sections)
+    classes = vars(launch) | vars(sections)
     for name, definition in {Recipe.__name__: model, **model["$defs"]}.items():
         for field, node in definition["properties"].items():
             node["description"] = doc_of(classes[name], field)

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from rlcli.errors import RlcliError
-from rlcli.recipe.annotations import fields_of, inside, named_section_of, section_of
 from rlcli.recipe.components import signature_of
+from rlcli.recipe.expansion.backends import with_backends
 from rlcli.recipe.introspection.candidate import Candidate
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.collecting import collect
@@ -21,8 +21,8 @@ from rlcli.recipe.parsing.places import GRAPHS, Pattern, component_paths, kind_a
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import null_means, without_removed
 from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, Node, Scalar, at, keys_at
-from rlcli.recipe.role_backends import with_backends
 from rlcli.recipe.schema import Recipe
+from rlcli.recipe.schema_types import fields_of, inside, named_section_of, section_of
 from rlcli.registry import names
 
 Keys = dict[str, tuple[Any, str]]

@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlcli.recipe.annotations import annotation_at, field_at
 from rlcli.recipe.parsing.merge import APPEND
 from rlcli.recipe.parsing.tree import (
     Entry,
@@ -21,6 +20,7 @@ from rlcli.recipe.parsing.tree import (
     with_entry,
 )
 from rlcli.recipe.schema import Recipe
+from rlcli.recipe.schema_types import annotation_at, field_at
 
 
 def default_at(path: tuple[str, ...], walked: int) -> Node | None:

@@ -154,7 +154,7 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
 
 def _instead_of_layer(name: str) -> str | None:
     """What was probably meant by a layer that does not exist."""
-    from rlcli.recipe.launch_section import LaunchSection
+    from rlcli.recipe.sections.launch import LaunchSection
 
     if name in registry.names("backends"):
         return f"it is a backend: write models.actor.backend={name}"

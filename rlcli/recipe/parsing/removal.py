@@ -12,7 +12,6 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal
 
-from rlcli.recipe.annotations import annotation_at, field_at, inside, options
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     COMMAND_LINE,
@@ -28,6 +27,7 @@ from rlcli.recipe.parsing.tree import (
     is_null,
 )
 from rlcli.recipe.schema import Recipe
+from rlcli.recipe.schema_types import annotation_at, field_at, inside, options
 from rlcli.spelling import name_instead
 
 Meaning = Literal["value", "default", "gone"]

@@ -31,8 +31,8 @@ from rlcli.recipe.parsing.tree import (
     value_at,
     with_value,
 )
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.schema import SECTIONS
-from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from rlcli.recipe.parsing.tree import (
     plain,
     with_value,
 )
-from rlcli.recipe.validation.unresolved import Unresolved
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
 from rlcli.registry import Argument
 from rlcli.registry.arguments import arguments_model

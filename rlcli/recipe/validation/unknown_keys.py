@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcli.recipe.annotations import annotation_at, fields_of, section_of
 from rlcli.recipe.parsing.layers import whole_recipe_names
 from rlcli.recipe.parsing.tree import (
     KeyPath,
@@ -19,6 +18,7 @@ from rlcli.recipe.parsing.tree import (
     nodes,
     value_at,
 )
+from rlcli.recipe.schema_types import annotation_at, fields_of, section_of
 from rlcli.recipe.suggest import suggest_key
 from rlcli.recipe.synonyms import called_here, translated
 from rlcli.recipe.validation.argument_words import advice_on, argument_homes, key_as_argument

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlcli.recipe.annotations import annotation_at, fields_of, stand_in
-from rlcli.recipe.launch_section import FORMATS
 from rlcli.recipe.parsing.merge import whole_reference
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
@@ -35,9 +33,11 @@ from rlcli.recipe.parsing.tree import (
     with_value,
     without,
 )
+from rlcli.recipe.parsing.unresolved import Unresolved
+from rlcli.recipe.schema_types import annotation_at, fields_of, stand_in
+from rlcli.recipe.sections.launch import FORMATS
 from rlcli.recipe.validation.checked_section import CheckedSection
 from rlcli.recipe.validation.unknown_keys import foreign_keys, note_foreign, note_unknown
-from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.value_messages import Misfit, describe, path_hint
 from rlcli.spelling import name_instead
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import MappingNode
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.validation.semantics import (
     calls,
@@ -16,7 +17,6 @@ from rlcli.recipe.validation.semantics import (
     training,
 )
 from rlcli.recipe.validation.semantics.notes import Notes
-from rlcli.recipe.validation.unresolved import Unresolved
 
 
 def check_semantics(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from rlcli.api.declared_keys import DeclaredKeys, largest_number
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
 from rlcli.recipe.abilities import VERBS, ability_for
-from rlcli.recipe.call_keys import Graph, available_keys, calls_of, graphs_of
 from rlcli.recipe.components import (
     argument_of,
     complete_arguments,
@@ -16,7 +15,14 @@ from rlcli.recipe.components import (
     has_method,
     lacks_method,
 )
-from rlcli.recipe.graph import GraphProblem, graph_problems
+from rlcli.recipe.graph import (
+    Graph,
+    GraphProblem,
+    available_keys,
+    calls_of,
+    graph_problems,
+    graphs_of,
+)
 from rlcli.recipe.lengths import responses_of
 from rlcli.recipe.parsing.removal import removed_at
 from rlcli.recipe.parsing.tree import KeyPath, dotted

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from rlcli import registry
 from rlcli.recipe.abilities import runs_calls_of
 from rlcli.recipe.components import declared
-from rlcli.recipe.layouts import layout_problems, what_it_can
+from rlcli.recipe.engine_layouts import layout_problems, what_it_can
+from rlcli.recipe.expansion.rollouts import as_rollout
 from rlcli.recipe.mesh import DIMENSIONS, DevicesError, Mesh, devices_of, mesh_of, world_of
 from rlcli.recipe.parsing.tree import KeyPath, dotted
-from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Cluster, MeshSection, Role
 from rlcli.recipe.servers import PlacedServer, placed_servers, servers_on
 from rlcli.recipe.validation.semantics.notes import Notes, in_words

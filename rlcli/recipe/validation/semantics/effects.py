@@ -14,10 +14,9 @@ from pathlib import Path
 from rlcli.api.dataflow import calls_ahead
 from rlcli.api.limits import unmet
 from rlcli.api.run_folder import RESOLVED_RECIPE
-from rlcli.recipe.call_generation import GENERATION, with_generation
-from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import argument_of, known_signature
-from rlcli.recipe.graph import train_graph
+from rlcli.recipe.expansion.generation import GENERATION, with_generation
+from rlcli.recipe.graph import calls_of, train_graph
 from rlcli.recipe.parsing.interpolation import references_in
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.problems import Problems

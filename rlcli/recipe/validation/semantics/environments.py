@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
-from rlcli.recipe.call_keys import Graph
 from rlcli.recipe.components import argument_of, declared, signature_of
+from rlcli.recipe.graph import Graph
 from rlcli.recipe.parsing.tree import KeyPath
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.notes import Notes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlcli.recipe.launch_section import OF_JOB, OF_NODES, OURS, Slurm
 from rlcli.recipe.parsing.tree import dotted
+from rlcli.recipe.sections.launch import OF_JOB, OF_NODES, OURS, Slurm
 from rlcli.recipe.validation.semantics.notes import Notes
 
 

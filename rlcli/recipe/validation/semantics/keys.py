@@ -7,17 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
-from rlcli.recipe.call_keys import (
-    DECLARED_IN,
-    RENAMED_IN,
-    Field,
-    Graph,
-    available_keys,
-    keys_of,
-    made_by,
-)
 from rlcli.recipe.components import argument_named, argument_of, declared_mapping, lacks_method
-from rlcli.recipe.graph import producers
+from rlcli.recipe.expansion.call_keys import DECLARED_IN, RENAMED_IN, Field, keys_of, made_by
+from rlcli.recipe.graph import Graph, available_keys, producers
 from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import KeyPath, dotted, value_at
 from rlcli.recipe.schema import Call

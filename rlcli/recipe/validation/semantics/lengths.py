@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcli.api.key_meaning import SEQUENCES
-from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.components import dataset_keys
-from rlcli.recipe.graph import tokens_of_microbatch
+from rlcli.recipe.graph import graphs_of, tokens_of_microbatch
 from rlcli.recipe.lengths import (
     cache_of,
     generation_of,

@@ -8,8 +8,8 @@ from typing import Any
 
 from rlcli.api.default_backends import WEIGHTLESS
 from rlcli.api.limits import alternatives_problem
-from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
+from rlcli.recipe.graph import calls_of
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import COMMAND_LINE, KeyPath, Mark, Scalar, dotted

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rlcli.recipe.expansion.rollouts import as_rollout
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
 from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, at, key_mark, keys_at, nearest
-from rlcli.recipe.rollouts import as_rollout
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.spelling import name_instead
 
 

@@ -6,13 +6,13 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from rlcli.recipe.annotations import field_at, options
-from rlcli.recipe.call_keys import available_keys, graphs_of, keys_of, needed_keys
 from rlcli.recipe.components import signature_of
-from rlcli.recipe.graph import producers
+from rlcli.recipe.expansion.call_keys import keys_of, needed_keys
+from rlcli.recipe.graph import available_keys, graphs_of, producers
 from rlcli.recipe.parsing.merge import reference_below
 from rlcli.recipe.parsing.tree import KeyPath, at, dotted
 from rlcli.recipe.schema import Call
+from rlcli.recipe.schema_types import field_at, options
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 

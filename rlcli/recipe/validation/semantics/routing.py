@@ -4,8 +4,8 @@ them."""
 from __future__ import annotations
 
 from rlcli.api.key_meaning import ROUTED_EXPERTS
-from rlcli.recipe.call_keys import Graph
 from rlcli.recipe.components import declared
+from rlcli.recipe.graph import Graph
 from rlcli.recipe.parsing.tree import KeyPath, dotted
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.notes import Notes

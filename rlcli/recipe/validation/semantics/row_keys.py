@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlcli import registry
 from rlcli.api.declared_keys import largest_number
-from rlcli.recipe.call_keys import Graph
 from rlcli.recipe.components import dataset_keys, declared_of_call, holds_pairs
+from rlcli.recipe.graph import Graph
 from rlcli.recipe.parsing.tree import KeyPath, Scalar, at, dotted
 from rlcli.recipe.schema import Call
 from rlcli.recipe.validation.semantics.keys import readers_of, removed_maker, they_read

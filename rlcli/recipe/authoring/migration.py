@@ -15,15 +15,15 @@ from typing import Any
 import yaml
 
 from rlcli.errors import UsageError
+from rlcli.recipe.authoring.yaml_edits import Fields, YamlEdits, braces, fields_of, on_one_line
 from rlcli.recipe.components import (
     argument_named,
     declared_mapping,
     has_argument,
     replaced_interfaces,
 )
-from rlcli.recipe.preparation import always_written, disagreement, read_by
+from rlcli.recipe.expansion.preparation import always_written, disagreement, read_by
 from rlcli.recipe.schema import FORMAT
-from rlcli.recipe.yaml_edits import Fields, YamlEdits, braces, fields_of, on_one_line
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
+from rlcli.recipe.sections.base import NotNegative, Positive, Seconds, Section
 
 # In `#SBATCH` lines spaces separate words, quotes and backslashes quote, and `#` begins a comment.
 WORD = r"""^[^-\s"'\\#\x00-\x20\x7f][^\s"'\\#\x00-\x20\x7f]*$"""

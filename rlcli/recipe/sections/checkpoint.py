@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
+from rlcli.recipe.sections.base import NotNegative, Positive, Seconds, Section
 
 
 class Checkpoint(Section):

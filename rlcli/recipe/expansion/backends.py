@@ -19,8 +19,8 @@ from rlcli.recipe.parsing.tree import (
     plain,
     with_entry,
 )
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.schema import WEIGHTS, Call, Role
-from rlcli.recipe.validation.unresolved import Unresolved
 
 
 def with_backends(tree: MappingNode, unresolved: Unresolved | None = None) -> MappingNode:

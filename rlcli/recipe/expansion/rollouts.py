@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlcli.recipe.call_keys import calls_of
+from rlcli.recipe.graph import calls_of
 from rlcli.recipe.mesh import DevicesError, devices_of, world_of
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
@@ -24,8 +24,8 @@ from rlcli.recipe.parsing.tree import (
     with_entry,
     without,
 )
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.validation.unresolved import Unresolved
 
 _SUFFIX = "_rollout"
 

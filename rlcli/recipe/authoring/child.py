@@ -14,7 +14,7 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import Entry, MappingNode, Scalar, leaves, plain, with_entry
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
-from rlcli.recipe.section import NAME_PATTERN
+from rlcli.recipe.sections.base import NAME_PATTERN
 
 
 def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:

@@ -8,14 +8,14 @@ one. Whatever a call lists, it also reads the companions of its keys (`COMPANION
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.api.key_meaning import COMPANIONS
 from rlcli.recipe.components import dataset_keys, declared_mapping, declared_of_call
-from rlcli.recipe.graph import producers, waits_for
+from rlcli.recipe.graph import graphs_of, producers, waits_for
 from rlcli.recipe.parsing.tree import (
     Entry,
     KeyPath,
@@ -27,8 +27,8 @@ from rlcli.recipe.parsing.tree import (
     plain,
     with_entry,
 )
+from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.schema import Call, Recipe
-from rlcli.recipe.validation.unresolved import Unresolved
 
 Field = Literal["inputs", "outputs"]
 DECLARED_IN: Mapping[Field, Literal["READS", "WRITES"]] = {"inputs": "READS", "outputs": "WRITES"}
@@ -145,39 +145,6 @@ def _waits(call: str, earlier: str, waits: Mapping[str, Collection[str]]) -> boo
 
 
 # -- in a recipe -----------------------------------------------------------------------------------
-
-
-class Graph(NamedTuple):
-    """The calls of a graph, where they are written, and the dataset they run on."""
-
-    path: KeyPath
-    calls: Mapping[str, Call]
-    dataset: str | None
-
-    def at(self, *keys: str) -> KeyPath:
-        """The path of a call, or of a key below it."""
-        return (*self.path, *keys)
-
-
-def graphs_of(recipe: Recipe) -> tuple[Graph, Graph]:
-    """The recipe's graphs: the one of a training step, and the one of an evaluation."""
-    train = recipe.train
-    return (
-        Graph(("graph",), recipe.graph, train.dataset),
-        Graph(("train", "eval", "graph"), train.eval.graph, train.eval.dataset),
-    )
-
-
-def available_keys(recipe: Recipe, graph: Graph) -> list[str]:
-    """The batch keys that the calls of a graph make, and those that the dataset's rows bring."""
-    brought = dataset_keys(recipe.datasets, graph.dataset) or ()
-    return list(dict.fromkeys([*producers(graph.calls), *brought]))
-
-
-def calls_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Call]]:
-    """The calls of all graphs, with their paths."""
-    for path, calls, _ in graphs_of(recipe):
-        yield from (((*path, name), call) for name, call in calls.items())
 
 
 def with_keys_of_calls(

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlcli.recipe.call_keys import made_by
 from rlcli.recipe.components import argument_named, declared_mapping, has_argument
+from rlcli.recipe.expansion.call_keys import made_by
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rlcli.recipe.section import Name, NotNegative, Positive, Section
+from rlcli.recipe.sections.base import Name, NotNegative, Positive, Section
 
 STEPS_PATTERN = r"^[1-9][0-9]{0,8}(-[1-9][0-9]{0,8})?$"
 MOST_PROFILED = 10

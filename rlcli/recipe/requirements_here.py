@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlcli.errors import ResourceError
-from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import argument_of, declared, signature_of
+from rlcli.recipe.graph import calls_of
 from rlcli.registry.requirements import missing_libraries, missing_of, read_requirements
 
 if TYPE_CHECKING:

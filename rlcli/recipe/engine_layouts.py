@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rlcli import registry
 from rlcli.api.layout import LayoutProblem, RoleLayout, undivided
 from rlcli.recipe.components import argument_of, declared, signature_of
+from rlcli.recipe.expansion.rollouts import as_rollout
 from rlcli.recipe.mesh import DIMENSIONS, Mesh
 from rlcli.recipe.parsing.tree import dotted
-from rlcli.recipe.rollouts import as_rollout
 
 if TYPE_CHECKING:
     from rlcli.api.architecture import Architecture

@@ -1,0 +1,1 @@
+"""Recipes that rlcli writes: children of others, and those of an older format rewritten."""

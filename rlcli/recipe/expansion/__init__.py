@@ -1,0 +1,2 @@
+"""What a recipe need not say because it follows from the rest: each module spells one such thing
+out in the tree."""

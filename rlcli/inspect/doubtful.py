@@ -71,8 +71,7 @@ def _endless_warmups(resolved: Resolved) -> Iterator[str]:
     """A learning rate that is still rising when the run ends."""
     steps = resolved.recipe.train.steps
     for name in resolved.recipe.trained_roles:
-        backend = resolved.recipe.models[name].backend
-        warmup = backend.args.get("warmup_steps") if backend is not None else None
+        warmup = resolved.recipe.models[name].engine.args.get("warmup_steps")
         if steps is not None and isinstance(warmup, int) and warmup >= steps > 1:
             location = resolved.origin(("models", name, "backend", "args", "warmup_steps"))
             setting = f"models.{name}.backend.args.warmup_steps={steps // 10}"
@@ -150,9 +149,8 @@ def _steps_beyond_weights(resolved: Resolved) -> Iterator[str]:
     replaces what the weights were."""
     for name in resolved.recipe.trained_roles:
         role = resolved.recipe.models[name]
-        backend, scratch = role.backend, role.scratch or {}
-        lr = argument_of("backends", backend, "lr") if backend else None
-        size = scratch.get("initializer_range", USUAL_WEIGHTS)
+        lr = argument_of("backends", role.engine, "lr")
+        size = (role.scratch or {}).get("initializer_range", USUAL_WEIGHTS)
         if isinstance(lr, int | float) and isinstance(size, int | float) and lr >= size:
             yield (
                 f"{resolved.origin(('models', name, 'backend', 'args', 'lr'))}: lr {lr:g} moves "

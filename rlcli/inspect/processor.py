@@ -34,7 +34,7 @@ def slow_dtypes(resolved: Resolved) -> Iterator[str]:
     if not flags or flags & NATIVE_BFLOAT16 or not runs_on_this_cpu(resolved.recipe):
         return
     for name, role in resolved.recipe.models.items():
-        if role.backend is not None and role.backend.args.get("dtype") == "bfloat16":
+        if role.engine.args.get("dtype") == "bfloat16":
             location = resolved.origin(("models", name, "backend", "args", "dtype"))
             yield (
                 f"{location}: {name} computes in bfloat16, which this processor only emulates; "

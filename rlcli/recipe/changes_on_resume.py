@@ -101,11 +101,7 @@ def changes(before: Recipe, now: Recipe) -> list[Change]:
 
 def follows_length(recipe: Recipe) -> bool:
     """Whether a run of a different length would have learned differently from the start."""
-    return any(
-        _follows_length(model.backend)
-        for model in recipe.models.values()
-        if model.backend is not None
-    )
+    return any(_follows_length(role.engine) for role in recipe.models.values())
 
 
 def longer(run: str, recipe: Recipe) -> str:
@@ -126,9 +122,7 @@ def kind_of_change(path: KeyPath, recipe: Recipe, follows: bool) -> Kind:
         return Kind.ALTERS
     match path:
         case ("models", str(role), "backend", "args", str(argument), *_) if role in recipe.models:
-            backend = recipe.models[role].backend
-            backend_type = backend.type if backend is not None else ""
-            kinds = declared_mapping("backends", backend_type, "ON_RESUME")
+            kinds = declared_mapping("backends", recipe.models[role].engine.type, "ON_RESUME")
             if argument in kinds:
                 return Kind(kinds[argument])
     fitting = [rule for rule in RULES if covers(tuple(rule.split(".")), path)]

@@ -24,10 +24,8 @@ def layout_problems(
 ) -> Iterator[LayoutProblem]:
     """What the engine of a role cannot do of a mesh whose dimensions it knows; what depends on the
     sizes of its model is left out where they are unknown."""
-    backend = recipe.models[name].backend
-    if backend is None:
-        return
-    layout = _role_layout(recipe, name, backend, mesh, sizes)
+    backend = recipe.models[name].engine
+    layout = _role_layout(recipe, name, mesh, sizes)
     yield from undivided(layout)
     if (problems := registry.load_declared("backends", backend.type, "LAYOUT")) is not None:
         yield from problems(layout)
@@ -35,20 +33,17 @@ def layout_problems(
 
 def whole_sequences(recipe: Recipe, name: str, mesh: Mesh) -> str | None:
     """Why the engine of a role computes every sequence as a whole; None: common prefixes once."""
-    backend = recipe.models[name].backend
-    if backend is None:
-        return "it has no engine"
+    backend = recipe.models[name].engine
     reason_of = registry.load_declared("backends", backend.type, "WHOLE_SEQUENCES")
     if reason_of is None:
         return f"{backend.type} cannot share them"
-    reason: str | None = reason_of(_role_layout(recipe, name, backend, mesh, None))
+    reason: str | None = reason_of(_role_layout(recipe, name, mesh, None))
     return reason
 
 
-def _role_layout(
-    recipe: Recipe, name: str, backend: Component, mesh: Mesh, sizes: Architecture | None
-) -> RoleLayout:
-    return RoleLayout(name, asdict(mesh), arguments_of(backend), recipe.cluster.device, sizes)
+def _role_layout(recipe: Recipe, name: str, mesh: Mesh, sizes: Architecture | None) -> RoleLayout:
+    arguments = arguments_of(recipe.models[name].engine)
+    return RoleLayout(name, asdict(mesh), arguments, recipe.cluster.device, sizes)
 
 
 def arguments_of(backend: Component) -> dict[str, Any]:
@@ -69,11 +64,10 @@ def possible_meshes(
 def _meshes(recipe: Recipe, name: str, devices: int) -> Iterator[Mesh]:
     """The meshes of the dimensions that the engine knows: tensor-parallel ranks are on one node,
     and there is a prompt for each data-parallel rank."""
-    backend = recipe.models[name].backend
-    able = declared("backends", backend.type, "DIMENSIONS") if backend is not None else None
+    able = declared("backends", recipe.models[name].engine.type, "DIMENSIONS") or ("dp",)
 
     def degrees(dimension: str, ranks: int) -> list[int]:
-        is_able = dimension in (able or ("dp",))
+        is_able = dimension in able
         return [size for size in range(1, ranks + 1) if ranks % size == 0] if is_able else [1]
 
     for tp in degrees("tp", devices):

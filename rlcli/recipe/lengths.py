@@ -107,11 +107,12 @@ def limit_of_rows(dataset: Component) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def sequences_of_row(datasets: Mapping[str, Component], name: str) -> int:
-    """Maximum number of sequences in a row of one of a recipe's datasets: two per pair, where the
-    dataset's class names the argument with the number of pairs (PAIRS); otherwise one."""
+def sequences_of_row(recipe: Recipe) -> int:
+    """Maximum number of sequences in a row that is trained on: two per pair, where the dataset's
+    class names the argument with the number of pairs (PAIRS); otherwise one."""
     most = 1
-    for dataset in (datasets[source] for source in with_sources(datasets, name)):
+    for name in with_sources(recipe.datasets, recipe.train.dataset):
+        dataset = recipe.datasets[name]
         argument = declared("datasets", dataset.type, "PAIRS")
         pairs = argument_of("datasets", dataset, argument) if isinstance(argument, str) else None
         most = max(most, 2 * pairs if isinstance(pairs, int) else 1)
@@ -121,10 +122,9 @@ def sequences_of_row(datasets: Mapping[str, Component], name: str) -> int:
 def cache_of(recipe: Recipe, role: str) -> int | None:
     """Capacity of a role's KV cache in tokens; None if its backend sets no limit,
     or has no such argument."""
-    section = recipe.models.get(role)
-    if section is None or section.backend is None:
+    if role not in recipe.models:
         return None
-    tokens = argument_of("backends", section.backend, "kv_cache_tokens")
+    tokens = argument_of("backends", recipe.models[role].engine, "kv_cache_tokens")
     return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
 
 

@@ -39,7 +39,7 @@ def roles_to_measure(recipe: Recipe) -> list[str]:
     return [
         name
         for name, role in recipe.models.items()
-        if role.backend is not None and name not in averages and _left_open(role.backend)
+        if name not in averages and _left_open(role.engine)
     ]
 
 
@@ -87,9 +87,8 @@ def with_choices(recipe: Recipe, choices: Sequence[Choice]) -> Recipe:
     models = dict(recipe.models)
     for choice in choices:
         role = models[choice.role]
-        assert role.backend is not None
-        arguments = {**role.backend.args, choice.argument: choice.value}
-        backend = role.backend.model_copy(update={"args": arguments})
+        arguments = {**role.engine.args, choice.argument: choice.value}
+        backend = role.engine.model_copy(update={"args": arguments})
         models[choice.role] = role.model_copy(update={"backend": backend})
     return recipe.model_copy(update={"models": models})
 
@@ -98,9 +97,9 @@ def with_choices_of(before: Recipe, now: Recipe) -> Recipe:
     """The recipe that a run is resumed with: what it leaves to a measurement stays as it was."""
     chosen = []
     for name in roles_to_measure(now):
-        backend = now.models[name].backend
-        earlier = before.models[name].backend if name in before.models else None
-        if backend is None or earlier is None or earlier.type != backend.type:
+        backend = now.models[name].engine
+        earlier = before.models[name].engine if name in before.models else None
+        if earlier is None or earlier.type != backend.type:
             continue
         for argument in _left_open(backend):
             value = argument_of("backends", earlier, argument)

@@ -38,6 +38,10 @@ class Component(Section):
     """Fields of the component's class; `rlcli show <name>` lists them."""
 
 
+NO_BACKEND = Component(type="")
+"""What stands for the backend of a role that has none, because of a mistake in the recipe."""
+
+
 class MeshSection(Section):
     """How a role's devices share the work, in this order."""
 
@@ -100,6 +104,11 @@ class Role(Section):
     rollout: Rollout | None = None
     """Generate with a copy of the role, on its own devices and backend; the copy is the role
     `<role>_rollout`."""
+
+    @property
+    def engine(self) -> Component:
+        """Its backend. Every role of a checked recipe has one."""
+        return self.backend or NO_BACKEND
 
     @property
     def has_weights(self) -> bool:

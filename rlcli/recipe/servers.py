@@ -12,7 +12,7 @@ from rlcli.recipe.components import declared
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlcli.recipe.schema import Component, Role
+    from rlcli.recipe.schema import Role
 
 
 @dataclass(frozen=True)
@@ -29,32 +29,23 @@ class PlacedServer:
 
 def servers_of_a_rank(role: Role) -> int:
     """How many servers the run starts for each rank of a role."""
-    count = (
-        registry.load_declared("backends", role.backend.type, "SERVERS")
-        if role.backend is not None
-        else None
-    )
-    return int(count(role.backend.args)) if count is not None and role.backend is not None else 0
+    count = registry.load_declared("backends", role.engine.type, "SERVERS")
+    return int(count(role.engine.args)) if count is not None else 0
 
 
-def nodes_of_a_server(backend: Component | None) -> int:
+def nodes_of_a_server(role: Role) -> int:
     """How many nodes each server of a role spans."""
-    count = (
-        registry.load_declared("backends", backend.type, "SERVER_NODES")
-        if backend is not None
-        else None
-    )
-    return int(count(backend.args)) if count is not None and backend is not None else 1
+    count = registry.load_declared("backends", role.engine.type, "SERVER_NODES")
+    return int(count(role.engine.args)) if count is not None else 1
 
 
-def placed_servers(
-    backend: Component | None, ranks: Sequence[int], devices_per_node: int
-) -> list[PlacedServer]:
+def placed_servers(role: Role, ranks: Sequence[int], devices_per_node: int) -> list[PlacedServer]:
     """The servers of a role with these ranks, in the order of its ranks."""
-    if backend is None or declared("backends", backend.type, "SERVER_DEVICES") is None:
+    backend = role.engine
+    if declared("backends", backend.type, "SERVER_DEVICES") is None:
         return []
     placed_on = registry.load_declared("backends", backend.type, "SERVER_DEVICES")
-    count = nodes_of_a_server(backend)
+    count = nodes_of_a_server(role)
     first_nodes = ((rank, rank // devices_per_node) for rank in ranks)
     return [
         PlacedServer(rank, tuple(range(node, node + count)), devices)

@@ -111,8 +111,7 @@ def build_roles(
 def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Model, ModelBackend]:
     """A role that its backend has not initialised yet."""
     role = recipe.models[name]
-    assert role.backend is not None
-    backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
+    backend = registry.make_backend(ModelBackendAbstraction(role.engine.type, role.engine.args))
     tokenizer = role_tokenizer(recipe, name)
     data_role, data_tokenizer = prompt_role(recipe), tokenizer
     if tokenizer_source(recipe, name) != tokenizer_source(recipe, data_role):

@@ -190,7 +190,7 @@ class Fitting:
     def _of_role(self, name: str) -> Iterator[Remedy]:
         role, prefix = self.recipe.models[name], f"models.{name}"
         size = self.sizes[name]
-        if role.backend is None or isinstance(size, str) or name in self._unknown:
+        if isinstance(size, str) or name in self._unknown:
             return
         for savings in memory_model(self.recipe, self.topology, name, size).savings():
             values = (
@@ -220,10 +220,9 @@ class Fitting:
     def _dtype(self, name: str, role: Role) -> Iterator[Remedy]:
         """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets
         the same numbers."""
-        assert role.backend is not None
-        if "dtype" not in _argument_names(role.backend.type):
+        if "dtype" not in _argument_names(role.engine.type):
             return
-        dtype = argument_of("backends", role.backend, "dtype")
+        dtype = argument_of("backends", role.engine, "dtype")
         averages = {call.hooks.copy_to for call in self.recipe.graph.values() if call.hooks.eta < 1}
         if dtype == "bfloat16" or name in averages:
             return
@@ -234,22 +233,20 @@ class Fitting:
     def _engines(self, name: str, role: Role, size: Architecture) -> Iterator[str]:
         """Other backends that could run the role with its arguments and its mesh, and need no
         library that the recipe does not need anyway."""
-        assert role.backend is not None
         installed = {
             library
             for model in self.recipe.models.values()
-            if model.backend is not None
-            for library in declared("backends", model.backend.type, "REQUIRES") or ()
+            for library in declared("backends", model.engine.type, "REQUIRES") or ()
         }
         for kind in registry.names("backends"):
             if (
-                kind != role.backend.type
+                kind != role.engine.type
                 and declared("backends", kind, "MEMORY") is not None
                 and declared("backends", kind, "SERVERS") is None
                 and installed.issuperset(_declared(kind, "REQUIRES", ()))
                 and self._runs_calls(kind, name)
                 and self._takes(kind, name, size)
-                and role.backend.args.keys() <= _argument_names(kind)
+                and role.engine.args.keys() <= _argument_names(kind)
             ):
                 yield kind
 

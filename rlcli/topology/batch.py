@@ -82,7 +82,7 @@ def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
     """The arithmetic of a recipe whose roles have these meshes."""
     generates = any(call.call == "generate" for call in recipe.graph.values())
     responses = recipe.generation.responses_per_prompt if generates else 1
-    per_row = 1 if generates else sequences_of_row(recipe.datasets, recipe.train.dataset)
+    per_row = 1 if generates else sequences_of_row(recipe)
     group = responses * per_row
     rows = recipe.train.prompts_per_step
     trained = {call.model: call for call in recipe.graph.values() if call.call == "train_step"}

@@ -135,11 +135,10 @@ def _cells(recipe: Recipe, topology: Topology, nodes: _Nodes, role: str) -> str:
 
 def _about(recipe: Recipe, topology: Topology, role: str) -> str:
     section = recipe.models[role]
-    assert section.backend is not None
     if not section.has_weights:
         return ""
     widest = max(len(str(placement.mesh)) for placement in topology.placements)
-    words = [f"{topology.placement(role).mesh!s:{widest}}", section.backend.type]
+    words = [f"{topology.placement(role).mesh!s:{widest}}", section.engine.type]
     calls = [call for call in recipe.graph.values() if call.model == role]
     kinds = {call.call for call in calls}
     marks = [

@@ -77,7 +77,7 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
         return topology.placement(role).ranks
 
     def servers(role: str, count: int) -> Group:
-        spread = nodes_of_a_server(recipe.models[role].backend)
+        spread = nodes_of_a_server(recipe.models[role])
         first_nodes = [nodes[rank] for rank in placed(role) for _ in range(count)]
         of_processes = tuple(first + number for first in first_nodes for number in range(spread))
         return Group(_server_name(role), "server", of_processes, processes_of_each=spread)
@@ -99,11 +99,10 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
 
 def pooled_roles(recipe: Recipe) -> tuple[str, ...]:
     """The roles whose calls run in processes of a pool, one for each rank."""
-    backends = {
-        name: role.backend for name, role in recipe.models.items() if role.backend is not None
-    }
     return tuple(
-        name for name, backend in backends.items() if declared("backends", backend.type, "POOLED")
+        name
+        for name, role in recipe.models.items()
+        if declared("backends", role.engine.type, "POOLED")
     )
 
 
@@ -126,8 +125,8 @@ def pausing_roles(recipe: Recipe, topology: Topology) -> tuple[str, ...]:
     trained = {rank for role in recipe.trained_roles for rank in topology.placement(role).ranks}
 
     def can_pause(role: str) -> bool:
-        backend, placement = recipe.models[role].backend, topology.placement(role)
-        streams = backend is not None and declared("backends", backend.type, "STREAMS")
+        placement = topology.placement(role)
+        streams = declared("backends", recipe.models[role].engine.type, "STREAMS")
         is_whole = placement.mesh.dp == len(placement.ranks)
         return bool(streams and is_whole and trained.isdisjoint(placement.ranks))
 
@@ -180,7 +179,7 @@ def server_folders(
     recipe: Recipe, topology: Topology, role: str, rank: int, run_dir: Path
 ) -> tuple[Path, ...]:
     """The folders of the servers that a rank of a role has, one for each process."""
-    count = servers_of_a_rank(recipe.models[role]) * nodes_of_a_server(recipe.models[role].backend)
+    count = servers_of_a_rank(recipe.models[role]) * nodes_of_a_server(recipe.models[role])
     first = topology.placement(role).ranks.index(rank) * count
     return tuple(
         process_folder(run_dir, "server", _server_name(role), first + index)

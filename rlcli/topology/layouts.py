@@ -125,9 +125,7 @@ def _total(peak: Peak) -> int:
 def _idle_share(recipe: Recipe, role: str, mesh: Mesh, micro_batches: int) -> float:
     """The idle share of n stages with v parts each and m micro-batches: (n - 1) / (v · m + n - 1).
     Narayanan et al., https://arxiv.org/abs/2104.04473, section 2.2."""
-    backend = recipe.models[role].backend
-    assert backend is not None
-    parts = argument_of("backends", backend, "virtual_stages") or 1
+    parts = argument_of("backends", recipe.models[role].engine, "virtual_stages") or 1
     return (mesh.pp - 1) / (parts * micro_batches + mesh.pp - 1)
 
 

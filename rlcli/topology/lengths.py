@@ -56,5 +56,5 @@ def group_size(recipe: Recipe) -> int:
     what a row holds."""
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
     if not generating:
-        return sequences_of_row(recipe.datasets, recipe.train.dataset)
+        return sequences_of_row(recipe)
     return max(responses_of(recipe, call) for call in generating)

@@ -201,8 +201,7 @@ def memory_model(
     """The memory model of the role's backend. Raises UnknownMemory."""
     if isinstance(sizes, str):
         raise UnknownMemory(sizes)
-    backend = recipe.models[role].backend
-    assert backend is not None
+    backend = recipe.models[role].engine
     model = registry.load_declared("backends", backend.type, "MEMORY")
     if model is None:
         raise UnknownMemory(f"the backend {backend.type} does not estimate it (MEMORY)")

@@ -57,7 +57,7 @@ def plan_servers(
     for role, model in models.items():
         if (memory := model.server(device_bytes)) is not None:
             ranks = topology.placement(role).ranks
-            placed = placed_servers(recipe.models[role].backend, ranks, topology.devices_per_node)
+            placed = placed_servers(recipe.models[role], ranks, topology.devices_per_node)
             planned.append(RoleServers(role, memory, tuple(placed), role in followers))
     return tuple(planned)
 

@@ -198,7 +198,7 @@ def _call(notes: Notes, call: Call, path: KeyPath) -> None:
 def _role(notes: Notes, call: Call, path: KeyPath) -> None:
     """Check that the role named by a call can perform it."""
     role = notes.recipe.models[call.model]
-    backend = role.backend.type if role.backend is not None else ""
+    backend = role.engine.type
     head = _needed_head(call)
     if not role.has_weights and (head is not None or call.call not in MODELLESS_CALLS):
         # otherwise the error is the role's own
@@ -220,7 +220,7 @@ def _identity(path: KeyPath) -> list[KeyPath]:
 
 def _other_head(notes: Notes, call: Call, path: KeyPath, head: str, needed: str | None) -> None:
     name = call.model
-    key = dotted(notes.written(("models", name)))
+    key = notes.key(("models", name))
     message = (
         f"{key} has the head {head}; {dotted(path)} ({call.interface.type}) needs the head {needed}"
     )
@@ -238,7 +238,7 @@ def _other_head(notes: Notes, call: Call, path: KeyPath, head: str, needed: str 
 
 
 def _without_weights(notes: Notes, call: Call, path: KeyPath) -> None:
-    key = dotted(notes.written(("models", call.model)))
+    key = notes.key(("models", call.model))
     message = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
     hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
     needs = [*sources(call.model), (*path, "call"), (*path, "interface", "type")]
@@ -259,8 +259,7 @@ def _inabilities(notes: Notes) -> None:
     """Report each backend that cannot do what calls ask of it, once."""
     for name, verbs in notes.unable.items():
         section = ("models", name, "backend")
-        backend, key = notes.recipe.models[name].backend, dotted(notes.written(section))
-        assert backend is not None
+        backend, key = notes.recipe.models[name].engine, notes.key(section)
         asked = in_words(map(dotted, verbs))
         ask = "ask" if len(verbs) > 1 else "asks"
         message = (
@@ -290,7 +289,7 @@ def _pooled(notes: Notes, call: Call, path: KeyPath) -> None:
         problem = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
     else:
         return
-    hint = f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}"
+    hint = f"{notes.key(backend[:3])}={WEIGHTLESS}"
     notes.note("R71", problem, backend, hint, needs=_identity(path))
 
 

@@ -50,7 +50,7 @@ def _prompts(notes: Notes, replicas: Mapping[str, int]) -> None:
     if len(wide) == 1:
         has, fewer = (
             "has",
-            f"{dotted(notes.written(('models', next(iter(wide)), 'devices')))}=0-{rows - 1}",
+            f"{notes.key(('models', next(iter(wide)), 'devices'))}=0-{rows - 1}",
         )
     message = (
         f"train.prompts_per_step is {rows}, but {in_words(wide)} {has} {most} data-parallel ranks"
@@ -69,7 +69,7 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
     0 if they are wrong or in doubt."""
     where = ("models", name)
     layout = [(*where, "mesh"), (*where, "devices")]
-    backend = role.backend.type if role.backend is not None else ""
+    backend = role.engine.type
     if _unsupported(notes, name, backend, role.mesh):
         return 0
     try:
@@ -99,7 +99,7 @@ def _layout(notes: Notes, name: str, mesh: Mesh) -> None:
 def _does_not_fit(notes: Notes, name: str, error: DevicesError, layout: Sequence[KeyPath]) -> None:
     """Report impossible devices or mesh of a role, with the settings that would fit."""
     code = "R50" if error.needs and error.key == "devices" else "R49"
-    mesh = dotted(notes.written(("models", name, "mesh")))
+    mesh = notes.key(("models", name, "mesh"))
     settings = [f"{mesh}.{dimension}={size}" for dimension, size in error.fitting]
     if error.needs and _may_have(notes, error.needs):
         launch = "launch=local " if notes.recipe.launch.type == "inline" else ""
@@ -128,7 +128,7 @@ def _unsupported(notes: Notes, name: str, backend: str, mesh: Mesh | MeshSection
     wrong = [dimension for dimension, size in sizes.items() if size > 1 and dimension not in able]
     for dimension in wrong:
         path = ("models", name, "mesh", dimension)
-        setting = f"{dotted(notes.written(path))}={sizes[dimension]}"
+        setting = f"{notes.key(path)}={sizes[dimension]}"
         message = f"the backend {backend} of {name} does not support {dimension} ({setting})"
         hint = _supported(notes, name, able, dimension)
         notes.note("R49", message, path, hint, needs=[("models", name, "backend", "type")])
@@ -163,24 +163,22 @@ def _device_of(notes: Notes, name: str, backend: str) -> None:
             f"the backend {backend} of {name} runs on {' and '.join(able)} only, not on {device}"
         )
         needs = [("cluster", "device"), ("models", name, "backend", "type")]
-        key = dotted(notes.written(needs[1]))
+        key = notes.key(needs[1])
         notes.note("R49", message, ("cluster", "device"), f"choose another {key}", needs=needs)
 
 
 def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
     """Each rank needs an entry of its own in the arguments that the backend declares in
     PER_RANK."""
-    if role.backend is None:
-        return
     path = ("models", name, "backend")
-    for argument in declared("backends", role.backend.type, "PER_RANK") or ():
-        entries = role.backend.args.get(argument)
+    for argument in declared("backends", role.engine.type, "PER_RANK") or ():
+        entries = role.engine.args.get(argument)
         if isinstance(entries, list | tuple) and 0 < len(entries) < ranks:
             text = (
                 f"{name} has {ranks} ranks, each of which needs an entry of {argument}, but "
                 f"there are {len(entries)}"
             )
-            key = dotted(notes.written((*path[:-1], "devices")))
+            key = notes.key((*path[:-1], "devices"))
             needs = [*CLUSTER, (*path[:-1], "devices"), (*path, "type")]
             notes.note(
                 "R49",
@@ -195,7 +193,7 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
     """Servers need nodes that exist, and devices of their own,
     since each takes most of a device's memory."""
     cluster = notes.recipe.cluster
-    servers = placed_servers(role.backend, ranks, cluster.devices_per_node)
+    servers = placed_servers(role, ranks, cluster.devices_per_node)
     if any(server.nodes[-1] >= cluster.nodes for server in servers):
         _beyond_last_node(notes, name, len(servers[0].nodes))
     elif cluster.device == "cuda" and servers:  # elsewhere they may compute on processors
@@ -251,7 +249,7 @@ def _room_for_servers(notes: Notes, name: str, role: Role, ranks: Sequence[int])
     """How each server gets devices of its own, if it does so at these ranks."""
     if not ranks:
         return None
-    servers = placed_servers(role.backend, ranks, notes.recipe.cluster.devices_per_node)
+    servers = placed_servers(role, ranks, notes.recipe.cluster.devices_per_node)
     if max(servers_on(servers).values()) > 1:
         return None
     key = dotted(as_rollout(("models", name, "devices")))
@@ -266,7 +264,7 @@ def _more_nodes(notes: Notes, name: str, devices: int, nodes: int) -> str | None
     enough = math.ceil(devices * nodes / cluster.devices_per_node)
     if devices <= cluster.devices_per_node or enough > cluster.nodes:
         return None
-    key = dotted(notes.written(("models", name, "backend", "args", "nodes")))
+    key = notes.key(("models", name, "backend", "args", "nodes"))
     return f"{key}={enough} spreads each server over {enough} nodes"
 
 

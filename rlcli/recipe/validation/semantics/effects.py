@@ -47,8 +47,7 @@ def _components(notes: Notes) -> Iterator[tuple[str, Component, KeyPath]]:
     for path, call in calls_of(notes.recipe):
         yield "interfaces", call.interface, (*path, "interface")
     for name, role in notes.recipe.models.items():
-        if role.backend is not None:
-            yield "backends", role.backend, ("models", name, "backend")
+        yield "backends", role.engine, ("models", name, "backend")
     for name, dataset in notes.recipe.datasets.items():
         yield "datasets", dataset, ("datasets", name)
 
@@ -63,7 +62,7 @@ def _needs(notes: Notes, kind: str, component: Component, args: KeyPath) -> None
         places = [(*args, argument), (*args, needed)]
         written = f" ({notes.mark(places[1])})" if notes.is_set(places[1]) else ""
         message = f"{problem}{written}"
-        removal = f"remove it, or set {dotted(notes.written(places[0]))}=null"
+        removal = f"remove it, or set {notes.key(places[0])}=null"
         hint = removal if notes.is_set(places[0]) else None
         notes.note("R71", message, notes.first_set(*places), hint, needs=places, same=problem)
 

@@ -108,8 +108,7 @@ def _transfer_of_average(notes: Notes, target: str, call: Call, path: KeyPath) -
 
 def _moving_average(notes: Notes, target: str, call: Call, path: KeyPath) -> None:
     """A moving average needs weights that small updates change."""
-    backend = notes.recipe.models[target].backend
-    assert backend is not None
+    backend = notes.recipe.models[target].engine
     for name, rounded in declared_mapping("backends", backend.type, "ROUNDS_WEIGHTS").items():
         value = argument_of("backends", backend, name)
         if value in rounded:

@@ -47,7 +47,7 @@ def _weights(notes: Notes, role: Role, path: KeyPath) -> None:
 
 def _number_of_sources(notes: Notes, role: Role, path: KeyPath, sources_set: list[str]) -> None:
     """One source, unless the backend runs no model: then none."""
-    kind = role.backend.type if role.backend is not None else ""
+    kind = role.engine.type
     has = f"{dotted(path)} has"
     if len(sources_set) > 1:
         places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in sources_set)
@@ -93,19 +93,18 @@ def _scratch(
 
 def _alternatives(notes: Notes, role: Role, path: KeyPath) -> None:
     """A backend whose class declares ONE_OF needs exactly one of these arguments."""
-    if role.backend is None:
-        return
-    alternatives = declared("backends", role.backend.type, "ONE_OF") or ()
-    if problem := alternatives_problem(alternatives, role.backend.args):
+    backend = role.engine
+    alternatives = declared("backends", backend.type, "ONE_OF") or ()
+    if problem := alternatives_problem(alternatives, backend.args):
         key = notes.written(path)
-        message = f"{dotted(key)} ({role.backend.type}): {problem}"
+        message = f"{dotted(key)} ({backend.type}): {problem}"
         hint = " or ".join(f"{dotted(key)}.args.{name}=…" for name in alternatives)
         needs = [(*path, "args", name) for name in alternatives]
         notes.note(
             "R39",
             message,
             (*path, "type"),
-            f"{hint}; rlcli show backend {role.backend.type}",
+            f"{hint}; rlcli show backend {backend.type}",
             needs=needs,
         )
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from rlcli.recipe.expansion.rollouts import as_rollout
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
-from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, at, key_mark, keys_at, nearest
+from rlcli.recipe.parsing.tree import (
+    KeyPath,
+    MappingNode,
+    Mark,
+    at,
+    dotted,
+    key_mark,
+    keys_at,
+    nearest,
+)
 from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.schema import Recipe
 from rlcli.spelling import name_instead
@@ -83,6 +92,10 @@ class Notes:
         """The key that a user sets: that of a rollout's role is below its `rollout`."""
         section = as_rollout(path)
         return section if at(self.problems.written, section[:3]) is not None else path
+
+    def key(self, path: KeyPath) -> str:
+        """That key as it is written on the command line."""
+        return dotted(self.written(path))
 
     def is_set(self, path: KeyPath) -> bool:
         """Whether some layer sets a value."""

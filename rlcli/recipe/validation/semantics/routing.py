@@ -31,7 +31,7 @@ def _check_backend(notes: Notes, call: Call, path: KeyPath) -> None:
         return
     backend = role.backend.type
     if not declared("backends", backend, "ROUTING_REPLAY"):
-        key = dotted(notes.written(("models", call.model)))
+        key = notes.key(("models", call.model))
         verb = "record" if call.call == "generate" else "prescribe"
         message = (
             f"the backend {backend} of {key} cannot {verb} the experts of tokens, which "

@@ -178,7 +178,7 @@ def _values_of(parameter: Any, line: CommandLine, last: str) -> Iterator[Candida
 
 
 def _recipes(line: CommandLine, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.parsing.layers import recipe_names, whole_recipe_names
+    from rlcli.recipe.parsing.finding import recipe_names, whole_recipe_names
 
     yield from map(Candidate, recipe_names() if "/" in last else whole_recipe_names())
     yield from _files_ending(last, ".yaml", ".yml")
@@ -223,7 +223,7 @@ def _datasets(line: CommandLine, last: str) -> Iterator[Candidate]:
 
 
 def _profiles(line: CommandLine, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.parsing.layers import profile_names
+    from rlcli.recipe.parsing.finding import profile_names
 
     yield from map(Candidate, profile_names())
     yield from _files_ending(last, ".yaml", ".yml")

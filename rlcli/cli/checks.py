@@ -110,7 +110,7 @@ class CheckPrinter(SilentPrinter):
         """The file of the own tests that have passed last, and their number."""
 
     def component(self, subject: Subject, checks: int) -> None:
-        from rlcli.recipe.parsing.layers import shown
+        from rlcli.recipe.parsing.finding import shown
         from rlcli.testing.subjects import KINDS
 
         super().component(subject, checks)

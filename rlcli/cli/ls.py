@@ -87,7 +87,7 @@ def _print_names(files_by_kind: Mapping[str, Mapping[str, Path]]) -> None:
 def _files(kind: ListedKind) -> dict[str, Path]:
     """Name → file."""
     if kind in (ListedKind.RECIPES, ListedKind.PROFILES):
-        from rlcli.recipe.parsing.layers import PROFILES, profile_names, recipe_names
+        from rlcli.recipe.parsing.finding import PROFILES, profile_names, recipe_names
 
         files = profile_names() if kind is ListedKind.PROFILES else recipe_names()
         return {name: file for name, file in files.items() if not name.startswith(PROFILES)}

@@ -58,7 +58,7 @@ def migrate(
 def _read(path: Path) -> tuple[str, set[str]]:
     """The text of a recipe, and the interfaces of the calls in the layers that it extends.
     Raises RecipeError."""
-    from rlcli.recipe.parsing.collecting import collect
+    from rlcli.recipe.parsing.layers import collect
     from rlcli.recipe.parsing.problems import Problems
     from rlcli.recipe.parsing.tree import at, keys_at, plain
 

@@ -254,7 +254,7 @@ def _as_text(bound: float) -> str:
 
 
 def _is_recipe(name: str) -> bool:
-    from rlcli.recipe.parsing.layers import recipe_names
+    from rlcli.recipe.parsing.finding import recipe_names
 
     if "\0" in name:
         return False

@@ -103,7 +103,7 @@ def _check_name(name: str) -> None:
     """Raises UsageError for a name that no recipe has, saying what it is instead, or which names
     are similar."""
     from rlcli import registry
-    from rlcli.recipe.parsing.layers import recipe_names
+    from rlcli.recipe.parsing.finding import recipe_names
     from rlcli.recipe.schema import SECTIONS
     from rlcli.recipe.synonyms import absent
     from rlcli.registry.listing import called_elsewhere
@@ -236,7 +236,7 @@ def _show_components(homes: list[tuple[str, str]], as_json: bool) -> None:
 
 def _print_component(signature: Signature) -> None:
     from rlcli.recipe.introspection.fields import arguments_in
-    from rlcli.recipe.parsing.layers import shown
+    from rlcli.recipe.parsing.finding import shown
 
     print_text(
         f"{signature.kind.removesuffix('s')} {signature.name} · "

@@ -29,7 +29,7 @@ def validate(
     Example: rlcli validate ppo_math train.steps=100
     """
     from rlcli.inspect.doubtful import recipe_warnings
-    from rlcli.recipe.parsing.layers import shown
+    from rlcli.recipe.parsing.finding import shown
     from rlcli.recipe.requirements_here import missing_here
     from rlcli.recipe.warm_start import chain
     from rlcli.topology.layouts import layout_errors

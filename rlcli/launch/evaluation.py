@@ -20,7 +20,7 @@ from rlcli.owned_folder import temporary_folder
 from rlcli.project import check_run_not_planted
 from rlcli.recipe.lengths import generation_of
 from rlcli.recipe.named_files import for_any_folder
-from rlcli.recipe.parsing.layers import ROWS
+from rlcli.recipe.parsing.finding import ROWS
 from rlcli.recipe.prompt_format import PromptFormat, prompt_format
 from rlcli.recipe.schema import Recipe
 from rlcli.spelling import nearest_name
@@ -194,7 +194,7 @@ def _keys(prefix: str, component: Component) -> dict[str, Any]:
 
 
 def _exam_by_name(named: str) -> Exam:
-    from rlcli.recipe.parsing.layers import whole_recipe_names
+    from rlcli.recipe.parsing.finding import whole_recipe_names
     from rlcli.registry import names
 
     datasets, recipes = names("datasets"), whole_recipe_names()

@@ -106,7 +106,7 @@ def _run_first(
     """Run a recipe whose result another one starts from,
     or continue a run of it that was interrupted."""
     from rlcli.recipe.measured_arguments import with_choices_of
-    from rlcli.recipe.parsing.layers import shown
+    from rlcli.recipe.parsing.finding import shown
     from rlcli.recipe.resolve import load_recipe
 
     title, folder = f"warm start {recipe.name}", find_interrupted(resolved, log_dir)

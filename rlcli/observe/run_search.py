@@ -89,7 +89,7 @@ def _ambiguous(message: str, runs: Sequence[Path]) -> ResourceError:
 
 
 def _is_recipe(name: str) -> bool:
-    from rlcli.recipe.parsing.layers import whole_recipe_names
+    from rlcli.recipe.parsing.finding import whole_recipe_names
 
     return name in whole_recipe_names()
 

@@ -15,7 +15,8 @@ from rlcli.api.run_folder import is_run, newest_run_in
 from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, raise_all
 from rlcli.recipe.components import declared, has_method
 from rlcli.recipe.graph import calls_of
-from rlcli.recipe.parsing.layers import Layer, whole_recipe_names
+from rlcli.recipe.parsing.finding import whole_recipe_names
+from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.tree import KeyPath, MappingNode, Mark, dotted, nearest
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.spelling import nearest_name

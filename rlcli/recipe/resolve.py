@@ -22,14 +22,14 @@ from rlcli.recipe.expansion.generation import with_generation
 from rlcli.recipe.expansion.preparation import with_preparation
 from rlcli.recipe.expansion.rollouts import as_rollout, with_rollouts
 from rlcli.recipe.named_files import with_found_files
-from rlcli.recipe.parsing.collecting import collect
 from rlcli.recipe.parsing.defaults import with_lists_to_extend
+from rlcli.recipe.parsing.finding import find_recipe
 from rlcli.recipe.parsing.interpolation import (
     interpolate,
     referenced_blocks,
     references_in,
 )
-from rlcli.recipe.parsing.layers import Layer, find_recipe
+from rlcli.recipe.parsing.layers import Layer, collect
 from rlcli.recipe.parsing.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.places import GRAPHS

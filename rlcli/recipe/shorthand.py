@@ -10,7 +10,7 @@ from rlcli.errors import UsageError
 from rlcli.recipe.components import known_signature
 from rlcli.recipe.expansion.call_keys import made_by
 from rlcli.recipe.introspection.typing_ahead import sketch
-from rlcli.recipe.parsing.layers import whole_recipe_names
+from rlcli.recipe.parsing.finding import whole_recipe_names
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
 from rlcli.recipe.parsing.tree import MappingNode, at, keys_at, value_at
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlcli.errors import RecipeError
 from rlcli.recipe.lengths import positions_of
-from rlcli.recipe.parsing.layers import find_recipe
+from rlcli.recipe.parsing.finding import find_recipe
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.unresolved import Unresolved
 from rlcli.recipe.resolve import Resolved, load_recipe

@@ -257,7 +257,7 @@ def _refuse_taken(folder: str, name: str, root: Path) -> None:
 
 
 def _refuse_taken_recipe(name: str, root: Path) -> None:
-    from rlcli.recipe.parsing.layers import recipe_names
+    from rlcli.recipe.parsing.finding import recipe_names
 
     taken = recipe_names().get(name)
     if taken is not None and not taken.resolve().is_relative_to(root.resolve() / "recipes"):

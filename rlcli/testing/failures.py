@@ -10,7 +10,7 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING
 
 from rlcli.errors import RlcliError
-from rlcli.recipe.parsing.layers import shown
+from rlcli.recipe.parsing.finding import shown
 from rlcli.testing.contract import FailedElsewhere, TimeIsUp, Violation
 from rlcli.testing.results import CheckFailure
 

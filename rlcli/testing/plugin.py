@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.project import PACKAGE, search_path
-from rlcli.recipe.parsing.layers import shown
+from rlcli.recipe.parsing.finding import shown
 from rlcli.testing.contract import TimeIsUp, Violation
 from rlcli.testing.failures import failure_of
 from rlcli.testing.process_state import PUT_BACK, ProcessState, StartedTasks

@@ -21,7 +21,7 @@ from rlcli.inspect.doubtful import contradictions
 from rlcli.observe.metrics import read_metrics
 from rlcli.project import is_built_in
 from rlcli.recipe.introspection.minimal import superfluous
-from rlcli.recipe.parsing.layers import shown
+from rlcli.recipe.parsing.finding import shown
 from rlcli.recipe.resolve import Resolved, load_recipe
 from rlcli.recipe.schema import Component, Recipe
 from rlcli.testing.contract import Contract, Violation, skip_unless

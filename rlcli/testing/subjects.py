@@ -205,7 +205,7 @@ def _one(kind: str, name: str) -> Subject:
 
 
 def _recipe(name: str) -> Subject:
-    from rlcli.recipe.parsing.layers import find_recipe
+    from rlcli.recipe.parsing.finding import find_recipe
     from rlcli.recipe.parsing.problems import Problems
 
     problems = Problems()
@@ -222,7 +222,7 @@ def names(kind: str) -> dict[str, Path]:
     if kind in COMPONENTS:
         return registry.names(COMPONENTS[kind])
     if kind == "recipe":
-        from rlcli.recipe.parsing.layers import whole_recipe_names
+        from rlcli.recipe.parsing.finding import whole_recipe_names
 
         return whole_recipe_names()
     folders = [FAMILIES, *map(Path, search_path("families"))]

@@ -17,7 +17,7 @@ from rlcli.cli.sweeps import _tell_end as tell_end
 from rlcli.cli.train import tell
 from rlcli.errors import RecipeError, UnknownComponent
 from rlcli.recipe.introspection.fields import fields_under
-from rlcli.recipe.parsing.layers import profile_names
+from rlcli.recipe.parsing.finding import profile_names
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import SECTIONS
 from rlcli.recipe.synonyms import ABSENT, SYNONYMS

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from rlcli import registry
 from rlcli.errors import RecipeError, UsageError
 from rlcli.recipe.introspection.json_schema import recipe_schema, schema_of
-from rlcli.recipe.parsing.layers import recipe_names
+from rlcli.recipe.parsing.finding import recipe_names
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
 from rlcli.recipe.parsing.tree import plain

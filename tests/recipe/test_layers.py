@@ -139,7 +139,7 @@ MAPPINGS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 @given(st.lists(MAPPINGS, min_size=3, max_size=5), st.data())
 def test_layering_is_associative(tmp_path_factory, mappings, data):
     """However layers are grouped into files that extend each other, the result is the same."""
-    from rlcli.recipe.parsing.collecting import collect
+    from rlcli.recipe.parsing.layers import collect
 
     root = tmp_path_factory.mktemp("layers")
     for number, mapping in enumerate(mappings):

@@ -11,7 +11,7 @@ import pytest
 from hint_following import problems, still_wrong
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.parsing.layers import profile_names
+from rlcli.recipe.parsing.finding import profile_names
 from rlcli.recipe.resolve import load_recipe
 
 ENGINES = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.parsing.layers import profile_names, recipe_names, whole_recipe_names
+from rlcli.recipe.parsing.finding import profile_names, recipe_names, whole_recipe_names
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.warm_start import warm_starts
 

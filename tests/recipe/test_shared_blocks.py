@@ -9,7 +9,7 @@ import pytest
 from rlcli.errors import RecipeError, UsageError
 from rlcli.recipe.introspection.explanation import explain
 from rlcli.recipe.introspection.json_schema import recipe_schema
-from rlcli.recipe.parsing.layers import profile_names
+from rlcli.recipe.parsing.finding import profile_names
 from rlcli.recipe.resolve import load_recipe
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlcli import registry
 from rlcli.errors import RecipeError
 from rlcli.recipe.introspection.minimal import superfluous
-from rlcli.recipe.parsing.layers import find_recipe
+from rlcli.recipe.parsing.finding import find_recipe
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology.report import make_plan

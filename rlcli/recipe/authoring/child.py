@@ -9,7 +9,8 @@ from typing import Any
 
 from rlcli.errors import UsageError
 from rlcli.files import not_writable
-from rlcli.recipe.parsing.layers import Layer, find_profile, recipe_names, recipe_roots, shown
+from rlcli.recipe.parsing.finding import find_profile, recipe_names, recipe_roots, shown
+from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import Entry, MappingNode, Scalar, leaves, plain, with_entry
 from rlcli.recipe.parsing.write import to_yaml

@@ -21,7 +21,7 @@ from rlcli.errors import ProjectError
 from rlcli.project import roots
 from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.docs import doc_of
-from rlcli.recipe.parsing.layers import shown
+from rlcli.recipe.parsing.finding import shown
 from rlcli.recipe.parsing.places import component_paths
 from rlcli.recipe.parsing.tree import KeyPath, Node, Scalar, at, default_mark, dotted, node_of
 from rlcli.recipe.schema import Call, Component, Recipe

@@ -16,8 +16,8 @@ from rlcli.api.component import module_name
 from rlcli.errors import RlcliError, UsageError
 from rlcli.recipe import schema as sections
 from rlcli.recipe.introspection.docs import doc_of
+from rlcli.recipe.parsing.finding import recipe_names
 from rlcli.recipe.parsing.interpolation import Reference, references_in
-from rlcli.recipe.parsing.layers import recipe_names
 from rlcli.recipe.parsing.merge import APPEND, REPLACE, spell_out_types
 from rlcli.recipe.parsing.places import kind_at
 from rlcli.recipe.parsing.problems import Problems

@@ -13,8 +13,8 @@ from rlcli.recipe.components import signature_of
 from rlcli.recipe.expansion.backends import with_backends
 from rlcli.recipe.introspection.candidate import Candidate
 from rlcli.recipe.introspection.docs import doc_of
-from rlcli.recipe.parsing.collecting import collect
-from rlcli.recipe.parsing.layers import find_recipe, recipe_names
+from rlcli.recipe.parsing.finding import find_recipe, recipe_names
+from rlcli.recipe.parsing.layers import collect
 from rlcli.recipe.parsing.merge import merge, reference_below
 from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.places import GRAPHS, Pattern, component_paths, kind_at, matches

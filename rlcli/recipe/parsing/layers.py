@@ -1,32 +1,39 @@
-"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself."""
+"""Read the layers of a recipe: `extends:` first, in order, then the file itself, then those of
+`--with`, which must fit it."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
-from rlcli import registry
-from rlcli.api.run_folder import RESOLVED_RECIPE, is_run
-from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
+from rlcli.recipe.parsing.finding import (
+    find_profile,
+    profile_names,
+    recipe_names,
+    recipe_roots,
+    shown,
+    with_option,
+)
+from rlcli.recipe.parsing.merge import as_layer
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
-from rlcli.recipe.parsing.tree import Listing, MappingNode, Mark, Node, Scalar, is_null, kind_of
-from rlcli.recipe.synonyms import absent
+from rlcli.recipe.parsing.tree import (
+    Listing,
+    MappingNode,
+    Mark,
+    Node,
+    Scalar,
+    at,
+    entries_at,
+    is_null,
+    kind_of,
+    value_at,
+)
 from rlcli.spelling import did_you_mean, name_of_file, nearest_name
 
 MAX_LAYERS = 64
-ROWS = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
-"""Endings of files of rows, none of which is that of a recipe."""
-
-PROFILES = "profiles/"
-"""Subfolder of recipes to apply on top of others: a cluster, a size, never a complete recipe."""
-PARTS = ("base/", "data/", "environments/", "rewards/")
-"""Subfolders of layers that recipes extend: graphs and defaults, datasets, episodes, rewards."""
 
 
 @dataclass(frozen=True)
@@ -46,166 +53,79 @@ class Layer:
     """The `extends:` entry or `--with` option that names it; None for the recipe itself."""
 
 
-def recipe_roots() -> list[Path]:
-    """Folders that contain recipes: the user's project first, the built-in ones last."""
-    from rlcli.project import search_path
-
-    roots: list[Path] = []
-    for folder in reversed([Path(entry) for entry in search_path("recipes")]):
-        if folder.is_dir() and folder.resolve() not in [root.resolve() for root in roots]:
-            roots.append(folder)
-    return roots
-
-
-def recipe_names() -> dict[str, Path]:
-    """Every recipe's name (`ppo_math`, `base/ppo`), with its file."""
-    files: dict[str, Path] = {}
-    for root in recipe_roots():
-        for path in sorted(root.rglob("*.yaml")):
-            if not any(folder.startswith(".") for folder in path.relative_to(root).parts):
-                files.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
-    return dict(sorted(files.items()))
+def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> list[Layer]:
+    """All layers of a recipe, lowest first, those of `--with` last. A layer reached twice counts
+    where it came first; one named by `--with` must be new,
+    because otherwise it would not be on top."""
+    collector = Collector(recipe_roots(), problems)
+    collector.add(path, path.name, None)
+    for profile in profiles:
+        if file := find_profile(profile, problems):
+            below = collector.layers[:]
+            collector.lay(file, with_option(profile))
+            _check_base(profile, below, collector.layers, problems)
+        else:
+            problems.is_cut_off = True
+    return collector.layers
 
 
-def _named(name: str) -> Path | None:
-    """The file of a recipe or layer by name, without reading the folders of recipes."""
-    if any(part.startswith((".", "/")) for part in Path(name).parts):
-        return None
-    files = (root / f"{name}.yaml" for root in recipe_roots())
-    return next((path for path in files if path.is_file()), None)
+def _check_base(
+    profile: str, below: Sequence[Layer], layers: Sequence[Layer], problems: Problems
+) -> None:
+    """Refuse a layer of `--with` that sets the block of an algorithm's base, such as `ppo` of
+    `base/ppo`, for a recipe that does not extend it."""
+    bases = _bases_needed(layers[len(below) :], below)
+    if not bases:
+        return
+    recipe = below[-1].path.stem if below else "the recipe"
+    fitting = [name for name, path in profile_names().items() if _fits(_layers_of(path), below)]
+    near = nearest_name(profile, fitting)
+    message = f"{profile} is for recipes that extend {bases[0]}, and {recipe} does not"
+    hint = f"did you mean --with {near}?" if near else f"profiles that fit: {', '.join(fitting)}"
+    problems.add("R51", message, with_option(profile), hint)
+    problems.is_cut_off = True
 
 
-def profile_names() -> dict[str, Path]:
-    """Names that `--with` accepts (`gpu8`), with their files."""
-    return {
-        name.removeprefix(PROFILES): path
-        for name, path in recipe_names().items()
-        if name.startswith(PROFILES)
-    }
+def _bases_needed(layers: Sequence[Layer], below: Sequence[Layer]) -> list[str]:
+    """The bases whose blocks some layers set, but none of those below."""
+    from rlcli.recipe.schema import SECTIONS  # names of recipes are listed without it
+
+    keys = {key for layer in layers for key in layer.tree.entries}
+    keys -= {key for layer in below for key in layer.tree.entries}
+    files, named = [layer.path.resolve() for layer in (*layers, *below)], recipe_names()
+    bases = {f"base/{key}": named.get(f"base/{key}") for key in sorted(keys - {*SECTIONS})}
+    return [base for base, path in bases.items() if path and path.resolve() not in files]
 
 
-def whole_recipe_names() -> dict[str, Path]:
-    """The recipes that can be trained, without layers that are only parts of one."""
-    return {
-        name: path
-        for name, path in recipe_names().items()
-        if not name.startswith((PROFILES, *PARTS))
-    }
-
-
-def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
-    """A recipe by path (`.yaml` optional) or by name, also written as its file in the folder of
-    recipes, `recipes/NAME.yaml`; None, with the reason reported, if not found."""
-    text = os.fspath(recipe)
-    file, refused = _existing(text, problems)
-    if file is not None and file.suffix in ROWS:
-        hint = f"to train on it: rlcli train sft --model MODEL --data {text}"
-        problems.add("R51", f"{text} holds rows, not a recipe", hint=hint)
-        return None
-    if file is not None or refused:
-        return file
-    name = text.removesuffix(".yaml").removeprefix("recipes/")
-    named = None if name.startswith(PROFILES) else _named(name)
-    if named is not None:
-        return named
-    kind = "a folder" if Path(text).is_dir() else "not a file"
-    message = f"recipe {text!r} not found ({kind}, and no recipe has that name)"
-    problems.add("R51", message, hint=_instead_of(text, name.removesuffix(".yml")))
-    return None
-
-
-def _instead_of(text: str, name: str) -> str | None:
-    """What was probably meant by a recipe that does not exist; `name`: without its ending."""
-    profile, listed = name.removeprefix(PROFILES), whole_recipe_names()
-    if "=" in text:
-        return f"the recipe comes before its overrides: RECIPE {text}"
-    if is_run(Path(text)):
-        return _instead_of_run(Path(text))
-    if profile in profile_names():
-        return f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
-    if advice := absent(name):
-        return advice
-    available = f"available: {', '.join(listed)}" if listed else None
-    return did_you_mean(Path(name).name, listed, available)
-
-
-def _instead_of_run(run: Path) -> str:
-    """What to name in place of a run's folder: its recipe, to look at, or the run, to continue."""
-    file = run / RESOLVED_RECIPE
-    look = f"its recipe is {shlex.quote(str(file))}; " if file.is_file() else ""
-    return f"it is the folder of a run; {look}to continue it: rlcli resume {shlex.quote(str(run))}"
-
-
-def find_profile(profile: str, problems: Problems) -> Path | None:
-    """A layer for the command line: a file (`.yaml` optional; any readable one, as the user names
-    it), a profile by name, or another layer by name. None, with the reason reported,
-    if not found."""
-    mark = with_option(profile)
-    file, refused = _existing(profile, problems, mark)
-    if file is not None or refused:
-        return file
-    name = profile.removesuffix(".yaml")
-    if named := _named(f"{PROFILES}{name}") or _named(name):
-        return named
-    message = f"layer {profile!r} not found (not a file, and no profile has that name)"
-    problems.add("R51", message, mark, _instead_of_layer(name))
-    return None
-
-
-def _instead_of_layer(name: str) -> str | None:
-    """What was probably meant by a layer that does not exist."""
-    from rlcli.recipe.sections.launch import LaunchSection
-
-    if name in registry.names("backends"):
-        return f"it is a backend: write models.actor.backend={name}"
-    if name in get_args(LaunchSection.model_fields["type"].annotation):
-        return f"it is a launcher: write launch={name}"
-    profiles = profile_names()
-    layers = [layer for layer in recipe_names() if layer.startswith(PARTS[1:])]
-    near = nearest_name(name, [Path(layer).name for layer in layers])
-    if near is not None:
-        return f"did you mean {name_of_file(near, layers)}?"
-    return did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
-
-
-def with_option(profile: str) -> Mark:
-    """The place of a command-line layer, for messages."""
-    return Mark(f"--with {profile[:200]}", 0, 0)
-
-
-def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[Path | None, bool]:
-    """The file of that name, if there is one; and whether the name is refused,
-    with the reason reported."""
-    if "\0" in text or not text:
-        problems.add("R59", f"{text!r} is not a valid file name", mark)
-        return None, True
-    try:
-        candidates = [
-            path
-            for path in (Path(text), Path(f"{text}.yaml"))
-            if path.exists() and not path.is_dir()
-        ]
-    except OSError as error:
-        code = "R58" if isinstance(error, PermissionError) else "R59"
-        problems.add(code, f"{text[:200]!r}: {error.strerror}", mark)
-        return None, True
-    return (candidates[0] if candidates else None), False
-
-
-def shown(path: Path) -> str:
-    """A path as shown in messages."""
-    try:
-        return path.resolve().relative_to(Path.cwd().resolve()).as_posix()
-    except (ValueError, OSError):
-        return str(path)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a file exists, as far as one may look."""
-    try:
-        return path.is_file()
-    except OSError:
+def _fits(layers: Sequence[Layer], below: Sequence[Layer]) -> bool:
+    """Whether the recipe of the layers below has what some layers change: the blocks, the calls,
+    and for a rollout one that samples."""
+    names = {name for name, _ in _named("graph", below)}
+    changed = {name for name, call in _named("graph", layers) if at(call, ("call",)) is None}
+    samples = any(value_at(call, ("call",)) == "generate" for _, call in _named("graph", below))
+    has_rollout = any(at(role, ("rollout",)) for _, role in _named("models", layers))
+    if has_rollout and not samples:
         return False
+    return changed <= names and not _bases_needed(layers, below)
+
+
+def _named(section: str, layers: Sequence[Layer]) -> list[tuple[str, Node]]:
+    """The entries of a section in some layers: names, and what each layer says."""
+    return [
+        (name, entry.node)
+        for layer in layers
+        for name, entry in entries_at(layer.tree, (section,)).items()
+    ]
+
+
+def _layers_of(path: Path) -> list[Layer]:
+    """A layer with those that it extends, lowest first."""
+    collector = Collector(recipe_roots(), Problems())
+    collector.add(path, path.name, None)
+    return collector.layers
+
+
+# -- reading them ----------------------------------------------------------------------------------
 
 
 class Collector:
@@ -252,15 +172,8 @@ class Collector:
         self.open.append((real, file))
         self.extend(tree.get("extends"), path)
         self.open.pop()
-        spelt = self._spelt_out(tree)
-        self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
-
-    def _spelt_out(self, tree: MappingNode) -> MappingNode:
-        """Without what it extends, which is a layer of its own."""
-        content = with_valid_markers(tree.without_keys(["extends"]), self.problems)
-        spelt = spell_out_types(content)
-        assert isinstance(spelt, MappingNode)
-        return spelt
+        content = as_layer(tree.without_keys(["extends"]), self.problems)
+        self.layers.append(Layer(file, self.unique(label), path, text, content, asked_by))
 
     def _circle(self, real: Path) -> list[str]:
         """The files from this one to itself again, if it is being read."""
@@ -360,3 +273,11 @@ class Collector:
 
     def inside(self, name: str) -> bool:
         return any(Path(name).resolve().is_relative_to(root.resolve()) for root in self.roots)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file exists, as far as one may look."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

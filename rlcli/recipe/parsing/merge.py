@@ -56,6 +56,14 @@ def reference_below(node: Node | None) -> str | None:
     return whole_reference(node.under if isinstance(node, MappingNode) else node)
 
 
+def as_layer(tree: MappingNode, problems: Problems) -> MappingNode:
+    """A tree as it was written, ready to be merged: with valid markers, and components spelt
+    out."""
+    layer = spell_out_types(with_valid_markers(tree, problems))
+    assert isinstance(layer, MappingNode)
+    return layer
+
+
 def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
     """Turn the shorthand `backend: fsdp` into `backend: {type:
     fsdp}` wherever a component is expected."""

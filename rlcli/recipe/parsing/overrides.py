@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
-from rlcli.recipe.parsing.layers import profile_names, recipe_names
-from rlcli.recipe.parsing.merge import REPLACE, spell_out_types, with_valid_markers
+from rlcli.recipe.parsing.finding import profile_names, recipe_names
+from rlcli.recipe.parsing.merge import REPLACE, as_layer
 from rlcli.recipe.parsing.places import kind_at
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
@@ -147,9 +147,7 @@ def _parse(text: str, number: int, problems: Problems) -> MappingNode | None:
     if names[0] == "extends":
         problems.add("R42", "extends: cannot be set on the command line", start)
         return None
-    spelt = spell_out_types(with_valid_markers(_nested(names, node, number), problems))
-    assert isinstance(spelt, MappingNode)
-    return spelt
+    return as_layer(_nested(names, node, number), problems)
 
 
 def _with_valid_key(key: str, value: str) -> str:
@@ -160,7 +158,7 @@ def _with_valid_key(key: str, value: str) -> str:
     return "write key.path=value, with the keys joined by dots"
 
 
-def _nested(names: Sequence[str], node: Node, number: int) -> Node:
+def _nested(names: Sequence[str], node: Node, number: int) -> MappingNode:
     """Mappings around a value, one for each name; they begin where the names do."""
     column = len(".".join(names)) + 1
     for name in reversed(names):
@@ -168,6 +166,7 @@ def _nested(names: Sequence[str], node: Node, number: int) -> Node:
         mark = Mark(COMMAND_LINE, number, column)
         node = MappingNode({name: Entry(mark, node)}, mark)
         column -= 1
+    assert isinstance(node, MappingNode)
     return node
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcli.recipe.parsing.layers import whole_recipe_names
+from rlcli.recipe.parsing.finding import whole_recipe_names
 from rlcli.recipe.parsing.tree import (
     KeyPath,
     MappingNode,

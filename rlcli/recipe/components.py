@@ -172,6 +172,14 @@ def _complete(arguments: Sequence[registry.Argument], args: Mapping[str, Any]) -
     return values
 
 
+def argument_names(kind: str, component: str) -> tuple[str, ...] | None:
+    """The names of a component's arguments; None if it is unknown or cannot be read."""
+    signature = known_signature(kind, component)
+    if signature is None:
+        return None
+    return tuple(argument.name for argument in signature.arguments)
+
+
 def has_argument(kind: str, component: str, name: str) -> bool:
     """Whether a component is known to have an argument."""
     return argument_named(kind, component, name) is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli import registry
 from rlcli.api.layout import LayoutProblem, RoleLayout, undivided
-from rlcli.recipe.components import argument_of, declared, signature_of
+from rlcli.recipe.components import argument_names, argument_of, declared
 from rlcli.recipe.expansion.rollouts import as_rollout
 from rlcli.recipe.mesh import DIMENSIONS, Mesh
 from rlcli.recipe.parsing.tree import dotted
@@ -48,7 +48,7 @@ def _role_layout(recipe: Recipe, name: str, mesh: Mesh, sizes: Architecture | No
 
 def arguments_of(backend: Component) -> dict[str, Any]:
     """All arguments of a backend, including defaults."""
-    names = [argument.name for argument in signature_of("backends", backend.type).arguments]
+    names = argument_names("backends", backend.type) or ()
     return {name: argument_of("backends", backend, name) for name in names}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlcli.api.key_meaning import REWARDS
 from rlcli.errors import UsageError
-from rlcli.recipe.components import known_signature
+from rlcli.recipe.components import argument_names
 from rlcli.recipe.expansion.call_keys import made_by
 from rlcli.recipe.introspection.typing_ahead import sketch
 from rlcli.recipe.parsing.finding import whole_recipe_names
@@ -50,8 +50,8 @@ def _data_path(tree: MappingNode, recipe: str, data: str) -> str:
     """The key of the path of the rows to train on. Raises UsageError if they come from no file."""
     name = str(value_at(tree, ("train", "dataset")) or "train")
     key, kind = f"datasets.{name}", str(value_at(tree, ("datasets", name, "type")) or "")
-    signature = known_signature("datasets", kind)
-    if signature is not None and all(a.name != "path" for a in signature.arguments):
+    arguments = argument_names("datasets", kind)
+    if arguments is not None and "path" not in arguments:
         raise UsageError(
             f"--data: the rows of {recipe} come from {kind}, which does not read a file",
             hint=f"{key}='{{type: hf, args: {{path: {data}}}}}' reads them instead",

@@ -4,21 +4,18 @@ against the signatures in their source."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from rlcli import registry
 from rlcli.errors import ProjectError, UnknownComponent
 from rlcli.recipe.components import known_signature, replaced_interfaces, signature_of
-from rlcli.recipe.parsing.interpolation import references_in
-from rlcli.recipe.parsing.merge import reference_below
 from rlcli.recipe.parsing.places import component_paths
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.removal import place_of, removed_calls, without_removed
+from rlcli.recipe.parsing.removal import without_removed
 from rlcli.recipe.parsing.tree import (
-    Entry,
     KeyPath,
     MappingNode,
     Mark,
@@ -26,13 +23,11 @@ from rlcli.recipe.parsing.tree import (
     Scalar,
     at,
     dotted,
-    entries_at,
     kind_of,
-    value_at,
     with_value,
 )
 from rlcli.recipe.parsing.unresolved import Unresolved
-from rlcli.recipe.schema import SECTIONS
+from rlcli.recipe.validation.shared_arguments import Takers, refuse_replaced, takers_by_mark
 from rlcli.recipe.validation.validate import check_against
 
 T = TypeVar("T")
@@ -40,8 +35,8 @@ T = TypeVar("T")
 
 def check_components(tree: MappingNode, problems: Problems, unresolved: Unresolved) -> MappingNode:
     """Check every named component. Returns the tree, with arguments converted to their types."""
-    takers = _takers(tree, problems)
-    _refuse_replaced(takers, problems)
+    takers = takers_by_mark(tree, problems)
+    refuse_replaced(takers, problems)
     checks = _Checks(takers, problems, unresolved)
     for path, kind in component_paths(tree):
         node = at(tree, path)
@@ -59,7 +54,7 @@ def check_components(tree: MappingNode, problems: Problems, unresolved: Unresolv
 class _Checks:
     """Checks arguments, and collects what is wrong with them."""
 
-    takers: Mapping[Mark, _Takers]
+    takers: Mapping[Mark, Takers]
     problems: Problems
     unresolved: Unresolved
 
@@ -191,126 +186,7 @@ def _name_written(mark: Mark, section: str, key: str, problems: Problems) -> str
     return problems.name_at(mark, of_key=True) or f"{section}.{key}"
 
 
-def _chosen(path: KeyPath, name: Scalar, problems: Problems) -> tuple[Mark, str]:
-    """Where it was decided which component a section names, and words that say so: where the name
-    is written, or where null removes the call that trained a role without a backend of its own."""
-    words = f"{dotted(path)} is {name.value}"
-    if name.mark.is_default:
-        for call, removed, mark in removed_calls(problems.written, ("graph",)):
-            role, method = value_at(removed, ("model",)), value_at(removed, ("call",))
-            if (role, method) == (path[1], "train_step"):
-                return mark, f"{words} because the call {call} is removed {place_of(mark)}"
-    return name.mark, words
-
-
-@dataclass
-class _Takers:
-    """The components that receive the arguments written at one place: several,
-    if `${…}` passes them on."""
-
-    number: int = 0
-    legal: dict[str, None] = field(default_factory=dict)
-    """The union of their arguments."""
-    chosen: list[tuple[Mark, str]] = field(default_factory=list)
-    """Where each of them was chosen, and words for it."""
-    is_received: bool = False
-    """Whether one of them gets the value, and has such an argument."""
-    replaced: dict[KeyPath, Mark] = field(default_factory=dict)
-    """The arguments that other values are set for on top of it, and where."""
-
-    def add(self, key: str, legal: tuple[str, ...] | None, chosen: list[tuple[Mark, str]]) -> bool:
-        """Another component, with its arguments and where it was chosen. Returns whether it may
-        have the argument."""
-        self.number += 1
-        self.legal |= dict.fromkeys(legal or ())
-        self.chosen += chosen
-        return legal is None or key in legal
-
-    def note_on_top(self, path: KeyPath, entry: Entry) -> None:
-        """An argument of a component on top of it. A mapping is merged with it."""
-        if isinstance(entry.node, MappingNode):
-            self.is_received = True
-        else:
-            self.replaced[path] = entry.key
-
-
-def _takers(tree: MappingNode, problems: Problems) -> dict[Mark, _Takers]:
-    """The components that each argument is meant for, by the place where it is written."""
-    takers_of: dict[Mark, _Takers] = {}
-    unknown: set[str] = set()
-    for path, kind in component_paths(tree):
-        name = at(tree, (*path, "type"))
-        legal = _legal(kind, str(getattr(name, "value", "")))
-        unknown |= {kind} if legal is None else set()
-        chosen = [_chosen(path, name, problems)] if isinstance(name, Scalar) else []
-        _add_takers(takers_of, tree, (*path, "args"), legal, chosen, problems)
-    meant = _arguments_of_all(unknown)
-    for takers in takers_of.values():
-        takers.legal |= meant if takers.number > 1 else {}
-    return takers_of
-
-
-def _add_takers(
-    takers_of: dict[Mark, _Takers],
-    tree: MappingNode,
-    args: KeyPath,
-    legal: tuple[str, ...] | None,
-    chosen: list[tuple[Mark, str]],
-    problems: Problems,
-) -> None:
-    """Add a component at the places of the arguments that it gets, and of those of a block that it
-    has others on top of."""
-    for key, entry in entries_at(tree, args).items():
-        takers = takers_of.setdefault(entry.key, _Takers())
-        takers.is_received |= takers.add(key, legal, chosen)
-    for key, mark, entry in _on_top(problems.written, args):
-        takers = takers_of.setdefault(mark, _Takers())
-        if takers.add(key, legal, chosen):
-            takers.note_on_top((*args, key), entry)
-
-
-def _on_top(written: Node, args: KeyPath) -> Iterator[tuple[str, Mark, Entry]]:
-    """The arguments set on top of a block that has them too: key, its place in the block, entry."""
-    block = (reference_below(at(written, args)) or "").split(".")
-    in_block = entries_at(written, tuple(block))
-    for key, entry in entries_at(written, args).items():
-        if key in in_block:
-            yield key, in_block[key].key, entry
-
-
-def _refuse_replaced(takers_of: Mapping[Mark, _Takers], problems: Problems) -> None:
-    """Refuse a key of a block that nothing gets, because layers below set the argument of each
-    component on top of the block."""
-    for mark, takers in takers_of.items():
-        arguments = takers.replaced
-        is_above = all(problems.is_below(argument, mark) for argument in arguments.values())
-        if takers.is_received or not arguments or not is_above:
-            continue
-        name = problems.name_at(mark, of_key=True) or ""
-        targets = {dotted(reference.target) for reference in references_in(problems.written)}
-        if name.partition(".")[0] in SECTIONS or name in targets:
-            continue
-        first = next(iter(arguments))
-        message = f"{name} has no effect: {dotted(first)} is set {place_of(arguments[first])}"
-        hint = " ".join(f"{dotted(path)}=…" for path in arguments)
-        problems.add("R71", message, mark, f"set that instead: {hint}")
-
-
-def _arguments_of_all(kinds: Collection[str]) -> dict[str, None]:
-    """The arguments of all components of these kinds."""
-    components = [(kind, name) for kind in kinds for name in registry.names(kind)]
-    return {argument: None for kind, name in components for argument in _legal(kind, name) or ()}
-
-
-def _legal(kind: str, name: str) -> tuple[str, ...] | None:
-    """The arguments of a component; None if it is unknown, and may stand for any of its kind."""
-    signature = known_signature(kind, name)
-    return (
-        tuple(argument.name for argument in signature.arguments) if signature is not None else None
-    )
-
-
-def _own(args: MappingNode, legal: Collection[str], takers: Mapping[Mark, _Takers]) -> MappingNode:
+def _own(args: MappingNode, legal: Collection[str], takers: Mapping[Mark, Takers]) -> MappingNode:
     """Of arguments passed to several components, those that this one accepts. One that no component
     accepts stays, to be refused."""
     others = [

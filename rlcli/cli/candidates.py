@@ -47,7 +47,7 @@ class CommandLine:
 
     def sketch(self, recipe: str) -> MappingNode:
         """The recipe that the line describes so far."""
-        from rlcli.recipe.introspection.typing_ahead import sketch
+        from rlcli.recipe.introspection.completions import sketch
 
         return sketch(recipe, self.overrides(), self.options.get("with_", ()))
 
@@ -189,7 +189,7 @@ def _overrides(line: CommandLine, last: str) -> Iterator[Candidate]:
 
 
 def _overrides_of(line: CommandLine, recipe: str, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.introspection.typing_ahead import override_candidates
+    from rlcli.recipe.introspection.completions import override_candidates
 
     yield from override_candidates(line.sketch(recipe), last, line.overrides())
     key, equals, value = last.partition("=")
@@ -198,14 +198,14 @@ def _overrides_of(line: CommandLine, recipe: str, last: str) -> Iterator[Candida
 
 
 def _keys(line: CommandLine, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.introspection.typing_ahead import key_candidates
+    from rlcli.recipe.introspection.completions import key_candidates
 
     yield from key_candidates(line.sketch(line.recipe()), last)
 
 
 def _sections(line: CommandLine, last: str) -> Iterator[Candidate]:
     """Sections and components, as `schema` takes them."""
-    from rlcli.recipe.introspection.typing_ahead import key_candidates
+    from rlcli.recipe.introspection.completions import key_candidates
 
     keys = key_candidates(line.sketch(""), last)
     yield from (
@@ -217,7 +217,7 @@ def _sections(line: CommandLine, last: str) -> Iterator[Candidate]:
 
 
 def _datasets(line: CommandLine, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.introspection.typing_ahead import values
+    from rlcli.recipe.introspection.completions import values
 
     yield from (Candidate(name) for name, _ in values(line.sketch(line.recipe()), "train.dataset"))
 

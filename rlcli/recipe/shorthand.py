@@ -9,7 +9,7 @@ from rlcli.api.key_meaning import REWARDS
 from rlcli.errors import UsageError
 from rlcli.recipe.components import argument_names
 from rlcli.recipe.expansion.call_keys import made_by
-from rlcli.recipe.introspection.typing_ahead import sketch
+from rlcli.recipe.introspection.completions import sketch
 from rlcli.recipe.parsing.finding import whole_recipe_names
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
 from rlcli.recipe.parsing.tree import MappingNode, at, keys_at, value_at

@@ -17,7 +17,7 @@ from rlcli.cli.candidates import candidates
 from rlcli.cli.completion import SCRIPTS, Shell, split_line
 from rlcli.cli.main import VERBS, app
 from rlcli.errors import RecipeError
-from rlcli.recipe.introspection.typing_ahead import (
+from rlcli.recipe.introspection.completions import (
     key_candidates,
     override_candidates,
     sketch,

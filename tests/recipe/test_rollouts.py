@@ -7,10 +7,10 @@ import pytest
 
 from rlcli.errors import RecipeError
 from rlcli.recipe.graph import train_graph
+from rlcli.recipe.introspection.completions import override_candidates, sketch
 from rlcli.recipe.introspection.explanation import explain
 from rlcli.recipe.introspection.json_schema import schema_of
 from rlcli.recipe.introspection.minimal import superfluous
-from rlcli.recipe.introspection.typing_ahead import override_candidates, sketch
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology import plan_topology
 

@@ -30,7 +30,7 @@ from rlcli.recipe.validation.validate import check_against
 from rlcli.registry import Argument
 from rlcli.registry.arguments import arguments_model
 from rlcli.registry.class_fields import arguments_of
-from rlcli.registry.source import Definition, read_module
+from rlcli.registry.source import Definition, Module, read_module
 from rlcli.spelling import nearest_name
 
 _COMMON = (
@@ -45,28 +45,26 @@ def check_scratch(tree: MappingNode, problems: Problems, unresolved: Unresolved)
     """Check names, types and heads of every configuration.
     Returns the tree without invalid parts."""
     for name in keys_at(tree, ("models",)):
-        section, path = at(tree, ("models", name, "scratch")), ("models", name, "scratch")
+        path = ("models", name, "scratch")
+        section = at(tree, path)
         kind = section.get("model_type") if isinstance(section, MappingNode) else None
-        if (
-            not isinstance(section, MappingNode)
-            or not isinstance(kind, Scalar)
-            or not isinstance(kind.value, str)
-        ):
+        if not isinstance(section, MappingNode) or not isinstance(kind, Scalar):
             continue  # reported with the rest of the role
-        family = _arguments(kind.value)
+        family = _arguments(kind.value) if isinstance(kind.value, str) else None
         if family is not None:
             checked = _checked(section, family, path, problems, unresolved)
             tree = with_value(tree, path, checked)
-        elif (near := nearest_name(kind.value, _families())) is not None and not _is_part(
-            kind.value
-        ):
-            problems.add(
-                "R70",
-                f"transformers has no model_type {kind.value!r}",
-                kind.mark,
-                f"did you mean {near}?",
-            )
+        elif isinstance(kind.value, str):
+            _check_family(kind.value, kind.mark, problems)
     return tree
+
+
+def _check_family(model_type: str, mark: Mark, problems: Problems) -> None:
+    """Report a family that is misspelt; others may be those of a newer transformers."""
+    near = nearest_name(model_type, _families())
+    if near is not None and not _is_part(model_type):
+        message = f"transformers has no model_type {model_type!r}"
+        problems.add("R70", message, mark, f"did you mean {near}?")
 
 
 def _checked(
@@ -76,19 +74,13 @@ def _checked(
     problems: Problems,
     unresolved: Unresolved,
 ) -> MappingNode:
-    judged = {
-        key: entry
-        for key, entry in section.entries.items()
-        if key in family or key not in _COMMON.split()
-    }
-    model = arguments_model(
-        "scratch", [replace(family[key], name=key) for key in judged if key in family]
-    )
-    checked = check_against(
-        model, replace(section, entries=judged), problems, unresolved, prefix=path, legal=family
-    )
-    others = {key: entry for key, entry in section.entries.items() if key not in judged}
-    valid = replace(section, entries=others | checked.tree.entries)
+    common = [key for key in section.entries if key in _COMMON.split() and key not in family]
+    judged = section.without_keys(common)
+    fields = [replace(family[key], name=key) for key in judged.entries if key in family]
+    model = arguments_model("scratch", fields)
+    checked = check_against(model, judged, problems, unresolved, prefix=path, legal=family)
+    others = section.without_keys(judged.entries)
+    valid = replace(section, entries=others.entries | checked.tree.entries)
     _check_heads(valid, family, path, problems)
     return valid
 
@@ -102,17 +94,10 @@ def _check_heads(
     pairs += [("hidden_size", "num_attention_heads")] if sizes.get("head_dim") is None else []
     for total, divisor in pairs:
         large, small = sizes.get(total), sizes.get(divisor)
-        written = next(
-            (node for key in (divisor, total) if (node := section.get(key)) is not None), None
-        )
-        if (
-            written is None
-            or not isinstance(large, int)
-            or not isinstance(small, int)
-            or small <= 0
-        ):
+        written = section.get(divisor) or section.get(total)
+        if written is None or not isinstance(large, int) or not isinstance(small, int):
             continue
-        if large % small:
+        if small > 0 and large % small:
             key = dotted((*path, divisor))
             _refuse_heads((total, large), (divisor, small), key, written.mark, problems)
 
@@ -128,17 +113,18 @@ def _refuse_heads(
 # -- transformers' source --------------------------------------------------------------------------
 
 
-@cache
-def _families() -> tuple[str, ...]:
-    """The model folders in transformers; none if it is not installed."""
+def _model_folders() -> list[Path]:
+    """Where transformers has a folder for each family; none if it is not installed."""
     spec = find_spec("transformers")
     locations = spec.submodule_search_locations if spec is not None else None
-    folders = [Path(location) / "models" for location in locations or ()]
-    return tuple(
-        sorted(
-            file.parent.name for folder in folders for file in folder.glob("*/configuration_*.py")
-        )
-    )
+    return [Path(location) / "models" for location in locations or ()]
+
+
+@cache
+def _families() -> tuple[str, ...]:
+    """The families in transformers; none if it is not installed."""
+    files = [file for folder in _model_folders() for file in folder.glob("*/configuration_*.py")]
+    return tuple(sorted(file.parent.name for file in files))
 
 
 def _is_part(model_type: str) -> bool:
@@ -150,40 +136,37 @@ def _is_part(model_type: str) -> bool:
 @cache
 def _arguments(model_type: str) -> Mapping[str, Argument] | None:
     """The fields of a family's configuration, aliases included; None if they cannot be read."""
-    spec = find_spec("transformers")
-    name = model_type.replace("-", "_")
-    locations = (
-        spec.submodule_search_locations if spec is not None and name.isidentifier() else None
-    )
-    for location in locations or ():
-        file = Path(location) / "models" / name / f"configuration_{name}.py"
-        if not file.is_file():
-            continue
-        try:
-            module = read_module(f"transformers.models.{name}.configuration_{name}", file)
+    family = model_type.replace("-", "_")
+    if not family.isidentifier():
+        return None
+    files = [folder / family / f"configuration_{family}.py" for folder in _model_folders()]
+    try:
+        for file in filter(Path.is_file, files):
+            module = read_module(f"transformers.models.{family}.configuration_{family}", file)
             for node in module.classes.values():
-                constants = dict(_constants(node))
-                if constants.get("model_type") == model_type:
-                    fields = {
-                        argument.name: argument
-                        for argument in arguments_of(Definition(module, node.name, node))
-                    }
-                    aliases = constants.get("attribute_map", {})
-                    others = {
-                        alias: fields[meant] for alias, meant in aliases.items() if meant in fields
-                    }
-                    return {**others, **fields} if fields else None
-        except ProjectError:
-            return None
+                if _constants(node).get("model_type") == model_type:
+                    return _fields_and_aliases(module, node) or None
+    except ProjectError:
+        return None
     return None
 
 
-def _constants(node: ast.ClassDef) -> list[tuple[str, Any]]:
-    constants: list[tuple[str, Any]] = []
+def _fields_and_aliases(module: Module, node: ast.ClassDef) -> dict[str, Argument]:
+    """The fields of a configuration class by their names, and by the others that it gives them."""
+    configuration = Definition(module, node.name, node)
+    fields = {argument.name: argument for argument in arguments_of(configuration)}
+    aliases = _constants(node).get("attribute_map", {})
+    others = {alias: fields[meant] for alias, meant in aliases.items() if meant in fields}
+    return {**others, **fields}
+
+
+def _constants(node: ast.ClassDef) -> dict[str, Any]:
+    """The `model_type` and `attribute_map` of a class."""
+    constants: dict[str, Any] = {}
     for statement in node.body:
         match statement:
             case ast.Assign(
                 targets=[ast.Name(id=("model_type" | "attribute_map") as name)], value=value
             ):
-                constants.append((name, ast.literal_eval(value)))
+                constants[name] = ast.literal_eval(value)
     return constants

@@ -11,9 +11,9 @@ from rlcli.recipe.validation.semantics import (
     calls,
     devices,
     effects,
-    jobs,
     lengths,
     models,
+    slurm,
     training,
 )
 from rlcli.recipe.validation.semantics.notes import Notes
@@ -25,5 +25,5 @@ def check_semantics(
     """Report every contradiction. `unresolved`: what is known to be wrong, so that nothing is
     concluded from it."""
     notes = Notes(recipe, tree, problems, unresolved)
-    for room in (calls, effects, models, training, devices, jobs, lengths):
+    for room in (calls, effects, models, training, devices, slurm, lengths):
         room.check(notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rlcli.recipe.components import argument_of, declared, handled_as, sources_of
 from rlcli.recipe.schema import Recipe
@@ -37,21 +37,15 @@ def prompt_format(recipe: Recipe) -> PromptFormat:
     while (sources := sources_of(dataset)) and sources[0] in recipe.datasets:
         dataset = recipe.datasets[sources[0]]
 
-    def argument(name: str) -> object:
-        return argument_of("datasets", dataset, name)
-
     kinds = handled_as(dataset)
     kind = kinds[0] if len(kinds) == 1 else dataset.type
-    written, template, system = (
-        declared("datasets", kind, "PROMPT"),
-        argument("template"),
-        argument("system"),
-    )
+    written = declared("datasets", kind, "PROMPT")
     if written is not None:
         return PromptFormat(str(written), chat=False)
-    chat = argument("chat")
-    return PromptFormat(
-        template if isinstance(template, str) else QUESTION,
-        system if isinstance(system, str) else None,
-        chat if isinstance(chat, bool) else "auto",
-    )
+    types = {"template": str, "system": str, "chat": bool}
+    settings: dict[str, Any] = {}
+    for name, type_ in types.items():
+        value = argument_of("datasets", dataset, name)
+        if isinstance(value, type_):
+            settings[name] = value
+    return PromptFormat(**settings)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcli.errors import UsageError
@@ -30,33 +30,35 @@ class SweepRun:
 def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list[SweepRun]:
     """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one per key), each with
     `seeds` seeds starting at `first_seed`. The last key varies first. Raises UsageError."""
-    axes = [_axis(text) for text in swept]
-    if seeds is not None:
-        axes.append(("seed", [str(first_seed + number) for number in range(seeds)]))
-    keys = [key for key, _ in axes]
-    for key in keys:
-        if keys.count(key) > 1:
-            hint = (
-                "drop --seeds, which sets it too"
-                if key == "seed"
-                else f"--sweep {key}=VALUE,VALUE,VALUE"
-            )
-            raise UsageError(f"{key} is swept twice", hint=hint)
-    count = math.prod(len(values) for _, values in axes)
+    axes = _axes(swept, seeds, first_seed)
+    count = math.prod(map(len, axes.values()))
     if count > MOST_RUNS:
         raise UsageError(
             f"this sweep has {count} runs, more than {MOST_RUNS}",
             hint="sweep fewer values at a time",
         )
-    combinations = itertools.product(*(values for _, values in axes))
     width = len(str(count))
-    return [
-        SweepRun(
-            _name(number, width, keys, values),
-            tuple(f"{k}={v}" for k, v in zip(keys, values, strict=True)),
-        )
-        for number, values in enumerate(combinations, start=1)
-    ]
+    runs: list[SweepRun] = []
+    for number, values in enumerate(itertools.product(*axes.values()), start=1):
+        settings = dict(zip(axes, values, strict=True))
+        overrides = tuple(f"{key}={value}" for key, value in settings.items())
+        runs.append(SweepRun(_name(f"{number:0{width}}", settings), overrides))
+    return runs
+
+
+def _axes(swept: Sequence[str], seeds: int | None, first_seed: int) -> dict[str, list[str]]:
+    """Key → its values."""
+    listed = [_axis(text) for text in swept]
+    if seeds is not None:
+        listed.append(("seed", [str(first_seed + number) for number in range(seeds)]))
+    axes: dict[str, list[str]] = {}
+    for key, values in listed:
+        if key in axes:
+            drop = "drop --seeds, which sets it too"
+            hint = drop if key == "seed" else f"--sweep {key}=VALUE,VALUE,VALUE"
+            raise UsageError(f"{key} is swept twice", hint=hint)
+        axes[key] = values
+    return axes
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
@@ -93,7 +95,7 @@ def _split(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _name(number: int, width: int, keys: Sequence[str], values: Sequence[str]) -> str:
-    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in zip(keys, values, strict=True)]
+def _name(number: str, settings: Mapping[str, str]) -> str:
+    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in settings.items()]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words)).rstrip("._-")
-    return f"{number:0{width}}-{readable}"[:LONGEST_NAME].rstrip("._-")
+    return f"{number}-{readable}"[:LONGEST_NAME].rstrip("._-")

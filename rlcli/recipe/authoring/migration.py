@@ -292,7 +292,10 @@ class _Rewriting:
         self.edits.replace(name, call.new_kind)
         if call.args is None:
             self.edits.insert_before(key, f"args: {braces(defaults)}")
-            return
+        else:
+            self._add_defaults(call, defaults)
+
+    def _add_defaults(self, call: _Call, defaults: Mapping[str, str]) -> None:
         args = self._resolved(call.args)
         if isinstance(args, yaml.MappingNode) and not self._is_decided_below(call, args):
             for argument, text in self.edits.add_entries(args, defaults).items():

@@ -8,7 +8,8 @@ arguments, so those must agree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from rlcli.recipe.components import argument_named, declared_mapping, has_argument
@@ -17,6 +18,7 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,
     MappingNode,
+    Mark,
     Node,
     at,
     default_mark,
@@ -37,24 +39,11 @@ def with_preparation(tree: MappingNode, problems: Problems) -> MappingNode:
     """The tree, with a call for each interface that prepares batches and is missing from the
     graph."""
     graph = at(tree, GRAPH) or MappingNode({}, tree.mark)
-    for kind, prepared in missing_preparations(graph).items():
+    for kind, needing in missing_preparations(graph).items():
         assert isinstance(graph, MappingNode)
-        holding = [
-            name for name, entry in graph.entries.items() if kind in _preparing(entry.node).values()
-        ]
-        _check_agreement(kind, graph, holding, prepared, problems)
-        call = _preparing_call(kind, graph, holding, prepared[0])
-        renamed = _renamed_inputs(kind, graph, prepared)
-        if renamed is not None:
-            call = replace(call, node=with_entry(call.node, (REMAP,), renamed))
-        entries = {
-            name: _without_moved(entry, kind, graph, holding)
-            for name, entry in graph.entries.items()
-        }
-        entries |= {name: _with_inputs_of_today(entries[name]) for name in prepared}
-        graph = replace(
-            graph, entries=_inserted(entries, _free_name(kind, graph), call, before=prepared[0])
-        )
+        missing_call = _PreparingCall(kind, graph, needing)
+        missing_call.check_agreement(problems)
+        graph = missing_call.inserted()
         tree = with_value(tree, GRAPH, graph)
     return tree
 
@@ -100,100 +89,135 @@ def read_by(kind: str) -> set[str]:
     return {str(entry).partition(" ")[0] for entries in declaration.values() for entry in entries}
 
 
-def _preparing_call(kind: str, graph: MappingNode, holding: list[str], first: str) -> Entry:
-    """A call of the role of the first that needs it, with the arguments that calls hold for it."""
-    mark = default_mark(f"PREPARED_BY of {_interface(graph.entries[first].node)}")
-    arguments: dict[str, Entry] = {}
-    for name in holding:
-        arguments = {**_args(graph.entries[name].node), **arguments}
-    taken = {
-        key: entry for key, entry in arguments.items() if has_argument("interfaces", kind, key)
-    }
-    role = at(graph.entries[first].node, ("model",)) or node_of(None, mark)
-    interface = {
-        "type": Entry(mark, node_of(kind, mark)),
-        "args": Entry(mark, MappingNode(taken, mark)),
-    }
-    call = {
-        "model": Entry(mark, role),
-        "call": Entry(mark, node_of("inference", mark)),
-        "interface": Entry(mark, MappingNode(interface, mark)),
-    }
-    return Entry(graph.entries[first].key, MappingNode(call, mark))
+@dataclass(frozen=True)
+class _PreparingCall:
+    """A call that prepares batches, which a graph lacks."""
 
+    kind: str
+    """Its interface."""
+    graph: MappingNode
+    needing: list[str]
+    """The calls that need its batches."""
 
-def _renamed_inputs(kind: str, graph: MappingNode, prepared: list[str]) -> Entry | None:
-    """The renames of the calls that train, as far as they concern what the new call reads now."""
-    entries = {
-        key: entry
-        for name in prepared
-        for key, entry in entries_at(graph, (name, REMAP)).items()
-        if plain(entry.node) in read_by(kind)
-    }
-    return Entry(default_mark(), MappingNode(entries, default_mark())) if entries else None
+    @cached_property
+    def holding(self) -> dict[str, Node]:
+        """The calls that may have its arguments."""
+        calls = {name: entry.node for name, entry in self.graph.entries.items()}
+        return {
+            name: call for name, call in calls.items() if self.kind in _preparing(call).values()
+        }
 
+    def check_agreement(self, problems: Problems) -> None:
+        """Report arguments that calls hold with different values, though what they decide is
+        computed once."""
+        arguments = dict.fromkeys(
+            argument for call in self.holding.values() for argument in entries_at(call, ARGS)
+        )
+        for argument in arguments:
+            signature = argument_named("interfaces", self.kind, argument)
+            if signature is not None:
+                self._check_argument(argument, signature.default, problems)
 
-def _without_moved(entry: Entry, kind: str, graph: MappingNode, holding: list[str]) -> Entry:
-    """A call without the arguments that are now those of the call that prepares its batches, and
-    without those that it only had because other calls have them."""
-    call, args = entry.node, at(entry.node, ARGS)
-    interface = _interface(call)
-    holders = {_interface(graph.entries[name].node) for name in holding}
-    if (
-        not isinstance(call, MappingNode)
-        or not isinstance(args, MappingNode)
-        or interface not in holders
-    ):
-        return entry
-    useless = [
-        key
-        for key in args.entries
-        if not has_argument("interfaces", interface, key)
-        and any(has_argument("interfaces", taker, key) for taker in (kind, *holders))
-    ]
-    return replace(entry, node=with_value(call, ARGS, args.without_keys(useless)))
-
-
-def _with_inputs_of_today(entry: Entry) -> Entry:
-    """A call that lists no inputs, and renames none that its interface does not read: it listed
-    what it read before."""
-    call = entry.node
-    assert isinstance(call, MappingNode)
-    call = call.without_keys(["inputs"])
-    remap = call.get(REMAP)
-    if isinstance(remap, MappingNode):
-        read = read_by(_interface(call))
-        unread = [key for key, meaning in plain(remap).items() if meaning not in read]
-        call = with_value(call, (REMAP,), remap.without_keys(unread))
-    return replace(entry, node=call)
-
-
-def _args(call: Node) -> dict[str, Entry]:
-    return entries_at(call, ARGS)
-
-
-def _check_agreement(
-    kind: str, graph: MappingNode, holding: list[str], prepared: list[str], problems: Problems
-) -> None:
-    """Report arguments that calls hold with different values, though what they decide is computed
-    once. A call that trains means the default of what it does not set."""
-    calls = {name: graph.entries[name].node for name in holding}
-    arguments = dict.fromkeys(argument for call in calls.values() for argument in _args(call))
-    for argument in arguments:
-        signature = argument_named("interfaces", kind, argument)
-        if signature is None:
-            continue
-        nodes = {name: at(call, (*ARGS, argument)) for name, call in calls.items()}
-        marks = [node.mark for node in nodes.values() if node is not None]
+    def _check_argument(self, argument: str, default: Any, problems: Problems) -> None:
+        """A call that trains means the default of what it does not set."""
         values: dict[str, tuple[Any, str]] = {}
-        for name, node in nodes.items():
+        marks: list[Mark] = []
+        for name, call in self.holding.items():
+            node = at(call, (*ARGS, argument))
             if node is not None:
                 values[name] = plain(node), str(node.mark)
-            elif name in prepared:
-                values[name] = signature.default, "the default"
+                marks.append(node.mark)
+            elif name in self.needing:
+                values[name] = default, "the default"
         if problem := disagreement(argument, values):
             hint = f"set {argument} to the same value for all"
             problems.add("R71", problem, marks[-1], hint, same=argument)
+
+    def inserted(self) -> MappingNode:
+        """The graph with the call before the first that needs it."""
+        entries: dict[str, Entry] = {}
+        for name, entry in self.graph.entries.items():
+            if name == self.needing[0]:
+                entries[self._free_name()] = self._call()
+            node = self._without_moved(entry.node)
+            entries[name] = replace(entry, node=_of_today(node) if name in self.needing else node)
+        return replace(self.graph, entries=entries)
+
+    def _free_name(self) -> str:
+        """A name for the call: that of its interface, where no other call has it."""
+        name = self.kind
+        while name in self.graph.entries:
+            name += "_"
+        return name
+
+    def _call(self) -> Entry:
+        """A call of the role of the first that needs it, with the arguments that calls hold for
+        it."""
+        first = self.graph.entries[self.needing[0]]
+        mark = default_mark(f"PREPARED_BY of {_interface(first.node)}")
+        nodes = {
+            ("model",): at(first.node, ("model",)) or node_of(None, mark),
+            ("call",): node_of("inference", mark),
+            ("interface", "type"): node_of(self.kind, mark),
+            ARGS: MappingNode(self._arguments(), mark),
+        }
+        call = MappingNode({}, mark)
+        for path, node in nodes.items():
+            call = with_entry(call, path, Entry(mark, node))
+        if renamed := self._renamed_inputs():
+            renames = MappingNode(renamed, default_mark())
+            call = with_entry(call, (REMAP,), Entry(renames.mark, renames))
+        return Entry(first.key, call)
+
+    def _arguments(self) -> dict[str, Entry]:
+        """Its arguments, of which calls hold those that the first sets."""
+        arguments: dict[str, Entry] = {}
+        for call in self.holding.values():
+            arguments = {**entries_at(call, ARGS), **arguments}
+        return {
+            key: entry
+            for key, entry in arguments.items()
+            if has_argument("interfaces", self.kind, key)
+        }
+
+    def _renamed_inputs(self) -> dict[str, Entry]:
+        """The renames of the calls that need it, as far as they concern what it reads."""
+        renames = [entries_at(self.graph, (name, REMAP)) for name in self.needing]
+        return {
+            key: entry
+            for entries in renames
+            for key, entry in entries.items()
+            if plain(entry.node) in read_by(self.kind)
+        }
+
+    def _without_moved(self, call: Node) -> Node:
+        """A call without the arguments that are now those of this one, and without those that it
+        only had because other calls have them."""
+        args, interface = at(call, ARGS), _interface(call)
+        holders = set(map(_interface, self.holding.values()))
+        if not isinstance(call, MappingNode) or not isinstance(args, MappingNode):
+            return call
+        if interface not in holders:
+            return call
+        foreign = [key for key in args.entries if not has_argument("interfaces", interface, key)]
+        takers = (self.kind, *holders)
+        moved = [
+            key for key in foreign if any(has_argument("interfaces", kind, key) for kind in takers)
+        ]
+        return with_value(call, ARGS, args.without_keys(moved))
+
+
+def _of_today(call: Node) -> Node:
+    """A call that lists no inputs, and renames none that its interface does not read: it listed
+    what it read before."""
+    assert isinstance(call, MappingNode)
+    call = call.without_keys(["inputs"])
+    remap = call.get(REMAP)
+    if not isinstance(remap, MappingNode):
+        return call
+    read = read_by(_interface(call))
+    unread = [key for key, meaning in plain(remap).items() if meaning not in read]
+    return with_value(call, (REMAP,), remap.without_keys(unread))
 
 
 def disagreement(argument: str, values: Mapping[str, tuple[Any, str]]) -> str | None:
@@ -203,18 +227,3 @@ def disagreement(argument: str, values: Mapping[str, tuple[Any, str]]) -> str | 
         return None
     listed = [f"{value!r} in {call} ({where})" for call, (value, where) in values.items()]
     return f"{argument} is {' and '.join(listed)}, but the calls must agree on it"
-
-
-def _free_name(kind: str, graph: MappingNode) -> str:
-    """A name for the call: that of its interface, where no other call has it."""
-    name = kind
-    while name in graph.entries:
-        name += "_"
-    return name
-
-
-def _inserted(entries: dict[str, Entry], name: str, entry: Entry, before: str) -> dict[str, Entry]:
-    names = list(entries)
-    position = names.index(before)
-    ordered = [*names[:position], name, *names[position:]]
-    return {key: entry if key == name else entries[key] for key in ordered}

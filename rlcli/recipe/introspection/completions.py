@@ -97,24 +97,25 @@ def values(tree: MappingNode, key: str) -> list[tuple[str, str]]:
         if at(tree, path) is not None and null_means(Recipe, path) == "gone"
         else {}
     )
-    return list({**words, **dict(_legal(tree, path)), **words, **removal}.items())
+    return list({**words, **dict.fromkeys(_legal(tree, path), ""), **words, **removal}.items())
 
 
-def _legal(tree: MappingNode, path: KeyPath) -> Iterator[tuple[str, str]]:
+def _legal(tree: MappingNode, path: KeyPath) -> Iterator[str]:
+    """The words that a key takes."""
     component = kind_at(path) or (kind_at(path[:-1]) if path[-1] == "type" else None)
     if component is not None:
-        yield from ((name, "") for name in names(component))
+        yield from names(component)
         return
     for patterns, section in ((_ROLES, "models"), (_DATASETS, "datasets")):
         if any(matches(pattern, path) for pattern in patterns):
-            yield from ((name, "") for name in keys_at(tree, (section,)))
+            yield from keys_at(tree, (section,))
     if matches(("models", "*", "path"), path):
-        yield from ((f"recipe:{name}#actor", "") for name in recipe_names() if "/" not in name)
+        yield from (f"recipe:{name}#actor" for name in recipe_names() if "/" not in name)
     kind, _ = _keys_at(tree, path[:-1]).get(str(path[-1]), (None, ""))
     if _has_shorthand(kind):
         kind = inside(kind, "type")
     if not _is_section(kind):
-        yield from ((word, "") for word in _words(kind))
+        yield from _words(kind)
 
 
 def _words(kind: Any) -> Iterator[str]:

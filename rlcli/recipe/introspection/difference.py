@@ -110,9 +110,8 @@ def _pattern(keys: Sequence[str]) -> str:
         return keys[0]
     parts = [key.split(".") for key in keys]
     if len({len(names) for names in parts}) == 1:
-        return ".".join(
-            names[0] if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True)
-        )
+        columns = zip(*parts, strict=True)
+        return ".".join(names[0] if len(set(names)) == 1 else "*" for names in columns)
     from_the_end = zip(*(names[::-1] for names in parts), strict=False)
     shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, from_the_end)]
     return ".".join(["*", *reversed(shared)])

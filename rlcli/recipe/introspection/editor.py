@@ -135,19 +135,23 @@ def _opening(bare: str, outermost: str) -> int:
 
 def _inserted(text: str, opening: int, key: str, value: Any) -> str:
     """The text with an entry inserted first into the object that opens there."""
-    line = text.rfind("\n", 0, opening) + 1
-    outer = re.match(r"[ \t]*", text[line:])
-    around = outer.group() if outer else ""
-    within = re.match(r"\r?\n([ \t]+)\S", text[opening + 1 :])
-    indent = within.group(1) if within and len(within.group(1)) > len(around) else around + "    "
+    before, rest = text[: opening + 1], text[opening + 1 :]
+    around, indent = _indents(before, rest)
     newline = "\r\n" if "\r\n" in text else "\n"
     is_empty = _bare(text)[opening + 1 :].lstrip().startswith("}")
-    rest = text[opening + 1 :]
     entry = f"{newline}{indent}{json.dumps(key)}: {json.dumps(value)}{'' if is_empty else ','}"
-    joint = "" if rest[:1] in "\r\n" else f"{newline}{around if is_empty else indent}"
-    return (
-        text[: opening + 1] + entry + joint + (rest if rest[:1] in "\r\n" else rest.lstrip(" \t"))
-    )
+    if rest[:1] not in "\r\n":
+        rest = newline + (around if is_empty else indent) + rest.lstrip(" \t")
+    return before + entry + rest
+
+
+def _indents(before: str, rest: str) -> tuple[str, str]:
+    """The indentation of the line with an opening brace, and of what is in the braces."""
+    line = before.rpartition("\n")[2]
+    around = line[: len(line) - len(line.lstrip(" \t"))]
+    within = re.match(r"\r?\n([ \t]+)\S", rest)
+    is_deeper = within is not None and len(within[1]) > len(around)
+    return around, within[1] if within and is_deeper else around + "    "
 
 
 # -- files -----------------------------------------------------------------------------------------

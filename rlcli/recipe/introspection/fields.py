@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -229,6 +229,7 @@ _WORDS: dict[Any, str] = {
     Any: "anything",
 }
 _WORDS |= {type(None): "null", None: "null"}
+_LISTS = (list, tuple, set, frozenset)
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
@@ -240,28 +241,39 @@ def type_text(annotation: Any, metadata: Any = ()) -> str:
     """A field's type in words: `int >= 1`, `text | null`, `lm | value`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        details = [
-            d
-            for item in inner[1:]
-            for d in (item.metadata if isinstance(item, FieldInfo) else [item])
-        ]
-        if any(isinstance(detail, BeforeValidator) for detail in details) and inner[0] is Any:
+        details = list(_details(inner[1:]))
+        is_converted = any(isinstance(detail, BeforeValidator) for detail in details)
+        if is_converted and inner[0] is Any:
             raise _Wordless
         return type_text(inner[0], [*metadata, *details])
     if origin is Literal:
         return " | ".join(map(str, inner))
     if origin in (Union, types.UnionType):
         return " | ".join(type_text(member, metadata) for member in inner)
-    if origin in (list, tuple, set, frozenset):
+    if origin in _LISTS:
         return f"list of {type_text(inner[0])}"
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    if origin is dict or section_of(annotation) is not None:
         return "section"
     if annotation not in _WORDS:
         raise _Wordless
-    bounds = [
-        f"{sign} {getattr(d, name)}"
-        for d in metadata
-        for name, sign in _BOUNDS.items()
-        if hasattr(d, name)
-    ]
-    return " ".join([_WORDS[annotation], *(bounds if annotation in (int, float) else ())])
+    words = [_WORDS[annotation]]
+    if annotation in (int, float):
+        words += _bounds(metadata)
+    return " ".join(words)
+
+
+def _details(metadata: Iterable[Any]) -> Iterator[Any]:
+    """What is annotated, also within the fields of pydantic."""
+    for detail in metadata:
+        if isinstance(detail, FieldInfo):
+            yield from detail.metadata
+        else:
+            yield detail
+
+
+def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
+    """`>= 1`."""
+    for detail in metadata:
+        for name, sign in _BOUNDS.items():
+            if hasattr(detail, name):
+                yield f"{sign} {getattr(detail, name)}"

@@ -236,13 +236,7 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
     """A component by name, or as a section whose `args` depend on its `type`."""
     names = [*_names_of(docs), MODULE]
     arguments = {name: {"anyOf": [_ref(f"{kind}.{name}"), REFERENCE, REMOVED]} for name in docs}
-    branches = [
-        {
-            "if": {"properties": {"type": _spelt(name)}, "required": ["type"]},
-            "then": {"properties": {"args": {**arguments[name], "description": doc}}},
-        }
-        for name, doc in docs.items()
-    ]
+    branches = [_arguments_if(name, arguments[name], doc) for name, doc in docs.items()]
     of_any = {"properties": {"args": {"anyOf": [*arguments.values()]}}}
     section = {
         "type": "object",
@@ -261,6 +255,14 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
         **({"if": {"required": ["type"]}, "else": of_any} if arguments else {}),
     }
     return {"anyOf": [*names, section]}
+
+
+def _arguments_if(name: str, arguments: Schema, doc: str) -> Schema:
+    """What `args` of a component are if its `type` is the name."""
+    return {
+        "if": {"properties": {"type": _spelt(name)}, "required": ["type"]},
+        "then": {"properties": {"args": {**arguments, "description": doc}}},
+    }
 
 
 MODULE: Schema = {

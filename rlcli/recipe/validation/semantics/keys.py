@@ -103,22 +103,25 @@ def _check_repeats(notes: Notes, listed: Sequence[str], path: KeyPath) -> None:
 def _check_remap(notes: Notes, call: Call, path: KeyPath, field: Field) -> None:
     """Report renames of keys that a call does not list or, if it lists none, that its interface
     does not have."""
-    remap, names = RENAMED_IN[field], getattr(call, field)
+    remap, names = (*path, RENAMED_IN[field]), getattr(call, field)
     has_list = is_listed(notes, path, field)
     means_declared = field == "inputs" and not has_list
+    keys = keys_of(field, call) if means_declared else None
     passed = {*names}
-    if means_declared and (keys := keys_of(field, call)) is not None:
+    if keys is not None:
         passed |= {*keys.needed}  # `check_read` reports what the call lacks because of a rename
         names = keys.all
-    for key, meant in getattr(call, remap).items():
-        if key in passed:
-            continue
-        name, why = meant if means_declared else key, "which the call does not list"
-        if not has_list:
-            why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
-        where, hint = (*path, remap, key), did_you_mean(name, names)
-        message = f"{dotted(where[:-1])} renames {key}, {why}"
-        notes.note("R71", message, where, hint, needs=[(*path, field)])
+    for key, meant in getattr(call, RENAMED_IN[field]).items():
+        if key not in passed:
+            name = meant if means_declared else key
+            why = "which the call does not list" if has_list else _does_not(call, field, name)
+            message = f"{dotted(remap)} renames {key}, {why}"
+            hint = did_you_mean(name, names)
+            notes.note("R71", message, (*remap, key), hint, needs=[(*path, field)])
+
+
+def _does_not(call: Call, field: Field, key: str) -> str:
+    return f"and {call.call} of {call.interface.type} does not {VERBS[field]} {key}"
 
 
 def check_read(notes: Notes, graph: Graph, name: str) -> None:

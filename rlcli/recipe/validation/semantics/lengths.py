@@ -44,25 +44,32 @@ def check(notes: Notes) -> None:
 def _positions(notes: Notes, call: Call, path: KeyPath, dataset: str) -> None:
     """Check prompt and response against `max_position_embeddings` of the generating role."""
     limit = positions_of(notes.recipe, call.model, notes.positions)
-    new = _new_tokens(notes, call)
+    prompt, new = _limit_of_dataset(notes, dataset), _new_tokens(notes, call)
     if limit is None or new is None:
         return
     positions, role = limit
-    prompt = _limit_of_dataset(notes, dataset)
     if (prompt or 1) + new <= positions:
         return
-    prompts = f"prompts of up to {prompt} tokens and " if prompt else ""
+    row, of_call = _row_length(dataset), (*path, *NEW_TOKENS_OF_CALL)
     message = (
-        f"{prompts}responses of up to {new} do not fit into the {positions} "
-        f"positions of models.{role}"
+        f"{_sequences(prompt, new)} do not fit into the {positions} positions of models.{role}"
     )
-    of_call = (*path, *NEW_TOKENS_OF_CALL)
-    row = ("datasets", dataset, "args", "max_length")
+    shorter = positions - new if prompt else 0
+    hint = _limits({"max_new_tokens": positions - (prompt or 1), dotted(row): shorter})
     where = notes.first_set(of_call, NEW_TOKENS, row, path)
-    shorter = {dotted(row): positions - new} if prompt else {}
-    hint = _limits({"max_new_tokens": positions - (prompt or 1), **shorter})
     needs = [("models", role), ("datasets", dataset), (*path, "model"), of_call]
     notes.note_once(("positions", new, role), "R49", message, where, hint, needs)
+
+
+def _sequences(prompt: int | None, new: int) -> str:
+    """`prompts of up to 8 tokens and responses of up to 16`."""
+    prompts = f"prompts of up to {prompt} tokens and " if prompt else ""
+    return f"{prompts}responses of up to {new}"
+
+
+def _row_length(dataset: str) -> KeyPath:
+    """The key that limits the tokens of a row."""
+    return ("datasets", dataset, "args", "max_length")
 
 
 def _new_tokens(notes: Notes, call: Call) -> int | None:
@@ -121,8 +128,8 @@ def _rows(notes: Notes, call: Call, path: KeyPath) -> None:
         f"rows of up to {limit} tokens do not fit into the {positions} positions of models.{role}"
     )
     needs = [("models", role), ("datasets", dataset), (*path, "model")]
-    row = ("datasets", dataset, "args", "max_length")
-    notes.note_once(("rows", limit, role), "R49", message, row, f"use at most {positions}", needs)
+    where, hint = _row_length(dataset), f"use at most {positions}"
+    notes.note_once(("rows", limit, role), "R49", message, where, hint, needs)
 
 
 def _micro_batches(notes: Notes, call: Call, path: KeyPath) -> None:
@@ -131,17 +138,23 @@ def _micro_batches(notes: Notes, call: Call, path: KeyPath) -> None:
     new = _new_tokens(notes, call)
     if new is None:
         return
-    recipe = notes.recipe
-    responses = responses_of(recipe, call)
-    prompt = _limit_of_dataset(notes, recipe.train.dataset) or 0
+    recipe, responses = notes.recipe, responses_of(notes.recipe, call)
     for name, reader in recipe.graph.items():
-        cap = tokens_of_microbatch(recipe, reader)
         together = responses if keeps_groups(reader) else 1
-        if scores_sequences(recipe, reader) and together * new > cap:
-            cap_path = ("graph", name, CAP)
-            where = notes.first_set(cap_path, ("train", CAP), RESPONSES, NEW_TOKENS, path)
-            group = f"a prompt's {together} responses" if together > 1 else "a response"
-            message = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
-            hint = f"use at least {together * (prompt + new)}"
-            needs = [cap_path, ("generation",), (*path, "interface")]
-            notes.note_once(("cap", cap), "R49", message, where, hint, needs)
+        is_too_long = together * new > tokens_of_microbatch(recipe, reader)
+        if is_too_long and scores_sequences(recipe, reader):
+            _too_long(notes, name, path, together, new)
+
+
+def _too_long(notes: Notes, reader: str, sampler: KeyPath, together: int, new: int) -> None:
+    """Report responses of `new` tokens, `together` of which do not fit into a micro-batch of a call
+    that reads them."""
+    recipe, cap_path = notes.recipe, ("graph", reader, CAP)
+    cap = tokens_of_microbatch(recipe, recipe.graph[reader])
+    prompt = _limit_of_dataset(notes, recipe.train.dataset) or 0
+    group = f"a prompt's {together} responses" if together > 1 else "a response"
+    message = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
+    hint = f"use at least {together * (prompt + new)}"
+    where = notes.first_set(cap_path, ("train", CAP), RESPONSES, NEW_TOKENS, sampler)
+    needs = [cap_path, ("generation",), (*sampler, "interface")]
+    notes.note_once(("cap", cap), "R49", message, where, hint, needs)

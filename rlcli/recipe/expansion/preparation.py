@@ -170,7 +170,7 @@ class _PreparingCall:
         return Entry(first.key, call)
 
     def _arguments(self) -> dict[str, Entry]:
-        """Its arguments, of which calls hold those that the first sets."""
+        """The arguments that calls hold for it; of several values that of the first call."""
         arguments: dict[str, Entry] = {}
         for call in self.holding.values():
             arguments = {**entries_at(call, ARGS), **arguments}

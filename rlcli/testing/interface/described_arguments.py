@@ -23,6 +23,7 @@ from rlcli.testing.interface.edge_cases import demand_nothing_learned
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, inference_batches_for
 from rlcli.testing.interface.invariants import (
     LEAD,
+    SMALL_STEP,
     ignorant,
     pairs_of_equal_length,
     preferring,
@@ -30,7 +31,12 @@ from rlcli.testing.interface.invariants import (
 )
 from rlcli.testing.interface.loss import gradients_of
 from rlcli.testing.interface.outputs import TOLERANCE, check_same, tensor_of
-from rlcli.testing.interface.training_trial import Batches, Rehearsal, TrainingOutcome
+from rlcli.testing.interface.training_trial import (
+    Batches,
+    Rehearsal,
+    TrainingOutcome,
+    is_close,
+)
 
 BOUND_OF_KEY = re.compile(r"(min|max)_(\w+)")
 """The name of an argument that is the least or the largest value of a key."""
@@ -124,7 +130,7 @@ class DescribedArgumentChecks(CallSubject):
         for name in names:
             loss = _without_learning(rehearsal, pair, {name: margin}).stats["loss"]
             expected = equal.stats["loss"]
-            if abs(loss - expected) > TOLERANCE * max(1.0, abs(expected)):
+            if not is_close(loss, expected, TOLERANCE):
                 raise Violation(
                     f"the loss of a pair with a margin of {margin:.4g} is {loss:.6g} with "
                     f"{name}={margin:.4g}, and {expected:.6g} of equal sequences without a target",
@@ -145,7 +151,7 @@ class DescribedArgumentChecks(CallSubject):
             )
             for name in rewards:
                 expected = FACTOR * usual[name]
-                if abs(larger[name] - expected) > TOLERANCE * max(1.0, abs(expected)):
+                if not is_close(larger[name], expected, TOLERANCE):
                     raise Violation(
                         f"{name} is {usual[name]:.6g} with {factor}=1, and {larger[name]:.6g} with "
                         f"{factor}={FACTOR:g}",
@@ -317,8 +323,7 @@ def _of_equal_sequences(batch: SequenceSample) -> SequenceSample:
 
 def _mean_score_after(rehearsal: Rehearsal, batch: SequenceSample, changes: Changes) -> float:
     """The distance from 0 of the mean value at the end of all sequences after a small step."""
-    model = rehearsal.model(lr=1e-3)
-    rehearsal.train(batch, model=model, changes=changes)
+    model = rehearsal.train(batch, lr=SMALL_STEP, changes=changes).model
     values = model.module.forward(batch, post_hook=lambda output, _: output.values)
     return abs(float(values[last_rows(batch)].double().mean()))
 

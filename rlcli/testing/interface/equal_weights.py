@@ -28,6 +28,7 @@ from rlcli.testing.interface.training_trial import (
     Rehearsal,
     TrainingOutcome,
     as_of_teacher,
+    is_close,
     place_of_number,
     teacher,
 )
@@ -85,12 +86,12 @@ class EqualWeightChecks(InterfaceSubject):
             self.require_documented_as(DIVIDES_LOGITS, "has no temperature that divides logits")
         for temperature in TEMPERATURES:
             interface = with_temperature(make, make(), temperature)
-            tempered = rehearsal.train(batch, model=rehearsal.model(lr=0.0), interface=interface)
+            tempered = rehearsal.train(batch, lr=0.0, interface=interface)
             divided = rehearsal.model(lr=0.0)
             divided.module.model.head.data /= temperature
             expected = rehearsal.train(batch, model=divided, interface=at_one)
             for name, value in tempered.stats.items():
-                if name != "grad_norm" and not _is_close(value, expected.stats[name]):
+                if name != "grad_norm" and not is_close(value, expected.stats[name], SMALL):
                     raise Violation(
                         f"{name} is {value:.4g} at temperature {temperature:g}, and "
                         f"{expected.stats[name]:.4g} where logits are divided by it before",
@@ -135,10 +136,6 @@ class EqualWeightChecks(InterfaceSubject):
                 "weight a token with its probability now over that when it was sampled",
                 rehearsal.where,
             )
-
-
-def _is_close(value: float, expected: float) -> bool:
-    return math.isclose(value, expected, rel_tol=SMALL, abs_tol=SMALL)
 
 
 def _after_sampling(rehearsal: Rehearsal, again: Sequence[int]) -> TrainingOutcome:

@@ -9,9 +9,8 @@ displacement: this reveals mixed-up rows, and wrong signs too.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -33,6 +32,7 @@ from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
     group_size,
+    is_close,
     outputs_of_actions,
 )
 
@@ -41,6 +41,8 @@ SIGNALS = ("rewards", "advantages", "returns")
 MARGINS = "margins"
 """Key with the score of each sequence: that of the chosen one is higher by the pair's margin."""
 ROUNDING = 1e-9
+SMALL_STEP = 1e-3
+"""A learning rate at which the effects of a step add up."""
 LEAD = re.compile(r"\bchosen\b.*\b(less|minus)\b.*\brejected\b")
 """The meaning of a number that says how far the chosen sequence is ahead."""
 IN_ORDER = re.compile(r"\bpairs\b.*\bchosen\b.*\b(higher|greater|more|above|preferred|ahead)\b")
@@ -61,25 +63,13 @@ class LawChecks(InterfaceSubject):
         skip_unless(keys, "reads no rewards, advantages or returns")
         for key in keys:
             batch = _batch(rehearsal, key)
-            numbers = batch.data[key]
-            is_per_sequence = batch.seqlens[key] == [
-                [1] * len(group) for group in batch.seqlens[key]
-            ]
-            one_hots = torch.eye(len(batch.flat_seqlens(key))).to(numbers)
-            raised = (
-                one_hots
-                if is_per_sequence
-                else [per_action(batch, one_hot) for one_hot in one_hots]
-            )
-            _holds(
+            _demand_own_gain(
                 rehearsal,
-                with_tensor(batch, key, torch.zeros_like(numbers)),
-                [with_tensor(batch, key, one_hot) for one_hot in raised],
+                with_tensor(batch, key, torch.zeros_like(batch.data[key])),
+                key,
                 f"a higher {key.removesuffix('s')}",
-                (
-                    "numbers and sequences are paired by position: check what was rolled, "
-                    "sorted, masked or expanded"
-                ),
+                "numbers and sequences are paired by position: check what was rolled, sorted, "
+                "masked or expanded",
             )
 
     def test_a_step_moves_a_pair_apart(self, rehearsal: Rehearsal) -> None:
@@ -129,7 +119,7 @@ class LawChecks(InterfaceSubject):
             rehearsal.train(pairs, lr=0.0).stats for pairs in (batch, with_groups_reversed(batch))
         )
         for name, expected in _exchanged(rehearsal, stats).items():
-            if not math.isclose(exchanged[name], expected, rel_tol=1e-6, abs_tol=1e-6):
+            if not is_close(exchanged[name], expected):
                 raise Violation(
                     f"{name} is {stats[name]:.6g}, and with chosen and rejected sequences "
                     f"exchanged {exchanged[name]:.6g}, not {expected:.6g}",
@@ -148,7 +138,7 @@ class LawChecks(InterfaceSubject):
             if side is None:
                 continue
             with_others = others[1 if side[2] == "chosen" else 0][name]
-            if not math.isclose(with_others, usual[name], rel_tol=1e-6, abs_tol=1e-6):
+            if not is_close(with_others, usual[name]):
                 raise Violation(
                     f"{name} is {usual[name]:.6g}, and {with_others:.6g} where the sequences that "
                     f"are not {side[2]} are others",
@@ -173,21 +163,13 @@ class LawChecks(InterfaceSubject):
         batch = _batch(rehearsal, REFERENCE)
         sampled = [key for key in ("packed_logprobs", "old_logprobs") if key in batch.keys]
         skip_unless(sampled, "does not compare with the policy's log-probs")
-        logprobs = batch.data[sampled[0]]
-        strayed = with_tensor(batch, REFERENCE, logprobs - 1.0)
-        back = [
-            per_action(batch, one_hot)
-            for one_hot in torch.eye(len(batch.flat_seqlens("packed_input_ids")))
-        ]
-        _holds(
+        _demand_own_gain(
             rehearsal,
-            strayed,
-            [with_tensor(batch, REFERENCE, logprobs - 1.0 + near) for near in back],
+            with_tensor(batch, REFERENCE, batch.data[sampled[0]] - 1.0),
+            REFERENCE,
             "a reference that is equal rather than less likely",
-            (
-                "check the sign of the KL: a penalty is subtracted from rewards, added to a loss, "
-                "and is policy minus reference"
-            ),
+            "check the sign of the KL: a penalty is subtracted from rewards, added to a loss, and "
+            "is policy minus reference",
         )
 
     def test_a_bonus_for_entropy_raises_it(self, rehearsal: Rehearsal) -> None:
@@ -217,8 +199,8 @@ def demand_entropy(rehearsal: Rehearsal, bonus: str) -> None:
 
 def _entropy_after(rehearsal: Rehearsal, changes: Changes) -> float:
     """The mean entropy of the choices of trained tokens after a small step."""
-    model, batch = rehearsal.model(lr=1e-3), rehearsal.batch
-    rehearsal.train(batch, model=model, changes=changes)
+    batch = rehearsal.batch
+    model = rehearsal.train(batch, lr=SMALL_STEP, changes=changes).model
     return float(outputs_of_actions(model, batch, "entropy")[trained_actions(batch)].mean())
 
 
@@ -297,10 +279,7 @@ def _growths(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
     growths = []
     for index in range(batch.bs):
         pair = batch.select_indices([index])
-        model = rehearsal.model(lr=1e-3)
-        before = _scores(rehearsal, model, pair)
-        rehearsal.train(pair, model=model)
-        rise = _scores(rehearsal, model, pair) - before
+        rise = _after_a_step(rehearsal, pair) - _scores(rehearsal, rehearsal.model(), pair)
         growths.append(rise[0] - rise[1])
     return torch.stack(growths)
 
@@ -313,24 +292,20 @@ def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
     return rehearsal.fit(rehearsal.batches(PAIRS[:3], seed=2))
 
 
-def _holds(
-    rehearsal: Rehearsal,
-    batch: SequenceSample,
-    changed: list[SequenceSample],
-    change: str,
-    cause: str,
+def _demand_own_gain(
+    rehearsal: Rehearsal, batch: SequenceSample, key: str, change: str, cause: str
 ) -> None:
-    plain = _after_a_step(rehearsal, batch)
+    """Raise Violation unless a number of response i higher by 1 raises response i after a step,
+    and on average no response i + shift more."""
+    plain, numbers = _after_a_step(rehearsal, batch), batch.data[key]
     gains = torch.stack(
-        [_after_a_step(rehearsal, changed_batch) - plain for changed_batch in changed]
+        [
+            _after_a_step(rehearsal, with_tensor(batch, key, numbers + higher)) - plain
+            for higher in _higher_by_1(batch, key)
+        ]
     )
-    count = len(gains)
-    by_shift = [float(gains.diagonal().mean())]
-    by_shift += [
-        float(torch.stack([gains[i, (i + s) % count] for i in range(count)]).mean())
-        for s in range(1, count)
-    ]
-    best = max(range(count), key=by_shift.__getitem__)
+    by_shift = [float(gains.roll(-shift, 1).diagonal().mean()) for shift in range(len(gains))]
+    best = max(range(len(gains)), key=by_shift.__getitem__)
     if by_shift[0] <= 0:
         raise Violation(
             f"{change} lowers its own response: by {-by_shift[0]:.3g} on average",
@@ -339,21 +314,25 @@ def _holds(
         )
     if best:
         raise Violation(
-            (
-                f"{change} of response i raises response i + {best} by {by_shift[best]:.3g}, its "
-                f"own by {by_shift[0]:.3g}"
-            ),
+            f"{change} of response i raises response i + {best} by {by_shift[best]:.3g}, its "
+            f"own by {by_shift[0]:.3g}",
             cause,
             rehearsal.where,
         )
 
 
+def _higher_by_1(batch: SequenceSample, key: str) -> Iterator[torch.Tensor]:
+    """For each response, what to add to the numbers of a key, which has one per sequence or per
+    action, so that those of this response are higher by 1."""
+    is_per_sequence = set(batch.flat_seqlens(key)) == {1}
+    for one_hot in torch.eye(len(batch.flat_seqlens(key))).to(batch.data[key]):
+        yield one_hot if is_per_sequence else per_action(batch, one_hot)
+
+
 def _after_a_step(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
     """[N]: the likelihood, or value, of each response after a training step so small that its
     effects add up."""
-    model = rehearsal.model(lr=1e-3)
-    rehearsal.train(batch, model=model)
-    return _scores(rehearsal, model, batch)
+    return _scores(rehearsal, rehearsal.train(batch, lr=SMALL_STEP).model, batch)
 
 
 def _scores(rehearsal: Rehearsal, model: Model, batch: SequenceSample) -> torch.Tensor:

@@ -21,6 +21,7 @@ from rlcli.testing.interface.training_trial import (
     StepDifference,
     TrainingOutcome,
     difference,
+    is_close,
     overrides,
     place_of_call,
     place_of_number,
@@ -149,7 +150,7 @@ class InvarianceChecks(InterfaceSubject):
             call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest])
         )
         for name, value in in_one.items():
-            if not abs(cut[name] - value) <= 1e-6 * max(1.0, abs(value)):
+            if not is_close(cut[name], value):
                 raise Violation(
                     f"{name} is {value:.6g} over one batch, {cut[name]:.6g} over the same in two",
                     cause_unless_no_sum(

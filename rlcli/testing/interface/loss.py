@@ -10,7 +10,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.testing.interface.actions import action_counts, trained_actions
 from rlcli.testing.interface.recording_engine import HEADS, ForwardPass, TrainCall, WatchedEngine
-from rlcli.testing.interface.training_trial import Rehearsal, TrainingOutcome
+from rlcli.testing.interface.training_trial import Rehearsal, TrainingOutcome, is_close
 from rlcli.testing.tiny_engine import TinyLM
 
 WEIGHT = "loss weight"
@@ -53,10 +53,6 @@ def in_parts(result: TrainingOutcome) -> tuple[TrainCall, Sums, list[Sums]]:
     return call, sums_of(engine, call, call.batch), samples
 
 
-def is_sum(together: float, total: float) -> bool:
-    return abs(together - total) <= 1e-6 * max(1.0, abs(total))
-
-
 def counts_tokens(rehearsal: Rehearsal) -> bool:
     """Whether the loss weight is a number of tokens: of all, of those with a predecessor, or of
     those trained on."""
@@ -85,9 +81,9 @@ def cause_of_no_sum(name: str, together: Sums, parts: list[Sums]) -> str:
     mean_of_tokens = sum(sample.loss * sample.weight for sample in parts) / max(weight, 1.0)
     mean_of_samples = sum(sample.loss for sample in parts) / len(parts)
     advice = "return the sum; the engine divides by the weight, over all micro-batches and ranks"
-    if is_sum(together.loss, mean_of_tokens):
+    if is_close(together.loss, mean_of_tokens):
         return f"it is a mean over tokens: {advice}"
-    if is_sum(together.loss, mean_of_samples):
+    if is_close(together.loss, mean_of_samples):
         return f"it is a mean over samples: {advice}"
     return (
         "the loss of a sample depends on what shares its micro-batch: compute what spans samples "
@@ -100,7 +96,7 @@ def cause_unless_no_sum(result: TrainingOutcome, cause: str) -> str:
     which is reported elsewhere."""
     _, together, parts = in_parts(result)
     loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
-    if is_sum(together.loss, loss) and is_sum(together.weight, weight):
+    if is_close(together.loss, loss) and is_close(together.weight, weight):
         return cause
     return "it follows from a loss, or a loss weight, that is not a sum; see there"
 

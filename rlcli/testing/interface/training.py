@@ -24,7 +24,6 @@ from rlcli.testing.interface.loss import (
     TokenGradients,
     cause_of_no_sum,
     in_parts,
-    is_sum,
     token_gradients,
 )
 from rlcli.testing.interface.outputs import check_untouched, frozen_copy
@@ -33,6 +32,7 @@ from rlcli.testing.interface.training_trial import (
     Rehearsal,
     TrainingOutcome,
     difference,
+    is_close,
     overrides,
     place_of_call,
     place_of_number,
@@ -147,7 +147,7 @@ class TrainingChecks(InterfaceSubject):
             columns = zip(*(sample.numbers[name] for sample in samples), strict=True)
             one_by_one = list(map(sum, columns))
             is_weight = name == WEIGHT
-            if not all(map(is_sum, together, one_by_one)) or (is_weight and batch.weight <= 0):
+            if not all(map(is_close, together, one_by_one)) or (is_weight and batch.weight <= 0):
                 raise Violation(
                     f"the {name} of {len(samples)} samples is {together[0]:.6g} together and "
                     f"{one_by_one[0]:.6g} one by one",

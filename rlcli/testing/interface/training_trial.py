@@ -105,6 +105,11 @@ class StepDifference:
         return f"{self.name} is {self.first:.6g} {how_one}, {self.second:.6g} {how_other}"
 
 
+def is_close(value: float, expected: float, tolerance: float = 1e-6) -> bool:
+    """Whether two numbers are the same up to rounding, and neither is NaN."""
+    return abs(value - expected) <= tolerance * max(1.0, abs(expected))
+
+
 def difference(
     first: TrainingOutcome, second: TrainingOutcome, tolerance: float = 1e-6
 ) -> StepDifference | None:

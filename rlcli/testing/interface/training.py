@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 
 import pytest
 import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.testing.batches import KEYS, make_batch
 from rlcli.testing.contract import Violation, place_of, skip_unless
 from rlcli.testing.interface.actions import (
@@ -43,10 +45,7 @@ from rlcli.testing.interface.training_trial import (
 class TrainingChecks(InterfaceSubject):
     def test_reads_what_it_declares(self, rehearsal: Rehearsal) -> None:
         """training reads the keys that it declares, and no others"""
-        interface, batch = rehearsal.make(), rehearsal.batch
-        declared = interface.reads("train_step")
-        if declared is None:
-            pytest.skip("not tried: train_step is not in READS")
+        declared, batch = _declared_keys(rehearsal), rehearsal.batch
         for key in (*declared.needed, *(key for key in declared.if_given if key in batch.keys)):
             if key != "packed_input_ids" and _same_without(rehearsal, key):
                 raise Violation(
@@ -54,15 +53,10 @@ class TrainingChecks(InterfaceSubject):
                     "take it out of READS, or read it",
                     rehearsal.where,
                 )
-        undeclared = [
-            key for key in KEYS if key not in (*declared.all, *batch.keys, "packed_prompts")
-        ]
-        for key in undeclared:
-            richer = batch.select(batch.keys)
-            richer.update_(make_batch([key], lengths_of(batch)).select([key]))
+        for key in _further_keys({*declared.all, *batch.keys}):
             rehearsal.demand_same(
                 rehearsal.result,
-                rehearsal.train(richer),
+                rehearsal.train(_with_keys(batch, [key])),
                 ("without", f"with the key {key}, which READS does not name"),
                 f'if that is intended, declare it: "{key} if given"',
             )
@@ -85,23 +79,16 @@ class TrainingChecks(InterfaceSubject):
 
     def test_works_with_what_it_declares(self, rehearsal: Rehearsal) -> None:
         """the keys that it declares are enough, without those that it reads if given"""
-        declared = rehearsal.make().reads("train_step")
-        if declared is None:
-            pytest.skip("not tried: train_step is not in READS")
+        declared = _declared_keys(rehearsal)
         few = rehearsal.batch.select(declared.needed)
         try:
             outcome = rehearsal.train(few)
         except Exception as error:
-            everything = make_batch([k for k in KEYS if k not in few.keys], lengths_of(few)).select(
-                [k for k in KEYS if k not in (*few.keys, "packed_prompts")]
-            )
-            everything.update_(few)
+            everything = _with_keys(few, _further_keys(few.keys))
             rehearsal.train(everything)  # also raises if a missing key is not the reason
             raise Violation(
-                (
-                    f"train_step fails on a batch with {', '.join(declared.needed)}: "
-                    f"{type(error).__name__}: {error}"
-                ),
+                f"train_step fails on a batch with {', '.join(declared.needed)}: "
+                f"{type(error).__name__}: {error}",
                 "it reads a key that READS does not name",
                 rehearsal.where,
             ) from error
@@ -167,14 +154,10 @@ class TrainingChecks(InterfaceSubject):
             )
         if engine.steps == 0:
             raise Violation(
-                (
-                    "no optimizer step was taken (update_skipped is "
-                    f"{result.stats.get('update_skipped')})"
-                ),
-                (
-                    "step_if refused the step, or the loss weight is 0, on a batch "
-                    "sampled from the model itself"
-                ),
+                "no optimizer step was taken (update_skipped is "
+                f"{result.stats.get('update_skipped')})",
+                "step_if refused the step, or the loss weight is 0, on a batch sampled from the "
+                "model itself",
                 rehearsal.where,
             )
         heads = {"lm": "head", "value": "value_head"}
@@ -182,10 +165,8 @@ class TrainingChecks(InterfaceSubject):
             if not float(engine.gradient[name].abs().max()) > 0:
                 raise Violation(
                     f"no gradient reaches the {name.replace('_', ' ')}, on which the loss depends",
-                    (
-                        "the loss is detached (detach, item, no_grad, numpy) between "
-                        "the output and its return"
-                    ),
+                    "the loss is detached (detach, item, no_grad, numpy) between the output and "
+                    "its return",
                     place_of(call.loss_fn),
                 )
 
@@ -201,10 +182,8 @@ class TrainingChecks(InterfaceSubject):
                 change = float((parameter.detach() - before).abs().max())
                 raise Violation(
                     f"the frozen {frozen.replace('_', ' ')} changed by up to {change:.3g}",
-                    (
-                        "leave requires_grad and the parameters alone: which are trained "
-                        "is the recipe's decision"
-                    ),
+                    "leave requires_grad and the parameters alone: which are trained is the "
+                    "recipe's decision",
                     rehearsal.where,
                 )
 
@@ -214,14 +193,10 @@ class TrainingChecks(InterfaceSubject):
         sizes = torch.cat([entry.size[~entry.trained] for entry in entries])
         if wrong := int((sizes > 0).sum()):
             raise Violation(
-                (
-                    f"{wrong} of {len(sizes)} masked tokens get a gradient, up to "
-                    f"{float(sizes.max()):.3g}"
-                ),
-                (
-                    "keep the rows of loss_mask, or of action_mask(prompt_mask, lengths): "
-                    "action t chose token t + 1"
-                ),
+                f"{wrong} of {len(sizes)} masked tokens get a gradient, up to "
+                f"{float(sizes.max()):.3g}",
+                "keep the rows of loss_mask, or of action_mask(prompt_mask, lengths): action t "
+                "chose token t + 1",
                 place_of(result.engine.calls[0].loss_fn),
             )
 
@@ -251,27 +226,19 @@ class TrainingChecks(InterfaceSubject):
         for end, row in (("first", 0), ("last", -1)):
             if responses and all(float(sizes[row]) == 0 for sizes in responses):
                 raise Violation(
-                    (
-                        f"the {end} token of each of {len(responses)} responses gets no "
-                        "gradient, though others do"
-                    ),
-                    (
-                        "the mask is shifted by one: action t, the row t of "
-                        "log-probs, chose token t + 1"
-                    ),
+                    f"the {end} token of each of {len(responses)} responses gets no gradient, "
+                    "though others do",
+                    "the mask is shifted by one: action t, the row t of log-probs, chose token "
+                    "t + 1",
                     where,
                 )
         sizes = torch.cat([entry.size[entry.trained] for entry in entries])
         if LOSS_MASK in rehearsal.batch.keys and not sizes.all():
             raise Violation(
-                (
-                    f"{int((sizes == 0).sum())} of {len(sizes)} tokens that "
-                    "loss_mask keeps get no gradient"
-                ),
-                (
-                    "train on all that it keeps; which tokens count was decided by "
-                    "the call that wrote it"
-                ),
+                f"{int((sizes == 0).sum())} of {len(sizes)} tokens that loss_mask keeps get no "
+                "gradient",
+                "train on all that it keeps; which tokens count was decided by the call that "
+                "wrote it",
                 where,
             )
 
@@ -327,10 +294,8 @@ class TrainingChecks(InterfaceSubject):
         if steps != [3]:
             raise Violation(
                 f"train_step number 3 asked for the learning rate of {steps}",
-                (
-                    "leave version_steps out, or pass model.version.global_step "
-                    "before anything increments it"
-                ),
+                "leave version_steps out, or pass model.version.global_step before anything "
+                "increments it",
                 rehearsal.where,
             )
         if model.version.global_step != 4:
@@ -358,6 +323,26 @@ class TrainingChecks(InterfaceSubject):
             tolerance=0.0,
             where=place_of_call(resumed, "state_dict") if keeps_state else rehearsal.where,
         )
+
+
+def _declared_keys(rehearsal: Rehearsal) -> DeclaredKeys:
+    """Those that training reads; skips the check where they are not declared."""
+    declared = rehearsal.make().reads("train_step")
+    if declared is None:
+        pytest.skip("not tried: train_step is not in READS")
+    return declared
+
+
+def _further_keys(present: Collection[str]) -> list[str]:
+    """All other keys that a batch for training can have."""
+    return [key for key in KEYS if key not in (*present, "packed_prompts")]
+
+
+def _with_keys(batch: SequenceSample, keys: list[str]) -> SequenceSample:
+    """A copy of the batch that also has these keys."""
+    richer = make_batch(keys, lengths_of(batch)).select(keys)
+    richer.update_(batch)
+    return richer
 
 
 def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
@@ -388,9 +373,7 @@ def _gradients(rehearsal: Rehearsal) -> tuple[TrainingOutcome, list[TokenGradien
 def _same_without(rehearsal: Rehearsal, key: str) -> bool:
     batch = rehearsal.batch
     try:
-        poorer = rehearsal.train(
-            batch.select(kept_key for kept_key in batch.keys if kept_key != key)
-        )
+        poorer = rehearsal.train(batch.select(batch.keys - {key}))
     except Exception:
         return False
     return difference(rehearsal.result, poorer, tolerance=0.0) is None

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import ModelError
-from rlcli.testing.backend.base import OBJECTIVES, SETTINGS, batch, source_of
+from rlcli.testing.backend.base import SETTINGS, source_of
 from rlcli.testing.backend.mixtures import (
     FAMILIES,
     Deviations,
@@ -21,7 +21,9 @@ from rlcli.testing.backend.mixtures import (
     MixtureLife,
     PlainStep,
 )
+from rlcli.testing.backend.objectives import OBJECTIVES
 from rlcli.testing.backend.plain import Loss, PlainTraining, sequences
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.contract import Violation
 
 LOSSES = {"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.02}

@@ -14,9 +14,11 @@ from rlcli.backends._zero import import_deepspeed
 from rlcli.errors import ModelError, UsageError
 from rlcli.ops.flash_attention import FlashAttention
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch, prompts
+from rlcli.testing.backend.base import SETTINGS
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
+from rlcli.testing.backend.samples import batch, prompts
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
 pytestmark = needs_pretend_device

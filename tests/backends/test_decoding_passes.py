@@ -16,7 +16,7 @@ from rlcli.api.config import (
 from rlcli.api.model import Model
 from rlcli.backends._decoding_passes import CapturedPasses, PassSize
 from rlcli.registry import make_backend
-from rlcli.testing.backend.base import prompts
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 

@@ -14,8 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlcli.backends._zero import configuration, import_deepspeed
 from rlcli.errors import UsageError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, train, weights_apart
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.differences import weights_apart
 from rlcli.testing.backend.lifecycle import held_bytes
+from rlcli.testing.backend.objectives import train
 from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.state import StateChecks, restore, save
 from rlcli.testing.backend.training import BackendTrainingChecks

@@ -17,21 +17,15 @@ from rlcli.api.model_source import local_part
 from rlcli.backends._generation import BatchDecoder
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import (
-    RATES,
-    SETTINGS,
-    answer_loss,
-    answer_weight,
-    batch,
-    prompts,
-    train,
-    weights_apart,
-)
+from rlcli.testing.backend.base import RATES, SETTINGS
+from rlcli.testing.backend.differences import weights_apart
 from rlcli.testing.backend.forward import ForwardChecks, scores
 from rlcli.testing.backend.generation import NEW_TOKENS, BackendGenerationChecks, generate
-from rlcli.testing.backend.lifecycle import ranks_in
+from rlcli.testing.backend.layouts import ranks_in
+from rlcli.testing.backend.objectives import answer_loss, answer_weight, train
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
+from rlcli.testing.backend.samples import batch, prompts
 from rlcli.testing.backend.state import StateChecks, restore, save
 from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks

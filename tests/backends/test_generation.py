@@ -15,9 +15,9 @@ from rlcli.backends import _generation
 from rlcli.errors import ModelError, UsageError
 from rlcli.ops.packed_product import can_pack
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import NEW_TOKENS, generate
 from rlcli.testing.backend.plain import exact, greedy_answers
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
 

@@ -14,9 +14,9 @@ from rlcli.backends._memory import InferenceMemory
 from rlcli.disk_errors import explain_disk_errors
 from rlcli.errors import ModelError, ResourceError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import batch
 from rlcli.testing.backend.forward import ForwardChecks
 from rlcli.testing.backend.generation import BackendGenerationChecks, generate
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.backend.state import StateChecks
 from rlcli.testing.tiny_models import VOCABULARY, TinyTokenizer, tiny_model
 from rlcli.topology.architecture import read_architecture

@@ -21,17 +21,13 @@ from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.registry import make_backend
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import (
-    OBJECTIVES,
-    SETTINGS,
-    answer_loss,
-    answer_weight,
-    batch,
-    distance,
-)
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.differences import distance
 from rlcli.testing.backend.forward import ForwardChecks
+from rlcli.testing.backend.objectives import OBJECTIVES, answer_loss, answer_weight
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.backend.state import StateChecks, restore, save
 from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.held_source import HeldSource

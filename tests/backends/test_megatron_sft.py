@@ -24,7 +24,7 @@ from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
 from rlcli.registry import make_backend, make_interface
-from rlcli.testing.backend.base import batch
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model

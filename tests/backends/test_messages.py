@@ -20,7 +20,9 @@ from rlcli.api.memory import PlacedRole
 from rlcli.backends import _deepspeed_memory
 from rlcli.backends._zero import import_deepspeed
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, answer_weight, batch
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.objectives import answer_weight
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 from rlcli.topology.architecture import read_architecture

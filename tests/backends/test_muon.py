@@ -7,14 +7,11 @@ import torch
 
 from rlcli.backends._muon import COEFFICIENTS, ITERATIONS, RMS, Muon, orthogonalized
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import (
-    SETTINGS,
-    answer_loss,
-    answer_weight,
-    groups,
-    weights_apart,
-)
-from rlcli.testing.backend.lifecycle import ranks_in
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.differences import weights_apart
+from rlcli.testing.backend.layouts import ranks_in
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
+from rlcli.testing.backend.samples import groups
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 

@@ -4,8 +4,8 @@ import pytest
 
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import batch, prompts
 from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.samples import batch, prompts
 from rlcli.testing.tiny_models import tiny_model
 
 LIMIT = 16

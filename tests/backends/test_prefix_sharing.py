@@ -17,14 +17,11 @@ from rlcli.backends._prefix_sharing import PrefixSharing
 from rlcli.backends._transformers import PackedModel
 from rlcli.ops.shared_prefixes import Work
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import (
-    SETTINGS,
-    answer_loss,
-    answer_weight,
-    groups,
-    weights_apart,
-)
-from rlcli.testing.backend.lifecycle import ranks_in
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.differences import weights_apart
+from rlcli.testing.backend.layouts import ranks_in
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
+from rlcli.testing.backend.samples import groups
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 

@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rlcli.backends._recomputation import _moved_to_host, _policy
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, train
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.objectives import train
 
 SELECTIVE = {"gradient_checkpointing": True, "recompute": "selective"}
 aten = torch.ops.aten

@@ -8,7 +8,9 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.backends import _routers
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.tiny_models import tiny_config
 
 

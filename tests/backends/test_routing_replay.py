@@ -15,17 +15,13 @@ from rlcli.errors import ModelError
 from rlcli.interfaces._responses import sample_responses
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import (
-    SETTINGS,
-    answer_loss,
-    answer_weight,
-    batch,
-    distance,
-    prompts,
-)
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.differences import distance
 from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
 from rlcli.testing.backend.plain import sequences
 from rlcli.testing.backend.routing_replay import chosen_by, routers_of, with_experts
+from rlcli.testing.backend.samples import batch, prompts
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 

@@ -13,7 +13,8 @@ from rlcli.backends._saving import LONGEST, SavingRanks, _written_aside, describ
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import answer_loss, answer_weight, batch
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer

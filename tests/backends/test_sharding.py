@@ -11,14 +11,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlcli.api.model_source import local_part
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import (
-    SETTINGS,
-    answer_loss,
-    answer_weight,
-    batch,
-    weights_apart,
-)
-from rlcli.testing.backend.lifecycle import ranks_in
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.differences import weights_apart
+from rlcli.testing.backend.layouts import ranks_in
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 

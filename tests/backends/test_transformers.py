@@ -9,7 +9,9 @@ from rlcli.api.value_model import value_head, value_model_class
 from rlcli.backends._transformers import PackedModel
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.tiny_models import tiny_model
 
 # -- windows and capped scores ---------------------------------------------------------------------

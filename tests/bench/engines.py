@@ -31,8 +31,8 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.layout import RoleLayout
 from rlcli.recipe.mesh import DIMENSIONS, Mesh
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import answer_loss, answer_weight, batch
 from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.objectives import answer_loss, answer_weight
 from rlcli.testing.backend.plain import (
     AdamW,
     PlainTraining,
@@ -41,6 +41,7 @@ from rlcli.testing.backend.plain import (
     plain_answer_loss,
     scores_of,
 )
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 

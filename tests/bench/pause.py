@@ -45,8 +45,8 @@ from rlcli.api.weight_blocks import WeightBlock  # noqa: E402
 from rlcli.runtime.pausing import PausingEngine  # noqa: E402
 from rlcli.runtime.weight_flow import WeightCopies  # noqa: E402
 from rlcli.testing.backend import BackendContract  # noqa: E402
-from rlcli.testing.backend.base import prompts  # noqa: E402
 from rlcli.testing.backend.generation import loaded  # noqa: E402
+from rlcli.testing.backend.samples import prompts  # noqa: E402
 from rlcli.testing.held_source import HeldSource  # noqa: E402
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model  # noqa: E402
 

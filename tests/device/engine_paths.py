@@ -17,14 +17,8 @@ from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
 from rlcli.interfaces._responses import sample_responses
 from rlcli.registry import make_backend
-from rlcli.testing.backend.base import (
-    answer_loss,
-    answer_weight,
-    batch,
-    prompts,
-    value_loss,
-    value_weight,
-)
+from rlcli.testing.backend.objectives import answer_loss, answer_weight, value_loss, value_weight
+from rlcli.testing.backend.samples import batch, prompts
 from rlcli.testing.batches import make_batch
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model

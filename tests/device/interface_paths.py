@@ -8,7 +8,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import FORKS, PROMPT_MASK, SEQUENCES
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface
-from rlcli.testing.backend.base import prompts
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.batches import KEYS, DigitTokenizer, make_batch
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 

@@ -31,7 +31,7 @@ from rlcli.runtime.roles import pick_device
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
-from rlcli.testing.backend.base import batch, prompts
+from rlcli.testing.backend.samples import batch, prompts
 from rlcli.testing.ranks import run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 from rlcli.topology import RolePlacement, plan_topology

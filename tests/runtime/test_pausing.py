@@ -22,9 +22,9 @@ from rlcli.interfaces._responses import sample_responses
 from rlcli.interfaces.episodes import EpisodesInterface
 from rlcli.runtime.pausing import PausingEngine
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import exported
 from rlcli.testing.backend.plain import scores_of, sequences
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.tiny_models import TinyTokenizer
 
 LONG = GenerationHyperparameters(

@@ -21,7 +21,8 @@ from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.weight_wire import DeltaWire, WholeWire
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, train
+from rlcli.testing.backend.base import SETTINGS
+from rlcli.testing.backend.objectives import train
 from rlcli.testing.ranks import RankError, run_on_ranks
 from rlcli.topology import RolePlacement, plan_topology
 

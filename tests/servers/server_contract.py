@@ -27,9 +27,9 @@ from rlcli.backends._server_attach import Expected, check_logprobs, check_model
 from rlcli.errors import ModelError, UsageError
 from rlcli.interfaces.episodes import EpisodesInterface
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import acting, greedy_answers, scores_of, sequences
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.tiny_models import VOCABULARY, TinyTokenizer, tiny_model
 
 TRIES, LONG, REPEATS = 8, 100, 6

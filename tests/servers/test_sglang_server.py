@@ -24,10 +24,10 @@ from transformers import PreTrainedTokenizerFast
 from rlcli.backends._server_attach import check_model
 from rlcli.errors import ModelError
 from rlcli.testing import tiny_models
-from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import sequences
 from rlcli.testing.backend.routing_replay import chosen_by
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.tiny_models import tiny_model
 
 BACKEND = "sglang"

@@ -20,21 +20,14 @@ from rlcli.testing.arguments import (
     arguments_of,
     silent_arguments,
 )
-from rlcli.testing.backend.base import (
-    SETTINGS,
-    BackendChecks,
-    Weights,
-    answer_loss,
-    answer_weight,
-    batch,
-    distance,
-    groups,
-    weights_apart,
-)
+from rlcli.testing.backend.base import SETTINGS, BackendChecks
+from rlcli.testing.backend.differences import Weights, distance, weights_apart
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.mixtures import FAMILIES
+from rlcli.testing.backend.objectives import train
 from rlcli.testing.backend.plain import Stats
+from rlcli.testing.backend.samples import batch, groups
 from rlcli.testing.contract import skip_unless
 from rlcli.testing.effects import Effects, demand_effects, remembered
 
@@ -116,7 +109,7 @@ def _train(engine: TrainEngine) -> Stats:
     """The stats of two steps."""
     stats: Stats = {}
     for step, sample in STEPS.items():
-        reported = engine.train_batch(sample, answer_loss, answer_weight, version_steps=step)
+        reported = train(engine, step, sample)
         stats |= {f"{name} {step}": value for name, value in reported.items()}
     return stats
 

@@ -1,13 +1,12 @@
-"""Shared by all backend checks: engines over tiny models, batches,
-and a loss that covers everything."""
+"""Shared by all backend checks: engines over tiny models, the layouts of ranks, and a plain loop
+with the backend's settings."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,52 +16,24 @@ import torch.distributed as dist
 from torch import nn
 
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
-from rlcli.api.data import SequenceSample
 from rlcli.api.layout import RoleLayout
-from rlcli.api.model import (
-    GenerationEngine,
-    HoldsWeights,
-    Model,
-    ModelBackend,
-    ModelOutput,
-    TrainEngine,
-)
+from rlcli.api.model import GenerationEngine, HoldsWeights, Model, ModelBackend
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import UsageError
 from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.registry import load_declared, make_backend, signature
-from rlcli.testing.backend.plain import (
-    TEMPERATURE,
-    AdamW,
-    Loss,
-    PlainTraining,
-    Stats,
-    acting,
-    exact,
-    plain_answer_loss,
-    plain_value_loss,
-    value_targets,
-)
-from rlcli.testing.batches import make_batch
+from rlcli.testing.backend.differences import Weights
+from rlcli.testing.backend.layouts import Layout
+from rlcli.testing.backend.objectives import OBJECTIVES
+from rlcli.testing.backend.plain import AdamW, PlainTraining, exact
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.contract import Contract, Violation, place_of, skip_unless
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.saved_models import saved_weights
-from rlcli.testing.tiny_models import (
-    END,
-    VOCABULARY,
-    TinyTokenizer,
-    tiny_config,
-    tiny_model,
-)
+from rlcli.testing.tiny_models import TinyTokenizer, tiny_config, tiny_model
 from rlcli.topology.architecture import read_architecture
 
 TOTAL_STEPS = 10
-LENGTHS = ((2, 3), (4, 7), (1, 2), (3, 5), (2, 7), (3, 0), (1, 0))
-"""(prompt, response) of each sequence in a batch, in tokens: ragged, one without a response,
-one of a single token."""
-GROUPS = (((24, 3), (24, 7), (24, 0)), ((2, 7),), ((17, 5), (17, 2)))
-"""The same for groups of sequences with one prompt each, so long that sharing it pays."""
-PROMPTS = (5, 9, 3, 17, 1)
 FAMILIES = ("llama", "gpt2", "mistral", "gemma2", "cohere")
 """Tried with a backend that runs any family: they differ in biases, norms, positions, tied weights,
 windows, and in what scales and caps scores and logits."""
@@ -79,15 +50,8 @@ matters."""
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 """Relative rates of the first of ten steps, with these settings."""
 
-SMALL = 1e-2
-"""Weights that are all smaller, such as biases that started at zero, are compared at this scale,
-that of the steps."""
 NOISE = 1e-5
 """Share of the largest gradient below which float32 does not determine the sign reliably."""
-
-Weights = dict[str, torch.Tensor]
-Layout = tuple[Mapping[str, int], Mapping[str, Any]]
-"""A mesh, and settings of the backend."""
 
 
 class BackendChecks(Contract):
@@ -228,15 +192,13 @@ class BackendChecks(Contract):
     def supported(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
         """The layouts in which the backend runs a tiny model, each once, with those of their
         settings that it has."""
-        backend, able = self.backend(), list[Layout]()
+        backend, supported = self.backend(), list[Layout]()
         for degrees, settings in layouts:
             accepted = {name: value for name, value in settings.items() if hasattr(backend, name)}
-            is_able = set(degrees) <= set(self.dimensions()) and not self._refuses(
-                degrees, accepted, family
-            )
-            if is_able and (degrees, accepted) not in able:
-                able.append((degrees, accepted))
-        return able
+            layout = degrees, accepted
+            if layout not in supported and self._runs(layout, family):
+                supported.append(layout)
+        return supported
 
     def tried(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
         """The supported layouts that are tried."""
@@ -252,17 +214,18 @@ class BackendChecks(Contract):
         """Skip the check if only one layout is tried."""
         skip_unless(self.all_layouts, "not tried: --all-layouts does")
 
-    def _refuses(
-        self, degrees: Mapping[str, int], settings: Mapping[str, Any], family: str
-    ) -> bool:
-        """Whether the backend declares (`LAYOUT`) that it cannot run a layout."""
+    def _runs(self, layout: Layout, family: str) -> bool:
+        """Whether the backend has these dimensions, and declares (`LAYOUT`) no problem."""
+        degrees, settings = layout
+        if not degrees.keys() <= set(self.dimensions()):
+            return False
         problems = load_declared("backends", self.name, "LAYOUT")
         if problems is None:
-            return False
+            return True
         mesh = dict.fromkeys(DIMENSIONS, 1) | dict(degrees)
-        arguments = {**self.args, **settings}
         sizes = read_architecture(tiny_config(family).to_dict())
-        return any(problems(RoleLayout("actor", mesh, arguments, "auto", sizes)))
+        arguments = {**self.args, **settings}
+        return not any(problems(RoleLayout("actor", mesh, arguments, "auto", sizes)))
 
     def optimizer_settings(self, **settings: Any) -> AdamW:
         """AdamW as described by the backend's settings; override if they have other names."""
@@ -282,9 +245,7 @@ class BackendChecks(Contract):
         supports."""
         return RATES if hasattr(self.backend(**SETTINGS), "schedule") else (1.0,) * len(RATES)
 
-    def certain(
-        self, lm: nn.Module | None = None, loss: Loss = plain_answer_loss
-    ) -> Weights | None:
+    def certain(self, family: str | None = None, head: str = "lm") -> Weights | None:
         """A bool mask per weight of the entries that have a gradient; None if all can be compared.
 
         AdamW without a noticeable eps turns rounding noise into full-size steps where the gradient
@@ -292,8 +253,8 @@ class BackendChecks(Contract):
         """
         if getattr(self.backend(**SETTINGS), "eps", 0.0) > 1e-4:
             return None
-        plain = exact(lm if lm is not None else tiny_model(self.families[0]))
-        loss(plain, batch())[0].backward()
+        plain = exact(tiny_model(family or self.families[0], head=head))
+        OBJECTIVES[head].plain(plain, batch())[0].backward()
         sizes = {name: p.grad.abs() for name, p in plain.named_parameters() if p.grad is not None}
         least = NOISE * max(float(size.max()) for size in sizes.values())
         return {name: size > least for name, size in sizes.items()}
@@ -362,146 +323,3 @@ def source_of(engine: object, *methods: str) -> str:
             if method in vars(owner) and not owner.__module__.startswith("rlcli.api"):
                 return place_of(vars(owner)[method])
     return place_of(type(engine))
-
-
-# -- batches and losses ----------------------------------------------------------------------------
-
-
-def batch(seed: int = 0, lengths: Sequence[tuple[int, int]] = LENGTHS) -> SequenceSample:
-    keys = ("packed_input_ids", "prompt_mask")
-    return make_batch(keys, [[pair] for pair in lengths], seed, vocabulary=VOCABULARY, end=END)
-
-
-def groups(seed: int = 0) -> SequenceSample:
-    """Samples of several sequences that begin alike."""
-    keys = ("packed_input_ids", "prompt_mask")
-    return make_batch(keys, GROUPS, seed, vocabulary=VOCABULARY, end=END)
-
-
-def prompts(lengths: Sequence[int] = PROMPTS) -> SequenceSample:
-    pairs = [[(length, 0)] for length in lengths]
-    return make_batch(("packed_prompts",), pairs, vocabulary=VOCABULARY, end=END)
-
-
-def answer_loss(output: ModelOutput, sample: SequenceSample) -> Any:
-    """Summed negative log-likelihood of the responses minus an entropy bonus, at a temperature."""
-    output.temperature = TEMPERATURE
-    output.actions = acting(sample)
-    mask = output.actions.to(output.entropy.device)
-    entropy = (output.entropy * mask).sum()
-    stats = {"entropy": entropy, "response_length": (mask.sum(), number_of_sequences(sample))}
-    return -(output.logprobs * mask).sum() - 0.1 * entropy, stats
-
-
-def answer_weight(sample: SequenceSample) -> torch.Tensor:
-    return acting(sample).sum()
-
-
-def answer_stats(sample: SequenceSample) -> Stats:
-    """What a step on a batch reports, whatever the model."""
-    weight = float(answer_weight(sample))
-    return {"loss_weight": weight, "response_length": weight / number_of_sequences(sample)}
-
-
-def number_of_sequences(sample: SequenceSample) -> int:
-    return len(sample.flat_seqlens("packed_input_ids"))
-
-
-def value_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
-    return (output.values - value_targets(sample).to(output.values.device)).square().sum()
-
-
-def value_weight(sample: SequenceSample) -> int:
-    return sum(sample.flat_seqlens("packed_input_ids"))
-
-
-def value_stats(sample: SequenceSample) -> Stats:
-    return {"loss_weight": float(value_weight(sample))}
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The targets for which the checks train a head."""
-
-    loss: Any
-    weight: Callable[[SequenceSample], Any]
-    plain: Loss
-    """The same in a plain loop."""
-    stats: Callable[[SequenceSample], Stats]
-    """Numbers among those that a step on a batch reports, each with a weight of its own."""
-
-
-OBJECTIVES = {
-    "lm": Objective(answer_loss, answer_weight, plain_answer_loss, answer_stats),
-    "value": Objective(value_loss, value_weight, plain_value_loss, value_stats),
-}
-"""By head."""
-
-
-def train(engine: TrainEngine, step: int | None = None, **how: Any) -> Stats:
-    """One step on a batch of its own, by default the first one whatever the schedule."""
-    return engine.train_batch(
-        batch(step or 0), answer_loss, answer_weight, version_steps=step, **how
-    )
-
-
-# -- differences -----------------------------------------------------------------------------------
-
-
-def distance(actual: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
-    """Largest difference, relative to the largest expected value or to `least`; infinite for a
-    wrong shape or NaN."""
-    actual, expected = actual.cpu(), expected.cpu()
-    if actual.shape != expected.shape or not bool(actual.isfinite().all()):
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    return float(
-        (actual.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=least)
-    )
-
-
-def weights_apart(
-    actual: Mapping[str, torch.Tensor], expected: Weights, certain: Weights | None = None
-) -> float:
-    """Largest difference of any weight, relative to the largest in its tensor; only of the
-    `certain` ones, if given."""
-    if any(
-        name not in actual or actual[name].shape != weight.shape
-        for name, weight in expected.items()
-    ):
-        return float("inf")
-    if certain is not None:
-        actual = {
-            name: actual[name].where(certain[name], expected[name])
-            for name in certain.keys() & expected.keys()
-        }
-        expected = {name: expected[name] for name in actual}
-    return max(
-        (distance(actual[name], weight, SMALL) for name, weight in expected.items()), default=0.0
-    )
-
-
-def different(actual: Weights, expected: Weights) -> list[str]:
-    """The names of weights that are not the same bit for bit."""
-    return [name for name, weight in expected.items() if not torch.equal(actual[name], weight)]
-
-
-def require_close(
-    quantity: str,
-    actual: torch.Tensor,
-    expected: torch.Tensor,
-    tolerance: float,
-    cause: str,
-    where: str,
-) -> None:
-    """Raises `Violation` if `actual` differs from `expected`."""
-    if actual.shape != expected.shape:
-        raise Violation(
-            f"{quantity}: shape {tuple(actual.shape)} in place of {tuple(expected.shape)}",
-            cause,
-            where,
-        )
-    apart = distance(actual, expected)
-    if apart > tolerance:
-        raise Violation(f"{quantity}: off by {apart:.2g} of the largest value", cause, where)

@@ -40,8 +40,7 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         """TRAINS, SCORES and GENERATES say what its engines can do"""
         cls, engine = self.cls, self.engine()
         for name, contract in ABILITIES.items():
-            says, is_one = getattr(cls, name), isinstance(engine, contract)
-            if says and not is_one:
+            if getattr(cls, name) and not isinstance(engine, contract):
                 raise Violation(
                     f"{name} is True, but its engine is not a {contract.__name__}",
                     f"set {name}: ClassVar[bool] = False",

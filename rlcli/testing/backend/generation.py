@@ -15,16 +15,12 @@ from torch import nn
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ForwardEngine, GeneratedResponses, GenerationEngine, HoldsWeights
-from rlcli.testing.backend.base import (
-    BackendChecks,
-    offers,
-    prompts,
-    require_close,
-    source_of,
-    train,
-)
-from rlcli.testing.backend.forward import scores
-from rlcli.testing.backend.plain import exact, greedy_answers, packed, scores_of, sequences
+from rlcli.testing.backend.base import BackendChecks, offers, source_of
+from rlcli.testing.backend.differences import require_close
+from rlcli.testing.backend.forward import plain_scores, scores
+from rlcli.testing.backend.objectives import train
+from rlcli.testing.backend.plain import greedy_answers, packed, plain_model, sequences
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.saved_models import load_saved
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
@@ -33,6 +29,9 @@ NEW_TOKENS = 12
 CONTEXT = (
     "attend to the whole prompt and to all tokens so far, each at its position, and to no padding"
 )
+STOPS = tuple(range(0, VOCABULARY, 5))
+"""Tokens that end responses at different times: of more than fit at once, some join others, and
+some move to make room."""
 
 
 class BackendGenerationChecks(BackendChecks):
@@ -42,12 +41,14 @@ class BackendGenerationChecks(BackendChecks):
         """greedy: transformers' answers, token for token"""
         for number, family in enumerate(self.families):
             engine = self.generating_engine(family)
-            expected = greedy_answers(exact(tiny_model(family)), prompts(), NEW_TOKENS)
             # fewer than prompts, so that slots are refilled: that is the same for all families
             for slots in (2,) if number else (2, 1, 5):
-                actual = generate(engine, greedy=True, max_concurrent_responses=slots)
-                _require_answers(
-                    actual, expected, f"{family}, {slots} at a time", source_of(engine, "generate")
+                _require_greedy(
+                    engine,
+                    plain_model(family),
+                    f"{family}, {slots} at a time",
+                    CONTEXT,
+                    max_concurrent_responses=slots,
                 )
 
     def test_an_answer_depends_on_its_seed_alone(self) -> None:
@@ -56,17 +57,13 @@ class BackendGenerationChecks(BackendChecks):
         self._require_reproducible()
         where = source_of(engine, "generate")
         together = generate(engine, responses_per_prompt=3).tokens
+        again = generate(engine, responses_per_prompt=3).tokens
+        in_turn = generate(engine, responses_per_prompt=3, max_concurrent_responses=2).tokens
+        third = prompts().select_indices([2])
+        alone = generate(engine, third, [6, 7, 8], responses_per_prompt=3).tokens
         cause = "give each response a random stream of its own, seeded by its seed"
-        for condition, responses in {
-            "drawn again": generate(engine, responses_per_prompt=3).tokens,
-            "drawn two at a time": generate(
-                engine, responses_per_prompt=3, max_concurrent_responses=2
-            ).tokens,
-        }.items():
-            _require_same(responses, together, condition, cause, where)
-        alone = generate(
-            engine, prompts().select_indices([2]), [6, 7, 8], responses_per_prompt=3
-        ).tokens
+        _require_same(again, together, "drawn again", cause, where)
+        _require_same(in_turn, together, "drawn two at a time", cause, where)
         _require_same(alone, together[6:9], "without the other prompts", cause, where)
         if all(torch.equal(answer, together[0]) for answer in together[:3]):
             raise Violation(
@@ -81,17 +78,15 @@ class BackendGenerationChecks(BackendChecks):
             max_new_tokens=NEW_TOKENS,
             responses_per_prompt=2,
             max_concurrent_responses=3,
-            stop_token_ids=tuple(range(0, VOCABULARY, 5)),
+            stop_token_ids=STOPS,
         )
-        # more than fit at once, ending at different times: some join others
         seeds = range(2 * sample.bs)
         pieces: list[list[int]] = [[] for _ in seeds]
         for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
             pieces[number].append(token)
-        expected = engine.generate(sample, TinyTokenizer(), settings, seeds).tokens
         _require_same(
             [torch.tensor(tokens) for tokens in pieces],
-            expected,
+            engine.generate(sample, TinyTokenizer(), settings, seeds).tokens,
             "as a stream",
             "yield (number of the response, its next token), each once, in the order of "
             "prompts and their groups",
@@ -101,18 +96,17 @@ class BackendGenerationChecks(BackendChecks):
     def test_recomputation_confirms_the_log_probs(self) -> None:
         """log-probs are those of a forward pass at the temperature"""
         engine = self.generating_engine()
-        # more than fit at once, ending at different times: some move to make room for others
-        settings: dict[str, Any] = {
-            "responses_per_prompt": 2,
-            "temperature": 0.7,
-            "max_concurrent_responses": 4,
-            "stop_token_ids": tuple(range(0, VOCABULARY, 5)),
-        }
-        drawn = generate(engine, **settings)
+        drawn = generate(
+            engine,
+            responses_per_prompt=2,
+            temperature=0.7,
+            max_concurrent_responses=4,
+            stop_token_ids=STOPS,
+        )
         require_close(
             "log-probs of sampled tokens",
             torch.cat(drawn.logprobs),
-            torch.cat(_recomputed(engine, drawn, settings["temperature"])),
+            torch.cat(_recomputed(engine, drawn, 0.7)),
             self.tolerance,
             "report log-probs of the whole distribution at the temperature, before top_p and top_k",
             source_of(engine, "generate"),
@@ -132,19 +126,15 @@ class BackendGenerationChecks(BackendChecks):
             engine = self.generating_engine(trained=True, lr=0.05, gradient_checkpointing=recompute)
             before = generate(engine, greedy=True).tokens
             train(engine)
-            answers = greedy_answers(exported(engine), prompts(), NEW_TOKENS)
-            where = source_of(engine, "generate")
-            if answers == [tokens.tolist() for tokens in before]:
+            lm = exported(engine)
+            if greedy_answers(lm, prompts(), NEW_TOKENS) == [row.tolist() for row in before]:
                 raise Violation(
-                    "a step at lr 0.05 changed no greedy answer", "apply the update", where
+                    "a step at lr 0.05 changed no greedy answer",
+                    "apply the update",
+                    source_of(engine, "generate"),
                 )
-            _require_answers(
-                generate(engine, greedy=True),
-                answers,
-                "after a training step",
-                where,
-                "generate with the weights as they are, not with a copy of those before",
-            )
+            cause = "generate with the weights as they are, not with a copy of those before"
+            _require_greedy(engine, lm, "after a training step", cause)
 
     def test_weights_of_another_engine(self) -> None:
         """take_parameters: mixed by eta, and used at once"""
@@ -157,18 +147,14 @@ class BackendGenerationChecks(BackendChecks):
                 generate(mine, greedy=True)
             before, theirs = self.weights(mine), self.weights(source)
             mine.take_parameters(source, eta)
+            cause = "mine = eta · theirs + (1 - eta) · mine, tied parameters once"
             where = source_of(mine, "take_parameters")
             for name, weight in self.weights(mine).items():
-                expected = eta * theirs[name] + (1 - eta) * before[name]
-                cause = "mine = eta · theirs + (1 - eta) · mine, tied parameters once"
-                require_close(
-                    f"{name} at eta {eta}", weight, expected, self.tolerance, cause, where
-                )
+                mixed = before[name].lerp(theirs[name], eta)
+                require_close(f"{name} at eta {eta}", weight, mixed, self.tolerance, cause, where)
             if generates:
-                answers = greedy_answers(exported(mine), prompts(), NEW_TOKENS)
                 cause = "discard what was derived from the old weights"
-                actual = generate(mine, greedy=True)
-                _require_answers(actual, answers, "after take_parameters", where, cause)
+                _require_greedy(mine, exported(mine), "after take_parameters", cause)
 
     def _require_reproducible(self) -> None:
         skip_unless(self.cls.REPRODUCIBLE, "does not promise it (REPRODUCIBLE)")
@@ -193,7 +179,7 @@ def _recomputed(engine: Any, drawn: GeneratedResponses, temperature: float) -> l
     if isinstance(engine, ForwardEngine):
         scored = scores(engine, packed(texts), "log-probs", temperature)
     else:
-        scored = scores_of(exported(engine), packed(texts), temperature)[0].detach()
+        scored = plain_scores(exported(engine), packed(texts), temperature=temperature)
     of_texts = scored.split([len(text) - 1 for text in texts])
     return [of_text[-len(tokens) :] for of_text, tokens in zip(of_texts, drawn.tokens, strict=True)]
 
@@ -220,43 +206,44 @@ def exported(engine: HoldsWeights) -> nn.Module:
 
 
 def loaded(folder: Path) -> nn.Module:
-    """A language model's folder, loaded by transformers."""
-    return load_saved(folder, "lm").eval()
+    """A language model's folder, loaded by transformers, without gradients."""
+    return load_saved(folder, "lm").eval().requires_grad_(False)
 
 
-def _require_answers(
-    actual: GeneratedResponses,
-    expected: list[list[int]],
-    when: str,
-    where: str,
-    cause: str = CONTEXT,
+def _require_greedy(
+    engine: GenerationEngine, lm: nn.Module, when: str, cause: str, **settings: Any
 ) -> None:
-    for number, (tokens, answer) in enumerate(zip(actual.tokens, expected, strict=True)):
+    """Raises Violation unless the engine's greedy answers are those of a transformers model."""
+    drawn, where = generate(engine, greedy=True, **settings), source_of(engine, "generate")
+    answers = greedy_answers(lm, prompts(), NEW_TOKENS)
+    for number, (tokens, answer) in enumerate(zip(drawn.tokens, answers, strict=True)):
         if tokens.tolist() != answer:
-            pairs = enumerate(zip(tokens.tolist(), answer, strict=False))
-            first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(answer)))
-            finding = (
-                f"greedy answer {number} differs from token {first} on ({when}): "
-                f"{tokens.tolist()}, not {answer}"
-            )
-            raise Violation(finding, cause, where)
-        if bool(actual.ended[number]) != (answer[-1] == END):
-            finding = (
-                f"ended is {bool(actual.ended[number])} of a response whose last token is "
-                f"{answer[-1]} ({when})"
-            )
             raise Violation(
-                finding, f"ended says that the response closed with an end token ({END})", where
+                f"greedy answer {number} differs from token {_shared(tokens.tolist(), answer)} on "
+                f"({when}): {tokens.tolist()}, not {answer}",
+                cause,
+                where,
             )
+    for ended, answer in zip(drawn.ended.tolist(), answers, strict=True):
+        if ended != (answer[-1] == END):
+            raise Violation(
+                f"ended is {ended} of a response whose last token is {answer[-1]} ({when})",
+                f"ended says that the response closed with an end token ({END})",
+                where,
+            )
+
+
+def _shared(first: list[int], second: list[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _require_same(
     actual: list[torch.Tensor], expected: list[torch.Tensor], condition: str, cause: str, where: str
 ) -> None:
-    differ = [
-        i for i, (a, b) in enumerate(zip(actual, expected, strict=True)) if not torch.equal(a, b)
-    ]
-    if differ:
-        raise Violation(
-            f"{len(differ)} of {len(expected)} responses differ {condition}", cause, where
-        )
+    pairs = zip(actual, expected, strict=True)
+    count = sum(not torch.equal(tokens, others) for tokens, others in pairs)
+    if count:
+        finding = f"{count} of {len(expected)} responses differ {condition}"
+        raise Violation(finding, cause, where)

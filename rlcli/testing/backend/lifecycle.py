@@ -17,32 +17,18 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.api.weight_blocks import WeightBlock
-from rlcli.recipe.mesh import Mesh
-from rlcli.testing.backend.base import (
-    LENGTHS,
-    OBJECTIVES,
-    PROMPTS,
-    SETTINGS,
-    BackendChecks,
-    Objective,
-    Weights,
-    answer_loss,
-    batch,
-    distance,
-    export,
-    meet,
-    offers,
-    prompts,
-    weights_apart,
-)
-from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.base import SETTINGS, BackendChecks, export, meet, offers
+from rlcli.testing.backend.differences import Weights, distance, weights_apart
+from rlcli.testing.backend.forward import outputs, plain_scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate, loaded
-from rlcli.testing.backend.plain import Stats, exact, greedy_answers, scores_of, values_by
+from rlcli.testing.backend.layouts import layout_name, ranks_in
+from rlcli.testing.backend.objectives import OBJECTIVES, Objective, answer_loss, train
+from rlcli.testing.backend.plain import Stats, greedy_answers, plain_model, values_by
+from rlcli.testing.backend.samples import LENGTHS, PROMPTS, batch, prompts
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.ranks import mesh_of_ranks
 from rlcli.testing.tiny_models import tiny_model
 
-ALONE = "one rank"
 EXPORT = "export"
 OWN, OF_ONE = "their own checkpoint", "the checkpoint of one rank"
 ON_ONE, OF_OTHERS = "the ranks' checkpoint, on one rank,", "the checkpoint of the layout before"
@@ -59,6 +45,8 @@ LATER = len(SHARES)
 """The step after the checkpoint."""
 
 RankReport = dict[str, Any]
+"""`answers`: (a rank's own, transformers') by occasion; `steps`: the stats of each step by head;
+what else is compared, by name: a relative error."""
 StepIf = Callable[[Mapping[str, float]], bool]
 
 
@@ -70,26 +58,27 @@ class Life:
     checks: BackendChecks
     layout: Mapping[str, int]
     folder: Path
-    rank: int = 0
-    before: Life | None = None
-    """An earlier one, in another layout."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the backend that belong to the layout."""
+    before: Life | None = None
+    """An earlier one, in another layout."""
+    rank: int = 0
     _expected: dict[Path, list[list[int]]] = field(default_factory=dict)
     """By folder: what transformers answers with the weights in it."""
+
+    def on_rank(self, rank: int) -> RankReport:
+        """The report of one of the layout's ranks, in a process of its own."""
+        with self.checks.at_device():
+            return replace(self, rank=rank).live()
 
     def live(self) -> RankReport:
         """Forward passes, training, steps that must be refused, an export, answers, a checkpoint
         and its resumption."""
-        with self.checks.at_device():
-            return self._live()
-
-    def _live(self) -> RankReport:
         tiny_model(self.checks.family_of_ranks)  # kept from now on; not memory of the engine
         others = held_bytes()
         engine = self._engine()
-        report: RankReport = {"forward": {"lm": self._forward(engine, "lm")}}
-        report |= {"answers": {}, "steps": {}}
+        report: RankReport = {"answers": {}, "steps": {}}
+        report["log-probs"] = self._forward(engine, "lm")
         self._answer(engine)  # with weights that will soon be outdated
         if self.checks.trains():
             report["steps"]["lm"] = self._trained(engine, "lm")
@@ -104,34 +93,26 @@ class Life:
         if offers(engine, "weight_blocks"):
             report["blocks"] = self._blocks(engine)
         if offers(engine, "take_parameters"):
-            report |= self._mixture(engine, report["answers"])
+            self._mix(engine, report)
         if self.checks.trains() and offers(engine, "state"):
-            report |= self._checkpoint(engine)
+            self._continue(engine, report)
         critic = self._engine(head="value")
-        report["forward"]["value"] = self._forward(critic, "value")
+        report["values"] = self._forward(critic, "value")
         if self.checks.trains():
             report["steps"]["value"] = self._trained(critic, "value")
         return report
 
-    def live_on(self, source: Life) -> RankReport:
-        """Continue from the results of `source`."""
-        with self.checks.at_device():
-            return self.go_on(source)
-
-    def go_on(self, source: Life, mesh: Any = None) -> RankReport:
-        """Load the checkpoint of `source`, answer, train a step:
-        the difference from the results of `source`."""
+    def resume(self, source: Life, which: str, report: RankReport, mesh: Any = None) -> None:
+        """Load the checkpoint of `source`, answer, train a step: the difference from the results of
+        `source`, as those of `which` checkpoint."""
         engine = self._engine(mesh, seed=1)
         self._answer(engine)
         restore(engine, source.home)
-        answers = self._answers(engine, source.home / EXPORT)
+        report["answers"][f"after loading {which}"] = self._answers(engine, source.home / EXPORT)
         self._train(engine, LATER)
-        exact = (source.layout, source.settings) == (self.layout, self.settings)
-        certain = None if exact else self.checks.certain(tiny_model(self.checks.family_of_ranks))
-        return {
-            "apart": weights_apart(self._weights(engine), load_file(source.later), certain),
-            "answers": answers,
-        }
+        is_same = (source.layout, source.settings) == (self.layout, self.settings)
+        certain = None if is_same else self.checks.certain(self.checks.family_of_ranks)
+        report[which] = weights_apart(self._weights(engine), load_file(source.later), certain)
 
     @property
     def home(self) -> Path:
@@ -183,10 +164,8 @@ class Life:
     ) -> Stats:
         cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
         cuts = MicroBatchSpec(n_mbs=1 + step)
-        share = self._share(batch(step), cut)
-        return engine.train_batch(
-            share, objective.loss, objective.weight, scope, cuts, step, step_if
-        )
+        how = {"token_normalize_scope": scope, "mb_spec": cuts, "step_if": step_if}
+        return train(engine, step, self._share(batch(step), cut), objective, **how)
 
     def _refused(self, engine: TrainEngine) -> RankReport:
         """Whether steps were skipped that must be refused, and how much they changed."""
@@ -223,13 +202,16 @@ class Life:
     def _forward(self, engine: ForwardEngine, head: str) -> float:
         """Error of log-probs or values: with uneven shares, then with everything on one rank, then
         with fewer tokens than ranks that share them."""
-        plain, worst = exact(tiny_model(self.checks.family_of_ranks, head=head)), 0.0
-        read = {"lm": _log_probs, "value": _values}[head]
+        plain = plain_model(self.checks.family_of_ranks, head)
+        expected: Any = {"lm": plain_scores, "value": values_by}[head]
         few = batch(lengths=FEW_TOKENS)
+        errors = [0.0]
         for sample, cut in ((batch(), 5), (batch(), WHOLE), (few, len(FEW_TOKENS))):
-            actual, expected = read(engine, plain, self._share(sample, cut))
-            worst = max(worst, distance(actual, expected))
-        return worst
+            share = self._share(sample, cut)
+            actual = outputs(engine, share, head, IN_TWO)
+            if share.bs:
+                errors.append(distance(actual, expected(plain, share)))
+        return max(errors)
 
     def _answer(self, engine: ForwardEngine) -> list[list[int]]:
         """Greedy answers to this rank's prompts; none if the engine does not generate."""
@@ -252,13 +234,12 @@ class Life:
         """Difference between the rank's blocks and the same numbers in whole weights."""
         weights, blocks, expected = self._weights(engine), {}, {}
         for number, (block, values) in enumerate(engine.parameter_blocks()):
+            region = block.within(WeightBlock.whole(block.name, block.shape))
             blocks[str(number)] = values.detach().cpu().float()
-            expected[str(number)] = weights[block.name][
-                block.within(WeightBlock.whole(block.name, block.shape))
-            ]
+            expected[str(number)] = weights[block.name][region]
         return weights_apart(blocks, expected)
 
-    def _mixture(self, engine: ForwardEngine, answers: RankReport) -> RankReport:
+    def _mix(self, engine: ForwardEngine, report: RankReport) -> None:
         """Another engine takes its parameters: the difference of its weights from the expected
         mixture."""
         follower = self._engine(seed=1)
@@ -266,11 +247,12 @@ class Life:
         before, theirs = self._weights(follower), self._weights(engine)
         follower.take_parameters(engine, 0.25)
         export(follower, self.home / "mixture")
-        answers["after take_parameters"] = self._answers(follower, self.home / "mixture")
+        answers = self._answers(follower, self.home / "mixture")
+        report["answers"]["after take_parameters"] = answers
         mixed = {name: 0.25 * theirs[name] + 0.75 * weight for name, weight in before.items()}
-        return {"taken": weights_apart(self._weights(follower), mixed)}
+        report["taken"] = weights_apart(self._weights(follower), mixed)
 
-    def _checkpoint(self, engine: TrainEngine) -> RankReport:
+    def _continue(self, engine: TrainEngine, report: RankReport) -> None:
         """Save, continue training, and check that others arrive at the same weights."""
         save(engine, self.home, self.rank)
         self._train(engine, LATER)
@@ -278,18 +260,13 @@ class Life:
         if self.rank == 0:
             save_file(later, str(self.later))
         if not self.layout:
-            return {}
+            return
         meet()  # all have written
         mesh = mesh_of_ranks(**self.layout)
-        others = {OWN: self, OF_ONE: Life(self.checks, {}, self.folder)}
-        if self.before is not None:
-            others[OF_OTHERS] = self.before
-        return {which: self.go_on(source, mesh) for which, source in others.items()}
-
-
-def ranks_in(layout: Mapping[str, int]) -> int:
-    """The number of ranks; expert-parallel ones are data-parallel ones."""
-    return Mesh(**layout).size
+        others = {OWN: self, OF_ONE: Life(self.checks, {}, self.folder), OF_OTHERS: self.before}
+        for which, source in others.items():
+            if source is not None:
+                self.resume(source, which, report, mesh)
 
 
 def share_of(sample: SequenceSample, cut: int, replica: int, replicas: int) -> SequenceSample:
@@ -327,27 +304,3 @@ def local_part(tensor: Any) -> torch.Tensor:
 def weights_file(head: str, rank: int) -> str:
     """Name of the file with a rank's weights after the steps of a head."""
     return f"weights-{head}-{rank}.safetensors"
-
-
-def _log_probs(
-    engine: ForwardEngine, plain: nn.Module, share: SequenceSample
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The engine's, and the plain model's."""
-    actual = scores(engine, share, cut=IN_TWO)
-    with torch.no_grad():
-        return actual, scores_of(plain, share)[0] if share.bs else actual
-
-
-def _values(
-    engine: ForwardEngine, plain: nn.Module, share: SequenceSample
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The engine's, and the plain model's."""
-    actual = engine.forward(share, IN_TWO, lambda output, _: output.values).cpu()
-    with torch.no_grad():
-        return actual, values_by(plain, share) if share.bs else actual
-
-
-def layout_name(layout: Mapping[str, int], settings: Mapping[str, Any]) -> str:
-    """`dp 2`, or `cp 2 ring`."""
-    degrees = (f"{name} {degree}" for name, degree in layout.items())
-    return " ".join([*degrees, *map(str, settings.values())]) or ALONE

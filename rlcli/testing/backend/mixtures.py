@@ -10,34 +10,25 @@ from typing import Any
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import TrainEngine
-from rlcli.testing.backend.base import (
-    OBJECTIVES,
-    SETTINGS,
-    BackendChecks,
+from rlcli.testing.backend.base import SETTINGS, BackendChecks, source_of
+from rlcli.testing.backend.differences import require_small, weights_apart
+from rlcli.testing.backend.layouts import (
+    OF_TWO,
+    WITH_VIRTUAL_STAGES,
     Layout,
-    batch,
-    source_of,
-    weights_apart,
+    layout_name,
+    ranks_in,
 )
-from rlcli.testing.backend.lifecycle import layout_name, share_of
+from rlcli.testing.backend.lifecycle import share_of
+from rlcli.testing.backend.objectives import OBJECTIVES, train
 from rlcli.testing.backend.plain import PlainTraining
-from rlcli.testing.contract import Violation
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SHARES = (4, 7, 5)
 """Sequences of the first of two data-parallel ranks at each step; at the second, the other has
 none."""
-LAYOUTS: tuple[Layout, ...] = (
-    ({"dp": 2}, {}),
-    ({"pp": 2}, {}),
-    ({"dp": 2, "ep": 2}, {}),
-    ({"cp": 2}, {"context_parallel": "ulysses"}),
-    ({"cp": 2}, {"context_parallel": "ring"}),
-    ({"cp": 2, "ep": 2}, {"context_parallel": "ulysses"}),
-    ({"tp": 2}, {"gradient_checkpointing": True, "recompute": "selective"}),
-)
-WITH_VIRTUAL_STAGES: tuple[Layout, ...] = (({"pp": 2}, {"virtual_stages": 2}),)
 DEEP = "deep_mixtral"
 """Has a layer for every virtual stage."""
 LEAST = 0.1
@@ -103,10 +94,11 @@ class MixtureLife:
         self, engine: TrainEngine, sample: SequenceSample, step: int, rank: int | None
     ) -> Mapping[str, float]:
         """The stats of a step on this rank's share."""
-        objective, cuts = OBJECTIVES[self.head], MicroBatchSpec(n_mbs=3 - step)
         if rank is not None and "dp" in self.degrees:
             sample = share_of(sample, SHARES[step], rank, 2)
-        return engine.train_batch(sample, objective.loss, objective.weight, "global", cuts, step)
+        return train(
+            engine, step, sample, OBJECTIVES[self.head], mb_spec=MicroBatchSpec(n_mbs=3 - step)
+        )
 
 
 class MixtureChecks(BackendChecks):
@@ -126,15 +118,14 @@ class MixtureChecks(BackendChecks):
     ) -> dict[str, list[Deviations]]:
         """The deviations of each rank, by layout."""
         skip_without_forks()
-        layouts = {self.mixtures[0]: LAYOUTS}
+        tried: dict[str, Sequence[Layout]] = {self.mixtures[0]: OF_TWO}
         if self.all_layouts and hasattr(self.backend(), "virtual_stages"):
-            layouts[DEEP] = WITH_VIRTUAL_STAGES
+            tried[DEEP] = [layout for layout in WITH_VIRTUAL_STAGES if ranks_in(layout[0]) == 2]
         deviations: dict[str, list[Deviations]] = {}
-        for family, candidates in layouts.items():
-            for degrees, of_layout in self.tried(candidates, family):
-                one_life = life(self, family, settings={**settings, **of_layout}, degrees=degrees)
-                name = layout_name(degrees, of_layout)
-                deviations[name] = run_on_ranks(2, one_life.on_rank)
+        for family, layouts in tried.items():
+            for degrees, of_layout in self.tried(layouts, family):
+                rank = life(self, family, settings={**settings, **of_layout}, degrees=degrees)
+                deviations[layout_name(degrees, of_layout)] = run_on_ranks(2, rank.on_rank)
         return deviations
 
     def require_plain_ranks(self, deviations: Mapping[str, list[Deviations]]) -> None:
@@ -144,13 +135,9 @@ class MixtureChecks(BackendChecks):
 
     def require_plain(self, deviations: Deviations, who: str) -> None:
         """Raises Violation if a number differs from that of a plain loop."""
+        where = source_of(self.trained_engine(), "loss_of", "forward_micro_batch")
         for quantity, apart in deviations.items():
-            if not apart <= self.tolerance:
-                raise Violation(
-                    f"{quantity} of {who} is off by {apart:.2g}",
-                    self.cause,
-                    source_of(self.trained_engine(), "loss_of", "forward_micro_batch"),
-                )
+            require_small(f"{quantity} of {who}", apart, self.tolerance, "", self.cause, where)
 
 
 def _relative_error(actual: float, expected: float) -> float:

@@ -7,7 +7,7 @@ Nothing here knows about packing, micro-batches, ranks or engines.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.testing.on_host import on_host
-from rlcli.testing.tiny_models import VOCABULARY
+from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 
 TEMPERATURE = 0.8
 
@@ -51,13 +51,16 @@ class AdamW:
         return cls(**{name: getattr(backend, name) for name in names if hasattr(backend, name)})
 
     def optimizer(self, lm: nn.Module) -> torch.optim.Optimizer:
-        matrices = [p for p in lm.parameters() if p.requires_grad and p.dim() > 1]
-        vectors = [p for p in lm.parameters() if p.requires_grad and p.dim() <= 1]
-        decay = self.weight_decay if self.decays_vectors else 0.0
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": decay},
-        ]
+        trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
+        vectors = {
+            "params": [parameter for parameter in trained if parameter.dim() <= 1],
+            "weight_decay": self.weight_decay if self.decays_vectors else 0.0,
+        }
+        matrices = {
+            "params": [parameter for parameter in trained if parameter.dim() > 1],
+            "weight_decay": self.weight_decay,
+        }
+        groups = [matrices, vectors]
         kind = torch.optim.AdamW if self.is_decoupled else torch.optim.Adam
         return kind(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, foreach=False)
 
@@ -66,6 +69,11 @@ def exact(lm: Any) -> nn.Module:
     """The model in float64, in which torch has no grouped products for experts."""
     lm.set_experts_implementation("eager")
     return lm.double()
+
+
+def plain_model(family: str, head: str = "lm") -> nn.Module:
+    """A tiny model in float64, without gradients."""
+    return exact(tiny_model(family, head=head)).requires_grad_(False)
 
 
 class PlainTraining:
@@ -160,11 +168,9 @@ def plain_value_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tenso
 def greedy_answers(lm: nn.Module, sample: SequenceSample, new_tokens: int) -> list[list[int]]:
     """The answers of transformers' own `generate` to each prompt."""
     decode: Any = lm.generate
-    settings: Mapping[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
-    with torch.no_grad():
-        return [
-            decode(ids[None], attention_mask=torch.ones_like(ids[None]), **settings)[
-                0, len(ids) :
-            ].tolist()
-            for ids in sequences(sample, "packed_prompts")
-        ]
+    answers = []
+    for prompt in sequences(sample, "packed_prompts"):
+        mask = torch.ones_like(prompt[None])
+        text = decode(prompt[None], attention_mask=mask, max_new_tokens=new_tokens, do_sample=False)
+        answers.append(text[0, len(prompt) :].tolist())
+    return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch import nn
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelOutput
-from rlcli.testing.backend.base import answer_loss, answer_weight, batch, source_of
+from rlcli.testing.backend.base import source_of
 from rlcli.testing.backend.mixtures import MixtureChecks
+from rlcli.testing.backend.objectives import OBJECTIVES, answer_loss, train
 from rlcli.testing.backend.plain import Stats
 from rlcli.testing.backend.routing_replay import routers_of
 from rlcli.testing.contract import Violation, skip_if, skip_unless
@@ -99,8 +101,8 @@ def _no_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
 
 def _step(engine: Any, name: str) -> Stats:
     """The stats of a step, which report a loss of routers; skips the check if they do not."""
-    cut = MicroBatchSpec(n_mbs=MICRO_BATCHES)
-    stats: Stats = engine.train_batch(batch(), _no_loss, answer_weight, mb_spec=cut)
+    objective = replace(OBJECTIVES["lm"], loss=_no_loss)
+    stats = train(engine, None, None, objective, mb_spec=MicroBatchSpec(n_mbs=MICRO_BATCHES))
     skip_if(name not in stats, f"does not report {name}")
     return stats
 

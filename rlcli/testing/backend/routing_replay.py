@@ -14,11 +14,14 @@ from torch import nn
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
 from rlcli.api.model import GeneratedResponses, GenerationEngine, TrainEngine
-from rlcli.testing.backend.base import OBJECTIVES, batch, distance, source_of
-from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.base import source_of
+from rlcli.testing.backend.differences import distance, require_small
+from rlcli.testing.backend.forward import plain_scores, scores
 from rlcli.testing.backend.generation import asked, generate
 from rlcli.testing.backend.mixtures import Deviations, MixtureChecks, MixtureLife, PlainStep
-from rlcli.testing.backend.plain import PlainTraining, Stats, exact, scores_of, sequences
+from rlcli.testing.backend.objectives import OBJECTIVES
+from rlcli.testing.backend.plain import PlainTraining, Stats, plain_model, sequences
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.contract import Violation, skip_if, skip_unless
 from rlcli.testing.tiny_models import tiny_model
 
@@ -56,16 +59,15 @@ class RoutingReplayChecks(MixtureChecks):
             engine, sample = self.engine(family), with_experts(batch(), family)
             where = source_of(engine, "forward_micro_batch")
             unrouted = sample.select([SEQUENCES])
-            unprescribed, prescribed, again = (
-                scores(engine, rows, "log-probs", 1.0) for rows in (unrouted, sample, unrouted)
-            )
-            plain = PrescribedModel(exact(tiny_model(family)))
-            expected = scores_of(plain.prepared(sample), sample)[0].detach()
-            if (apart := distance(prescribed, expected)) > self.tolerance:
-                raise Violation(f"log-probs of {family} are off by {apart:.2g}", self.cause, where)
+            unprescribed = scores(engine, unrouted)
+            prescribed = scores(engine, sample)
+            expected = plain_scores(PrescribedModel(plain_model(family)).prepared(sample), sample)
+            apart = distance(prescribed, expected)
+            quantity = f"log-probs of {family}"
+            require_small(quantity, apart, self.tolerance, "with these", self.cause, where)
             if distance(unprescribed, expected) < 0.01:
                 raise AssertionError("the prescribed experts are too much like those chosen")
-            if not torch.equal(unprescribed, again):
+            if not torch.equal(unprescribed, scores(engine, unrouted)):
                 raise Violation(
                     "a later batch without routed_experts differs",
                     "prescribe experts for the tokens of that batch alone",
@@ -212,7 +214,7 @@ def misreport(drawn: GeneratedResponses, family: str) -> str | None:
     """What is wrong with the experts that are reported for two responses to each prompt."""
     if drawn.routed_experts is None:
         return "responses without routed_experts"
-    plain = exact(tiny_model(family))
+    plain = plain_model(family)
     for number, (tokens, actual) in enumerate(zip(drawn.tokens, drawn.routed_experts, strict=True)):
         expected = chosen_by(plain, torch.cat([asked()[number // 2], tokens])[:-1])
         if actual.shape != expected.shape or actual.dtype != torch.uint8:

@@ -14,7 +14,9 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.model import ForwardEngine, GeneratedResponses, GenerationEngine
 from rlcli.errors import ModelError
 from rlcli.registry import load_declared
-from rlcli.testing.backend.base import BackendChecks, prompts, require_close, source_of
+from rlcli.testing.backend.base import BackendChecks, source_of
+from rlcli.testing.backend.differences import require_close
+from rlcli.testing.backend.samples import prompts
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 

@@ -3,27 +3,23 @@ released memory."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from rlcli.api.model import ForwardEngine, HoldsWeights
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
-from rlcli.testing.backend.base import (
-    SETTINGS,
-    BackendChecks,
-    batch,
-    different,
-    offers,
-    require_close,
-    source_of,
-    train,
-)
-from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.base import SETTINGS, BackendChecks, offers, source_of
+from rlcli.testing.backend.differences import different, require_close, weights_apart
+from rlcli.testing.backend.forward import outputs, scores
 from rlcli.testing.backend.generation import generate
-from rlcli.testing.backend.plain import logits_of
+from rlcli.testing.backend.objectives import train
+from rlcli.testing.backend.plain import logits_of, values_by
+from rlcli.testing.backend.samples import batch
 from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.saved_models import load_saved
 from rlcli.testing.tiny_models import tiny_model
@@ -44,23 +40,18 @@ class StateChecks(BackendChecks):
             if family == self.families[0]:  # what it had before is overwritten in all alike
                 filled["an engine that has trained"] = self.engine(family, seed=2, **SETTINGS)
                 train(filled["an engine that has trained"], 0)
-            for description, engine_filled in filled.items():
-                restore(engine_filled, tmp_path / family)
-                train(engine_filled, 2)
-                self._require_equal(
-                    engine_filled,
-                    engine,
-                    f"{description} ({family}), filled with the state of step 2",
-                )
+            for description, resumed in filled.items():
+                restore(resumed, tmp_path / family)
+                train(resumed, 2)
+                occasion = f"{description} ({family}), filled with the state of step 2"
+                self._require_equal(resumed, engine, occasion)
 
     def test_a_checkpoint_has_the_names_of_transformers(self) -> None:
         """a checkpoint uses transformers' names and holds tied weights once"""
         for family in self.families:
             engine = self._kept(self.engine(family))
-            actual, expected = (
-                set(engine.state().weights),
-                {name for name, _ in tiny_model(family).named_parameters()},
-            )
+            actual = set(engine.state().weights)
+            expected = {name for name, _ in tiny_model(family).named_parameters()}
             if actual != expected:
                 raise Violation(
                     f"state() of {family} lacks {sorted(expected - actual)} and adds "
@@ -78,51 +69,39 @@ class StateChecks(BackendChecks):
 
     def test_exports_are_read_by_transformers(self, tmp_path: Path) -> None:
         """an export, loaded by transformers: equal logits"""
-        for family in self.families:
-            for head in ("lm", "value") if self.cls.SCORES else ("lm",):
-                engine = self.engine(family, head=head, lr=0.05)
-                if self.trains() and head == "lm":
-                    train(engine, 0)
-                folder = tmp_path / f"{family}-{head}"
-                engine.save_to_hf(None, str(folder))
-                self._require_export(engine, folder, head, "save_to_hf")
-        left = sorted(
-            path.name
-            for path in tmp_path.iterdir()
-            if "-" not in path.name or path.name.startswith(".")
-        )
-        if left:
-            raise Violation(
-                f"save_to_hf leaves {left} outside its folder",
-                "remove it",
-                source_of(engine, "save_to_hf"),
-            )
+        heads = ("lm", "value") if self.cls.SCORES else ("lm",)
+        for family, head in product(self.families, heads):
+            engine = self.engine(family, head=head, lr=0.05)
+            if self.trains() and head == "lm":
+                train(engine, 0)
+            parent = tmp_path / f"{family}-{head}"
+            parent.mkdir()
+            engine.save_to_hf(None, str(parent / "model"))
+            self._require_export(engine, parent / "model", head, "save_to_hf")
+            left = sorted(path.name for path in parent.iterdir() if path.name != "model")
+            if left:
+                raise Violation(
+                    f"save_to_hf leaves {left} outside its folder",
+                    "remove it",
+                    source_of(engine, "save_to_hf"),
+                )
 
     def test_an_offloaded_engine_goes_on(self) -> None:
         """offloaded and back: the same numbers, bit for bit"""
         engine, untouched = self.engine(**SETTINGS), self.engine(**SETTINGS)
         skip_unless(offers(engine, "offload"), "does not offload")
-        where = source_of(engine, "offload")
         for step in range(2):
             engine.offload()
             engine.offload()
-            if isinstance(engine, ForwardEngine) and not torch.equal(
-                scores(engine), scores(untouched)
-            ):
-                raise Violation(
-                    "log-probs differ after offload", "bring the weights back unchanged", where
-                )
+            if self.cls.SCORES:
+                _require_same("log-probs", engine, scores(engine), scores(untouched))
             if self.generates():
                 engine.offload()
-                if (
-                    generate(engine, greedy=True).tokens[0].tolist()
-                    != generate(untouched, greedy=True).tokens[0].tolist()
-                ):
-                    raise Violation(
-                        "responses differ after offload",
-                        "bring the weights back before generating",
-                        where,
-                    )
+                answers = (
+                    generate(engine, greedy=True).tokens,
+                    generate(untouched, greedy=True).tokens,
+                )
+                _require_same("responses", engine, *map(torch.cat, answers))
             if self.trains():
                 engine.offload()
                 train(engine, step)
@@ -140,10 +119,9 @@ class StateChecks(BackendChecks):
         mine, theirs = self.weights(actual), self.weights(expected)
         differ = different(mine, theirs)
         if differ:
-            apart = max(float((mine[name] - theirs[name]).abs().max()) for name in differ)
             raise Violation(
                 f"{occasion}: {len(differ)} of {len(theirs)} weights differ, by "
-                f"{apart:.2g} ({differ[0]})",
+                f"{weights_apart(mine, theirs):.2g} of the largest ({differ[0]})",
                 "state() must return everything that the next step depends on, live, not as copies",
                 source_of(actual, "state", "offload"),
             )
@@ -151,11 +129,8 @@ class StateChecks(BackendChecks):
     def _require_export(self, engine: HoldsWeights, folder: Path, head: str, method: str) -> None:
         loaded, report = load_saved(folder, head, output_loading_info=True)
         where = source_of(engine, method.split()[-1])
-        wrong = {
-            key: names
-            for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
-            if (names := report[key])
-        }
+        keys = ("missing_keys", "unexpected_keys", "mismatched_keys")
+        wrong = {key: report[key] for key in keys if report[key]}
         if wrong:
             raise Violation(
                 f"the folder of {method} has {wrong}", "write every parameter once", where
@@ -168,18 +143,33 @@ class StateChecks(BackendChecks):
                 "write the weights as they are now, in their own dtype",
                 where,
             )
-        if not isinstance(engine, ForwardEngine):
-            return
-        with torch.no_grad():
-            expected = torch.cat(logits_of(loaded.eval(), batch()))
-        hook = None if head == "lm" else lambda output, _: output.values[:, None]
+        if isinstance(engine, ForwardEngine):
+            self._require_outputs(engine, loaded.eval().requires_grad_(False), head, where)
+
+    def _require_outputs(self, engine: ForwardEngine, lm: nn.Module, head: str, where: str) -> None:
+        """Raises Violation unless they are those of `lm`, from a folder that it has written."""
+        if head == "lm":
+            actual, expected = engine.forward(batch()), torch.cat(logits_of(lm, batch()))
+        else:
+            actual, expected = outputs(engine, batch(), head), values_by(lm, batch())
         require_close(
-            f"{head} outputs of the folder of {method}",
-            engine.forward(batch(), post_hook=hook),
+            f"{head} outputs of a folder",
+            actual,
             expected,
             self.tolerance,
             "write the weights and the configuration that the engine computes with",
             where,
+        )
+
+
+def _require_same(
+    quantity: str, engine: HoldsWeights, actual: torch.Tensor, expected: torch.Tensor
+) -> None:
+    if not torch.equal(actual, expected):
+        raise Violation(
+            f"{quantity} differ after offload",
+            "bring the weights back unchanged, before they are used",
+            source_of(engine, "offload"),
         )
 
 

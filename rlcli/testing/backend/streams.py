@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-import pytest
 import torch
+from torch import nn
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.model import FinishedResponse, GenerationEngine, ResponseStream
 from rlcli.testing.backend.base import BackendChecks, source_of
+from rlcli.testing.backend.differences import require_small
+from rlcli.testing.backend.forward import plain_scores
 from rlcli.testing.backend.generation import asked, exported, generate
-from rlcli.testing.backend.plain import packed, scores_of
+from rlcli.testing.backend.plain import packed
 from rlcli.testing.contract import Violation, skip_if
 from rlcli.testing.tiny_models import TinyTokenizer
 
@@ -20,6 +23,9 @@ LONG = 100
 """New tokens; most responses end before, each at a place of its own."""
 TEMPERATURE = 0.7
 LONGEST = 17
+
+
+GREEDY: dict[str, Any] = {"greedy": True, "temperature": 1.0, "max_new_tokens": 12}
 
 
 class StreamChecks(BackendChecks):
@@ -32,16 +38,11 @@ class StreamChecks(BackendChecks):
         """a stream's greedy answers are those of generate"""
         engine = self.streaming_engine()
         expected = generate(engine, greedy=True).tokens
-        with self.stream(engine, greedy=True, temperature=1.0, max_new_tokens=12) as stream:
-            numbers = [stream.submit(prompt, seed) for seed, prompt in enumerate(asked())]
+        with self.stream(engine, **GREEDY) as stream:
+            numbers = _submit(stream, asked())
             responses = collect_all(stream, len(numbers))
         where = source_of(engine, "open")
-        if sorted(responses) != sorted(numbers):
-            raise Violation(
-                f"responses {sorted(responses)} to requests {sorted(numbers)}",
-                "return each once",
-                where,
-            )
+        _require_numbers(responses, numbers, where)
         for number, tokens in zip(numbers, expected, strict=True):
             _require_answer(responses[number], tokens, where)
 
@@ -49,11 +50,10 @@ class StreamChecks(BackendChecks):
         """make_room: a stream also answers longer prompts than it was opened for"""
         engine = self.streaming_engine()
         expected = generate(engine, greedy=True).tokens
-        settings = {"greedy": True, "temperature": 1.0, "max_new_tokens": 12}
-        with self.stream(engine, longest=1, **settings) as stream:
-            for seed, (prompt, tokens) in enumerate(zip(asked(), expected, strict=True)):
+        with self.stream(engine, longest=1, **GREEDY) as stream:
+            for prompt, tokens in zip(asked(), expected, strict=True):
                 stream.make_room(len(prompt))
-                stream.submit(prompt, seed)
+                _submit(stream, [prompt])
                 (response,) = collect_some(stream).values()
                 _require_answer(response, tokens, source_of(engine, "open"))
 
@@ -62,8 +62,7 @@ class StreamChecks(BackendChecks):
         engine, source, requests = self.streaming_engine(seed=1), self.engine(seed=2), asked() * 2
         models = {engine.weights_number: exported(engine)}
         with self.stream(engine, max_new_tokens=LONG, max_concurrent_responses=3) as stream:
-            for seed, prompt in enumerate(requests):
-                stream.submit(prompt, seed)
+            numbers = _submit(stream, requests)
             responses = collect_some(stream)
             # one pause may find every response finished or not begun
             while len(responses) < len(requests):
@@ -73,8 +72,9 @@ class StreamChecks(BackendChecks):
                 stream.resume()
                 responses |= collect_some(stream)
         where = source_of(engine, "open")
-        for number, response in responses.items():
-            self._require_log_probs(requests[number], response, models, where)
+        _require_numbers(responses, numbers, where)
+        for number, prompt in zip(numbers, requests, strict=True):
+            self._require_log_probs(prompt, responses[number], models, where)
         if all(len(response.segments) == 1 for response in responses.values()):
             raise Violation(
                 f"{len(models) - 1} pauses, and no response has tokens from before and after one",
@@ -86,21 +86,17 @@ class StreamChecks(BackendChecks):
         """abort: returns unfinished responses, with as many log-probs as tokens"""
         engine = self.streaming_engine()
         with self.stream(engine) as stream:
-            numbers = {stream.submit(prompt, seed) for seed, prompt in enumerate(asked())}
+            numbers = _submit(stream, asked())
             stream.pause()
-            responses = {
-                response.number: response for response in [*stream.collect(), *stream.abort()]
-            }
-            again = stream.submit(asked()[0], 0)
+            responses = _by_number([*stream.collect(), *stream.abort()])
+            later_numbers = _submit(stream, asked()[:1])
             stream.resume()
             later = collect_all(stream, 1)
         where = source_of(engine, "open")
-        if set(responses) != numbers or set(later) != {again} or later[again].is_aborted:
-            raise Violation(
-                f"{sorted(responses)} of {sorted(numbers)} were returned, and then {sorted(later)}",
-                "return each once, and continue with later requests",
-                where,
-            )
+        _require_numbers(responses, numbers, where)
+        _require_numbers(later, later_numbers, where)
+        if any(response.is_aborted for response in later.values()):
+            raise Violation("a later request is aborted too", "answer later requests", where)
         if any(len(response.tokens) != len(response.logprobs) for response in responses.values()):
             raise Violation(
                 "tokens without log-probs", "return both, as far as they were generated", where
@@ -109,9 +105,7 @@ class StreamChecks(BackendChecks):
     # -- parts -------------------------------------------------------------------------------------
 
     def streaming_engine(self, **settings: Any) -> Any:
-        engine = self.engine(**settings)
-        if not isinstance(engine, GenerationEngine):
-            pytest.skip("does not generate")
+        engine = self.generating_engine(**settings)
         skip_if(type(engine).open is GenerationEngine.open, "answers whole batches only")
         return engine
 
@@ -123,46 +117,41 @@ class StreamChecks(BackendChecks):
             "temperature": TEMPERATURE,
             "max_concurrent_responses": 8,
         }
-        return engine.open(
-            TinyTokenizer(), GenerationHyperparameters(**(defaults | settings)), longest
-        )
+        gconfig = GenerationHyperparameters(**(defaults | settings))
+        return engine.open(TinyTokenizer(), gconfig, longest)
 
     def _require_log_probs(
-        self, prompt: torch.Tensor, response: FinishedResponse, models: dict[int, Any], where: str
+        self,
+        prompt: torch.Tensor,
+        response: FinishedResponse,
+        models: dict[int, nn.Module],
+        where: str,
     ) -> None:
-        starts = [segment.start for segment in response.segments]
-        ends = [segment.end for segment in response.segments]
-        if [*starts, len(response.tokens)] != [0, *ends]:
+        """Of each segment: those of the model that generated it, by the number of its weights."""
+        bounds = [0, *(segment.end for segment in response.segments)]
+        starts = [*(segment.start for segment in response.segments), len(response.tokens)]
+        if starts != bounds:
             finding = f"{response.segments} of {len(response.tokens)} tokens"
             raise Violation(finding, "cover each token once", where)
         text = packed([torch.cat([prompt, response.tokens])])
         for segment in response.segments:
-            scored, _ = scores_of(models[segment.weights], text, TEMPERATURE)
-            span = slice(segment.start, segment.end)
-            errors = scored.detach()[len(prompt) - 1 :][span] - response.logprobs[span]
+            expected = plain_scores(models[segment.weights], text, temperature=TEMPERATURE)
+            errors = (expected[len(prompt) - 1 :] - response.logprobs)[segment.start : segment.end]
+            cause = "read the whole prefix with the weights that continue it"
+            quantity = f"log-probs of tokens {segment.start} to {segment.end}"
             apart = float(errors.abs().max())
-            if apart > self.rounding:
-                finding = (
-                    f"log-probs of tokens {segment.start} to {segment.end} are off by {apart:.2g}"
-                )
-                raise Violation(
-                    finding, "read the whole prefix with the weights that continue it", where
-                )
+            require_small(quantity, apart, self.rounding, "after a pause", cause, where)
 
 
-def _require_answer(response: FinishedResponse, expected: torch.Tensor, where: str) -> None:
-    if not torch.equal(response.tokens, expected):
-        raise Violation(
-            f"{response.tokens.tolist()} from a stream, {expected.tolist()} of a batch",
-            "answer each prompt as if it were alone",
-            where,
-        )
+def _submit(stream: ResponseStream, prompts: Iterable[torch.Tensor]) -> list[int]:
+    """The numbers of requests."""
+    return [stream.submit(prompt, seed) for seed, prompt in enumerate(prompts)]
 
 
-def collect_all(stream: ResponseStream, number: int) -> dict[int, FinishedResponse]:
+def collect_all(stream: ResponseStream, count: int) -> dict[int, FinishedResponse]:
     """Collect responses by number."""
     responses: dict[int, FinishedResponse] = {}
-    while len(responses) < number:
+    while len(responses) < count:
         responses |= collect_some(stream)
     return responses
 
@@ -174,4 +163,28 @@ def collect_some(stream: ResponseStream) -> dict[int, FinishedResponse]:
         raise Violation(
             "a stream with unfinished responses returns none", "wait for the next response"
         )
-    return {response.number: response for response in finished}
+    return _by_number(finished)
+
+
+def _by_number(responses: Iterable[FinishedResponse]) -> dict[int, FinishedResponse]:
+    return {response.number: response for response in responses}
+
+
+def _require_numbers(
+    responses: dict[int, FinishedResponse], numbers: list[int], where: str
+) -> None:
+    if sorted(responses) != sorted(numbers):
+        raise Violation(
+            f"responses {sorted(responses)} to requests {sorted(numbers)}",
+            "return each once, and continue with later requests",
+            where,
+        )
+
+
+def _require_answer(response: FinishedResponse, expected: torch.Tensor, where: str) -> None:
+    if not torch.equal(response.tokens, expected):
+        raise Violation(
+            f"{response.tokens.tolist()} from a stream, {expected.tolist()} of a batch",
+            "answer each prompt as if it were alone",
+            where,
+        )

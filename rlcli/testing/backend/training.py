@@ -4,39 +4,62 @@ and a refused step leaves no trace."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import TrainEngine
-from rlcli.testing.backend.base import (
-    OBJECTIVES,
-    SETTINGS,
-    BackendChecks,
+from rlcli.testing.backend.base import RATES, SETTINGS, BackendChecks, source_of
+from rlcli.testing.backend.differences import (
     Weights,
-    answer_loss,
-    answer_weight,
-    batch,
     different,
     distance,
-    groups,
-    source_of,
-    train,
+    require_number,
+    require_small,
     weights_apart,
 )
 from rlcli.testing.backend.forward import CUTS, scores
-from rlcli.testing.backend.plain import AdamW, PlainTraining, Stats
-from rlcli.testing.contract import Violation, skip_if, skip_unless
+from rlcli.testing.backend.objectives import OBJECTIVES, answer_loss, answer_weight, train
+from rlcli.testing.backend.plain import PlainTraining, Stats
+from rlcli.testing.backend.samples import batch, groups
+from rlcli.testing.contract import Violation, skip_if
 from rlcli.testing.tiny_models import tiny_model
 
 SHARED_GRADIENT = (
     "tokens that are computed once for several sequences have the gradients of all of them"
 )
+ACCUMULATION = "sum the gradients of all micro-batches of a step"
+
+
+class TrainingStep(NamedTuple):
+    """A step of training."""
+
+    title: str
+    sample: SequenceSample
+    how: dict[str, Any]
+    """How its batch is cut."""
+
+
+BATCHES = [
+    TrainingStep(
+        f"step {number} of {1 + number} micro-batches",
+        batch(number),
+        {"mb_spec": MicroBatchSpec(n_mbs=1 + number)},
+    )
+    for number in range(len(RATES))
+]
+CUT = {"mb_spec": MicroBatchSpec(max_tokens_per_mb=40), "cut": "sequence"}
+ON_GROUPS = [
+    TrainingStep("a step on groups", groups(), {}),
+    TrainingStep("a step on groups that are cut", groups(), CUT),
+]
 
 
 class BackendTrainingChecks(BackendChecks):
@@ -45,54 +68,45 @@ class BackendTrainingChecks(BackendChecks):
     def test_steps_equal_a_plain_loop(self) -> None:
         """steps: loss, gradient norm, weights of a plain loop"""
         for family in self.families:
-            self._require_plain_steps(self.trained_engine(family, **SETTINGS), family, "lm")
+            self._require_plain_steps(family, "lm", BATCHES)
 
     def test_value_heads_train_like_a_plain_loop(self) -> None:
         """steps of a value head equal those of a plain loop"""
         for family in self.families[:2]:  # below the head all families train as above
-            engine = self.trained_engine(family, head="value", **SETTINGS)
-            self._require_plain_steps(engine, family, "value")
+            self._require_plain_steps(family, "value", BATCHES)
 
     def test_sequences_that_begin_alike_train_like_a_plain_loop(self) -> None:
         """steps on groups of sequences equal those of a plain loop"""
-        for family in self.families:
-            self._require_plain_groups(family, "lm")
-        for family in self.families[:2]:
-            self._require_plain_groups(family, "value")
+        heads = {"lm": self.families, "value": self.families[:2]}
+        for head, families in heads.items():
+            for family, step in product(families, ON_GROUPS):
+                self._require_plain_steps(family, head, [step], SHARED_GRADIENT)
 
     def test_micro_batches_change_nothing(self) -> None:
         """a step is the same for any micro-batches"""
-        uncut = self.trained_engine(**SETTINGS)
-        stats = train(uncut)
-        weights = self.weights(uncut)
+        family, uncut = self.families[0], self.trained_engine(**SETTINGS)
+        stats, weights = train(uncut), self.weights(uncut)
         for how, cut in CUTS.items():
             engine = self.trained_engine(**SETTINGS)
             stats_when_cut = train(engine, mb_spec=cut)
-            self._require_stats(engine, stats_when_cut, stats, how, "in one piece")
+            self._require_stats(engine, stats_when_cut, stats, family, (how, "in one piece"))
             apart = weights_apart(self.weights(engine), weights, self.certain())
-            if apart > self.tolerance:
-                raise Violation(
-                    f"weights are off by {apart:.2g} after a step {how}",
-                    "sum the gradients of all micro-batches of a step",
-                    _training(engine),
-                )
+            self._require_weights(engine, apart, family, f"after a step {how}", ACCUMULATION)
 
     def test_evaluation_reports_the_loss_of_training(self) -> None:
         """eval_batch reports what train_batch reports"""
         engine = self.trained_engine(**SETTINGS)
         evaluated = engine.eval_batch(batch(), answer_loss, answer_weight, MicroBatchSpec(n_mbs=3))
         trained = train(engine)
-        expected = {name: trained[name] for name in evaluated}
+        occasions = "in eval_batch", "in train_batch"
         cause, where = "evaluate the same model in the same way", source_of(engine, "eval_batch")
-        self._require_stats(
-            engine, evaluated, expected, "in eval_batch", "in train_batch", cause, where
-        )
+        for name, value in evaluated.items():
+            require_number(name, value, trained[name], self.tolerance, occasions, cause, where)
 
     def test_a_gradient_that_is_not_finite_changes_nothing(self) -> None:
         """a gradient that is not finite changes nothing"""
-        self._require_no_trace(
-            {"not finite": {"loss_fn": lambda *inputs: answer_loss(*inputs)[0] * math.nan}}
-        )
+        infinite = replace(OBJECTIVES["lm"], loss=lambda *both: answer_loss(*both)[0] * math.nan)
+        self._require_no_trace({"not finite": {"objective": infinite}})
 
     def test_a_refused_step_changes_nothing(self) -> None:
         """a step that step_if refuses changes nothing"""
@@ -100,10 +114,11 @@ class BackendTrainingChecks(BackendChecks):
 
     def test_nothing_to_learn_changes_nothing(self) -> None:
         """a batch without weight, or without samples, changes nothing"""
+        weightless = replace(OBJECTIVES["lm"], weight=lambda _: 0)
         self._require_no_trace(
             {
-                "without weight": {"loss_weight_fn": lambda _: 0},
-                "without samples": {"input_": batch().select_indices([])},
+                "without weight": {"objective": weightless},
+                "without samples": {"sample": batch().select_indices([])},
             }
         )
 
@@ -113,15 +128,15 @@ class BackendTrainingChecks(BackendChecks):
         sample = batch(5)
         abandoned = MicroBatch(sample, tuple(range(sample.bs)))
         engine.forward_backward_batch([abandoned], answer_loss, torch.tensor(10.0))
-        actual = train(engine)["grad_norm"]
-        expected = train(fresh)["grad_norm"]
-        if actual != pytest.approx(expected, rel=self.tolerance):
-            raise Violation(
-                f"gradient norm {actual:.6g} after an abandoned backward pass, "
-                f"{expected:.6g} without it",
-                "drop all gradients in optimizer_zero_grad",
-                source_of(engine, "optimizer_zero_grad"),
-            )
+        require_number(
+            "gradient norm",
+            train(engine)["grad_norm"],
+            train(fresh)["grad_norm"],
+            self.tolerance,
+            ("after an abandoned backward pass", "without it"),
+            "drop all gradients in optimizer_zero_grad",
+            source_of(engine, "optimizer_zero_grad"),
+        )
 
     def test_dropout_is_off_in_eval_mode(self) -> None:
         """after eval() there is no dropout, not even in recomputed passes"""
@@ -132,24 +147,21 @@ class BackendTrainingChecks(BackendChecks):
             engine = self.engine(lm=leaky, gradient_checkpointing=recompute)
             engine.train()
             engine.eval()
-            apart = distance(scores(engine), plain)
-            if apart > self.tolerance:
-                how = " (with gradient_checkpointing)" if recompute else ""
-                raise Violation(
-                    f"log-probs of a model with dropout are off by {apart:.2g} after eval()" + how,
-                    "turn dropout off in all modules",
-                    source_of(engine, "eval", "__init__"),
-                )
+            how = "with" if recompute else "without"
+            require_small(
+                "log-probs of a model with dropout",
+                distance(scores(engine), plain),
+                self.tolerance,
+                f"after eval(), {how} gradient_checkpointing",
+                "turn dropout off in all modules",
+                source_of(engine, "eval", "__init__"),
+            )
 
     def test_recomputing_activations_changes_nothing(self) -> None:
         """gradient_checkpointing changes no number"""
         engine = self.trained_engine(gradient_checkpointing=True, **SETTINGS)
-        skip_unless(
-            getattr(self.backend(gradient_checkpointing=True), "gradient_checkpointing", False),
-            "has no setting gradient_checkpointing",
-        )
-        actual = train(engine)
-        expected = train(self.trained_engine(**SETTINGS))
+        self.require_settings("gradient_checkpointing")
+        actual, expected = train(engine), train(self.trained_engine(**SETTINGS))
         if actual != pytest.approx(expected, rel=self.tolerance):
             raise Violation(
                 f"{actual} with recomputed activations, {expected} without",
@@ -159,132 +171,122 @@ class BackendTrainingChecks(BackendChecks):
 
     # -- comparing ---------------------------------------------------------------------------------
 
-    def _require_plain_steps(self, engine: TrainEngine, family: str, head: str) -> None:
+    def _require_plain_steps(
+        self, family: str, head: str, steps: Sequence[TrainingStep], usual_cause: str = ""
+    ) -> None:
+        """Steps of an engine and of a plain loop are equal; without another explanation, the cause
+        of a difference is the usual one."""
+        engine = self.trained_engine(family, head=head, **SETTINGS)
+        plain, certain = self.plain_training(family, head), self.certain(family, head)
         objective = OBJECTIVES[head]
-        start = self.weights(engine)
-        plain = self.plain_training(family, head)
-        certain = self.certain(tiny_model(family, head=head), objective.plain)
-        for step, rate in enumerate(self.rates()):
-            expected = plain.step([batch(step)], objective.plain, rate)
-            expected |= objective.stats(batch(step))
-            cut = MicroBatchSpec(n_mbs=1 + step)
-            actual = engine.train_batch(
-                batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step
-            )
-            occasion = f"at step {step} of {1 + step} micro-batches"
-            self._require_stats(engine, actual, expected, occasion, family=family)
+        for number, (step, rate) in enumerate(zip(steps, self.rates(), strict=False)):
+            expected = plain.step([step.sample], objective.plain, rate)
+            expected |= objective.stats(step.sample)
+            actual = train(engine, number, step.sample, objective, **step.how)
+            occasions = f"at {step.title}", "in a plain loop"
+            self._require_stats(engine, actual, expected, family, occasions, usual_cause)
             weights = self.weights(engine)
             apart = weights_apart(weights, plain.weights(), certain)
-            if apart > self.tolerance:
-                moved = max(
-                    float((weight - start[name]).abs().max())
-                    for name, weight in plain.weights().items()
-                )
-                raise Violation(
-                    f"weights of {family} are off by {apart:.2g} of the largest after step {step}; "
-                    f"a plain loop moves them by at most {moved:.2g} until then",
-                    self._mistake(family, head, step, weights, certain),
-                    _training(engine),
-                )
+            cause = usual_cause
+            if apart > self.tolerance and not usual_cause:
+                cause = self._mistake(family, head, steps[: number + 1], weights, certain)
+            self._require_weights(engine, apart, family, f"after {step.title}", cause)
 
     def _mistake(
-        self, family: str, head: str, last: int, weights: Weights, certain: Weights | None
+        self,
+        family: str,
+        head: str,
+        steps: Sequence[TrainingStep],
+        weights: Weights,
+        certain: Weights | None,
     ) -> str:
-        """The known mistake with which a plain loop has these weights after the step `last`."""
+        """The known mistake with which a plain loop has these weights after these steps."""
 
-        def explains(varied: AdamW, rates: tuple[float, ...]) -> bool:
-            plain = PlainTraining(tiny_model(family, head=head), varied)
-            for step in range(last + 1):
-                plain.step([batch(step)], OBJECTIVES[head].plain, rates[step])
+        def explains(changes: Mapping[str, Any], rates: Sequence[float]) -> bool:
+            settings = replace(self.optimizer_settings(**SETTINGS), **changes)
+            plain = PlainTraining(tiny_model(family, head=head), settings)
+            for step, rate in zip(steps, rates, strict=False):
+                plain.step([step.sample], OBJECTIVES[head].plain, rate)
             return weights_apart(weights, plain.weights(), certain) < self.tolerance
 
-        return _known_mistake(self.optimizer_settings(**SETTINGS), self.rates(), explains)
+        rates = self.rates()
+        for cause, changes in WRONG_SETTINGS.items():
+            if explains(changes, rates):
+                return cause
+        for cause, other_rates in _wrong_rates(rates).items():
+            if explains({}, other_rates):
+                return cause
+        return (
+            "compare optimizer_step with torch's AdamW, and lr_scheduler_step with "
+            "rlcli.ops.schedules"
+        )
 
-    def _require_plain_groups(self, family: str, head: str) -> None:
-        objective = OBJECTIVES[head]
-        plain = self.plain_training(family, head)
-        certain = self.certain(tiny_model(family, head=head), objective.plain)
-        expected = plain.step([groups()], objective.plain, self.rates()[0])
-        for cut in (None, MicroBatchSpec(max_tokens_per_mb=40)):
-            engine = self.trained_engine(family, head=head, **SETTINGS)
-            actual = engine.train_batch(
-                groups(), objective.loss, objective.weight, mb_spec=cut, cut="sequence"
-            )
-            how = f"after a step on groups{' that are cut' if cut is not None else ''}"
-            self._require_stats(engine, actual, expected, how, family=family, cause=SHARED_GRADIENT)
-            apart = weights_apart(self.weights(engine), plain.weights(), certain)
-            if apart > self.tolerance:
-                raise Violation(
-                    f"weights of {family} {how} are off by {apart:.2g} of the largest",
-                    SHARED_GRADIENT,
-                    _training(engine),
-                )
+    def _require_weights(
+        self, engine: TrainEngine, apart: float, family: str, occasion: str, cause: str
+    ) -> None:
+        where = _training(engine)
+        require_small(f"weights of {family}", apart, self.tolerance, occasion, cause, where)
 
     def _require_stats(
         self,
         engine: TrainEngine,
         actual: Stats,
         expected: Stats,
-        occasion: str,
-        reference: str = "in a plain loop",
+        family: str,
+        occasions: tuple[str, str],
         cause: str = "",
-        where: str = "",
-        family: str = "",
     ) -> None:
         """Raises Violation for a number that is not as expected; without a cause, with the one that
         its ratio to the expected number suggests."""
         for name, value in expected.items():
-            if actual[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
-                number = f"{name} of {family}" if family else name
-                cause = cause or _cause_of_ratio(actual[name] / value if value else 0.0)
-                raise Violation(
-                    f"{number} is {actual[name]:.6g} {occasion}, {value:.6g} {reference}",
-                    cause,
-                    where or _training(engine),
-                )
+            require_number(
+                f"{name} of {family}",
+                actual[name],
+                value,
+                self.tolerance,
+                occasions,
+                cause or _cause_of_ratio(actual[name] / value if value else 0.0),
+                _training(engine),
+            )
 
-    def _require_no_trace(self, calls: Mapping[str, Mapping[str, Any]]) -> None:
+    def _require_no_trace(self, steps: Mapping[str, Mapping[str, Any]]) -> None:
         """Checks after steps that must be refused: the same weights bit for bit,
         and later steps as if they never happened."""
         engine, untouched = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
         for trained in (engine, untouched):
             train(trained, 0)
-        before = self.weights(engine)
-        for condition, changes in calls.items():
-            self._require_refused(engine, condition, changes, before)
+        for condition, how in steps.items():
+            self._require_refused(engine, condition, how)
         for trained in (engine, untouched):
             train(trained, 2)
         apart = weights_apart(self.weights(engine), self.weights(untouched))
         if apart > 0:
             raise Violation(
-                f"the step after a batch {' or '.join(calls)} is off by {apart:.2g}",
+                f"the step after a batch {' or '.join(steps)} is off by {apart:.2g}",
                 "leave the optimizer's state as it was, and drop the gradients",
-                source_of(engine, "optimizer_step", "train_batch"),
+                _updating(engine),
             )
 
-    def _require_refused(
-        self, engine: TrainEngine, condition: str, changes: Mapping[str, Any], before: Weights
-    ) -> None:
-        usual = {
-            "input_": batch(1),
-            "loss_fn": answer_loss,
-            "loss_weight_fn": answer_weight,
-            "version_steps": 1,
-        }
-        skipped = engine.train_batch(**{**usual, **changes})["update_skipped"]
-        where = source_of(engine, "optimizer_step", "train_batch")
+    def _require_refused(self, engine: TrainEngine, condition: str, how: Mapping[str, Any]) -> None:
+        before = self.weights(engine)
+        skipped = train(engine, 1, **how)["update_skipped"]
         if skipped != 1.0:
             raise Violation(
-                f"update_skipped is {skipped:g} for a batch {condition}", "skip the update", where
+                f"update_skipped is {skipped:g} for a batch {condition}",
+                "skip the update",
+                _updating(engine),
             )
-        weights = self.weights(engine)
-        if different(weights, before):
-            apart = weights_apart(weights, before)
+        after = self.weights(engine)
+        if different(after, before):
             raise Violation(
-                f"a batch {condition} changed weights by {apart:.2g}",
+                f"a batch {condition} changed weights by {weights_apart(after, before):.2g}",
                 "look at the gradient norm before anything is applied",
-                where,
+                _updating(engine),
             )
+
+
+def _updating(engine: TrainEngine) -> str:
+    return source_of(engine, "optimizer_step", "train_batch")
 
 
 def _training(engine: TrainEngine) -> str:
@@ -303,44 +305,28 @@ def _cause_of_ratio(ratio: float) -> str:
                 f"{number} times too little: only the engine divides, by the weight of "
                 "all micro-batches"
             )
-    return (
-        "sum the gradients of all micro-batches of a step, and of no other; take "
-        "the norm before clipping"
-    )
+    return f"{ACCUMULATION}, and of no other; take the norm before clipping"
 
 
-def _known_mistake(
-    settings: AdamW, rates: tuple[float, ...], explains: Callable[[AdamW, tuple[float, ...]], bool]
-) -> str:
-    """The known mistake with which a plain loop arrives at the weights found, if there is one."""
-    late, constant = (rates[0], *rates), (1.0,) * len(rates)
-    mistakes = {
-        "no weight was changed; apply the optimizer": (replace(settings, lr=0.0), rates),
-        "biases and norms decay too; give them a group with weight_decay 0": (
-            replace(settings, decays_vectors=True),
-            rates,
+WRONG_SETTINGS: dict[str, dict[str, Any]] = {
+    "no weight was changed; apply the optimizer": {"lr": 0.0},
+    "biases and norms decay too; give them a group with weight_decay 0": {"decays_vectors": True},
+    "weight decay is missing": {"weight_decay": 0.0},
+    "weight decay is part of the gradient; use AdamW": {"is_decoupled": False},
+    "the gradient is not clipped to max_grad_norm": {"max_grad_norm": math.inf},
+    "the last step's gradient is still there": {"keeps_gradients": True},
+    "beta1 and beta2 are not those of the settings": {"beta1": 0.9, "beta2": 0.999},
+    "eps is not that of the settings": {"eps": 1e-8},
+}
+"""A known mistake → what of `AdamW` it changes in a plain loop."""
+
+
+def _wrong_rates(rates: Sequence[float]) -> dict[str, Sequence[float]]:
+    """A known mistake → the relative learning rates with it."""
+    return {
+        "the learning rate is that of the step before; set it before the update": (
+            rates[0],
+            *rates,
         ),
-        "weight decay is missing": (replace(settings, weight_decay=0.0), rates),
-        "weight decay is part of the gradient; use AdamW": (
-            replace(settings, is_decoupled=False),
-            rates,
-        ),
-        "the gradient is not clipped to max_grad_norm": (
-            replace(settings, max_grad_norm=math.inf),
-            rates,
-        ),
-        "the last step's gradient is still there": (replace(settings, keeps_gradients=True), rates),
-        "the learning rate is that of the step before; set it before the update": (settings, late),
-        "the schedule does not reach the optimizer": (settings, constant),
-        "beta1 and beta2 are not those of the settings": (
-            replace(settings, beta1=0.9, beta2=0.999),
-            rates,
-        ),
-        "eps is not that of the settings": (replace(settings, eps=1e-8), rates),
+        "the schedule does not reach the optimizer": (1.0,) * len(rates),
     }
-    for cause, (varied, other_rates) in mistakes.items():
-        if explains(varied, other_rates):
-            return cause
-    return (
-        "compare optimizer_step with torch's AdamW, and lr_scheduler_step with rlcli.ops.schedules"
-    )

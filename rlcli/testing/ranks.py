@@ -75,16 +75,11 @@ class RankTimeout(TimeoutError):
     innermost first."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, list[Frame]]):
-        lines = [
-            f"rank {rank} was at\n"
-            + "\n".join(f"  {file}:{line} in {function}" for file, line, function in frames)
-            for rank, frames in stacks.items()
-        ]
-        super().__init__(
-            "\n".join(
-                [f"{len(stacks)} of {size} ranks did not finish within {timeout:g} s", *lines]
-            )
-        )
+        lines = [f"{len(stacks)} of {size} ranks did not finish within {timeout:g} s"]
+        for rank, frames in stacks.items():
+            lines.append(f"rank {rank} was at")
+            lines += [f"  {file}:{line} in {function}" for file, line, function in frames]
+        super().__init__("\n".join(lines))
         self.stacks = stacks
 
 
@@ -107,9 +102,9 @@ def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, 
         finally:
             for child in children.values():
                 _kill(child)
-        reports = [rank.report() for rank in ranks]
-        _raise_first_error(ranks, reports, timeout)
-        return [report["result"] for report in reports if report is not None]
+        reports = {rank: rank.report() for rank in ranks}
+        _raise_first_error(reports, timeout)
+        return [report["result"] for report in reports.values()]
 
 
 def skip_without_forks() -> None:
@@ -158,11 +153,9 @@ class _Rank:
         frames = [(file, int(line), function) for file, line, function in matches]
         return list(itertools.takewhile(lambda frame: frame[0] != __file__, frames))
 
-    def report(self) -> dict[str, Any] | None:
-        """The rank's report; None if it did not finish."""
-        if not self.answer.exists():
-            return None
-        return json.loads(self.answer.read_text())
+    def report(self) -> dict[str, Any]:
+        """The rank's report; empty if it did not finish."""
+        return json.loads(self.answer.read_text()) if self.answer.exists() else {}
 
     def last_output(self) -> str:
         return self.errors.read_text(errors="replace").strip() if self.errors.exists() else ""
@@ -209,12 +202,12 @@ def _be(rank: _Rank, work: Work) -> NoReturn:
     except Violation as broken:
         rank.tell(violation=[broken.finding, broken.cause, broken.where])
     except BaseException as error:
-        frames = [
-            (frame.filename, frame.lineno, frame.name)
-            for frame in traceback.extract_tb(error.__traceback__)
-        ]
-        last_line = traceback.format_exception_only(error)[-1].strip()
-        rank.tell(error=last_line, trace="".join(traceback.format_exception(error)), frames=frames)
+        frames = traceback.extract_tb(error.__traceback__)
+        rank.tell(
+            error=traceback.format_exception_only(error)[-1].strip(),
+            trace="".join(traceback.format_exception(error)),
+            frames=[(frame.filename, frame.lineno, frame.name) for frame in frames],
+        )
     finally:
         os._exit(code)
 
@@ -228,18 +221,17 @@ def leave_groups_of_parent() -> None:
     a fork, but threads of its own groups may have got their stacks, and thus their identifiers: it
     would wait for its own, forever."""
     world = distributed_c10d._world
-    registers = (
+    # a rank may have a group of the same ranks, and so of the same name
+    for name in world.pg_names.values():
+        torch._C._distributed_c10d._unregister_process_group(name)
+    for register in (
         world.pg_map,
         world.pg_names,
         world.pg_group_ranks,
         world.pg_backend_config,
         world.tags_to_pg,
         world.pg_to_tag,
-    )
-    # a rank may have a group of the same ranks, and so of the same name
-    for name in world.pg_names.values():
-        torch._C._distributed_c10d._unregister_process_group(name)
-    for register in registers:
+    ):
         _OF_PARENT.append(dict(register))
         register.clear()
 
@@ -293,9 +285,8 @@ def _kill(child: int) -> None:
 
 def _last_words(rank: _Rank) -> str:
     """What ended a rank in native code, such as a collective that does not match other ranks'."""
-    lines = rank.last_output().splitlines()
-    words = next((line.strip() for line in lines if "what():" in line), "")
-    return words.removeprefix("what():").strip()
+    match = re.search(r"what\(\):(.*)", rank.last_output())
+    return match[1].strip() if match else ""
 
 
 def _death(ranks: list[_Rank]) -> RankDeath:
@@ -305,30 +296,21 @@ def _death(ranks: list[_Rank]) -> RankDeath:
     return RankDeath(rank.number, f"died {words}", rank.last_output(), [])
 
 
-def _raise_first_error(
-    ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float
-) -> None:
+def _raise_first_error(reports: Mapping[_Rank, dict[str, Any]], timeout: float) -> None:
     """The earliest error is the cause; the others follow from it."""
-    failed = [
-        (report["at"], rank, report)
-        for rank, report in zip(ranks, reports, strict=True)
-        if report is not None and "result" not in report
-    ]
-    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
+    unfinished = [rank for rank, report in reports.items() if not report]
+    failed = [rank for rank, report in reports.items() if report and "result" not in report]
     if failed:
-        _, rank, report = min(failed, key=lambda entry: entry[0])
+        rank = min(failed, key=lambda rank: reports[rank]["at"])
+        report = reports[rank]
         if _LOST_PEER in report.get("error", "") and any(map(_last_words, unfinished)):
             raise _death(unfinished)
         if "violation" in report:
             raise Violation(*report["violation"])
-        raise RankError(
-            rank.number,
-            report["error"],
-            report["trace"],
-            [tuple(frame) for frame in report["frames"]],
-        )
+        frames = [tuple(frame) for frame in report["frames"]]
+        raise RankError(rank.number, report["error"], report["trace"], frames)
     stacks = {rank.number: rank.stood_at() for rank in unfinished}
     if any(stacks.values()):
-        raise RankTimeout(len(ranks), timeout, stacks)
+        raise RankTimeout(len(reports), timeout, stacks)
     if unfinished:
         raise _death(unfinished)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -107,14 +108,12 @@ class ConfigurationChecks(Contract):
                 if gap <= TOLERANCE:
                     continue
                 cure = _cure(config, ours, tokens, expected)
-            fault = f"logits differ by {gap:.2g}" if math.isfinite(gap) else "they give no logits"
+            finding = f"logits differ by {gap:.2g}" if math.isfinite(gap) else "they give no logits"
+            hint = f"; with {cure} they would be equal" if cure else ""
             raise Violation(
-                f"{example.about}: {fault}"
-                + (f"; with {cure} they would be equal" if cure else ""),
-                (
-                    "a field of ModelConfig does not say what config.json says, or a link "
-                    "takes a wrong parameter"
-                ),
+                f"{example.about}: {finding}{hint}",
+                "a field of ModelConfig does not say what config.json says, or a link takes a "
+                "wrong parameter",
                 place_in(family, "config_from_hf"),
             )
 
@@ -171,12 +170,10 @@ def _gap(config: ModelConfig, ours: Weights, tokens: torch.Tensor, expected: tor
     infinite if there is no result."""
     try:
         actual = logits(config, ours, tokens)
+        gap = float(((actual - expected).abs() / expected.abs().clamp(min=1)).max())
     except (KeyError, RuntimeError, IndexError, AttributeError):
-        return float("inf")
-    if actual.shape != expected.shape:
-        return float("inf")
-    gap = ((actual - expected).abs() / expected.abs().clamp(min=1)).max()
-    return float(gap) if bool(torch.isfinite(gap)) else float("inf")
+        return math.inf
+    return gap if actual.shape == expected.shape and math.isfinite(gap) else math.inf
 
 
 def _cure(config: ModelConfig, ours: Weights, tokens: torch.Tensor, expected: torch.Tensor) -> str:
@@ -187,42 +184,48 @@ def _cure(config: ModelConfig, ours: Weights, tokens: torch.Tensor, expected: to
     return ""
 
 
+CHANGES: dict[str, tuple[Any, ...]] = {
+    "activation": ("silu", "gelu", "gelu_tanh"),
+    "norm_offset": (0.0, 1.0),
+    "norm_eps": (1e-5, 1e-6),
+    "experts.normalized": (True, False),
+    "rope.base": (1e4, 5e5, 1e6),
+}
+"""Field → values that could be the right ones; so could others of a bool."""
+EXCHANGES = (
+    ("gate", "up"),
+    ("q", "k"),
+    ("k", "v"),
+    ("q_norm", "k_norm"),
+    ("attention.norm", "mlp.norm"),
+)
+
+
 def _changes(config: ModelConfig, ours: Weights) -> Iterator[tuple[str, ModelConfig, Weights]]:
     """Single changes, each in words: most faults are one of them."""
     flags = [name for name, value in vars(config).items() if isinstance(value, bool)]
-    choices: dict[str, tuple[Any, ...]] = {
-        **dict.fromkeys(flags, (True, False)),
-        "activation": ("silu", "gelu", "gelu_tanh"),
-        "norm_offset": (0.0, 1.0),
-        "norm_eps": (1e-5, 1e-6),
-        "embedding_scale": (1.0, config.hidden**0.5),
-        "windows": ((), *((size,) * config.layers for size in (5, 6, 7))),
-    }
-    for name, values in choices.items():
+    windows = tuple((size,) * config.layers for size in (5, 6, 7))
+    of_sizes = {"embedding_scale": (1.0, config.hidden**0.5), "windows": ((), *windows)}
+    for field, values in {**dict.fromkeys(flags, (True, False)), **CHANGES, **of_sizes}.items():
         for value in values:
-            yield f"{name} = {value!r}", dataclasses.replace(config, **{name: value}), ours
-    for field, name, values in (
-        ("experts", "normalized", (True, False)),
-        ("rope", "base", (1e4, 5e5, 1e6)),
-    ):
-        usual = getattr(config, field)
-        for value in values if usual is not None else ():
-            changes = {field: dataclasses.replace(usual, **{name: value})}
-            yield f"{field}.{name} = {value}", dataclasses.replace(config, **changes), ours
-    for first, second in (
-        ("gate", "up"),
-        ("q", "k"),
-        ("k", "v"),
-        ("q_norm", "k_norm"),
-        ("attention.norm", "mlp.norm"),
-    ):
+            yield f"{field} = {value!r}", _changed(config, field, value), ours
+    for first, second in EXCHANGES:
         yield f"{first} and {second} exchanged", config, _exchanged(ours, first, second)
 
 
-def _exchanged(ours: Mapping[str, torch.Tensor], first: str, second: str) -> Weights:
-    names = {first: second, second: first}
-    changed = {}
-    for name, tensor in ours.items():
-        swap = next((piece for piece in names if f".{piece}." in name), None)
-        changed[name if swap is None else name.replace(f".{swap}.", f".{names[swap]}.")] = tensor
-    return changed
+def _changed(described: Any, field: str, value: Any) -> Any:
+    """A dataclass with another value of a field, or of `field.field`, if there is such a part."""
+    name, _, inner = field.partition(".")
+    current = getattr(described, name)
+    if inner:
+        value = None if current is None else _changed(current, inner, value)
+    return dataclasses.replace(described, **{name: value})
+
+
+def _exchanged(ours: Weights, first: str, second: str) -> Weights:
+    """Weights of which those of two parts have each other's names."""
+    others = {f".{first}.": f".{second}.", f".{second}.": f".{first}."}
+    parts = re.compile("|".join(map(re.escape, others)))
+    return {
+        parts.sub(lambda match: others[match[0]], name): tensor for name, tensor in ours.items()
+    }

@@ -15,7 +15,14 @@ import torch
 from rlcli.api.family import HFFamily
 from rlcli.errors import ModelError
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.family_checks.examples import SIZES, Example, known_settings, with_models
+from rlcli.testing.family_checks.examples import (
+    HF_ACTIVATIONS,
+    SIZES,
+    Example,
+    known_settings,
+    random_model,
+    with_models,
+)
 from rlcli.testing.family_checks.place import place_in
 
 Settings = dict[str, Any]
@@ -34,8 +41,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "n_inner": (24, 65),
     "num_hidden_layers": (1, 2, 5),
     "head_dim": (8, 24),
-    "hidden_act": ("silu", "gelu", "gelu_pytorch_tanh", "relu"),
-    "activation_function": ("gelu", "gelu_pytorch_tanh", "relu"),
+    "hidden_act": HF_ACTIVATIONS,
+    "activation_function": HF_ACTIVATIONS[1:],
     "rms_norm_eps": (1e-5, 1e-2),
     "layer_norm_epsilon": (1e-6, 1e-2),
     "rope_theta": (100.0, 5e5),
@@ -157,13 +164,8 @@ def _logits(model: Any) -> torch.Tensor:
 
 
 def _model(cls: Any, kind: Any, hf: Mapping[str, Any]) -> Any:
-    """A random model of a config.json. Its attention is peaked, so that positions matter."""
-    torch.manual_seed(0)
+    """A random model of a config.json."""
     copied = copy.deepcopy({**hf, "model_type": kind.model_type})  # transformers adds to it
     config = kind.from_dict(copied)
     config._attn_implementation = "eager"  # fused kernels refuse odd sizes
-    model = cls(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    return model
+    return random_model(cls, config)

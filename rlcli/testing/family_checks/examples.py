@@ -31,34 +31,25 @@ SIZES: dict[str, Any] = {
 """Values for those of these keys that a configuration has.
 A head is larger than hidden_size / heads."""
 
-KNOBS: dict[str, list[Any]] = {
-    "num_key_value_heads": [1, 4],
-    "head_dim": [24, None],
-    "sliding_window": [None],
-    "hidden_act": ["silu", "gelu", "gelu_pytorch_tanh", "relu"],
-    "activation_function": ["gelu"],
-    "n_inner": [48],
-    "mlp_only_layers": [[1]],
-    "num_experts": [12],
-    "num_local_experts": [12],
-    "decoder_sparse_step": [2],
-    "rope_parameters": [
-        {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
-        {
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
-        {
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
-    ],
+HF_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+KNOBS: dict[str, Sequence[Any]] = {
+    "num_key_value_heads": (1, 4),
+    "head_dim": (24, None),
+    "sliding_window": (None,),
+    "hidden_act": HF_ACTIVATIONS,
+    "activation_function": ("gelu",),
+    "n_inner": (48,),
+    "mlp_only_layers": ([1],),
+    "num_experts": (12,),
+    "num_local_experts": (12,),
+    "decoder_sparse_step": (2,),
+    "rope_parameters": (
+        {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0},
+        {"rope_theta": 1e4, **YARN},
+        {"rope_theta": 5e5, **LLAMA3, "original_max_position_embeddings": 16},
+    ),
 }
 """Further values of keys that are not on/off switches."""
 
@@ -98,10 +89,8 @@ def made_examples(model_type: str) -> tuple[Example, ...]:
     if lm is None:
         raise Violation(
             f"transformers has no {family.architecture}, so there is no model to test it on",
-            (
-                "name an architecture of transformers, or give the test a method "
-                "`make_examples` with your own weights"
-            ),
+            "name an architecture of transformers, or give the test a method `make_examples` with "
+            "your own weights",
             place_of(type(family)),
         )
     with_values = getattr(transformers, _with_value_head(family.architecture), None)
@@ -156,28 +145,32 @@ def _made(
 ) -> Example | None:
     """None if there are no such models, or the family declares that it does not support them."""
     kind = cls.config_class
-    torch.manual_seed(0)
     try:
         config = kind(**{**known_settings(kind, SIZES), **settings})
-        model = cls(config).eval()
+        model = random_model(cls, config)
         with torch.no_grad():
             model(input_ids=torch.arange(3)[None])
     except Exception:  # what validates its input, or cannot compute with it, may raise anything
         if not settings:
             raise
         return None
-    hf = json.loads(config.to_json_string(use_diff=False)) | {
-        "architectures": [cls.__name__],
-        "model_type": model_type,
-    }
+    hf = json.loads(config.to_json_string(use_diff=False))
+    hf |= {"architectures": [cls.__name__], "model_type": model_type}
     try:
         family.config_from_hf(hf)
     except ModelError:
         return None
+    return Example(about, hf, _as_saved(model), model)
+
+
+def random_model(cls: Any, config: Any) -> Any:
+    """A model with weights so large that attention is peaked, and positions matter."""
+    torch.manual_seed(0)
+    model = cls(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    return Example(about, hf, _as_saved(model), model)
+    return model
 
 
 def _as_saved(model: nn.Module) -> dict[str, torch.Tensor]:

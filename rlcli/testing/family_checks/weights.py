@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 
@@ -27,15 +28,12 @@ class WeightChecks(Contract):
             halved = {name: tensor.to(torch.bfloat16) for name, tensor in example.tensors.items()}
             originals = {name: tensor.clone() for name, tensor in halved.items()}
             ours = family.sd_from_hf(halved, config)
-            _demand_same(
-                family.sd_to_hf(ours, config), originals, f"{example.about}: there and back", family
-            )
+            back = family.sd_to_hf(ours, config)
+            _demand_same(back, originals, f"{example.about}: there and back", family)
             _demand_same(halved, originals, f"{example.about}: the weights that were given", family)
-            numbers = sum(tensor.numel() for tensor in ours.values())
-            expected = sum(tensor.numel() for tensor in originals.values())
-            if numbers != expected:
+            if _numbers(ours) != _numbers(originals):
                 raise Violation(
-                    f"{example.about}: {expected} numbers become {numbers}",
+                    f"{example.about}: {_numbers(originals)} numbers become {_numbers(ours)}",
                     "every link must say which of our parameters it holds, each once",
                     place_in(family, "block_links"),
                 )
@@ -46,35 +44,22 @@ class WeightChecks(Contract):
             module = {name: p.detach() for name, p in example.model.named_parameters()}
             ours = family.sd_from_hf(module, config, "module")
             of_file = family.sd_from_hf(example.tensors, config)
+            back = family.sd_to_hf(ours, config, "module")
             _demand_same(ours, of_file, f"{example.about}: read from a module", family)
-            _demand_same(
-                family.sd_to_hf(ours, config, "module"),
-                module,
-                f"{example.about}: as a module's",
-                family,
-            )
+            _demand_same(back, module, f"{example.about}: as a module's", family)
 
     def test_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """any subset converts as it does within the whole"""
         for example, config in configured(family, examples):
             converted = family.sd_from_hf(example.tensors, config)
             for names in _subsets(sorted(example.tensors)):
-                converted_subset = family.sd_from_hf(
-                    {name: example.tensors[name] for name in names}, config
-                )
+                subset = {name: example.tensors[name] for name in names}
+                ours = family.sd_from_hf(subset, config)
+                within = {name: converted[name] for name in ours if name in converted}
                 about = f"{example.about}: a subset of {len(names)} parameters"
-                _demand_same(
-                    converted_subset,
-                    {name: converted[name] for name in converted_subset if name in converted},
-                    about,
-                    family,
-                )
-                _demand_same(
-                    family.sd_to_hf(converted_subset, config),
-                    {name: example.tensors[name] for name in names},
-                    f"{about}, there and back",
-                    family,
-                )
+                _demand_same(ours, within, about, family)
+                back = family.sd_to_hf(ours, config)
+                _demand_same(back, subset, f"{about}, there and back", family)
 
     def test_torn_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """an incomplete group of parameters is not written"""
@@ -89,10 +74,8 @@ class WeightChecks(Contract):
             except ModelError:
                 continue
             raise Violation(
-                (
-                    f"{example.about}: {torn} alone is written, without "
-                    f"{', '.join(layout.together(torn)[1:3])}"
-                ),
+                f"{example.about}: {torn} alone is written, without "
+                f"{', '.join(layout.together(torn)[1:3])}",
                 "leave that to Layout, which refuses what it cannot join",
                 place_in(family, "sd_to_hf"),
             )
@@ -101,13 +84,8 @@ class WeightChecks(Contract):
         """embedding, blocks and head name each parameter once"""
         for example, config in configured(family, examples):
             blocks = [family.tblock_param_names(config, index) for index in range(config.layers)]
-            named = Counter(
-                [
-                    *family.embedding_param_names(config),
-                    *(name for block in blocks for name in block),
-                    *family.head_param_names(config),
-                ]
-            )
+            named = Counter(chain(*blocks, family.embedding_param_names(config)))
+            named.update(family.head_param_names(config))
             for name in sorted({*named, *example.tensors}):
                 if named[name] != (name in example.tensors):
                     existing = "" if name in example.tensors else ", and does not exist"
@@ -118,10 +96,11 @@ class WeightChecks(Contract):
                         place_in(family, "block_links"),
                     )
             for index, block in enumerate(blocks):
-                strange = [name for name in block if not re.search(rf"\.{index}\.", name)]
-                if strange:
+                for name in block:
+                    if f".{index}." in name:
+                        continue
                     raise Violation(
-                        f"{example.about}: {strange[0]} is said to be part of block {index}",
+                        f"{example.about}: {name} is said to be part of block {index}",
                         "blocks are counted from 0; parameters outside them are embedding or head",
                         place_in(family, "block_links"),
                     )
@@ -131,18 +110,13 @@ class WeightChecks(Contract):
         for example, config in configured(family, examples):
             for name, tensor in family.sd_from_hf(example.tensors, config).items():
                 shape = _shape_of(name, config)
-                if shape is None:
-                    finding = f"{name} is not one of our names"
-                elif shape != tuple(tensor.shape):
-                    finding = f"{name} has the shape {tuple(tensor.shape)}, not {shape}"
-                else:
+                if shape == tuple(tensor.shape):
                     continue
+                fault = f"has the shape {tuple(tensor.shape)}, not {shape}"
                 raise Violation(
-                    f"{example.about}: {finding}",
-                    (
-                        "see rlcli/api/family.py for names and shapes; a Link can transpose, and "
-                        "split rows and experts"
-                    ),
+                    f"{example.about}: {name} {fault if shape else 'is not one of our names'}",
+                    "see rlcli/api/family.py for names and shapes; a Link can transpose, and "
+                    "split rows and experts",
                     place_in(family, "block_links"),
                 )
 
@@ -175,11 +149,15 @@ def _fault(tensor: torch.Tensor | None, expected: torch.Tensor | None) -> str:
     """How a parameter differs from what was expected; empty if it does not."""
     if tensor is None or expected is None:
         return "is lost" if tensor is None else "is there too"
-    forms = [(tuple(each.shape), each.dtype) for each in (tensor, expected)]
-    if forms[0] != forms[1]:
-        return f"is {forms[0]}, it was {forms[1]}"
+    if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
+        before = f"{tuple(expected.shape)} and {expected.dtype}"
+        return f"is {tuple(tensor.shape)} and {tensor.dtype}, it was {before}"
     count = int((tensor != expected).sum())
     return f"differs in {count} of {tensor.numel()} numbers" if count else ""
+
+
+def _numbers(weights: Weights) -> int:
+    return sum(tensor.numel() for tensor in weights.values())
 
 
 def _subsets(names: list[str]) -> list[list[str]]:
@@ -189,33 +167,40 @@ def _subsets(names: list[str]) -> list[list[str]]:
     return [[], *([name] for name in rng.sample(names, min(6, len(names)))), *drawn]
 
 
+SHAPES = {
+    r"embedding\.tokens": "vocabulary hidden",
+    r"embedding\.positions": "positions hidden",
+    r"layers\.\d+\.(attention|mlp)\.norm|head\.norm": "hidden",
+    r"layers\.\d+\.attention\.q": "queries hidden",
+    r"layers\.\d+\.attention\.[kv]": "keys hidden",
+    r"layers\.\d+\.attention\.[qk]_norm": "head_dim",
+    r"layers\.\d+\.attention\.output": "hidden queries",
+    r"layers\.\d+\.mlp\.(gate|up)": "mlp hidden",
+    r"layers\.\d+\.mlp\.down": "hidden mlp",
+    r"layers\.\d+\.mlp\.router": "count hidden",
+    r"layers\.\d+\.mlp\.experts\.\d+\.(gate|up)": "width hidden",
+    r"layers\.\d+\.mlp\.experts\.\d+\.down": "hidden width",
+    r"layers\.\d+\.mlp\.shared_expert\.(gate|up)": "shared hidden",
+    r"layers\.\d+\.mlp\.shared_expert\.down": "hidden shared",
+    r"layers\.\d+\.mlp\.shared_expert\.router": "one hidden",
+    r"head\.output": "vocabulary hidden",
+    r"head\.value": "one hidden",
+}
+"""Our name of a parameter, without its `.weight` or `.bias` → the sizes of its weight: fields of
+`ModelConfig` and `Experts`, and products of them."""
+
+
 def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...] | None:
     """The shape that one of our parameters must have; None for a name that is not ours."""
-    hidden, dim, experts = config.hidden, config.head_dim, config.experts
-    queries, keys = config.heads * dim, config.kv_heads * dim
-    table = {
-        r"embedding\.tokens": (config.vocabulary, hidden),
-        r"embedding\.positions": (config.positions, hidden),
-        r"layers\.\d+\.(attention|mlp)\.norm|head\.norm": (hidden,),
-        r"layers\.\d+\.attention\.q": (queries, hidden),
-        r"layers\.\d+\.attention\.[kv]": (keys, hidden),
-        r"layers\.\d+\.attention\.[qk]_norm": (dim,),
-        r"layers\.\d+\.attention\.output": (hidden, queries),
-        r"layers\.\d+\.mlp\.(gate|up)": (config.mlp, hidden),
-        r"layers\.\d+\.mlp\.down": (hidden, config.mlp),
-        r"head\.output": (config.vocabulary, hidden),
-        r"head\.value": (1, hidden),
+    sizes = {
+        **vars(config),
+        **(vars(config.experts) if config.experts is not None else {}),
+        "queries": config.heads * config.head_dim,
+        "keys": config.kv_heads * config.head_dim,
+        "one": 1,
     }
-    if experts is not None:
-        table |= {
-            r"layers\.\d+\.mlp\.router": (experts.count, hidden),
-            r"layers\.\d+\.mlp\.experts\.\d+\.(gate|up)": (experts.width, hidden),
-            r"layers\.\d+\.mlp\.experts\.\d+\.down": (hidden, experts.width),
-            r"layers\.\d+\.mlp\.shared_expert\.(gate|up)": (experts.shared, hidden),
-            r"layers\.\d+\.mlp\.shared_expert\.down": (hidden, experts.shared),
-            r"layers\.\d+\.mlp\.shared_expert\.router": (1, hidden),
-        }
     stem, _, kind = name.rpartition(".")
-    shapes = (shape for pattern, shape in table.items() if re.fullmatch(pattern, stem))
-    weight = next(shapes, None)
-    return weight[:1] if weight is not None and kind == "bias" else weight
+    names = next((names for pattern, names in SHAPES.items() if re.fullmatch(pattern, stem)), "")
+    # a model without experts has no numbers in theirs
+    shape = tuple(sizes.get(size, 0) for size in names.split())
+    return (shape[:1] if kind == "bias" else shape) or None

@@ -332,7 +332,7 @@ def test_averaged_gradients_of_ranks_are_reported(tmp_path):
     with pytest.raises(
         Violation, match=r"at step 0 on dp 2, .* in a plain loop .*\ngradients are averaged"
     ):
-        subject.test_ranks_train_like_a_plain_loop(lives, lives.reports)
+        subject.test_ranks_train_like_a_plain_loop(lives)
 
 
 @pytest.mark.long
@@ -359,8 +359,8 @@ def test_an_engine_without_state_and_eps_passes(tmp_path):
     subject.test_micro_batches_change_nothing()
     lives = subject.live(tmp_path)
     subject.test_ranks_get_through(lives)
-    subject.test_ranks_train_like_a_plain_loop(lives, lives.reports)
-    subject.test_ranks_report_alike(lives, lives.reports)
+    subject.test_ranks_train_like_a_plain_loop(lives)
+    subject.test_ranks_report_alike(lives)
 
 
 def test_an_export_without_weights_is_reported():

@@ -45,8 +45,9 @@ LATER = len(SHARES)
 """The step after the checkpoint."""
 
 RankReport = dict[str, Any]
-"""`answers`: (a rank's own, transformers') by occasion; `steps`: the stats of each step by head;
-what else is compared, by name: a relative error."""
+"""`replicas`: how many get samples of their own; `answers`: (a rank's own, transformers') by
+occasion; `steps`: the stats of each step by head; what else is compared, by name: a relative
+error."""
 StepIf = Callable[[Mapping[str, float]], bool]
 
 
@@ -77,7 +78,7 @@ class Life:
         tiny_model(self.checks.family_of_ranks)  # kept from now on; not memory of the engine
         others = held_bytes()
         engine = self._engine()
-        report: RankReport = {"answers": {}, "steps": {}}
+        report: RankReport = {"replicas": self._replicas, "answers": {}, "steps": {}}
         report["log-probs"] = self._forward(engine, "lm")
         self._answer(engine)  # with weights that will soon be outdated
         if self.checks.trains():
@@ -125,6 +126,11 @@ class Life:
         """The weights one step after the checkpoint."""
         return self.home / "later.safetensors"
 
+    @property
+    def _replicas(self) -> int:
+        """Data-parallel ranks."""
+        return self.layout.get("dp", 1)
+
     # -- parts of it -------------------------------------------------------------------------------
 
     def _weights(self, engine: ForwardEngine) -> Weights:
@@ -145,9 +151,8 @@ class Life:
 
     def _share(self, sample: SequenceSample, cut: int) -> SequenceSample:
         """Data-parallel ranks get different samples, others the same."""
-        replicas = self.layout.get("dp", 1)
-        replica = self.rank * replicas // ranks_in(self.layout)
-        return share_of(sample, cut, replica, replicas)
+        replica = self.rank * self._replicas // ranks_in(self.layout)
+        return share_of(sample, cut, replica, self._replicas)
 
     def _trained(self, engine: TrainEngine, head: str) -> list[Stats]:
         """The stats of each step; the weights after them are in a file."""

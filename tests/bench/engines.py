@@ -179,7 +179,7 @@ def _figures(contract: BackendContract, layout: Layout, rank: int, folder: Path)
     critic = contract.engine(lm=_model(layout, "value"), **settings)
     mine = _share(rank, layout)
     figures = _forward_passes(engine, critic, batch().select_indices(mine))
-    if not contract.trains():
+    if not contract.cls.TRAINS:
         return figures
     first, *_ = [_update(engine, step, mine) for step in range(UPDATES)]
     weights = {name: weight.cpu().clone() for name, weight in engine.whole_parameters()}

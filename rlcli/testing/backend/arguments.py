@@ -76,9 +76,9 @@ class BackendArgumentChecks(BackendChecks):
         family = FAMILIES[0] if FAMILIES[0] in supported else self.families[0]
         try:
             engine = self.engine(family, **{**DEFAULTS, **changes})
-            stats = _train(engine) if self.trains() else {}
+            stats = _train(engine) if self.cls.TRAINS else {}
             scored = scores(engine, groups()) if self.cls.SCORES else torch.zeros(0)
-            drawn = generate(engine, **SHORT).tokens if self.generates() else []
+            drawn = generate(engine, **SHORT).tokens if self.cls.GENERATES else []
         except (RlcliError, pytest.skip.Exception) as error:
             return str(error)
         return EngineReport(

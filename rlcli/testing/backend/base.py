@@ -166,7 +166,7 @@ class BackendChecks(Contract):
 
     def trained_engine(self, family: str | None = None, **settings: Any) -> Any:
         """An engine with an optimizer; skips the check if the backend does not train."""
-        skip_unless(self.trains(), "does not train")
+        skip_unless(self.cls.TRAINS, "does not train")
         return self.engine(family, **settings)
 
     def generating_engine(
@@ -179,30 +179,19 @@ class BackendChecks(Contract):
             pytest.skip("does not generate")
         return engine
 
-    def trains(self) -> bool:
-        return self.cls.TRAINS
-
-    def generates(self) -> bool:
-        return self.cls.GENERATES
-
     def dimensions(self) -> tuple[str, ...]:
         """The mesh dimensions that the backend supports."""
         return self.cls.DIMENSIONS
 
-    def supported(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
-        """The layouts in which the backend runs a tiny model, each once, with those of their
-        settings that it has."""
+    def tried(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
+        """The layouts that are tried, of those in which the backend runs a tiny model, each once,
+        with those of their settings that it has."""
         backend, supported = self.backend(), list[Layout]()
         for degrees, settings in layouts:
             accepted = {name: value for name, value in settings.items() if hasattr(backend, name)}
             layout = degrees, accepted
             if layout not in supported and self._runs(layout, family):
                 supported.append(layout)
-        return supported
-
-    def tried(self, layouts: Sequence[Layout], family: str) -> list[Layout]:
-        """The supported layouts that are tried."""
-        supported = self.supported(layouts, family)
         return supported if self.all_layouts else supported[:1]
 
     def require_settings(self, *names: str) -> None:

@@ -15,6 +15,7 @@ from rlcli.api.model import (
 from rlcli.errors import RlcliError
 from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.testing.backend.base import BackendChecks, source_of
+from rlcli.testing.backend.differences import require_same_weights
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.tiny_models import tiny_model
@@ -59,15 +60,10 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
                     "take device and mesh from the model",
                     where,
                 )
-            weights = self.weights(engine)
-            for name, weight in tiny_model(family).named_parameters():
-                if name not in weights or not torch.equal(weights[name], weight.detach()):
-                    state = "changed" if name in weights else "missing"
-                    raise Violation(
-                        f"{name} of {family} is {state}",
-                        "keep the weights of the given model",
-                        where,
-                    )
+            given = {name: p.detach() for name, p in tiny_model(family).named_parameters()}
+            occasion = f"from those of the given {family}"
+            cause = "keep the weights of the given model"
+            require_same_weights(self.weights(engine), given, occasion, cause, where)
 
     def test_a_role_without_weights_is_left_or_refused(self) -> None:
         """a role without weights gets no engine, or an error of rlcli"""

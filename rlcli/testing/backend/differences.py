@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 import torch
@@ -46,9 +46,37 @@ def weights_apart(
     return worst
 
 
-def different(actual: Weights, expected: Weights) -> list[str]:
-    """The names of weights that are not the same bit for bit."""
-    return [name for name, weight in expected.items() if not torch.equal(actual[name], weight)]
+def require_same(
+    quantity: str,
+    actual: Iterable[torch.Tensor],
+    expected: Iterable[torch.Tensor],
+    occasion: str,
+    cause: str,
+    where: str,
+) -> None:
+    """Raises `Violation` unless all tensors are those expected, bit for bit."""
+    differ = [not torch.equal(*pair) for pair in zip(actual, expected, strict=True)]
+    if any(differ):
+        finding = f"{sum(differ)} of {len(differ)} {quantity} differ {occasion}"
+        raise Violation(finding, cause, where)
+
+
+def require_same_weights(
+    actual: Weights, expected: Weights, occasion: str, cause: str, where: str
+) -> None:
+    """Raises `Violation` unless all weights are those expected, bit for bit."""
+    differ = [
+        name
+        for name, weight in expected.items()
+        if name not in actual or not torch.equal(actual[name], weight)
+    ]
+    if differ:
+        raise Violation(
+            f"{len(differ)} of {len(expected)} weights differ {occasion}, by up to "
+            f"{weights_apart(actual, expected):.2g} of the largest value; one is {differ[0]}",
+            cause,
+            where,
+        )
 
 
 def require_close(

@@ -14,10 +14,10 @@ from torch import nn
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import ForwardEngine, GeneratedResponses, GenerationEngine, HoldsWeights
+from rlcli.api.model import GeneratedResponses, GenerationEngine, HoldsWeights
 from rlcli.testing.backend.base import BackendChecks, offers, source_of
-from rlcli.testing.backend.differences import require_close
-from rlcli.testing.backend.forward import plain_scores, scores
+from rlcli.testing.backend.differences import require_close, require_same
+from rlcli.testing.backend.forward import plain_scores
 from rlcli.testing.backend.objectives import train
 from rlcli.testing.backend.plain import greedy_answers, packed, plain_model, sequences
 from rlcli.testing.backend.samples import prompts
@@ -62,9 +62,12 @@ class BackendGenerationChecks(BackendChecks):
         third = prompts().select_indices([2])
         alone = generate(engine, third, [6, 7, 8], responses_per_prompt=3).tokens
         cause = "give each response a random stream of its own, seeded by its seed"
-        _require_same(again, together, "drawn again", cause, where)
-        _require_same(in_turn, together, "drawn two at a time", cause, where)
-        _require_same(alone, together[6:9], "without the other prompts", cause, where)
+        for drawn, expected, occasion in (
+            (again, together, "drawn again"),
+            (in_turn, together, "drawn two at a time"),
+            (alone, together[6:9], "without the other prompts"),
+        ):
+            require_same("responses", drawn, expected, occasion, cause, where)
         if all(torch.equal(answer, together[0]) for answer in together[:3]):
             raise Violation(
                 "three seeds gave one prompt the same response", "draw from the seeds", where
@@ -84,7 +87,8 @@ class BackendGenerationChecks(BackendChecks):
         pieces: list[list[int]] = [[] for _ in seeds]
         for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
             pieces[number].append(token)
-        _require_same(
+        require_same(
+            "responses",
             [torch.tensor(tokens) for tokens in pieces],
             engine.generate(sample, TinyTokenizer(), settings, seeds).tokens,
             "as a stream",
@@ -103,10 +107,13 @@ class BackendGenerationChecks(BackendChecks):
             max_concurrent_responses=4,
             stop_token_ids=STOPS,
         )
+        plain, requests = exported(engine), [prompt for prompt in asked() for _ in range(2)]
+        pairs = zip(requests, drawn.tokens, strict=True)
+        expected = [response_scores(plain, *pair, temperature=0.7) for pair in pairs]
         require_close(
             "log-probs of sampled tokens",
             torch.cat(drawn.logprobs),
-            torch.cat(_recomputed(engine, drawn, 0.7)),
+            torch.cat(expected),
             self.tolerance,
             "report log-probs of the whole distribution at the temperature, before top_p and top_k",
             source_of(engine, "generate"),
@@ -172,16 +179,12 @@ def generate(
     return engine.generate(sample, TinyTokenizer(), gconfig, seeds)
 
 
-def _recomputed(engine: Any, drawn: GeneratedResponses, temperature: float) -> list[torch.Tensor]:
-    """The log-probs of two responses to each prompt, by a forward pass over prompts and
-    responses."""
-    texts = [torch.cat([asked()[i // 2], tokens]) for i, tokens in enumerate(drawn.tokens)]
-    if isinstance(engine, ForwardEngine):
-        scored = scores(engine, packed(texts), "log-probs", temperature)
-    else:
-        scored = plain_scores(exported(engine), packed(texts), temperature=temperature)
-    of_texts = scored.split([len(text) - 1 for text in texts])
-    return [of_text[-len(tokens) :] for of_text, tokens in zip(of_texts, drawn.tokens, strict=True)]
+def response_scores(
+    plain: nn.Module, prompt: torch.Tensor, response: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """[R] log-probs of the response's tokens, by a forward pass over the prompt and them."""
+    text = packed([torch.cat([prompt, response])])
+    return plain_scores(plain, text, temperature=temperature)[len(prompt) - 1 :]
 
 
 def asked() -> list[torch.Tensor]:
@@ -216,34 +219,14 @@ def _require_greedy(
     """Raises Violation unless the engine's greedy answers are those of a transformers model."""
     drawn, where = generate(engine, greedy=True, **settings), source_of(engine, "generate")
     answers = greedy_answers(lm, prompts(), NEW_TOKENS)
-    for number, (tokens, answer) in enumerate(zip(drawn.tokens, answers, strict=True)):
+    responses = zip(drawn.tokens, drawn.ended.tolist(), answers, strict=True)
+    for number, (tokens, ended, answer) in enumerate(responses):
         if tokens.tolist() != answer:
-            raise Violation(
-                f"greedy answer {number} differs from token {_shared(tokens.tolist(), answer)} on "
-                f"({when}): {tokens.tolist()}, not {answer}",
-                cause,
-                where,
-            )
-    for ended, answer in zip(drawn.ended.tolist(), answers, strict=True):
+            finding = f"greedy answer {number} is {tokens.tolist()}, not {answer} ({when})"
+            raise Violation(finding, cause, where)
         if ended != (answer[-1] == END):
             raise Violation(
                 f"ended is {ended} of a response whose last token is {answer[-1]} ({when})",
                 f"ended says that the response closed with an end token ({END})",
                 where,
             )
-
-
-def _shared(first: list[int], second: list[int]) -> int:
-    """How many tokens both begin with."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
-def _require_same(
-    actual: list[torch.Tensor], expected: list[torch.Tensor], condition: str, cause: str, where: str
-) -> None:
-    pairs = zip(actual, expected, strict=True)
-    count = sum(not torch.equal(tokens, others) for tokens, others in pairs)
-    if count:
-        finding = f"{count} of {len(expected)} responses differ {condition}"
-        raise Violation(finding, cause, where)

@@ -19,11 +19,11 @@ from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.testing.backend.base import SETTINGS, BackendChecks, export, meet, offers
 from rlcli.testing.backend.differences import Weights, distance, weights_apart
-from rlcli.testing.backend.forward import outputs, plain_scores
+from rlcli.testing.backend.forward import outputs, plain_outputs
 from rlcli.testing.backend.generation import NEW_TOKENS, generate, loaded
 from rlcli.testing.backend.layouts import layout_name, ranks_in
 from rlcli.testing.backend.objectives import OBJECTIVES, Objective, answer_loss, train
-from rlcli.testing.backend.plain import Stats, greedy_answers, plain_model, values_by
+from rlcli.testing.backend.plain import Stats, greedy_answers, plain_model
 from rlcli.testing.backend.samples import LENGTHS, PROMPTS, batch, prompts
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.ranks import mesh_of_ranks
@@ -81,7 +81,7 @@ class Life:
         report: RankReport = {"replicas": self._replicas, "answers": {}, "steps": {}}
         report["log-probs"] = self._forward(engine, "lm")
         self._answer(engine)  # with weights that will soon be outdated
-        if self.checks.trains():
+        if self.checks.cls.TRAINS:
             report["steps"]["lm"] = self._trained(engine, "lm")
             report |= self._refused(engine)
         report["exported"] = self._exported(engine)
@@ -95,11 +95,11 @@ class Life:
             report["blocks"] = self._blocks(engine)
         if offers(engine, "take_parameters"):
             self._mix(engine, report)
-        if self.checks.trains() and offers(engine, "state"):
+        if self.checks.cls.TRAINS and offers(engine, "state"):
             self._continue(engine, report)
         critic = self._engine(head="value")
         report["values"] = self._forward(critic, "value")
-        if self.checks.trains():
+        if self.checks.cls.TRAINS:
             report["steps"]["value"] = self._trained(critic, "value")
         return report
 
@@ -208,14 +208,13 @@ class Life:
         """Error of log-probs or values: with uneven shares, then with everything on one rank, then
         with fewer tokens than ranks that share them."""
         plain = plain_model(self.checks.family_of_ranks, head)
-        expected: Any = {"lm": plain_scores, "value": values_by}[head]
         few = batch(lengths=FEW_TOKENS)
         errors = [0.0]
         for sample, cut in ((batch(), 5), (batch(), WHOLE), (few, len(FEW_TOKENS))):
             share = self._share(sample, cut)
             actual = outputs(engine, share, head, IN_TWO)
             if share.bs:
-                errors.append(distance(actual, expected(plain, share)))
+                errors.append(distance(actual, plain_outputs(plain, share, head)))
         return max(errors)
 
     def _answer(self, engine: ForwardEngine) -> list[list[int]]:

@@ -67,7 +67,7 @@ class RanksChecks(TrainingOnRanksChecks):
 
     def test_ranks_generate_with_the_weights_of_now(self, finished: Lives) -> None:
         """ranks: greedy answers are those of the trained weights"""
-        skip_unless(self.generates(), "does not generate")
+        skip_unless(self.cls.GENERATES, "does not generate")
         for who, report in finished.by_rank().items():
             for when, (actual, expected) in report["answers"].items():
                 if actual != expected:
@@ -118,6 +118,6 @@ class RanksChecks(TrainingOnRanksChecks):
         self, lives: Lives, which: str, cause: str, limit: float | None = None
     ) -> None:
         is_continued = any(OWN in report for report in lives.by_rank().values())
-        skip_unless(self.trains() and is_continued, "does not train, or cannot be checkpointed")
+        skip_unless(self.cls.TRAINS and is_continued, "does not train, or cannot be checkpointed")
         quantity = f"weights, a step after {which},"
         self.require_small_errors(lives, which, quantity, cause, "state", limit=limit)

@@ -106,7 +106,7 @@ class RunsOfRanks(BackendChecks):
     # -- parts of checks ---------------------------------------------------------------------------
 
     def require_training(self) -> None:
-        skip_unless(self.trains(), "does not train")
+        skip_unless(self.cls.TRAINS, "does not train")
 
     def require_small_errors(
         self,

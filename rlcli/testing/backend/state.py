@@ -7,18 +7,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from rlcli.api.model import ForwardEngine, HoldsWeights
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
 from rlcli.testing.backend.base import SETTINGS, BackendChecks, offers, source_of
-from rlcli.testing.backend.differences import different, require_close, weights_apart
-from rlcli.testing.backend.forward import outputs, scores
+from rlcli.testing.backend.differences import require_close, require_same, require_same_weights
+from rlcli.testing.backend.forward import outputs, plain_outputs, scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.objectives import train
-from rlcli.testing.backend.plain import logits_of, values_by
 from rlcli.testing.backend.samples import batch
 from rlcli.testing.contract import Violation, skip_unless
 from rlcli.testing.saved_models import load_saved
@@ -43,7 +39,7 @@ class StateChecks(BackendChecks):
             for description, resumed in filled.items():
                 restore(resumed, tmp_path / family)
                 train(resumed, 2)
-                occasion = f"{description} ({family}), filled with the state of step 2"
+                occasion = f"in {description} ({family}), a step after it was filled"
                 self._require_equal(resumed, engine, occasion)
 
     def test_a_checkpoint_has_the_names_of_transformers(self) -> None:
@@ -68,11 +64,11 @@ class StateChecks(BackendChecks):
         self._require_export(engine, tmp_path / "models", "lm", "state and save_description")
 
     def test_exports_are_read_by_transformers(self, tmp_path: Path) -> None:
-        """an export, loaded by transformers: equal logits"""
+        """an export, loaded by transformers: equal outputs"""
         heads = ("lm", "value") if self.cls.SCORES else ("lm",)
         for family, head in product(self.families, heads):
             engine = self.engine(family, head=head, lr=0.05)
-            if self.trains() and head == "lm":
+            if self.cls.TRAINS and head == "lm":
                 train(engine, 0)
             parent = tmp_path / f"{family}-{head}"
             parent.mkdir()
@@ -90,24 +86,25 @@ class StateChecks(BackendChecks):
         """offloaded and back: the same numbers, bit for bit"""
         engine, untouched = self.engine(**SETTINGS), self.engine(**SETTINGS)
         skip_unless(offers(engine, "offload"), "does not offload")
+        where = source_of(engine, "offload")
+        cause = "bring the weights back unchanged, before they are used"
         for step in range(2):
             engine.offload()
             engine.offload()
             if self.cls.SCORES:
-                _require_same("log-probs", engine, scores(engine), scores(untouched))
-            if self.generates():
+                actual, expected = scores(engine), scores(untouched)
+                require_same("log-probs", actual, expected, "after offload", cause, where)
+            if self.cls.GENERATES:
                 engine.offload()
-                answers = (
-                    generate(engine, greedy=True).tokens,
-                    generate(untouched, greedy=True).tokens,
-                )
-                _require_same("responses", engine, *map(torch.cat, answers))
-            if self.trains():
+                drawn = generate(engine, greedy=True).tokens
+                answers = generate(untouched, greedy=True).tokens
+                require_same("responses", drawn, answers, "after offload", cause, where)
+            if self.cls.TRAINS:
                 engine.offload()
                 train(engine, step)
                 train(untouched, step)
         engine.offload()
-        self._require_equal(engine, untouched, "weights after offload")
+        self._require_equal(engine, untouched, "after offload")
 
     # -- comparing ---------------------------------------------------------------------------------
 
@@ -116,15 +113,13 @@ class StateChecks(BackendChecks):
         return engine
 
     def _require_equal(self, actual: HoldsWeights, expected: HoldsWeights, occasion: str) -> None:
-        mine, theirs = self.weights(actual), self.weights(expected)
-        differ = different(mine, theirs)
-        if differ:
-            raise Violation(
-                f"{occasion}: {len(differ)} of {len(theirs)} weights differ, by "
-                f"{weights_apart(mine, theirs):.2g} of the largest ({differ[0]})",
-                "state() must return everything that the next step depends on, live, not as copies",
-                source_of(actual, "state", "offload"),
-            )
+        require_same_weights(
+            self.weights(actual),
+            self.weights(expected),
+            occasion,
+            "state() must return everything that the next step depends on, live, not as copies",
+            source_of(actual, "state", "offload"),
+        )
 
     def _require_export(self, engine: HoldsWeights, folder: Path, head: str, method: str) -> None:
         loaded, report = load_saved(folder, head, output_loading_info=True)
@@ -135,42 +130,15 @@ class StateChecks(BackendChecks):
             raise Violation(
                 f"the folder of {method} has {wrong}", "write every parameter once", where
             )
-        differ = different(self.weights(engine), dict(loaded.named_parameters()))
-        if differ:
-            raise Violation(
-                f"{len(differ)} weights in the folder of {method} are not the engine's, "
-                f"{differ[0]} among them",
-                "write the weights as they are now, in their own dtype",
-                where,
-            )
+        written, occasion = dict(loaded.named_parameters()), f"from those in a folder of {method}"
+        cause = "write the weights as they are now, in their own dtype"
+        require_same_weights(self.weights(engine), written, occasion, cause, where)
         if isinstance(engine, ForwardEngine):
-            self._require_outputs(engine, loaded.eval().requires_grad_(False), head, where)
-
-    def _require_outputs(self, engine: ForwardEngine, lm: nn.Module, head: str, where: str) -> None:
-        """Raises Violation unless they are those of `lm`, from a folder that it has written."""
-        if head == "lm":
-            actual, expected = engine.forward(batch()), torch.cat(logits_of(lm, batch()))
-        else:
-            actual, expected = outputs(engine, batch(), head), values_by(lm, batch())
-        require_close(
-            f"{head} outputs of a folder",
-            actual,
-            expected,
-            self.tolerance,
-            "write the weights and the configuration that the engine computes with",
-            where,
-        )
-
-
-def _require_same(
-    quantity: str, engine: HoldsWeights, actual: torch.Tensor, expected: torch.Tensor
-) -> None:
-    if not torch.equal(actual, expected):
-        raise Violation(
-            f"{quantity} differ after offload",
-            "bring the weights back unchanged, before they are used",
-            source_of(engine, "offload"),
-        )
+            lm = loaded.eval().requires_grad_(False)
+            actual, expected = outputs(engine, batch(), head), plain_outputs(lm, batch(), head)
+            quantity = f"{head} outputs of a folder"
+            cause = "write the weights and the configuration that the engine computes with"
+            require_close(quantity, actual, expected, self.tolerance, cause, where)
 
 
 def save(engine: HoldsWeights, folder: Path, rank: int = 0) -> None:

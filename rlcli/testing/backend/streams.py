@@ -11,10 +11,8 @@ from torch import nn
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.model import FinishedResponse, GenerationEngine, ResponseStream
 from rlcli.testing.backend.base import BackendChecks, source_of
-from rlcli.testing.backend.differences import require_small
-from rlcli.testing.backend.forward import plain_scores
-from rlcli.testing.backend.generation import asked, exported, generate
-from rlcli.testing.backend.plain import packed
+from rlcli.testing.backend.differences import require_same, require_small
+from rlcli.testing.backend.generation import asked, exported, generate, response_scores
 from rlcli.testing.contract import Violation, skip_if
 from rlcli.testing.tiny_models import TinyTokenizer
 
@@ -23,9 +21,8 @@ LONG = 100
 """New tokens; most responses end before, each at a place of its own."""
 TEMPERATURE = 0.7
 LONGEST = 17
-
-
 GREEDY: dict[str, Any] = {"greedy": True, "temperature": 1.0, "max_new_tokens": 12}
+AS_ALONE = "answer each prompt as if it were alone"
 
 
 class StreamChecks(BackendChecks):
@@ -43,19 +40,22 @@ class StreamChecks(BackendChecks):
             responses = collect_all(stream, len(numbers))
         where = source_of(engine, "open")
         _require_numbers(responses, numbers, where)
-        for number, tokens in zip(numbers, expected, strict=True):
-            _require_answer(responses[number], tokens, where)
+        answers = [responses[number].tokens for number in numbers]
+        require_same("responses", answers, expected, "in a stream", AS_ALONE, where)
 
     def test_a_stream_makes_room_for_longer_prompts(self) -> None:
         """make_room: a stream also answers longer prompts than it was opened for"""
         engine = self.streaming_engine()
         expected = generate(engine, greedy=True).tokens
         with self.stream(engine, longest=1, **GREEDY) as stream:
-            for prompt, tokens in zip(asked(), expected, strict=True):
+            answers = []
+            for prompt in asked():
                 stream.make_room(len(prompt))
                 _submit(stream, [prompt])
                 (response,) = collect_some(stream).values()
-                _require_answer(response, tokens, source_of(engine, "open"))
+                answers.append(response.tokens)
+        where = source_of(engine, "open")
+        require_same("responses", answers, expected, "in a stream", AS_ALONE, where)
 
     def test_a_pause_changes_no_log_prob(self) -> None:
         """after a pause with new weights, recomputation confirms each segment"""
@@ -133,10 +133,10 @@ class StreamChecks(BackendChecks):
         if starts != bounds:
             finding = f"{response.segments} of {len(response.tokens)} tokens"
             raise Violation(finding, "cover each token once", where)
-        text = packed([torch.cat([prompt, response.tokens])])
         for segment in response.segments:
-            expected = plain_scores(models[segment.weights], text, temperature=TEMPERATURE)
-            errors = (expected[len(prompt) - 1 :] - response.logprobs)[segment.start : segment.end]
+            model = models[segment.weights]
+            expected = response_scores(model, prompt, response.tokens, TEMPERATURE)
+            errors = (expected - response.logprobs)[segment.start : segment.end]
             cause = "read the whole prefix with the weights that continue it"
             quantity = f"log-probs of tokens {segment.start} to {segment.end}"
             apart = float(errors.abs().max())
@@ -177,14 +177,5 @@ def _require_numbers(
         raise Violation(
             f"responses {sorted(responses)} to requests {sorted(numbers)}",
             "return each once, and continue with later requests",
-            where,
-        )
-
-
-def _require_answer(response: FinishedResponse, expected: torch.Tensor, where: str) -> None:
-    if not torch.equal(response.tokens, expected):
-        raise Violation(
-            f"{response.tokens.tolist()} from a stream, {expected.tolist()} of a batch",
-            "answer each prompt as if it were alone",
             where,
         )

@@ -19,9 +19,9 @@ from rlcli.api.model import TrainEngine
 from rlcli.testing.backend.base import RATES, SETTINGS, BackendChecks, source_of
 from rlcli.testing.backend.differences import (
     Weights,
-    different,
     distance,
     require_number,
+    require_same_weights,
     require_small,
     weights_apart,
 )
@@ -259,13 +259,13 @@ class BackendTrainingChecks(BackendChecks):
             self._require_refused(engine, condition, how)
         for trained in (engine, untouched):
             train(trained, 2)
-        apart = weights_apart(self.weights(engine), self.weights(untouched))
-        if apart > 0:
-            raise Violation(
-                f"the step after a batch {' or '.join(steps)} is off by {apart:.2g}",
-                "leave the optimizer's state as it was, and drop the gradients",
-                _updating(engine),
-            )
+        require_same_weights(
+            self.weights(engine),
+            self.weights(untouched),
+            f"after the step that follows a batch {' or '.join(steps)}",
+            "leave the optimizer's state as it was, and drop the gradients",
+            _updating(engine),
+        )
 
     def _require_refused(self, engine: TrainEngine, condition: str, how: Mapping[str, Any]) -> None:
         before = self.weights(engine)
@@ -276,13 +276,13 @@ class BackendTrainingChecks(BackendChecks):
                 "skip the update",
                 _updating(engine),
             )
-        after = self.weights(engine)
-        if different(after, before):
-            raise Violation(
-                f"a batch {condition} changed weights by {weights_apart(after, before):.2g}",
-                "look at the gradient norm before anything is applied",
-                _updating(engine),
-            )
+        require_same_weights(
+            self.weights(engine),
+            before,
+            f"after a batch {condition}",
+            "look at the gradient norm before anything is applied",
+            _updating(engine),
+        )
 
 
 def _updating(engine: TrainEngine) -> str:

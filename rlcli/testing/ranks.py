@@ -54,15 +54,13 @@ _WITHOUT_LIMIT = timedelta(days=1)
 class RankError(FailedElsewhere):
     """A rank failed: the message ends with its traceback there.
 
-    `rank` is the one that failed first, `error` its last line (`ValueError: …`), `frames` the
-    (file, line, function) of its traceback, outermost first.
+    `rank` is the one that failed first, `error` its last line (`ValueError: …`).
     """
 
-    def __init__(self, rank: int, error: str, trace: str, frames: list[Frame]):
+    def __init__(self, rank: int, error: str, trace: str):
         super().__init__(f"rank {rank}: {error}", trace)
         self.rank = rank
         self.error = error
-        self.frames = frames
 
 
 class RankDeath(RankError):
@@ -202,11 +200,9 @@ def _be(rank: _Rank, work: Work) -> NoReturn:
     except Violation as broken:
         rank.tell(violation=[broken.finding, broken.cause, broken.where])
     except BaseException as error:
-        frames = traceback.extract_tb(error.__traceback__)
         rank.tell(
             error=traceback.format_exception_only(error)[-1].strip(),
             trace="".join(traceback.format_exception(error)),
-            frames=[(frame.filename, frame.lineno, frame.name) for frame in frames],
         )
     finally:
         os._exit(code)
@@ -293,7 +289,7 @@ def _death(ranks: list[_Rank]) -> RankDeath:
     """That of the first rank with last output."""
     rank = next((rank for rank in ranks if rank.last_output()), ranks[0])
     words = _last_words(rank) or "without a word"
-    return RankDeath(rank.number, f"died {words}", rank.last_output(), [])
+    return RankDeath(rank.number, f"died {words}", rank.last_output())
 
 
 def _raise_first_error(reports: Mapping[_Rank, dict[str, Any]], timeout: float) -> None:
@@ -307,8 +303,7 @@ def _raise_first_error(reports: Mapping[_Rank, dict[str, Any]], timeout: float) 
             raise _death(unfinished)
         if "violation" in report:
             raise Violation(*report["violation"])
-        frames = [tuple(frame) for frame in report["frames"]]
-        raise RankError(rank.number, report["error"], report["trace"], frames)
+        raise RankError(rank.number, report["error"], report["trace"])
     stacks = {rank.number: rank.stood_at() for rank in unfinished}
     if any(stacks.values()):
         raise RankTimeout(len(reports), timeout, stacks)

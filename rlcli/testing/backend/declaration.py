@@ -60,10 +60,10 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
                     "take device and mesh from the model",
                     where,
                 )
-            given = {name: p.detach() for name, p in tiny_model(family).named_parameters()}
+            weights = {name: p.detach() for name, p in tiny_model(family).named_parameters()}
             occasion = f"from those of the given {family}"
             cause = "keep the weights of the given model"
-            require_same_weights(self.weights(engine), given, occasion, cause, where)
+            require_same_weights(self.weights(engine), weights, occasion, cause, where)
 
     def test_a_role_without_weights_is_left_or_refused(self) -> None:
         """a role without weights gets no engine, or an error of rlcli"""

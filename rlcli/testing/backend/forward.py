@@ -18,6 +18,7 @@ from rlcli.testing.backend.base import BackendChecks, source_of
 from rlcli.testing.backend.differences import (
     distance,
     require_close,
+    require_same,
     require_same_weights,
 )
 from rlcli.testing.backend.plain import TEMPERATURE, logits_of, plain_model, scores_of, values_by
@@ -151,19 +152,20 @@ class ForwardChecks(BackendChecks):
         """one token, one sequence, no sequence at all"""
         engine = self.scoring_engine()
         where = source_of(engine, "forward_micro_batch", "forward")
-        for lengths, rows in (([(1, 0)], 0), ([(1, 1)], 1), ([(1, 0), (1, 0), (2, 4)], 5)):
-            count = len(scores(engine, batch(lengths=lengths)))
-            if count != rows:
+        numbers = {
+            "one token": (batch(lengths=[(1, 0)]), 0),
+            "two tokens": (batch(lengths=[(1, 1)]), 1),
+            "a longer sequence after two tokens": (batch(lengths=[(1, 0), (1, 0), (2, 4)]), 5),
+            "no sequence": (batch().select_indices([]), 0),
+        }
+        for title, (sample, expected) in numbers.items():
+            actual = len(scores(engine, sample))
+            if actual != expected:
                 raise Violation(
-                    f"sequences of {lengths} tokens (prompt, response) have {count} log-probs in "
-                    f"place of {rows}",
-                    "the last token of each sequence has none",
+                    f"a batch of {title} has {actual} log-probs in place of {expected}",
+                    "the last token of each sequence has none; without sequences there are none",
                     where,
                 )
-        if len(scores(engine, batch().select_indices([]))):
-            raise Violation(
-                "a batch without sequences has outputs", "return an empty tensor", where
-            )
 
     def test_a_forward_pass_leaves_nothing_behind(self) -> None:
         """a forward pass keeps no gradient, changes no weight"""
@@ -177,12 +179,8 @@ class ForwardChecks(BackendChecks):
                 "call super().forward or work under torch.no_grad(): activations stay in memory",
                 where,
             )
-        if not torch.equal(first, again):
-            raise Violation(
-                f"two passes over one batch differ by {distance(again, first):.2g}",
-                "dropout is on, or the pass changes the model",
-                where,
-            )
+        cause = "dropout is on, or the pass changes the model"
+        require_same("log-probs", again, first, "between two passes over one batch", cause, where)
         after, cause = self.weights(engine), "compute out of place"
         require_same_weights(after, before, "after a forward pass", cause, where)
 

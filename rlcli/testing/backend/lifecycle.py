@@ -6,12 +6,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
@@ -103,10 +105,10 @@ class Life:
             report["steps"]["value"] = self._trained(critic, "value")
         return report
 
-    def resume(self, source: Life, which: str, report: RankReport, mesh: Any = None) -> None:
+    def resume(self, source: Life, which: str, report: RankReport) -> None:
         """Load the checkpoint of `source`, answer, train a step: the difference from the results of
         `source`, as those of `which` checkpoint."""
-        engine = self._engine(mesh, seed=1)
+        engine = self._engine(seed=1)
         self._answer(engine)
         restore(engine, source.home)
         report["answers"][f"after loading {which}"] = self._answers(engine, source.home / EXPORT)
@@ -126,6 +128,11 @@ class Life:
         """The weights one step after the checkpoint."""
         return self.home / "later.safetensors"
 
+    @cached_property
+    def _mesh(self) -> DeviceMesh | None:
+        """That of all engines of a rank."""
+        return mesh_of_ranks(**self.layout)
+
     @property
     def _replicas(self) -> int:
         """Data-parallel ranks."""
@@ -141,10 +148,10 @@ class Life:
         moments = engine.state().optimizer.items() if offers(engine, "state") else ()
         return {name: local_part(tensor).clone().cpu() for name, tensor in moments}
 
-    def _engine(self, mesh: Any = None, **changes: Any) -> Any:
+    def _engine(self, **changes: Any) -> Any:
         return self.checks.engine(
             self.checks.family_of_ranks,
-            mesh=mesh or mesh_of_ranks(**self.layout),
+            mesh=self._mesh,
             expert_ranks=self.layout.get("ep", 1),
             **{**SETTINGS, **self.settings, **changes},
         )
@@ -236,12 +243,11 @@ class Life:
 
     def _blocks(self, engine: ForwardEngine) -> float:
         """Difference between the rank's blocks and the same numbers in whole weights."""
-        weights, blocks, expected = self._weights(engine), {}, {}
-        for number, (block, values) in enumerate(engine.parameter_blocks()):
+        weights, errors = self._weights(engine), [0.0]
+        for block, values in engine.parameter_blocks():
             region = block.within(WeightBlock.whole(block.name, block.shape))
-            blocks[str(number)] = values.detach().cpu().float()
-            expected[str(number)] = weights[block.name][region]
-        return weights_apart(blocks, expected)
+            errors.append(distance(values.detach().float(), weights[block.name][region]))
+        return max(errors)
 
     def _mix(self, engine: ForwardEngine, report: RankReport) -> None:
         """Another engine takes its parameters: the difference of its weights from the expected
@@ -266,11 +272,10 @@ class Life:
         if not self.layout:
             return
         meet()  # all have written
-        mesh = mesh_of_ranks(**self.layout)
         others = {OWN: self, OF_ONE: Life(self.checks, {}, self.folder), OF_OTHERS: self.before}
         for which, source in others.items():
             if source is not None:
-                self.resume(source, which, report, mesh)
+                self.resume(source, which, report)
 
 
 def share_of(sample: SequenceSample, cut: int, replica: int, replicas: int) -> SequenceSample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcli.api.config import MicroBatchSpec
@@ -21,7 +21,7 @@ from rlcli.testing.backend.layouts import (
 )
 from rlcli.testing.backend.lifecycle import share_of
 from rlcli.testing.backend.objectives import OBJECTIVES, train
-from rlcli.testing.backend.plain import PlainTraining
+from rlcli.testing.backend.plain import PlainTraining, Stats
 from rlcli.testing.backend.samples import batch
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
 
@@ -49,6 +49,7 @@ class MixtureLife:
     head: str = "lm"
     settings: Mapping[str, Any] = field(default_factory=dict)
     degrees: Mapping[str, int] = field(default_factory=dict)
+    rank: int = 0
 
     def sample(self, step: int) -> SequenceSample:
         """What all ranks together are trained on."""
@@ -68,34 +69,31 @@ class MixtureLife:
     def on_rank(self, rank: int) -> Deviations:
         """The deviations, in a process of its own."""
         with self.checks.at_device():
-            return self.deviations(rank)
+            return replace(self, rank=rank).deviations()
 
-    def deviations(self, rank: int | None = None) -> Deviations:
-        engine = self._engine(rank)
+    def deviations(self) -> Deviations:
+        engine = self._engine()
         plain = self.checks.plain_training(self.family, self.head)
         plain_step = self.plain_step(plain)
         worst = self.before_training(engine)
         for step, rate in zip(range(len(SHARES)), self.checks.rates(), strict=False):
             sample = self.sample(step)
-            actual = self.reported(self._train(engine, sample, step, rank))
+            actual = self.reported(self._train(engine, sample, step))
             for name, expected in plain_step(sample, rate).items():
                 error = _relative_error(actual.get(name, math.inf), expected)
                 worst[name] = max(worst.get(name, 0.0), error)
         weights = self.checks.weights(engine)
         return worst | {"weights": weights_apart(weights, plain.weights())}
 
-    def _engine(self, rank: int | None) -> TrainEngine:
-        mesh = None if rank is None else mesh_of_ranks(**self.degrees)
+    def _engine(self) -> TrainEngine:
+        mesh = mesh_of_ranks(**self.degrees)
         settings = SETTINGS | dict(self.settings)
         settings |= {"head": self.head, "mesh": mesh, "expert_ranks": self.degrees.get("ep", 1)}
         return self.checks.trained_engine(self.family, **settings)
 
-    def _train(
-        self, engine: TrainEngine, sample: SequenceSample, step: int, rank: int | None
-    ) -> Mapping[str, float]:
+    def _train(self, engine: TrainEngine, sample: SequenceSample, step: int) -> Stats:
         """The stats of a step on this rank's share."""
-        if rank is not None and "dp" in self.degrees:
-            sample = share_of(sample, SHARES[step], rank, 2)
+        sample = share_of(sample, SHARES[step], self.rank, self.degrees.get("dp", 1))
         return train(
             engine, step, sample, OBJECTIVES[self.head], mb_spec=MicroBatchSpec(n_mbs=3 - step)
         )

@@ -31,7 +31,7 @@ class RanksChecks(TrainingOnRanksChecks):
 
     def test_ranks_with_virtual_stages_pass_the_checks_of_ranks(self, tmp_path: Path) -> None:
         """ranks that take turns at a pipeline pass the checks of ranks"""
-        skip_unless(hasattr(self.backend(), "virtual_stages"), "has no setting virtual_stages")
+        self.require_settings("virtual_stages")
         self._require_checks_of_ranks(DEEP, WITH_VIRTUAL_STAGES, tmp_path)
 
     def _require_checks_of_ranks(

@@ -15,7 +15,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ROUTED_EXPERTS, SEQUENCES
 from rlcli.api.model import GeneratedResponses, GenerationEngine, TrainEngine
 from rlcli.testing.backend.base import source_of
-from rlcli.testing.backend.differences import distance, require_small
+from rlcli.testing.backend.differences import distance, require_close, require_same
 from rlcli.testing.backend.forward import plain_scores, scores
 from rlcli.testing.backend.generation import asked, generate
 from rlcli.testing.backend.mixtures import Deviations, MixtureChecks, MixtureLife, PlainStep
@@ -62,17 +62,13 @@ class RoutingReplayChecks(MixtureChecks):
             unprescribed = scores(engine, unrouted)
             prescribed = scores(engine, sample)
             expected = plain_scores(PrescribedModel(plain_model(family)).prepared(sample), sample)
-            apart = distance(prescribed, expected)
-            quantity = f"log-probs of {family}"
-            require_small(quantity, apart, self.tolerance, "with these", self.cause, where)
+            quantity = f"log-probs of {family} with prescribed experts"
+            require_close(quantity, prescribed, expected, self.tolerance, self.cause, where)
             if distance(unprescribed, expected) < 0.01:
                 raise AssertionError("the prescribed experts are too much like those chosen")
-            if not torch.equal(unprescribed, scores(engine, unrouted)):
-                raise Violation(
-                    "a later batch without routed_experts differs",
-                    "prescribe experts for the tokens of that batch alone",
-                    where,
-                )
+            later, occasion = scores(engine, unrouted), "in a later batch without routed_experts"
+            cause = "prescribe experts for the tokens of that batch alone"
+            require_same("log-probs", later, unprescribed, occasion, cause, where)
 
     @pytest.fixture(scope="class")
     @classmethod

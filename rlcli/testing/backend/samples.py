@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcli.api.data import SequenceSample
-from rlcli.testing.batches import make_batch
+from rlcli.testing.batches import Lengths, make_batch
 from rlcli.testing.tiny_models import END, VOCABULARY
 
 LENGTHS = ((2, 3), (4, 7), (1, 2), (3, 5), (2, 7), (3, 0), (1, 0))
@@ -17,14 +17,17 @@ PROMPTS = (5, 9, 3, 17, 1)
 
 
 def batch(seed: int = 0, lengths: Sequence[tuple[int, int]] = LENGTHS) -> SequenceSample:
-    keys = ("packed_input_ids", "prompt_mask")
-    return make_batch(keys, [[pair] for pair in lengths], seed, vocabulary=VOCABULARY, end=END)
+    return _texts([[pair] for pair in lengths], seed)
 
 
 def groups(seed: int = 0) -> SequenceSample:
     """Samples of several sequences that begin alike."""
+    return _texts(GROUPS, seed)
+
+
+def _texts(lengths: Lengths, seed: int) -> SequenceSample:
     keys = ("packed_input_ids", "prompt_mask")
-    return make_batch(keys, GROUPS, seed, vocabulary=VOCABULARY, end=END)
+    return make_batch(keys, lengths, seed, vocabulary=VOCABULARY, end=END)
 
 
 def prompts(lengths: Sequence[int] = PROMPTS) -> SequenceSample:

@@ -19,7 +19,7 @@ from rlcli.api.model import TrainEngine
 from rlcli.testing.backend.base import RATES, SETTINGS, BackendChecks, source_of
 from rlcli.testing.backend.differences import (
     Weights,
-    distance,
+    require_close,
     require_number,
     require_same_weights,
     require_small,
@@ -148,11 +148,11 @@ class BackendTrainingChecks(BackendChecks):
             engine.train()
             engine.eval()
             how = "with" if recompute else "without"
-            require_small(
-                "log-probs of a model with dropout",
-                distance(scores(engine), plain),
+            require_close(
+                f"log-probs of a model with dropout after eval(), {how} gradient_checkpointing",
+                scores(engine),
+                plain,
                 self.tolerance,
-                f"after eval(), {how} gradient_checkpointing",
                 "turn dropout off in all modules",
                 source_of(engine, "eval", "__init__"),
             )
@@ -162,12 +162,9 @@ class BackendTrainingChecks(BackendChecks):
         engine = self.trained_engine(gradient_checkpointing=True, **SETTINGS)
         self.require_settings("gradient_checkpointing")
         actual, expected = train(engine), train(self.trained_engine(**SETTINGS))
-        if actual != pytest.approx(expected, rel=self.tolerance):
-            raise Violation(
-                f"{actual} with recomputed activations, {expected} without",
-                "the recomputed pass must see the same model in the same mode",
-                source_of(engine, "__init__"),
-            )
+        occasions = "with recomputed activations", "without"
+        cause = "the recomputed pass must see the same model in the same mode"
+        self._require_stats(engine, actual, expected, self.families[0], occasions, cause)
 
     # -- comparing ---------------------------------------------------------------------------------
 
@@ -201,20 +198,18 @@ class BackendTrainingChecks(BackendChecks):
         certain: Weights | None,
     ) -> str:
         """The known mistake with which a plain loop has these weights after these steps."""
-
-        def explains(changes: Mapping[str, Any], rates: Sequence[float]) -> bool:
+        rates = self.rates()
+        mistakes = [
+            *((cause, changes, rates) for cause, changes in WRONG_SETTINGS.items()),
+            (ONE_STEP_LATE, {}, (rates[0], *rates)),
+            (UNSCHEDULED, {}, (1.0,) * len(rates)),
+        ]
+        for cause, changes, rates_with_it in mistakes:
             settings = replace(self.optimizer_settings(**SETTINGS), **changes)
             plain = PlainTraining(tiny_model(family, head=head), settings)
-            for step, rate in zip(steps, rates, strict=False):
+            for step, rate in zip(steps, rates_with_it, strict=False):
                 plain.step([step.sample], OBJECTIVES[head].plain, rate)
-            return weights_apart(weights, plain.weights(), certain) < self.tolerance
-
-        rates = self.rates()
-        for cause, changes in WRONG_SETTINGS.items():
-            if explains(changes, rates):
-                return cause
-        for cause, other_rates in _wrong_rates(rates).items():
-            if explains({}, other_rates):
+            if weights_apart(weights, plain.weights(), certain) < self.tolerance:
                 return cause
         return (
             "compare optimizer_step with torch's AdamW, and lr_scheduler_step with "
@@ -319,14 +314,5 @@ WRONG_SETTINGS: dict[str, dict[str, Any]] = {
     "eps is not that of the settings": {"eps": 1e-8},
 }
 """A known mistake → what of `AdamW` it changes in a plain loop."""
-
-
-def _wrong_rates(rates: Sequence[float]) -> dict[str, Sequence[float]]:
-    """A known mistake → the relative learning rates with it."""
-    return {
-        "the learning rate is that of the step before; set it before the update": (
-            rates[0],
-            *rates,
-        ),
-        "the schedule does not reach the optimizer": (1.0,) * len(rates),
-    }
+ONE_STEP_LATE = "the learning rate is that of the step before; set it before the update"
+UNSCHEDULED = "the schedule does not reach the optimizer"

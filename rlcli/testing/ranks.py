@@ -52,15 +52,8 @@ _WITHOUT_LIMIT = timedelta(days=1)
 
 
 class RankError(FailedElsewhere):
-    """A rank failed: the message ends with its traceback there.
-
-    `rank` is the one that failed first, `error` its last line (`ValueError: …`).
-    """
-
-    def __init__(self, rank: int, error: str, trace: str):
-        super().__init__(f"rank {rank}: {error}", trace)
-        self.rank = rank
-        self.error = error
+    """A rank failed, the first one if there are several: `problem` is `rank 1: ValueError: …`, and
+    the message ends with the traceback there."""
 
 
 class RankDeath(RankError):
@@ -289,7 +282,7 @@ def _death(ranks: list[_Rank]) -> RankDeath:
     """That of the first rank with last output."""
     rank = next((rank for rank in ranks if rank.last_output()), ranks[0])
     words = _last_words(rank) or "without a word"
-    return RankDeath(rank.number, f"died {words}", rank.last_output())
+    return RankDeath(f"rank {rank.number}: died {words}", rank.last_output())
 
 
 def _raise_first_error(reports: Mapping[_Rank, dict[str, Any]], timeout: float) -> None:
@@ -303,7 +296,7 @@ def _raise_first_error(reports: Mapping[_Rank, dict[str, Any]], timeout: float) 
             raise _death(unfinished)
         if "violation" in report:
             raise Violation(*report["violation"])
-        raise RankError(rank.number, report["error"], report["trace"])
+        raise RankError(f"rank {rank.number}: {report['error']}", report["trace"])
     stacks = {rank.number: rank.stood_at() for rank in unfinished}
     if any(stacks.values()):
         raise RankTimeout(len(reports), timeout, stacks)

@@ -317,7 +317,9 @@ def test_ranks_that_lose_each_other_are_reported_with_a_location(tmp_path):
     subject = contract(Alone)
     subject.rank_seconds = 5
     lives = subject.live(tmp_path)
-    with pytest.raises(Violation, match=r"within 5 s: rank|rank . died .+ doesn't match") as caught:
+    with pytest.raises(
+        Violation, match=r"within 5 s: rank|rank .: died .+ doesn't match"
+    ) as caught:
         subject.test_ranks_get_through(lives)
     assert "idle micro-batches run" in caught.value.cause
     assert "test_backend_contract.py" in caught.value.where

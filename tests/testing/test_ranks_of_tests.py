@@ -60,12 +60,9 @@ def test_an_error_is_reported_with_its_traceback_while_other_ranks_wait():
         return {}
 
     began = time.monotonic()
-    with pytest.raises(
-        RankError, match=r"rank 1: ValueError: no such token\n[^$]*in work"
-    ) as caught:
+    with pytest.raises(RankError, match=r"rank 1: ValueError: no such token\n[^$]*in work"):
         run_on_ranks(2, work)
     assert time.monotonic() - began < 30
-    assert caught.value.rank == 1
 
 
 def test_a_violation_in_a_rank_stays_a_violation():

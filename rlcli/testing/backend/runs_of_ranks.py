@@ -91,7 +91,7 @@ class RunsOfRanks(BackendChecks):
             stood = (f"rank {rank} in {_where(at)}" for rank, at in lives.error.stacks.items())
             finding = f"ranks did not finish within {self.rank_seconds:g} s: {', '.join(stood)}"
         elif isinstance(lives.error, RankDeath):
-            finding = f"rank {lives.error.rank} {lives.error.error}"
+            finding = lives.error.problem
         elif lives.error is not None:
             raise lives.error
         else:

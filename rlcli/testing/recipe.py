@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,14 +24,14 @@ from rlcli.recipe.introspection.minimal import superfluous
 from rlcli.recipe.parsing.finding import shown
 from rlcli.recipe.resolve import Resolved, load_recipe
 from rlcli.recipe.schema import Component, Recipe
-from rlcli.testing.contract import Contract, Violation, skip_unless
+from rlcli.testing.contract import Contract, Note, Violation, skip_unless
 from rlcli.testing.saved_models import saved_weights
 from rlcli.testing.smoke import STEPS, SmokeRun, run_two_steps, write_rows
 from rlcli.topology.report import make_plan
 
 LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
 """What a recipe may leave open: where the data are. The dataset's example rows are used instead."""
-MODEL_LEFT_TO_THE_USER = re.compile(r"models\.([\w-]+) has no weights: give one of")
+MODEL_LEFT_TO_THE_USER = re.compile(r"models\.([\w-]+) has no weights: give one of.*")
 SOME_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 """Its sizes are known here; the checks run tiny models of its family."""
 UNUSUAL = ("generation.temperature=1.25", "generation.stop_token_ids=[1,2]")
@@ -153,9 +153,7 @@ class RecipeContract(Contract):
                 f"{shown(resolved.path)}:1",
             )
 
-    def test_two_steps_run(
-        self, attempt: SmokeRun | Exception, record_property: Callable[[str, object], None]
-    ) -> None:
+    def test_two_steps_run(self, attempt: SmokeRun | Exception, record_property: Note) -> None:
         """two steps run, with tiny models and a few rows"""
         if isinstance(attempt, Exception):
             raise attempt
@@ -195,10 +193,10 @@ class RecipeContract(Contract):
         skip_unless(learners, "learns from no rewards")
         exchanged = run_two_steps(resolved, tmp_path_factory.mktemp("exchanged"), True)
         for role in learners:
-            weights = [
+            usual, changed = (
                 saved_weights(run.finished.outcome.models[role]) for run in (smoke, exchanged)
-            ]
-            if all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0]):
+            )
+            if all(torch.equal(weight, changed[name]) for name, weight in usual.items()):
                 raise Violation(
                     f"{role} learns the same when responses exchange their rewards",
                     "compare several responses of a prompt, and leave some of them out or weigh "
@@ -254,8 +252,12 @@ def _learners_from_rewards(recipe: Recipe) -> list[str]:
 
 
 def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:
-    overrides = [*overrides, *_models(name, overrides)]
-    files = {dataset: folder / f"{dataset}.jsonl" for dataset in _datasets(name, overrides)}
+    """The recipe, with our models and rows where it leaves them to the user or takes rows from the
+    Hub. Raises RecipeError for any other problem."""
+    roles = _left_open(MODEL_LEFT_TO_THE_USER, name, overrides)
+    overrides = [*overrides, *(f"models.{role}.path={SOME_MODEL}" for role in roles)]
+    datasets = _left_open(LEFT_TO_THE_USER, name, overrides) or _from_hub(name, overrides)
+    files = {dataset: folder / f"{dataset}.jsonl" for dataset in datasets}
     for file in files.values():
         file.touch()
     paths = [f"datasets.{dataset}.args.path={file}" for dataset, file in files.items()]
@@ -265,26 +267,18 @@ def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:
     return resolved
 
 
-def _models(name: str, overrides: Sequence[str]) -> list[str]:
-    """Models for the roles whose model the recipe leaves to the user."""
+def _left_open(problem: re.Pattern[str], name: str, overrides: Sequence[str]) -> list[str]:
+    """The roles or datasets of the recipe that have this problem."""
     try:
         load_recipe(name, overrides)
     except RecipeError as error:
-        left = [MODEL_LEFT_TO_THE_USER.match(problem.what) for problem in error.problems]
-        return [f"models.{match[1]}.path={SOME_MODEL}" for match in left if match]
+        matches = (problem.fullmatch(each.what) for each in error.problems)
+        return [match[1] for match in matches if match]
     return []
 
 
-def _datasets(name: str, overrides: Sequence[str]) -> list[str]:
-    """The datasets whose rows the recipe leaves to the user or takes from the Hub. Raises
-    RecipeError for any other problem."""
-    try:
-        datasets = load_recipe(name, overrides).recipe.datasets
-    except RecipeError as error:
-        left = [LEFT_TO_THE_USER.fullmatch(problem.what) for problem in error.problems]
-        if not all(left):
-            raise
-        return [match[1] for match in left if match]
+def _from_hub(name: str, overrides: Sequence[str]) -> list[str]:
+    datasets = load_recipe(name, overrides).recipe.datasets
     return [name for name in datasets if str(datasets[name].args.get("path")).startswith(HUB)]
 
 

@@ -13,8 +13,8 @@ from rlcli.testing.environment_checks.plays import Play, Script, attempt
 from rlcli.testing.environment_checks.trial import SECRET, EnvironmentTrial
 from rlcli.testing.process_state import StartedTasks
 
-Opened = tuple[set[str], set[threading.Thread]]
-"""Open descriptors, each with what it refers to, and running threads."""
+Opened = set[tuple[str, int]]
+"""(in words, its number) of each open descriptor and running thread."""
 
 DESCRIPTORS = Path("/proc/self/fd")
 END_WITHIN = 2.0
@@ -96,9 +96,7 @@ def _closing_problem(trial: EnvironmentTrial, script: Script, turns: int | None)
 
 def _left(before: Opened, tasks: StartedTasks, scratch: Path) -> str:
     """What an episode has left behind, in words; empty if nothing."""
-    descriptors, threads = _lasting_since(before)
-    remains = [f"open {name.partition(' ')[2]}" for name in sorted(descriptors)]
-    remains += [f"the thread {thread.name}" for thread in threads]
+    remains = [words for words, _ in sorted(_lasting_since(before))]
     remains += [f"the file {path.name}" for path in sorted(scratch.iterdir())]
     if processes := StartedTasks.now().left_since(tasks):
         remains.append(processes)
@@ -109,21 +107,18 @@ def _lasting_since(before: Opened) -> Opened:
     """What is open or running since then and does not end by itself: other threads of this process
     may open a file at any moment, and close it again."""
     end = time.monotonic() + END_WITHIN
-    opened, running = _opened()
-    descriptors, threads = opened - before[0], running - before[1]
-    while (descriptors or threads) and time.monotonic() < end:
+    opened = _opened() - before
+    while opened and time.monotonic() < end:
         time.sleep(0.01)
-        still_open, still_running = _opened()
-        descriptors, threads = descriptors & still_open, threads & still_running
-    return descriptors, threads
+        opened &= _opened()
+    return opened
 
 
 def _opened() -> Opened:
-    targets = (
-        {name: _target(name) for name in os.listdir(DESCRIPTORS)} if DESCRIPTORS.is_dir() else {}
-    )
-    descriptors = {f"{name} {target}" for name, target in targets.items() if target}
-    return descriptors, {*threading.enumerate()}
+    names = os.listdir(DESCRIPTORS) if DESCRIPTORS.is_dir() else []
+    targets = [(_target(name), int(name)) for name in names]
+    threads = {(f"the thread {thread.name}", id(thread)) for thread in threading.enumerate()}
+    return threads | {(f"open {target}", number) for target, number in targets if target}
 
 
 def _target(descriptor: str) -> str:

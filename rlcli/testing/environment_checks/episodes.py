@@ -27,7 +27,14 @@ from rlcli.testing.class_source import attributes_read
 from rlcli.testing.contract import Contract, Note, skip_if, skip_unless
 from rlcli.testing.effects import Effects, demand_effects
 from rlcli.testing.environment_checks.elsewhere import HASH_SEED, traces_elsewhere
-from rlcli.testing.environment_checks.plays import Play, Script, Trace, difference
+from rlcli.testing.environment_checks.plays import (
+    CallResult,
+    Play,
+    Script,
+    Trace,
+    attempt,
+    difference,
+)
 from rlcli.testing.environment_checks.trial import (
     EnvironmentTrial,
     shared_values,
@@ -92,18 +99,14 @@ class EpisodeChecks(Contract):
         """episodes can be played in several threads at once"""
         _need_repeats(trial)
         skip_if(_shared(trial), "not tried: its episodes share state")
-        scripts = [play.script for play in trial.plays]
         with trial.watched():
-            threads = [_Player(trial, scripts) for _ in range(AT_ONCE)]
-            _play_at_once(threads)
-        for thread in threads:
-            for play, trace in zip(trial.plays, thread.traces, strict=True):
+            results = _played_at_once(trial)
+        cause = "share nothing, and use nothing that works in the main thread only"
+        for result in results:
+            trial.demand(result.error is None, f"in a thread, it raises {result}", cause)
+            for play, trace in zip(trial.plays, result.value, strict=True):
                 change = difference(play.trace[1:], trace[1:])
-                trial.demand(
-                    not change,
-                    f"in a thread, {change}",
-                    "share nothing, and use nothing that works in the main thread only",
-                )
+                trial.demand(not change, f"in a thread, {change}", cause)
 
     def test_ends(self, trial: EnvironmentTrial) -> None:
         """a game ends, if it ENDS"""
@@ -125,8 +128,8 @@ class EpisodeChecks(Contract):
         """step() returns an Observation of a text, a number and a flag"""
         skip_unless(trial.is_game, "is not a game")
         results = [step for play in trial.plays for step in play.steps if step.error is None]
-        for value in (result.value for result in results):
-            problem = _mistyped(value)
+        for result in results:
+            problem = _mistyped(result.value)
             cause = "return Observation(text, reward, done)"
             trial.demand(not problem, f"step() returns {problem}", cause, "step")
 
@@ -158,11 +161,11 @@ class EpisodeChecks(Contract):
                 while play.advance():
                     pass
                 answers = (play.answer, "", play.answer)
-                first, _, again = (_score(play, answer) for answer in answers)
+                first, _, again = (attempt(play.environment.score, answer) for answer in answers)
                 play.end()
             finding = f"score({play.answer!r}) is {first}, and {again} when it is asked again"
             cause = "compute it from the state of the episode, and leave that as it is"
-            trial.demand(first == again, finding, cause, "score")
+            trial.demand(str(first) == str(again), finding, cause, "score")
 
     def test_fields_matter(self, trial: EnvironmentTrial) -> None:
         """every field of the rows in EXAMPLES changes an episode"""
@@ -222,33 +225,29 @@ def _demand_in_range(trial: EnvironmentTrial, reward: float, when: str) -> None:
     )
 
 
-class _Player(Thread):
-    """Plays episodes."""
+def _played_at_once(trial: EnvironmentTrial) -> list[CallResult]:
+    """The traces of all episodes from each of several threads, which take turns as often as
+    possible."""
+    barrier, interval = Barrier(AT_ONCE), sys.getswitchinterval()
+    results: list[CallResult] = []
 
-    def __init__(self, trial: EnvironmentTrial, scripts: list[Script]):
-        super().__init__(daemon=True)
-        self._trial, self._scripts = trial, scripts
-        self.barrier: Barrier | None = None
-        self.traces: list[Trace] = []
+    def play_all() -> list[Trace]:
+        barrier.wait()
+        return [Play(trial.make(), play.script).end().trace for play in trial.plays]
 
-    def run(self) -> None:
-        assert self.barrier is not None
-        self.barrier.wait()
-        self.traces = [Play(self._trial.make(), script).end().trace for script in self._scripts]
+    def run() -> None:
+        results.append(attempt(play_all))
 
-
-def _play_at_once(players: list[_Player]) -> None:
-    """Let all play at once, and take turns as often as possible."""
-    barrier, interval = Barrier(len(players)), sys.getswitchinterval()
+    threads = [Thread(target=run, daemon=True) for _ in range(AT_ONCE)]
     sys.setswitchinterval(1e-5)
     try:
-        for player in players:
-            player.barrier = barrier
-            player.start()
-        for player in players:
-            player.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     finally:
         sys.setswitchinterval(interval)
+    return results
 
 
 def _need_repeats(trial: EnvironmentTrial) -> None:
@@ -294,17 +293,9 @@ def _mistyped(value: Any) -> str:
     """What is wrong with the types of an observation; empty if nothing is."""
     if not isinstance(value, Observation):
         return f"a {type(value).__name__}"
-    types_of_fields = {"text": str, "done": bool}
-    fields = {name: getattr(value, name) for name in types_of_fields}
-    wrong = [name for name in fields if not isinstance(fields[name], types_of_fields[name])]
-    return f"{wrong[0]} = {fields[wrong[0]]!r:.60}" if wrong else ""
-
-
-def _score(play: Play, answer: str) -> str:
-    try:
-        return repr(play.environment.score(answer))
-    except Exception as error:  # reported by another check
-        return type(error).__name__
+    if not isinstance(value.text, str):
+        return f"text = {value.text!r:.60}"
+    return "" if isinstance(value.done, bool) else f"done = {value.done!r:.60}"
 
 
 def _changed(play: Play, name: str) -> list[Script]:

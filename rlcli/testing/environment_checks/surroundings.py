@@ -3,7 +3,6 @@ of the whole process, which are put back."""
 
 from __future__ import annotations
 
-import functools
 import locale
 import os
 import random
@@ -12,9 +11,10 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +24,6 @@ from rlcli.testing.process_state import ProcessState
 IMPORTING = "<frozen importlib._bootstrap>"
 """The file of the code that loads modules."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1)
 CONNECTING = {
     "socket.connect": 1,
     "socket.sendto": 1,
@@ -44,6 +43,19 @@ CHANGING_FILES = {
     "os.symlink": 2,
 }
 """Audit event → how many paths it begins with."""
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "locale": (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
+    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "default time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "state of random": (random.getstate, random.setstate),
+}
+"""Settings of the process in addition to `ProcessState`: how each is read and put back."""
+HANDLERS = {
+    f"handler of {number.name}": (partial(signal.getsignal, number), partial(signal.signal, number))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1)
+}
+"""Likewise of signals, which only the main thread may put back."""
 
 
 @dataclass
@@ -107,7 +119,7 @@ def watched(conduct: Conduct) -> Iterator[None]:
         tempfile.tempdir = original
 
 
-@functools.cache
+@cache
 def _listen() -> None:
     """Hear audit events from now on: a hook cannot be removed."""
     sys.addaudithook(_hear)
@@ -150,25 +162,14 @@ def _is_in_open_folder(arguments: Sequence[Any]) -> bool:
 
 
 def _settings() -> dict[str, Any]:
-    """Settings of the process in addition to `ProcessState`."""
-    numpy = sys.modules.get("numpy.random")
-    settings: dict[str, Any] = {f"handler of {n.name}": signal.getsignal(n) for n in SIGNALS}
-    settings |= {
-        "locale": locale.setlocale(locale.LC_ALL),
-        "recursion limit": sys.getrecursionlimit(),
-        "default time-out of sockets": socket.getdefaulttimeout(),
-        "state of random": random.getstate(),
-    }
-    if numpy is not None:
+    """Those of the process, and the random state of numpy, which is compared only."""
+    settings = {name: read() for name, (read, _) in (HANDLERS | SETTINGS).items()}
+    if (numpy := sys.modules.get("numpy.random")) is not None:
         settings["state of numpy.random"] = str(numpy.get_state())
     return settings
 
 
 def _put_back(settings: dict[str, Any]) -> None:
-    locale.setlocale(locale.LC_ALL, settings["locale"])
-    sys.setrecursionlimit(settings["recursion limit"])
-    socket.setdefaulttimeout(settings["default time-out of sockets"])
-    random.setstate(settings["state of random"])
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            signal.signal(number, settings[f"handler of {number.name}"])
+    is_main = threading.current_thread() is threading.main_thread()
+    for name, (_, put_back) in (SETTINGS | (HANDLERS if is_main else {})).items():
+        put_back(settings[name])

@@ -52,26 +52,24 @@ class ToolChecks(Contract):
 
     def test_schemas_are_what_functions_accept(self, trial: EnvironmentTrial) -> None:
         """a call that fits the schema of a tool is carried out"""
-        _need_tools(trial)
-        for probe in trial.probes:
-            if probe.kind == "fits":
-                is_refused = is_mistake(probe.result) or _does_not_bind(probe.result)
-                finding = f"{probe.title} fits its schema, but fails: {probe.result}"
-                cause = "the function must accept what its type hints say"
-                trial.demand(not is_refused, finding, cause, probe.tool)
+        skip_unless(trial.schemas, "has no tools")
+        for probe in trial.probes_of("fits"):
+            is_refused = is_mistake(probe.result) or _does_not_bind(probe.result)
+            finding = f"{probe.title} fits its schema, but fails: {probe.result}"
+            cause = "the function must accept what its type hints say"
+            trial.demand(not is_refused, finding, cause, probe.tool)
 
     def test_wrong_arguments_are_refused(self, trial: EnvironmentTrial) -> None:
         """a call with missing, surplus or mistyped arguments is an observation"""
-        _need_tools(trial)
-        for probe in trial.probes:
-            if probe.kind == "wrong":
-                finding = f"{probe.title} is carried out, or fails with {probe.result!s:.60}"
-                cause = "let nothing but the schema decide what a tool accepts"
-                trial.demand(is_mistake(probe.result), finding, cause, probe.tool)
+        skip_unless(trial.schemas, "has no tools")
+        for probe in trial.probes_of("wrong"):
+            finding = f"{probe.title} is carried out, or fails with {probe.result!s:.60}"
+            cause = "let nothing but the schema decide what a tool accepts"
+            trial.demand(is_mistake(probe.result), finding, cause, probe.tool)
 
     def test_faults_are_typed(self, trial: EnvironmentTrial) -> None:
         """exceptions say whose fault they are"""
-        for method, result in _results(trial):
+        for method, result in (*_actions(trial), *_scores(trial)):
             error = result.error
             if error is None or is_mistake(result) or _does_not_bind(result):
                 continue
@@ -87,9 +85,9 @@ class ToolChecks(Contract):
 
     def test_observations_can_be_read(self, trial: EnvironmentTrial) -> None:
         """what a policy reads is a text of bounded length"""
-        for method, value in _observed(trial):
-            is_text = not UNREADABLE.fullmatch(str(value))
-            finding = f"{method} returns what reads as {value!s:.60}"
+        for method, result in () if trial.is_game else _actions(trial):
+            is_text = result.error is not None or not UNREADABLE.fullmatch(str(result.value))
+            finding = f"{method} returns what reads as {result.value!s:.60}"
             trial.demand(is_text, finding, "return what the policy should read, as a text")
         for probe in trial.probes:
             allowed = LONGEST + len(str(probe.action))
@@ -101,7 +99,7 @@ class ToolChecks(Contract):
     def test_texts_come_back(self, trial: EnvironmentTrial) -> None:
         """a text that is repeated comes back as it was, with every character"""
         repeating: dict[tuple[str, str], str] = {}  # tool and argument → what precedes the text
-        for probe in (probe for probe in trial.probes if probe.kind == "hostile"):
+        for probe in trial.probes_of("hostile"):
             text, observed = _text_of(probe), str(probe.text)
             key = (probe.tool, probe.words.partition(" in ")[2])
             beginning, mark, _ = observed.partition(MARKS[0])
@@ -113,10 +111,6 @@ class ToolChecks(Contract):
                 cause = "pass texts on as they are: never as a format or in another encoding"
                 is_same = comes_back(between, observed)
                 trial.demand(is_same, finding, cause, probe.tool or "step")
-
-
-def _need_tools(trial: EnvironmentTrial) -> None:
-    skip_unless(trial.schemas, "has no tools")
 
 
 def _does_not_bind(result: CallResult) -> bool:
@@ -133,28 +127,18 @@ def _text_of(probe: Probe) -> str:
     return next(marked, "")
 
 
-def _results(trial: EnvironmentTrial) -> Iterator[tuple[str, CallResult]]:
-    """(the method or action, its result) of all that was tried."""
-    for play in trial.plays:
-        for result in play.steps:
-            yield "a turn of an example", result
+def _actions(trial: EnvironmentTrial) -> Iterator[tuple[str, CallResult]]:
+    """(the action, its result) of all turns and calls but those with wrong arguments."""
+    for play in (*trial.plays, *trial.wanderings):
+        yield from (("a turn of an example", result) for result in play.steps)
+    for probe in (*trial.probes_of("fits"), *trial.probes_of("hostile")):
+        yield probe.title[:80], probe.result
+
+
+def _scores(trial: EnvironmentTrial) -> Iterator[tuple[str, CallResult]]:
+    """(the call, its result) of all that was scored."""
+    for play in (*trial.plays, *trial.wanderings):
         if play.score is not None:
             yield f"score({play.answer!r:.30})", play.score
-    for play in trial.wanderings:
-        for result in play.results[1:]:
-            yield "a turn of an example, at another time,", result
     for text, score in trial.scores_of_texts:
         yield f"score({text!r:.30})", score
-    for probe in trial.probes:
-        if probe.kind != "wrong":
-            yield probe.title[:80], probe.result
-
-
-def _observed(trial: EnvironmentTrial) -> Iterator[tuple[str, object]]:
-    """(the tool, what it returned) of all calls that succeeded."""
-    if not trial.is_game:
-        for play in trial.plays:
-            yield from (("a tool", step.value) for step in play.steps if step.error is None)
-        for probe in trial.probes:
-            if probe.result.error is None:
-                yield probe.title[:80], probe.result.value

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -147,10 +147,11 @@ class EnvironmentTrial:
     @cached_property
     def scripts(self) -> list[Script]:
         """The episodes: those of EXAMPLES, and one of actions that were drawn."""
-        rows = [{"prompt": "", **example.get("row", {})} for example in self.examples]
-        turns = [tuple(example.get("turns", ())) for example in self.examples]
-        shown = [Script(row, played) for row, played in zip(rows, turns, strict=True)]
-        return [*shown, Script(rows[0] if rows else USUAL_ROW, self._drawn_turns())]
+        shown = [
+            Script({"prompt": "", **example.get("row", {})}, tuple(example.get("turns", ())))
+            for example in self.examples
+        ]
+        return [*shown, Script(shown[0].row if shown else USUAL_ROW, self._drawn_turns())]
 
     def _drawn_turns(self) -> tuple[Any, ...]:
         if self.is_game:
@@ -222,13 +223,15 @@ class EnvironmentTrial:
         """Single actions of all kinds, each after a new beginning."""
         with self.watched():
             if self.is_game:
-                actions = [("hostile", words, text) for words, text in _texts()]
-                return [self._probe(kind, words, "", text) for kind, words, text in actions]
+                return [self._probe("hostile", words, "", text) for words, text in _texts()]
             return [
                 self._probe(kind, words, tool, arguments)
                 for tool in self.schemas
                 for kind, words, arguments in self._calls(tool)
             ]
+
+    def probes_of(self, kind: Kind) -> list[Probe]:
+        return [probe for probe in self.probes if probe.kind == kind]
 
     @cached_property
     def path_probes(self) -> list[Probe]:
@@ -237,21 +240,19 @@ class EnvironmentTrial:
         probes = []
         with TemporaryDirectory() as folder:
             file = Path(folder, "secret")
-            paths = (("an absolute path", str(file)), ("a path with ..", UPWARDS + str(file)))
-            for tool in self.schemas:
-                for name in self._texts_of(tool):
-                    for words, path in paths:
-                        file.write_text(SECRET)
-                        arguments = {**self.usual_arguments(tool), name: path}
-                        with self.watched():
-                            words = f"{words} in {name}"
-                            probes.append(self._probe("hostile", words, tool, arguments))
+            paths = {"an absolute path": str(file), "a path with ..": UPWARDS + str(file)}
+            texts = [
+                (tool, name)
+                for tool in self.schemas
+                for name, schema in self._parameters(tool)["properties"].items()
+                if _is_text(schema)
+            ]
+            for (tool, name), (words, path) in product(texts, paths.items()):
+                file.write_text(SECRET)
+                arguments = {**self.usual_arguments(tool), name: path}
+                with self.watched():
+                    probes.append(self._probe("hostile", f"{words} in {name}", tool, arguments))
         return probes
-
-    def _texts_of(self, tool: str) -> list[str]:
-        """The arguments of a tool that are any text."""
-        properties = self._parameters(tool)["properties"].items()
-        return [name for name, schema in properties if _is_text(schema)]
 
     def _probe(self, kind: Kind, words: str, tool: str, action: Any) -> Probe:
         environment = self._begun()

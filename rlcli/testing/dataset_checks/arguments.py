@@ -40,6 +40,7 @@ from rlcli.testing.dataset_checks.trial import (
     read,
     records,
     usual_tokenizer,
+    without,
 )
 from rlcli.testing.effects import Effects, demand_effects, remembered
 from rlcli.testing.tokenizer import MARKED_TEMPLATE, byte_tokenizer
@@ -85,10 +86,12 @@ class DatasetArgumentChecks(Contract):
 
     def test_columns_are_found_by_their_names(self, trial: Trial) -> None:
         """an argument that names a column has the dataset read that column"""
-        for name, column in _column_arguments(trial):
+        for name, column in _values_of_arguments(trial).items():
+            if not name.endswith("_key"):
+                continue
             if column is None:
                 _demand_that_a_column_is_read(trial, name)
-            elif any(column in row for row in trial.rows):
+            elif column and any(column in row for row in trial.rows):
                 rows = [_renamed(row, column) for row in trial.rows]
                 trial.demand_same(
                     trial.samples(),
@@ -186,7 +189,7 @@ def _situations(trial: Trial) -> Iterator[dict[str, Any]]:
     if lines:
         yield {"tokenizer": usual, "lines": [lines[0], "{", "[", *lines[1:]]}
     for field in dict.fromkeys(field for row in trial.rows for field in row):
-        rows = [{name: row[name] for name in row if name != field} for row in trial.rows]
+        rows = [without(row, field) for row in trial.rows]
         if all(rows):
             yield {"tokenizer": usual, "rows": rows}
 
@@ -209,21 +212,11 @@ def _component(trial: Trial) -> Any:
     return stream.dataset if isinstance(stream, IteratedRows) else stream
 
 
-def _column_arguments(trial: Trial) -> list[tuple[str, str | None]]:
-    """(argument, the column that it names by default) of each that names one."""
-    values = _values_of_arguments(trial)
-    return [
-        (name, value)
-        for name, value in values
-        if name.endswith("_key") and (value is None or value)
-    ]
-
-
-def _values_of_arguments(trial: Trial) -> list[tuple[str, Any]]:
-    """(argument, its value); 0 if the dataset does not keep it."""
+def _values_of_arguments(trial: Trial) -> dict[str, Any]:
+    """Argument → its value, of those that the dataset keeps."""
     component = _component(trial)
     names = [argument.name for argument in trial.signature.arguments]
-    return [(name, getattr(component, name, 0)) for name in names]
+    return {name: getattr(component, name) for name in names if hasattr(component, name)}
 
 
 def _renamed(row: Row, column: str) -> dict[str, Any]:
@@ -268,9 +261,10 @@ def _numbers_for(row: Row) -> list[float]:
 
 def _shown_arguments(trial: Trial) -> Iterator[tuple[str, str]]:
     """(argument, a text for it) of each argument whose text is in the tokens."""
-    for name, value in _values_of_arguments(trial):
-        text = value or "" if value is None or isinstance(value, str) else None
-        if text is not None and name != trial.file_argument and _shows(trial, name, text + SYSTEM):
+    for name, value in _values_of_arguments(trial).items():
+        text = "" if value is None else value
+        is_text = isinstance(text, str) and name != trial.file_argument
+        if is_text and _shows(trial, name, text + SYSTEM):
             yield name, text
 
 

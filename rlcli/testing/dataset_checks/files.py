@@ -22,6 +22,7 @@ from rlcli.testing.dataset_checks.trial import (
     longest_sequence,
     read,
     refusal,
+    without,
 )
 
 SAY_WHERE = (
@@ -35,7 +36,7 @@ class FileChecks(Contract):
 
     def test_malformed_rows(self, trial: Trial) -> None:
         """a malformed row is refused with its file and line"""
-        for fault, line in _malformed(_rows_of(trial)):
+        for fault, line in _malformed(trial.rows_or_skip()):
             error = _planted(trial, line)
             if error is None:
                 raise Violation(
@@ -47,26 +48,21 @@ class FileChecks(Contract):
 
     def test_odd_fields(self, trial: Trial) -> None:
         """fields missing or of a wrong type never just crash"""
-        row = _rows_of(trial)[0]
-        odd: list[tuple[str, dict[str, Any]]] = []
+        row = trial.rows_or_skip()[0]
         for field in row:
-            odd.append(
-                (f"without {field!r}", {key: value for key, value in row.items() if key != field})
-            )
-            odd += [
-                (f"with {value!r} as {field!r}", {**row, field: value}) for value in WRONG_TYPES
-            ]
-        for fault, changed in odd:
-            error = _planted(trial, as_line(changed))
-            if error is not None:
-                _demand_place(trial, error, f"a row {fault}")
+            faulty = {f"without {field!r}": without(row, field)} | {
+                f"with {value!r} as {field!r}": {**row, field: value} for value in WRONG_TYPES
+            }
+            for fault, changed in faulty.items():
+                error = _planted(trial, as_line(changed))
+                if error is not None:
+                    _demand_place(trial, error, f"a row {fault}")
 
     def test_skipped_rows(self, trial: Trial) -> None:
         """skipping malformed rows leaves the others alone"""
-        rows = _rows_of(trial)
+        lines = [as_line(row) for row in trial.rows_or_skip()]
         skip_unless(trial.takes("bad_rows"), "has no bad_rows")
         skip_if(trial.divides_rows, "not tried: a row may become several samples")
-        lines = [as_line(row) for row in rows]
         all_rows = trial.samples()
         dataset = trial.demand(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
         trial.demand_same(
@@ -75,14 +71,11 @@ class FileChecks(Contract):
             "with a malformed row skipped",
             "skip only that row; number rows by their lines",
         )
-        if hasattr(dataset, "survey") and [
-            bad.split(": ")[0] for bad in dataset.survey().bad_rows
-        ] != [f"{trial.file}:2"]:
+        bad_rows = list(dataset.survey().bad_rows) if hasattr(dataset, "survey") else None
+        reported = f"{trial.file}:2"
+        if bad_rows is not None and [bad.split(": ")[0] for bad in bad_rows] != [reported]:
             raise Violation(
-                (
-                    f"the survey reports the bad rows {list(dataset.survey().bad_rows)}, "
-                    f"not of {trial.file}:2"
-                ),
+                f"the survey reports the bad rows {bad_rows}, not of {reported}",
                 "note every row that is skipped, with its file and line",
                 place_of(type(dataset).survey),
             )
@@ -123,12 +116,10 @@ class FileChecks(Contract):
         dataset = _make_overlong(trial, "drop", limit)
         cause = "drop only what is longer than max_length"
         trial.demand_same(expected, read(dataset), f"under max_length = {limit}", cause)
-        if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(
-            expected
-        ):
+        dropped = len(trial.rows) - len(expected)
+        if hasattr(dataset, "survey") and dataset.survey().too_long != dropped:
             raise Violation(
-                f"the survey counts {dataset.survey().too_long} long rows of "
-                f"{len(trial.rows) - len(expected)}",
+                f"the survey counts {dataset.survey().too_long} long rows of {dropped}",
                 "survey all rows, before any is dropped",
                 place_of(type(dataset).survey),
             )
@@ -166,14 +157,6 @@ class FileChecks(Contract):
                 dataset[index]
 
 
-def _rows_of(trial: Trial) -> list[Row]:
-    if not trial.rows:
-        pytest.skip(
-            "not tried: its file has no JSON lines" if trial.reads_file else "reads no file"
-        )
-    return trial.rows
-
-
 def _malformed(rows: list[Row]) -> Iterator[tuple[str, Line]]:
     """(description, a line of the file) for each way not to be a row at all."""
     good = as_line(rows[0])
@@ -200,25 +183,25 @@ def _planted(trial: Trial, line: Line) -> Exception | None:
 
 
 def _demand_place(trial: Trial, error: Exception, subject: str, line: int = 3) -> None:
-    if isinstance(error, RlcliError) and re.search(
-        rf"{re.escape(str(trial.file))}:{line}(?!\d)", f"{getattr(error, 'where', '')} {error}"
-    ):
-        return
-    subject = (
-        f"{subject}, in line {line}, ends in {refusal(error)!s:.150}, without "
-        f"{trial.file.name}:{line}"
-    )
-    raise Violation(subject, SAY_WHERE, trial.place_in(error)) from error
+    """Raise Violation unless the error is ours and gives this line of the file."""
+    place = re.compile(rf"{re.escape(str(trial.file))}:{line}(?!\d)")
+    if not isinstance(error, RlcliError) or not place.search(f"{error.where} {error}"):
+        raise Violation(
+            f"{subject}, in line {line}, ends in {refusal(error)!s:.150}, without "
+            f"{trial.file.name}:{line}",
+            SAY_WHERE,
+            trial.place_in(error),
+        ) from error
 
 
 def _limit(trial: Trial) -> tuple[int, int]:
     """(a limit that only the longest row exceeds, the index of that row)."""
     skip_unless(trial.takes("max_length"), "has no max_length")
-    _rows_of(trial)
+    trial.rows_or_skip()
     lengths = [longest_sequence(sample) for sample in trial.samples()]
-    longest = lengths.index(max(lengths))
-    skip_if(len(lengths) < 2 or lengths.count(max(lengths)) > 1, "not tried: no row is the longest")
-    return lengths[longest] - 1, longest
+    longest = max(lengths)
+    skip_if(len(lengths) < 2 or lengths.count(longest) > 1, "not tried: no row is the longest")
+    return longest - 1, lengths.index(longest)
 
 
 def _make_overlong(trial: Trial, overlong: str, limit: int) -> Any:
@@ -233,7 +216,7 @@ def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: 
     for uncut, cut in zip(sequences_of(before), sequences_of(after), strict=False):
         count = len(cut.tokens)
         is_end = side == "truncate_left"
-        left = slice(len(uncut.tokens) - count, None) if is_end else slice(count)
+        left = slice(-count, None) if is_end else slice(count)
         if (uncut.tokens[left], uncut.trained[left]) != (cut.tokens, cut.trained):
             return f"what {side} leaves is not the {'end' if is_end else 'start'} with its mask"
     length, room = longest_sequence(after), min(longest_sequence(before), limit)

@@ -4,7 +4,7 @@ reward to compare with."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,40 +52,34 @@ class FinalAnswerChecks(Contract):
         skip_unless(answers, "takes no answer from the end of a text")
         pairs = (*UNLIKE, LISTS) if is_built_in(trial.signature.path) else UNLIKE
         for answer in answers:
-            fault = _changed_from_before(trial, answer, answers) or _made_the_same(
-                trial, answer, pairs
-            )
-            if fault:
-                raise Violation(*fault, trial.reader)
+            for earlier in answers:
+                _demand_same_after(trial, answer, earlier)
+            for pair in pairs:
+                _demand_different(trial, answer, pair)
 
 
-def _changed_from_before(
-    trial: Trial, answer: FinalAnswer, answers: Sequence[FinalAnswer]
-) -> tuple[str, str] | None:
-    """(what is wrong, its cause) when another row's text comes before that of an answer."""
-    for earlier in answers:
-        text = f"{earlier.row[answer.field]}\n{answer.row[answer.field]}"
-        value = answer.read(trial, text)
-        if value not in (None, answer.value):
-            return (
-                f"{answer.name} is {answer.value!r:.40} of a row, and {value!r:.40} when its "
-                f"{answer.field} is {text!r:.80}"
-            ), "take what is behind the last mark, not the first"
-    return None
+def _demand_same_after(trial: Trial, answer: FinalAnswer, earlier: FinalAnswer) -> None:
+    """Raise Violation if another row's text in front of that of an answer changes it."""
+    text = f"{earlier.row[answer.field]}\n{answer.row[answer.field]}"
+    value = answer.read(trial, text)
+    if value not in (None, answer.value):
+        raise Violation(
+            f"{answer.name} is {answer.value!r:.40} of a row, and {value!r:.40} when its "
+            f"{answer.field} is {text!r:.80}",
+            "take what is behind the last mark, not the first",
+            trial.reader,
+        )
 
 
-def _made_the_same(
-    trial: Trial, answer: FinalAnswer, pairs: Sequence[tuple[str, str]]
-) -> tuple[str, str] | None:
-    """Likewise, when the answer is one of a pair of different ones."""
-    for pair in pairs:
-        values = [answer.read(trial, answer.before + ending) for ending in pair]
-        if values[0] is not None and values[0] == values[1]:
-            return (
-                f"{answer.name} is {values[0]!r:.40} of both {pair[0]!r} and {pair[1]!r}",
-                "of an answer, take out commas between groups of three digits alone",
-            )
-    return None
+def _demand_different(trial: Trial, answer: FinalAnswer, pair: tuple[str, str]) -> None:
+    """Raise Violation if two different answers become the same."""
+    first, second = (answer.read(trial, answer.before + ending) for ending in pair)
+    if first is not None and first == second:
+        raise Violation(
+            f"{answer.name} is {first!r:.40} of both {pair[0]!r} and {pair[1]!r}",
+            "of an answer, take out commas between groups of three digits alone",
+            trial.reader,
+        )
 
 
 def _final_answers(trial: Trial) -> Iterator[FinalAnswer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from rlcli.testing.dataset_checks.trial import (
     contents,
     first_difference,
     read,
+    without,
 )
 
 PROMPT_COLUMN = "prompt_key"
 """The argument that names the column of prompts."""
+BINARY = (".parquet", ".arrow")
+"""Formats that no spreadsheet writes."""
 
 
 class FormatChecks(Contract):
@@ -33,17 +36,15 @@ class FormatChecks(Contract):
         skip_unless(trial.rows, "has no rows that could be written in another format")
         rows = with_texts(trial.rows, shown_texts(trial, trial.tokenizer), unusual)
         expected = contents(trial.samples(rows))
-        for suffix, write in WRITERS.items():
-            file = trial.folder / f"rows{suffix}"
-            if not write(file, rows):
-                continue
+        for file in _files(trial.folder, rows):
             of_file = _contents(trial, file)
             if not of_file:  # it does not read this format
                 continue
-            _compare(trial, expected, of_file, f"with its rows in a {suffix} file")
-            if suffix not in TABLES:  # some spreadsheets begin their files so
+            occasion = f"with its rows in a {file.suffix} file"
+            _compare(trial, expected, of_file, occasion)
+            if file.suffix not in BINARY:  # some spreadsheets begin their files so
                 file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
-                marked = f"with its rows in a {suffix} file that begins with a byte order mark"
+                marked = f"{occasion} that begins with a byte order mark"
                 _compare(trial, expected, _contents(trial, file), marked)
 
     @pytest.mark.parametrize("blank", [" ", "\n", "\t"], ids=["space", "line break", "tab"])
@@ -52,10 +53,8 @@ class FormatChecks(Contract):
         column = str(getattr(trial.demand(), PROMPT_COLUMN, None))
         rows = [row for row in trial.rows if isinstance(row.get(column), str)]
         skip_unless(rows, "has no prompts in a column")
-        apart = [_with_answers(row, column, blank) for row in rows]
-        within = [_with_answers(row, column, row[column] + blank) for row in rows]
-        for row in within:
-            del row[column]
+        apart = [row | _without_prompt(row, column, blank) for row in rows]
+        within = [_without_prompt(row, column, row[column] + blank) for row in rows]
         try:
             samples = read(trial.make(within, changes={PROMPT_COLUMN: None}))
         except Exception:
@@ -65,11 +64,12 @@ class FormatChecks(Contract):
         _compare(trial, expected, contents(samples), occasion)
 
 
-def _with_answers(row: Row, prompt: str, start: str) -> dict[str, Any]:
-    """A row with something in front of its texts, except the prompt."""
-    answers = {name: value for name, value in row.items() if name not in (prompt, "id")}
+def _without_prompt(row: Row, prompt: str, start: str) -> Row:
+    """A row without its prompt, and with something in front of its other texts."""
+    rest = without(row, prompt)
+    answers = without(rest, "id")
     texts = [text for value in answers.values() for text in texts_of(value)]
-    return row | with_texts([answers], texts, lambda text: start + text)[0]
+    return rest | with_texts([answers], texts, lambda text: start + text)[0]
 
 
 def _contents(trial: Trial, file: Path) -> list[Record]:
@@ -89,49 +89,33 @@ def _compare(trial: Trial, expected: list[Record], of_file: list[Record], occasi
         )
 
 
-def _write_list(file: Path, rows: Rows) -> bool:
+def _files(folder: Path, rows: Rows) -> Iterator[Path]:
+    """The rows in a file of each format that can hold them as they are."""
+    file = folder / "rows.json"
     file.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    return True
+    yield file
+    if _are_texts_of_same_columns(rows):
+        yield _written_table(folder / "rows.csv", rows, ",")
+        yield _written_table(folder / "rows.tsv", rows, "\t")
+    if (table := _arrow_table(rows)) is not None:
+        yield from _written_arrow(folder, table)
 
 
-def _table_writer(delimiter: str) -> Callable[[Path, Rows], bool]:
-    def write(file: Path, rows: Rows) -> bool:
-        """Returns False for rows that are not made of the same texts alone."""
-        names = list(rows[0])
-        cells = [cell for row in rows for cell in row.values()]
-        are_texts = all(isinstance(cell, str) for cell in cells)
-        is_table = are_texts and all(list(row) == names for row in rows)
-        if is_table:
-            with file.open("w", encoding="utf-8", newline="") as opened:
-                writer = csv.DictWriter(opened, names, delimiter=delimiter)
-                writer.writeheader()
-                writer.writerows(rows)
-        return is_table
-
-    return write
+def _are_texts_of_same_columns(rows: Rows) -> bool:
+    cells = [cell for row in rows for cell in row.values()]
+    are_texts = all(isinstance(cell, str) for cell in cells)
+    return are_texts and all(list(row) == list(rows[0]) for row in rows)
 
 
-def _write_parquet(file: Path, rows: Rows) -> bool:
-    """In a group for each row, as large files have several. Returns False for rows whose columns
-    have several types."""
-    from pyarrow import parquet
-
-    if (table := _table(rows)) is not None:
-        parquet.write_table(table, file, row_group_size=1)
-    return table is not None
+def _written_table(file: Path, rows: Rows, delimiter: str) -> Path:
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
 
 
-def _write_arrow(file: Path, rows: Rows) -> bool:
-    """In a batch for each row; returns as `_write_parquet`."""
-    from pyarrow import ipc
-
-    if (table := _table(rows)) is not None:
-        with ipc.new_file(str(file), table.schema) as writer:
-            writer.write_table(table, max_chunksize=1)
-    return table is not None
-
-
-def _table(rows: Rows) -> Any:
+def _arrow_table(rows: Rows) -> Any:
     """The rows as an Arrow table; None if that cannot hold them as they are."""
     import pyarrow
 
@@ -142,13 +126,12 @@ def _table(rows: Rows) -> Any:
     return table if table.to_pylist() == list(rows) else None
 
 
-WRITERS: dict[str, Callable[[Path, Rows], bool]] = {
-    ".json": _write_list,
-    ".csv": _table_writer(","),
-    ".tsv": _table_writer("\t"),
-    ".parquet": _write_parquet,
-    ".arrow": _write_arrow,
-}
-"""Suffix → writes the rows, and says whether the format can hold them."""
-TABLES = (".parquet", ".arrow")
-"""Formats that no spreadsheet writes."""
+def _written_arrow(folder: Path, table: Any) -> Iterator[Path]:
+    """Files of a table with a group or batch for each row, as large files have several."""
+    from pyarrow import ipc, parquet
+
+    parquet.write_table(table, folder / "rows.parquet", row_group_size=1)
+    yield folder / "rows.parquet"
+    with ipc.new_file(str(folder / "rows.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=1)
+    yield folder / "rows.arrow"

@@ -4,10 +4,12 @@ read."""
 from __future__ import annotations
 
 import copy
+import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -18,7 +20,6 @@ from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_
 from rlcli.testing.dataset_checks.elsewhere import answers, as_read
 from rlcli.testing.dataset_checks.first_rows import LOOKED_AT, FirstRows, reader
 from rlcli.testing.dataset_checks.trial import (
-    Row,
     Rows,
     Trial,
     content_of,
@@ -85,7 +86,7 @@ class OrderChecks(Contract):
                     trial.location,
                 )
         if set(first) != set(second):
-            missing = next(iter(sorted(set(map(str, first)) ^ set(map(str, second)))))
+            missing = min({*map(str, first)} ^ {*map(str, second)})
             raise Violation(
                 f"ids change with the run's seed: {missing!r} exists for one seed only",
                 "take ids from the rows, not from random numbers or the seed",
@@ -110,15 +111,14 @@ class OrderChecks(Contract):
     def test_draws_depend_on_the_seed(self, trial: Trial) -> None:
         """what is drawn for a row depends on the run's seed"""
         skip_unless(trial.goes_by_ids, "reads no rows that have ids")
-        copies = _copies(trial.rows, COPIES)
+        copies = trial.copies(COPIES)
         dataset, reseeded = trial.demand(copies), trial.demand(copies, seed=2)
         skip_if(len(dataset) != len(copies), "has no sample for each row")
         first, second = (
-            [content_of(drawn[index]) for index in range(len(copies))]
-            for drawn in (dataset, reseeded)
+            contents(drawn[index] for index in range(len(copies))) for drawn in (dataset, reseeded)
         )
-        groups = [first[index :: len(trial.rows)] for index in range(len(trial.rows))]
-        is_drawn = any(content != group[0] for group in groups for content in group)
+        rows = len(trial.rows)
+        is_drawn = first[rows:] != first[:-rows]  # a copy follows each row at this distance
         if is_drawn and first == second:
             raise Violation(
                 "equal rows with other ids give other samples, but another seed of the run gives "
@@ -175,8 +175,7 @@ class OrderChecks(Contract):
         """with `streaming`, a long file gives its rows from any place, also where some are
         dropped"""
         skip_unless(trial.takes("streaming"), "has no setting streaming")
-        count = -(-LONG_STREAM // len(trial.rows))
-        copies = _copies(trial.rows, count) if trial.goes_by_ids else trial.rows * count
+        copies = trial.copies(math.ceil(LONG_STREAM / len(trial.rows)))
         _demand_same_rows(trial, copies)
         if trial.takes("overlong") and trial.takes("max_length"):
             lengths = sorted(set(map(longest_sequence, trial.samples())))
@@ -185,21 +184,18 @@ class OrderChecks(Contract):
 
     def test_any_order(self, trial: Trial) -> None:
         """a row is the same whenever it is read"""
-        used = trial.demand()
-        rows = shown_rows(used)
-        forward = [used[index] for index in range(rows)]
-        backward = [used[index] for index in reversed(range(rows))][::-1]
-        resumed = trial.demand()
-        middle = rows // 2
-        late = [resumed[index] for index in range(middle, rows)]
-        early = [resumed[index] for index in range(middle)]
-        for occasion, again in (
-            ("the second time", backward),
-            ("when reading begins in the middle", [*early, *late]),
+        used, resumed = trial.demand(), trial.demand()
+        forward = read(used)
+        numbers = range(len(forward))
+        middle = len(forward) // 2
+        for occasion, dataset, order in (
+            ("the second time", used, numbers[::-1]),
+            ("when reading begins in the middle", resumed, (*numbers[middle:], *numbers[:middle])),
         ):
+            samples = {index: dataset[index] for index in order}
             trial.demand_same(
                 forward,
-                again,
+                [samples[index] for index in numbers],
                 occasion,
                 "__getitem__ must not remember what was read: a run that is resumed begins in the "
                 "middle",
@@ -221,7 +217,7 @@ class OrderChecks(Contract):
 
     def test_neighbours(self, trial: Trial) -> None:
         """a row is the same whatever its neighbours"""
-        rows = _two_or_more(trial)
+        rows = trial.named_rows_or_skip()
         expected = trial.samples(rows)
         reversed_ = trial.samples(rows[::-1])
         alone = [trial.demand([row])[0] for row in rows[:4]]
@@ -248,18 +244,14 @@ class OrderChecks(Contract):
         parts = [ids_of(trial.samples(rows, rank=rank, ranks=ranks)) for rank in range(ranks)]
         if all(ids == all_ids for ids in parts):
             return  # the runtime distributes the rows
-        dealt = [id_ for ids in parts for id_ in ids]
-        if len(set(dealt)) < len(dealt) or (trial.reads_file and set(dealt) != set(all_ids)):
-            counts = (
-                f"{len(set(all_ids) - set(dealt))} on no rank, "
-                f"{len(dealt) - len(set(dealt))} on several ranks"
-            )
+        dealt = Counter(chain(*parts))
+        lost, repeated = {*all_ids} - dealt.keys(), dealt.total() - len(dealt)
+        if repeated or (trial.reads_file and dealt.keys() != {*all_ids}):
             raise Violation(
-                f"of {len(all_ids)} rows on {ranks} ranks {counts}",
-                (
-                    "leave the rows to the runtime, which deals them out; or take "
-                    "rows[rank::world_size]"
-                ),
+                f"of {len(all_ids)} rows on {ranks} ranks {len(lost)} on no rank, {repeated} on "
+                "several ranks",
+                "leave the rows to the runtime, which deals them out; or take "
+                "rows[rank::world_size]",
                 trial.location,
             )
 
@@ -267,20 +259,18 @@ class OrderChecks(Contract):
         """the digest distinguishes these rows from any others"""
         from rlcli.runtime.data_order import digest_rows
 
-        rows = _two_or_more(trial)
+        rows = trial.named_rows_or_skip()
         digest = digest_rows(trial.demand(rows))
         location = place_of(trial.cls.digest) if hasattr(trial.cls, "digest") else trial.location
         if digest_rows(trial.demand(rows)) != digest:
             raise Violation(
                 "the same rows have another digest", "digest the rows, nothing else", location
             )
-        different_row = next(
-            (row for row in rows[1:] if row | {"id": 0} != rows[0] | {"id": 0}), None
-        )
         changes = {"one row less": rows[:-1], "the rows in reverse order": rows[::-1]}
-        if different_row is not None:
-            same_id = {"id": rows[0]["id"]} if "id" in rows[0] else {}
-            changes["other words in row 0"] = [{**different_row, **same_id}, *rows[1:]]
+        same_id = {"id": rows[0]["id"]} if "id" in rows[0] else {}
+        others = [row | same_id for row in rows[1:] if row | same_id != rows[0]]
+        if others:
+            changes["other words in row 0"] = [others[0], *rows[1:]]
         for change, changed in changes.items():
             if digest_rows(trial.demand(changed)) == digest:
                 raise Violation(
@@ -302,23 +292,6 @@ def _demand_same_rows(trial: Trial, copies: Rows, **settings: Any) -> None:
             "a stream has the rows of the file, in its order, without those that it drops",
             place_of(reader(stream)),
         )
-
-
-def _copies(rows: Rows, count: int) -> Rows:
-    """All rows several times, each with an id of its own."""
-    return [
-        {**row, "id": f"{index}-{number}"}
-        for number in range(count)
-        for index, row in enumerate(rows)
-    ]
-
-
-def _two_or_more(trial: Trial) -> list[Row]:
-    if len(trial.named_rows) < 2:
-        pytest.skip(
-            "not tried: its file has no two JSON lines" if trial.reads_file else "reads no file"
-        )
-    return trial.named_rows
 
 
 def _unlike(

@@ -11,6 +11,7 @@ import pytest
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.preview import Preview, preview_of
+from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.project import is_built_in
 from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.sequences import (
@@ -75,11 +76,9 @@ class SampleChecks(Contract):
     def test_samples_are_valid(self, trial: Trial) -> None:
         """a row is one valid sample with the declared keys"""
         dataset = trial.demand()
+        declared = trial.keys or set(getattr(dataset, "keys", ()))
         for index, sample in enumerate(read(dataset)):
-            fault = _wrong_sample(
-                sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer)
-            )
-            if fault:
+            if fault := _wrong_sample(sample, declared, len(trial.tokenizer)):
                 raise Violation(f"row {index}: {fault}", "", trial.reader)
 
     def test_samples_make_a_batch(self, trial: Trial) -> None:
@@ -148,8 +147,7 @@ class SampleChecks(Contract):
     @PLAIN_AND_CHAT
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
         """the tokens decode to the prompt and the answer"""
-        skip_if(needs_template(trial.cls) and not chat, "needs a chat template")
-        tokenizer = byte_tokenizer(chat=chat)
+        tokenizer = _tokenizer_for(trial, chat)
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             preview = dataset.preview(index) if hasattr(dataset, "preview") else None
@@ -166,11 +164,9 @@ class SampleChecks(Contract):
     @PLAIN_AND_CHAT
     def test_texts_are_kept_as_written(self, trial: Trial, chat: bool) -> None:
         """a row's texts are in its tokens as they are written: blanks, braces, line ends"""
-        if trial.divides_rows:
-            pytest.skip(PARTS)
-        if not trial.rows or (needs_template(trial.cls) and not chat):
-            pytest.skip("has no rows of texts" if not trial.rows else "needs a chat template")
-        tokenizer = byte_tokenizer(chat=chat)
+        skip_if(trial.divides_rows, PARTS)
+        skip_unless(trial.rows, "has no rows of texts")
+        tokenizer = _tokenizer_for(trial, chat)
         shown = shown_texts(trial, tokenizer)
         rows = with_texts(trial.rows, shown, unusual)
         content = decoded(trial.demand(rows, tokenizer=tokenizer), tokenizer)
@@ -195,11 +191,11 @@ class SampleChecks(Contract):
         rows = with_texts(trial.rows, shown, lambda text: f"{text}{INJECTED}")
         usual = _special_tokens(trial.demand(tokenizer=tokenizer), tokenizer)
         changed = _special_tokens(trial.demand(rows, tokenizer=tokenizer), tokenizer)
-        for counts in zip(usual, changed, strict=True):
-            if counts[0] != counts[1]:
+        for count, changed_count in zip(usual, changed, strict=True):
+            if count != changed_count:
                 raise Violation(
-                    f"a row that has {INJECTED!r} in its texts has {counts[1]} special tokens and "
-                    f"not {counts[0]}",
+                    f"a row that has {INJECTED!r} in its texts has {changed_count} special tokens "
+                    f"and not {count}",
                     "render rows with rlcli.api.chat_template and encode them with "
                     "rlcli.api.special_tokens",
                     trial.reader,
@@ -208,13 +204,9 @@ class SampleChecks(Contract):
     @PLAIN_AND_CHAT
     def test_the_system_prompt_is_used(self, trial: Trial, chat: bool) -> None:
         """the argument `system` is in the tokens of rows without a system prompt"""
-        skip_if(
-            not trial.takes("system") or (needs_template(trial.cls) and not chat),
-            "takes no system prompt",
-        )
-        tokenizer = byte_tokenizer(chat=chat)
-        content = decoded(trial.demand(tokenizer=tokenizer, system=SYSTEM), tokenizer)
-        if SYSTEM not in content:
+        skip_unless(trial.takes("system"), "takes no system prompt")
+        tokenizer = _tokenizer_for(trial, chat)
+        if SYSTEM not in decoded(trial.demand(tokenizer=tokenizer, system=SYSTEM), tokenizer):
             raise Violation(
                 f"system {SYSTEM!r} is in the tokens of no row",
                 "pass it on to whatever renders the prompt",
@@ -273,6 +265,12 @@ class SampleChecks(Contract):
                     "(where, prompt) of every row, as the preview does",
                     place_of(type(dataset).survey),
                 )
+
+
+def _tokenizer_for(trial: Trial, chat: bool) -> LightTokenizer:
+    """With or without a chat template; skips the check of a dataset that needs one."""
+    skip_if(needs_template(trial.cls) and not chat, "needs a chat template")
+    return byte_tokenizer(chat=chat)
 
 
 def texts_of(value: Any) -> list[str]:
@@ -361,29 +359,28 @@ def _wrong_column(sample: SequenceSample, key: str, vocabulary: int) -> str:
         return f"{key} is on {tensor.device}; a run moves rows where they are needed"
     if not all(sample.flat_seqlens(key)):
         return f"{key} has a sequence without tokens"
-    if key in TOKENS and tensor.dtype != torch.int64:
-        return f"{key} is of {tensor.dtype}; token ids are torch.int64"
-    if key in TOKENS and not 0 <= int(tensor.min()) <= int(tensor.max()) < vocabulary:
-        return (
-            f"{key} has tokens from {int(tensor.min())} to {int(tensor.max())}; the "
-            f"vocabulary has {vocabulary}"
-        )
     if key == "prompt_mask" and tensor.dtype != torch.bool:
         return f"{key} is of {tensor.dtype}; a mask is torch.bool"
+    if key not in TOKENS:
+        return ""
+    if tensor.dtype != torch.int64:
+        return f"{key} is of {tensor.dtype}; token ids are torch.int64"
+    lowest, highest = int(tensor.min()), int(tensor.max())
+    if lowest < 0 or highest >= vocabulary:
+        return f"{key} has tokens from {lowest} to {highest}; the vocabulary has {vocabulary}"
     return ""
 
 
 def _contradiction(sample: SequenceSample) -> str:
     """How the mask of prompts differs from their lengths, where a row has both, or margins are at
     the wrong answer."""
+    data = sample.data or {}
     if {"prompt_mask", "prompt_lens"} <= sample.keys:
-        marked = [
-            sum(not trained for trained in flags) for flags in preview_of(sample).trained or ()
-        ]
-        prompts = (sample.data or {})["prompt_lens"]
-        if prompts is not None and set(marked) != set(prompts.tolist()):
-            return f"prompt_lens is {prompts.tolist()}; prompt_mask marks {marked} tokens"
-    margins = (sample.data or {}).get("margins")
+        marked = [[*flags].count(False) for flags in preview_of(sample).trained or ()]
+        lengths = data["prompt_lens"].tolist()
+        if set(marked) != set(lengths):
+            return f"prompt_lens is {lengths}; prompt_mask marks {marked} tokens"
+    margins = data.get("margins")
     if margins is not None and margins[1::2].any():
         return f"margins is {margins.tolist()}; that of a rejected answer is 0"
     return ""
@@ -399,8 +396,9 @@ def _unreadable(
             return f"the {name} decodes to broken text: {text!r:.60}"
     if preview is None:
         return "" if prompt.strip() or answer.strip() else "there is no text in it"
+    texts = (prompt, tokenizer.decode(sequence.prompt))
     for name, words in (("prompt", preview.prompt), ("system prompt", preview.system)):
-        if words and words not in prompt and words not in tokenizer.decode(sequence.prompt):
+        if words and not any(words in text for text in texts):
             return f"the {name} is {words!r:.40}, the tokens before the answer say {prompt!r:.60}"
     if number < len(preview.answers) and preview.answers[number] != answer:
         return (

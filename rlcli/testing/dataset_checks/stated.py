@@ -34,10 +34,19 @@ class StatedChecks(Contract):
             if sample is None:
                 message = f"EXAMPLES become {len(samples)} samples, SAMPLES states more"
                 raise Violation(message, CORRECT, trial.location)
-            for name, (stated, actual) in _compared(statement, sample, trial).items():
-                if stated != actual:
-                    message = f"{name} of sample {number} is {actual!r}, not {stated!r} as stated"
-                    raise Violation(message, CORRECT, trial.location)
+            content = _content(sample, trial.tokenizer)
+            if unknown := statement.keys() - content.keys() - {"metadata"}:
+                raise Violation(
+                    f"SAMPLES states {', '.join(sorted(unknown))}", FORM, trial.location
+                )
+            for name, stated in _flat(statement).items():
+                if stated != content.get(name):
+                    raise Violation(
+                        f"{name} of sample {number} is {content.get(name)!r}, not {stated!r} as "
+                        "stated",
+                        CORRECT,
+                        trial.location,
+                    )
 
 
 def _statements(cls: type) -> Sequence[Statement]:
@@ -48,27 +57,22 @@ def _statements(cls: type) -> Sequence[Statement]:
     return ()
 
 
-def _compared(
-    statement: Statement, sample: SequenceSample, trial: Trial
-) -> Mapping[str, tuple[Any, Any]]:
-    """Name → (what is stated, what the sample has). Raises Violation for other names."""
-    content = _content(sample, trial.tokenizer)
-    stated = {name: value for name, value in statement.items() if name != "metadata"}
-    if unknown := stated.keys() - content.keys():
-        raise Violation(f"SAMPLES states {', '.join(sorted(unknown))}", FORM, trial.location)
-    metadata = {name: values[0] for name, values in sample.metadata.items()}
-    of_metadata = {
-        f"{name} in the metadata": (value, metadata.get(name))
-        for name, value in statement.get("metadata", {}).items()
-    }
-    return {name: (value, content[name]) for name, value in stated.items()} | of_metadata
+def _flat(statement: Statement) -> dict[str, Any]:
+    """Its entries, and those of the metadata under names of their own."""
+    metadata = statement.get("metadata", {})
+    entries = {name: value for name, value in statement.items() if name != "metadata"}
+    return entries | {f"{name} in the metadata": value for name, value in metadata.items()}
 
 
 def _content(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
-    """The numbers of all keys of a sample, its prompt and its answers."""
+    """The numbers of all keys of a sample, its prompt, its answers and its metadata."""
     sequences = sequences_of(sample)
-    content = {key: tensor.tolist() for key, tensor in sample.data.items()}
-    content["prompt"] = text_of(tokenizer, sequences[0].prompt) if sequences else ""
     answered = [sequence for sequence in sequences if sequence.is_answered]
-    content["answers"] = [text_of(tokenizer, sequence.answer) for sequence in answered]
-    return content
+    return _flat(
+        {
+            **{key: tensor.tolist() for key, tensor in sample.data.items()},
+            "prompt": text_of(tokenizer, sequences[0].prompt) if sequences else "",
+            "answers": [text_of(tokenizer, sequence.answer) for sequence in answered],
+            "metadata": {name: values[0] for name, values in sample.metadata.items()},
+        }
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import RlcliError
 from rlcli.recipe.synonyms import SYNONYMS
 from rlcli.registry import load, make_dataset, signature
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.first_rows import by_number, reader
 from rlcli.testing.failures import line_in
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
@@ -146,11 +147,23 @@ class Trial:
         them the same ids."""
         if not self.rows or len(self.rows) >= count:
             return self.rows
-        repeated = (self.rows * count)[:count]
-        copies = [
-            {**row, "id": f"copy-{n}"} if "id" in row else row for n, row in enumerate(repeated)
-        ]
+        copies = _copies((self.rows * count)[:count], "id" in self.rows[0])
         return self._if_ids(copies, lambda ids: len(set(ids)) == len(ids))
+
+    def copies(self, count: int) -> list[Row]:
+        """All rows several times, each with an id of its own if the dataset goes by ids."""
+        return _copies(self.rows * count, self.goes_by_ids)
+
+    def rows_or_skip(self) -> list[Row]:
+        """The rows of its file; skips the check if there are none."""
+        reason = "not tried: its file has no JSON lines" if self.reads_file else "reads no file"
+        skip_unless(self.rows, reason)
+        return self.rows
+
+    def named_rows_or_skip(self) -> list[Row]:
+        """Two or more `named_rows`; skips the check if there are fewer."""
+        skip_if(len(self.rows_or_skip()) < 2, "not tried: its file has no two JSON lines")
+        return self.named_rows
 
     def takes(self, argument: str) -> bool:
         """Whether a recipe may set `argument` under its `args:`."""
@@ -272,6 +285,15 @@ def with_values(rows: Rows, change: Callable[[Any], Any]) -> list[Row]:
     return [{name: change(value) for name, value in row.items()} for row in rows]
 
 
+def _copies(rows: list[Row], have_ids: bool) -> list[Row]:
+    numbered = [{**row, "id": f"copy-{number}"} for number, row in enumerate(rows)]
+    return numbered if have_ids else rows
+
+
+def without(row: Row, field: str) -> Row:
+    return {name: value for name, value in row.items() if name != field}
+
+
 def as_line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False)
 
@@ -295,10 +317,8 @@ def rows_in(file: Path) -> list[Row]:
 def _parsed(text: str) -> list[Any]:
     values = []
     for line in text.split("\n"):
-        try:
+        with contextlib.suppress(ValueError):
             values.append(json.loads(line))
-        except ValueError:
-            continue
     return values
 
 

@@ -30,7 +30,7 @@ from rlcli.testing.dataset_checks.samples import (
     SampleChecks,
     unusual,
 )
-from rlcli.testing.dataset_checks.sequences import decoded, sequences_of
+from rlcli.testing.dataset_checks.sequences import decoded, sequences_of, text_of
 from rlcli.testing.dataset_checks.trial import (
     Row,
     Trial,
@@ -138,14 +138,14 @@ class DatasetArgumentChecks(Contract):
         ]
         skip_if(trial.reads_file or not splits, "generates no splits")
         for argument in splits:
-            for values in combinations((argument.default, *argument.others), 2):
-                prompts = [_prompts(trial, {argument.name: value}) for value in values]
-                shared = sorted(prompts[0] & prompts[1])
-                if shared:
-                    text = trial.tokenizer.decode(list(shared[0]), skip_special_tokens=True)
+            values = (argument.default, *argument.others)
+            prompts = {value: _prompts(trial, {argument.name: value}) for value in values}
+            for first, second in combinations(values, 2):
+                if shared := sorted(prompts[first] & prompts[second]):
+                    text = text_of(trial.tokenizer, shared[0])
                     raise Violation(
-                        f"{len(shared)} prompts are in both {argument.name}={values[0]} and "
-                        f"{argument.name}={values[1]}, such as {text!r:.60}",
+                        f"{len(shared)} prompts are in both {argument.name}={first} and "
+                        f"{argument.name}={second}, such as {text!r:.60}",
                         "decide by a hash of a row's content to which split it belongs",
                         trial.location,
                     )
@@ -215,8 +215,8 @@ def _component(trial: Trial) -> Any:
 def _values_of_arguments(trial: Trial) -> dict[str, Any]:
     """Argument → its value, of those that the dataset keeps."""
     component = _component(trial)
-    names = [argument.name for argument in trial.signature.arguments]
-    return {name: getattr(component, name) for name in names if hasattr(component, name)}
+    kept = [name for name in trial.argument_names if hasattr(component, name)]
+    return {name: getattr(component, name) for name in kept}
 
 
 def _renamed(row: Row, column: str) -> dict[str, Any]:

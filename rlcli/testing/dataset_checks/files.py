@@ -3,6 +3,7 @@ and the user's own file."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.errors import RlcliError
 from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_unless
+from rlcli.testing.dataset_checks.samples import texts_of
 from rlcli.testing.dataset_checks.sequences import sequences_of
 from rlcli.testing.dataset_checks.trial import (
     Line,
@@ -166,9 +168,9 @@ def _malformed(rows: list[Row]) -> Iterator[tuple[str, Line]]:
     yield "a text", '"a text"'
     yield "an object without fields", "{}"
     yield "an object with null in every field", as_line(dict.fromkeys(rows[0]))
-    text = next((value for value in rows[0].values() if isinstance(value, str) and value), None)
-    if text is not None:
-        yield "not UTF-8", good.encode().replace(as_line({"": text}).encode()[5:-2], b"\xff", 1)
+    texts = [json.dumps(text, ensure_ascii=False) for text in texts_of([*rows[0].values()])]
+    if texts:
+        yield "not UTF-8", good.encode().replace(texts[0].encode(), b'"\xff"', 1)
 
 
 def _planted(trial: Trial, line: Line) -> Exception | None:

@@ -79,9 +79,15 @@ class Trial:
 
     def _file_argument(self) -> str | None:
         """The argument that names its file: `path`, or what other frameworks call it."""
-        names = [argument.name for argument in self.signature.arguments]
-        foreign = (name for name in names if SYNONYMS.get(name) == "datasets.<name>.args.path")
-        return "path" if "path" in names else next(foreign, None)
+        if self.takes("path"):
+            return "path"
+        names = self.argument_names
+        return next((n for n in names if SYNONYMS.get(n) == "datasets.<name>.args.path"), None)
+
+    @property
+    def argument_names(self) -> list[str]:
+        """What a recipe may set under its `args:`."""
+        return [argument.name for argument in self.signature.arguments]
 
     @property
     def given_file(self) -> str | None:
@@ -92,12 +98,9 @@ class Trial:
     @cached_property
     def keys(self) -> set[str]:
         """The keys its class declares for every sample, with these arguments."""
-        values = {argument.name: argument.default for argument in self.signature.arguments} | dict(
-            self.args
-        )
-        return set(
-            declared_keys(self.signature.constants.get("KEYS", ()), values.__getitem__).needed
-        )
+        defaults = {argument.name: argument.default for argument in self.signature.arguments}
+        declared = self.signature.constants.get("KEYS", ())
+        return set(declared_keys(declared, {**defaults, **self.args}.__getitem__).needed)
 
     @cached_property
     def named_rows(self) -> list[Row]:
@@ -166,8 +169,7 @@ class Trial:
         return self.named_rows
 
     def takes(self, argument: str) -> bool:
-        """Whether a recipe may set `argument` under its `args:`."""
-        return any(declared.name == argument for declared in self.signature.arguments)
+        return argument in self.argument_names
 
     def demand(self, rows: Rows | None = None, **how: Any) -> Any:
         """The dataset, see `make`; raises Violation if it refuses its input,
@@ -255,10 +257,8 @@ class Trial:
         if not examples:
             raise Violation(
                 "it reads a file, but there are no rows to write into one",
-                (
-                    "show two or three rows in the class, EXAMPLES = ({…}, {…}), or give "
-                    f"{self.file_argument}=FILE"
-                ),
+                "show two or three rows in the class, EXAMPLES = ({…}, {…}), or give "
+                f"{self.file_argument}=FILE",
                 self.location,
             )
         return [dict(row) for row in examples]
@@ -307,11 +307,8 @@ def rows_in(file: Path) -> list[Row]:
     except (OSError, ValueError):
         return []
     rows = [row for row in values if isinstance(row, dict)]
-    return (
-        [rows[number * len(rows) // MOST_ROWS] for number in range(MOST_ROWS)]
-        if len(rows) > MOST_ROWS
-        else rows
-    )
+    count = min(len(rows), MOST_ROWS)
+    return [rows[number * len(rows) // count] for number in range(count)]
 
 
 def _parsed(text: str) -> list[Any]:

@@ -71,7 +71,7 @@ class EpisodeChecks(Contract):
         """an episode depends on its row, seed and actions alone, if it is REPRODUCIBLE"""
         skip_unless(trial.cls.REPRODUCIBLE, "is not REPRODUCIBLE")
         trial.demand(not trial.repeats, f"played again, {trial.repeats}", BY_SEED)
-        traces = traces_elsewhere(trial.name, trial.args, [play.script for play in trial.plays])
+        traces = traces_elsewhere(trial.name, trial.args, trial.scripts)
         for play, trace in zip(trial.plays, traces, strict=True):
             change = difference(play.trace[1:], trace[1:])
             where = f"in a process with PYTHONHASHSEED={HASH_SEED} and another time"
@@ -145,7 +145,7 @@ class EpisodeChecks(Contract):
         """the reward of an episode, cut off anywhere, is within REWARDS"""
         if trial.cls.REWARDS is None:
             pytest.skip("declares no REWARDS")
-        for script in (play.script for play in trial.plays):
+        for script in trial.scripts:
             for turns in range(1, len(script.turns) + 1):
                 play = trial.play(replace(script, turns=script.turns[:turns]))
                 _demand_in_range(trial, play.reward, f"after {play.turn} turns")
@@ -155,7 +155,7 @@ class EpisodeChecks(Contract):
     def test_score_is_pure(self, trial: EnvironmentTrial) -> None:
         """score() is the same when it is asked again"""
         skip_unless(has_score(trial.cls), "does not score")
-        for script in (play.script for play in trial.plays):
+        for script in trial.scripts:
             with trial.watched():
                 play = Play(trial.make(), script)
                 while play.advance():
@@ -233,7 +233,7 @@ def _played_at_once(trial: EnvironmentTrial) -> list[CallResult]:
 
     def play_all() -> list[Trace]:
         barrier.wait()
-        return [Play(trial.make(), play.script).end().trace for play in trial.plays]
+        return [Play(trial.make(), script).end().trace for script in trial.scripts]
 
     def run() -> None:
         results.append(attempt(play_all))

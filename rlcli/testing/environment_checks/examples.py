@@ -24,8 +24,8 @@ class ExampleChecks(Contract):
             any(example.keys() & {"observed", "reward"} for example in trial.examples),
             f"not tried: EXAMPLES state no results: {STATE}",
         )
-        for number, example in enumerate(trial.examples, 1):
-            play = trial.plays[number - 1]
+        episodes = zip(trial.examples, trial.plays, strict=False)
+        for number, (example, play) in enumerate(episodes, 1):
             if "observed" in example:
                 problem = _otherwise_observed(play, example["observed"])
                 trial.demand(not problem, f"in example {number} {problem}", CORRECT)

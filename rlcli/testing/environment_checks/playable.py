@@ -102,9 +102,9 @@ def _check_beginning(trial: EnvironmentTrial, beginning: Any) -> None:
 def _check_turns(trial: EnvironmentTrial, script: Script) -> None:
     """A turn is a text or, with tools, a call of them."""
     for turn in script.turns:
-        tools = set(turn) if isinstance(turn, Mapping) else set()
+        is_call = isinstance(turn, Mapping) and turn.keys() <= trial.schemas.keys()
         trial.demand(
-            isinstance(turn, str) or (isinstance(turn, Mapping) and tools <= trial.schemas.keys()),
+            isinstance(turn, str) or is_call,
             f"the turn {turn!r} of an example is neither a text nor a call",
             f"write {{tool: arguments}}; its tools are {', '.join(trial.schemas) or 'none'}",
         )

@@ -37,10 +37,11 @@ class ToolChecks(Contract):
     def test_tools_are_described(self, trial: EnvironmentTrial) -> None:
         """tools have type hints and docstrings, from which their JSON schemas are made"""
         for name, schema in trial.schemas.items():
-            described = schema["function"]["description"]
+            function = schema["function"]
             cause = "say in a docstring what it does: the policy reads that"
-            trial.demand(bool(described), f"the tool {name} has no docstring", cause, name)
-            properties = schema["function"]["parameters"]["properties"]
+            finding = f"the tool {name} has no docstring"
+            trial.demand(bool(function["description"]), finding, cause, name)
+            properties = function["parameters"]["properties"]
             defaults = {
                 key: field["default"] for key, field in properties.items() if "default" in field
             }

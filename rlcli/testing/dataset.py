@@ -22,6 +22,7 @@ from rlcli.testing.dataset_checks.passes import PassChecks
 from rlcli.testing.dataset_checks.rendering import RenderingChecks
 from rlcli.testing.dataset_checks.samples import SampleChecks
 from rlcli.testing.dataset_checks.stated import StatedChecks
+from rlcli.testing.dataset_checks.texts import TextChecks
 from rlcli.testing.dataset_checks.writings import WritingChecks
 
 __all__ = ["DatasetContract"]
@@ -39,6 +40,7 @@ class DatasetContract(
     OrderChecks,
     RenderingChecks,
     OutlineChecks,
+    TextChecks,
     SampleChecks,
     BuildingChecks,
 ):

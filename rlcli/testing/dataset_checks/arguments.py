@@ -24,21 +24,17 @@ from rlcli.testing.contract import Contract, Violation, skip_if
 from rlcli.testing.dataset_checks.first_rows import FirstRows
 from rlcli.testing.dataset_checks.order import OrderChecks
 from rlcli.testing.dataset_checks.outlines import OutlineChecks
+from rlcli.testing.dataset_checks.records import contents, records
 from rlcli.testing.dataset_checks.rendering import RenderingChecks
-from rlcli.testing.dataset_checks.samples import (
-    SYSTEM,
-    SampleChecks,
-    unusual,
-)
+from rlcli.testing.dataset_checks.samples import SampleChecks
 from rlcli.testing.dataset_checks.sequences import decoded, sequences_of, text_of
+from rlcli.testing.dataset_checks.texts import SYSTEM, unusual
 from rlcli.testing.dataset_checks.trial import (
     Row,
     Trial,
     as_line,
-    contents,
     longest_sequence,
     read,
-    records,
     usual_tokenizer,
     without,
 )

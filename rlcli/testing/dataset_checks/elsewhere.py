@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.registry import load
-from rlcli.testing.dataset_checks.trial import Rows, Trial, records, shown_rows, usual_tokenizer
+from rlcli.testing.dataset_checks.records import records
+from rlcli.testing.dataset_checks.trial import Rows, Trial, shown_rows, usual_tokenizer
 from rlcli.testing.elsewhere import answers_elsewhere
 
 HASH_SEEDS = ("0", "1")

@@ -9,7 +9,8 @@ from typing import Any
 from rlcli.errors import RlcliError
 from rlcli.testing.arguments import values_like
 from rlcli.testing.contract import Contract, Violation, skip_if
-from rlcli.testing.dataset_checks.trial import Rows, Trial, read, records, usual_tokenizer
+from rlcli.testing.dataset_checks.records import records
+from rlcli.testing.dataset_checks.trial import Rows, Trial, read, usual_tokenizer
 
 
 class FieldChecks(Contract):

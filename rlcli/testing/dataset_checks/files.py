@@ -13,14 +13,14 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.errors import RlcliError
 from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_unless
-from rlcli.testing.dataset_checks.samples import texts_of
+from rlcli.testing.dataset_checks.records import id_of
 from rlcli.testing.dataset_checks.sequences import sequences_of
+from rlcli.testing.dataset_checks.texts import texts_of
 from rlcli.testing.dataset_checks.trial import (
     Line,
     Row,
     Trial,
     as_line,
-    id_of,
     longest_sequence,
     read,
     refusal,

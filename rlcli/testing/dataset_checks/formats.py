@@ -12,17 +12,9 @@ from typing import Any
 import pytest
 
 from rlcli.testing.contract import Contract, Violation, skip_unless
-from rlcli.testing.dataset_checks.samples import shown_texts, texts_of, unusual, with_texts
-from rlcli.testing.dataset_checks.trial import (
-    Record,
-    Row,
-    Rows,
-    Trial,
-    contents,
-    first_difference,
-    read,
-    without,
-)
+from rlcli.testing.dataset_checks.records import Record, contents, first_difference
+from rlcli.testing.dataset_checks.texts import shown_texts, texts_of, unusual, with_texts
+from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, read, without
 
 PROMPT_COLUMN = "prompt_key"
 """The argument that names the column of prompts."""

@@ -19,19 +19,15 @@ from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.testing.contract import Contract, Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.elsewhere import answers, as_read
 from rlcli.testing.dataset_checks.first_rows import LOOKED_AT, FirstRows, reader
-from rlcli.testing.dataset_checks.trial import (
-    Rows,
-    Trial,
+from rlcli.testing.dataset_checks.records import (
     content_of,
     contents,
     difference,
     first_difference,
     id_of,
     ids_of,
-    longest_sequence,
-    read,
-    shown_rows,
 )
+from rlcli.testing.dataset_checks.trial import Rows, Trial, longest_sequence, read, shown_rows
 
 DRAW_BY_SEED = (
     "draw from random.Random(stable_seed(self.util.seed, row id)), never from "

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.dataset_checks.samples import PARTS
 from rlcli.testing.dataset_checks.sequences import (
     TokenSequence,
     sequences_in,
 )
+from rlcli.testing.dataset_checks.texts import PARTS
 from rlcli.testing.dataset_checks.trial import (
     Trial,
     needs_template,

@@ -8,7 +8,8 @@ from typing import Any
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import SOURCE
 from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
-from rlcli.testing.dataset_checks.trial import Trial, id_of
+from rlcli.testing.dataset_checks.records import id_of
+from rlcli.testing.dataset_checks.trial import Trial
 
 MANY = 400
 """Rows of a pass, of which the first half is looked at."""

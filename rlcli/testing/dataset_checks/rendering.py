@@ -14,8 +14,8 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
-from rlcli.testing.dataset_checks.samples import SYSTEM
 from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
+from rlcli.testing.dataset_checks.texts import SYSTEM
 from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, needs_template, read, with_values
 from rlcli.testing.tokenizer import (
     CHAT_TEMPLATE,

@@ -22,6 +22,7 @@ from rlcli.recipe.synonyms import SYNONYMS
 from rlcli.registry import load, make_dataset, signature
 from rlcli.testing.contract import Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.first_rows import by_number, reader
+from rlcli.testing.dataset_checks.records import first_difference, ids_of, records
 from rlcli.testing.failures import line_in
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
@@ -39,10 +40,6 @@ given."""
 Line = str | bytes
 Row = dict[str, Any]
 Rows = Sequence[Row]
-Record = dict[str, Any]
-"""What is in a sample, in a form that compares exactly."""
-SHOWN = 40
-"""Characters of a value in a message."""
 
 
 @dataclass
@@ -329,72 +326,11 @@ def shown_rows(dataset: Any) -> int:
     return min(len(dataset), MOST_ROWS)
 
 
-def content_of(sample: SequenceSample) -> Record:
-    """Everything in a sample except its id."""
-    encoded = sample.as_json()
-    return {
-        "keys": encoded["keys"],
-        **{
-            f"{key} ({encoded['dtypes'][key]})": values
-            for key, values in (encoded["data"] or {}).items()
-        },
-        **{f"lengths of {key}": lengths for key, lengths in encoded["seqlens"].items()},
-        **{f"metadata {name}": values for name, values in encoded["metadata"].items()},
-    }
-
-
-def contents(samples: Iterable[SequenceSample]) -> list[Record]:
-    return [content_of(sample) for sample in samples]
-
-
-def records(samples: Iterable[SequenceSample]) -> list[Record]:
-    """Their ids and contents."""
-    return [{"its id": id_of(sample), **content_of(sample)} for sample in samples]
-
-
 def longest_sequence(sample: SequenceSample) -> int:
     """Tokens of its longest sequence; of a sample without tokens, the entries of a key."""
     if not {"packed_prompts", "packed_input_ids"} & sample.keys:
         return max(max(sample.flat_seqlens(key)) for key in sample.keys)
     return max(map(len, preview_of(sample).sequences))
-
-
-def id_of(sample: SequenceSample) -> Any:
-    return sample.ids[0]
-
-
-def ids_of(samples: Iterable[SequenceSample]) -> list[Any]:
-    return [id_of(sample) for sample in samples]
-
-
-def difference(first: Record, second: Record) -> str:
-    """Where two records differ, in words; empty if they do not."""
-    for name in {**first, **second}:
-        value, changed = first.get(name), second.get(name)
-        if value != changed:
-            texts = repr(value), repr(changed)
-            pairs = enumerate(zip(*texts, strict=False))
-            end = min(map(len, texts))
-            parting = next((position for position, (a, b) in pairs if a != b), end)
-            return f"{name} is {excerpt(texts[0], parting)}, then {excerpt(texts[1], parting)}"
-    return ""
-
-
-def excerpt(text: str, position: int) -> str:
-    """The characters of a long text around a position."""
-    start = max(0, position - SHOWN // 2) if len(text) > SHOWN else 0
-    return f"{'…' if start else ''}{text[start : start + SHOWN]}"
-
-
-def first_difference(ones: Sequence[Record], others: Sequence[Record]) -> str:
-    """Where two readings of a dataset first differ; empty if they do not."""
-    if len(ones) != len(others):
-        return f"{len(ones)} rows, then {len(others)}"
-    for index, (first, second) in enumerate(zip(ones, others, strict=True)):
-        mismatch = difference(first, second)
-        if mismatch:
-            return f"row {index}: {mismatch}"
-    return ""
 
 
 def refusal(error: Exception) -> str:

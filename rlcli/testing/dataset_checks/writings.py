@@ -10,17 +10,9 @@ import pytest
 
 from rlcli.api.data import SequenceSample
 from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
+from rlcli.testing.dataset_checks.records import Record, first_difference
 from rlcli.testing.dataset_checks.rendering import is_conversation
-from rlcli.testing.dataset_checks.trial import (
-    Record,
-    Row,
-    Rows,
-    Trial,
-    first_difference,
-    needs_template,
-    read,
-    with_values,
-)
+from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, needs_template, read, with_values
 from rlcli.testing.tokenizer import byte_tokenizer
 
 WRITTEN = {True: ("true", "True", "1"), False: ("false", "False", "0")}

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rlcli.errors import RlcliError
 from rlcli.testing.arguments import values_like
 from rlcli.testing.contract import Contract, Violation, skip_if
 from rlcli.testing.dataset_checks.records import records
-from rlcli.testing.dataset_checks.trial import Rows, Trial, read, usual_tokenizer
+from rlcli.testing.dataset_checks.trial import Rows, Trial, usual_tokenizer
 
 
 class FieldChecks(Contract):
@@ -21,10 +20,16 @@ class FieldChecks(Contract):
             "not tried: only EXAMPLES have no fields that are for others",
         )
         tokenizer = usual_tokenizer(trial.cls)
+
+        def result(rows: Rows) -> Any:
+            """None if the rows are refused, which is an effect as well."""
+            samples = trial.accepted(rows, tokenizer=tokenizer)
+            return None if samples is None else records(samples)
+
         expected = records(trial.samples(tokenizer=tokenizer))
         for name in dict.fromkeys(name for row in trial.rows for name in row):
             variants = list(_variants(trial.rows, name))
-            if variants and all(_result(trial, rows, tokenizer) == expected for rows in variants):
+            if variants and all(result(rows) == expected for rows in variants):
                 raise Violation(
                     f"samples are the same whatever is in the field {name} of its rows",
                     f"use {name}, put it into the metadata, or take it out of EXAMPLES",
@@ -37,11 +42,3 @@ def _variants(rows: Rows, name: str) -> Iterator[Rows]:
     for number, row in enumerate(rows):
         for value in values_like(row.get(name)):
             yield [*rows[:number], {**row, name: value}, *rows[number + 1 :]]
-
-
-def _result(trial: Trial, rows: Rows, tokenizer: Any) -> Any:
-    """The samples of rows, or None if the dataset refuses them, which is an effect as well."""
-    try:
-        return records(read(trial.make(rows, tokenizer=tokenizer)))
-    except RlcliError:
-        return None

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from rlcli.testing.contract import Contract, Violation, skip_unless
-from rlcli.testing.dataset_checks.records import Record, contents, first_difference
+from rlcli.api.data import SequenceSample
+from rlcli.testing.contract import Contract, skip_unless
+from rlcli.testing.dataset_checks.records import contents
 from rlcli.testing.dataset_checks.texts import shown_texts, texts_of, unusual, with_texts
 from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, read, without
 
 PROMPT_COLUMN = "prompt_key"
 """The argument that names the column of prompts."""
+SAME_ROWS = "read all formats into the same rows, with the same types"
 BINARY = (".parquet", ".arrow")
 """Formats that no spreadsheet writes."""
 
@@ -27,17 +29,18 @@ class FormatChecks(Contract):
         """the same rows as a JSON list, a table of texts or Parquet give the same samples"""
         skip_unless(trial.rows, "has no rows that could be written in another format")
         rows = with_texts(trial.rows, shown_texts(trial, trial.tokenizer), unusual)
-        expected = contents(trial.samples(rows))
+        expected = trial.samples(rows)
         for file in _files(trial.folder, rows):
-            of_file = _contents(trial, file)
-            if not of_file:  # it does not read this format
+            samples = _samples_if_read(trial, file=file)
+            if not samples:  # it does not read this format
                 continue
             occasion = f"with its rows in a {file.suffix} file"
-            _compare(trial, expected, of_file, occasion)
+            trial.demand_same(expected, samples, occasion, SAME_ROWS, by=contents)
             if file.suffix not in BINARY:  # some spreadsheets begin their files so
                 file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
-                marked = f"{occasion} that begins with a byte order mark"
-                _compare(trial, expected, _contents(trial, file), marked)
+                occasion += " that begins with a byte order mark"
+                samples = _samples_if_read(trial, file=file)
+                trial.demand_same(expected, samples, occasion, SAME_ROWS, by=contents)
 
     @pytest.mark.parametrize("blank", [" ", "\n", "\t"], ids=["space", "line break", "tab"])
     def test_prompts_within_answers_mean_the_same(self, trial: Trial, blank: str) -> None:
@@ -47,13 +50,10 @@ class FormatChecks(Contract):
         skip_unless(rows, "has no prompts in a column")
         apart = [row | _without_prompt(row, column, blank) for row in rows]
         within = [_without_prompt(row, column, row[column] + blank) for row in rows]
-        try:
-            samples = read(trial.make(within, changes={PROMPT_COLUMN: None}))
-        except Exception:
-            pytest.skip("prompts must have a column")
-        expected = contents(trial.samples(apart))
+        samples = _samples_if_read(trial, rows=within, changes={PROMPT_COLUMN: None})
+        skip_unless(samples, "prompts must have a column")
         occasion = f"with answers that begin with the prompt and {blank!r}"
-        _compare(trial, expected, contents(samples), occasion)
+        trial.demand_same(trial.samples(apart), samples, occasion, SAME_ROWS, by=contents)
 
 
 def _without_prompt(row: Row, prompt: str, start: str) -> Row:
@@ -64,21 +64,12 @@ def _without_prompt(row: Row, prompt: str, start: str) -> Row:
     return rest | with_texts([answers], texts, lambda text: start + text)[0]
 
 
-def _contents(trial: Trial, file: Path) -> list[Record]:
-    """Those of the samples; none if the dataset does not take the file."""
+def _samples_if_read(trial: Trial, **how: Any) -> list[SequenceSample]:
+    """Those of other input; none if the dataset does not take it."""
     try:
-        return contents(read(trial.make(file=file)))
+        return read(trial.make(**how))
     except Exception:  # whatever a reader of another format raises
         return []
-
-
-def _compare(trial: Trial, expected: list[Record], of_file: list[Record], occasion: str) -> None:
-    if mismatch := first_difference(expected, of_file):
-        raise Violation(
-            f"{occasion}, {mismatch}",
-            "read all formats into the same rows, with the same types",
-            trial.location,
-        )
 
 
 def _files(folder: Path, rows: Rows) -> Iterator[Path]:

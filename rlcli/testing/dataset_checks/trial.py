@@ -22,7 +22,7 @@ from rlcli.recipe.synonyms import SYNONYMS
 from rlcli.registry import load, make_dataset, signature
 from rlcli.testing.contract import Violation, place_of, skip_if, skip_unless
 from rlcli.testing.dataset_checks.first_rows import by_number, reader
-from rlcli.testing.dataset_checks.records import first_difference, ids_of, records
+from rlcli.testing.dataset_checks.records import Record, first_difference, ids_of, records
 from rlcli.testing.failures import line_in
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
@@ -109,10 +109,8 @@ class Trial:
     def _if_ids(self, rows: list[Row], fit: Callable[[list[Any]], bool]) -> list[Row]:
         """These rows if the dataset accepts them and the ids of their samples fit; else its
         own."""
-        try:
-            return rows if fit(ids_of(read(self.make(rows)))) else self.rows
-        except RlcliError:
-            return self.rows
+        samples = self.accepted(rows)
+        return rows if samples is not None and fit(ids_of(samples)) else self.rows
 
     @cached_property
     def divides_rows(self) -> bool:
@@ -136,10 +134,11 @@ class Trial:
         occasion: str,
         cause: str,
         where: str = "",
+        by: Callable[[Iterable[SequenceSample]], list[Record]] = records,
     ) -> None:
-        """Raise Violation if these samples are not those that were expected."""
-        mismatch = first_difference(records(expected), records(samples))
-        if mismatch:
+        """Raise Violation if these samples are not those that were expected; `by`: what of them is
+        compared."""
+        if mismatch := first_difference(by(expected), by(samples)):
             raise Violation(f"{occasion}, {mismatch}", cause, where or self.location)
 
     def at_least(self, count: int) -> list[Row]:
@@ -200,6 +199,13 @@ class Trial:
         )
         merged = {**self.args_for(rows, lines=lines, file=file, **args), **changes}
         return by_number(make_dataset(DatasetAbstraction(self.name, merged), util))
+
+    def accepted(self, rows: Rows | None = None, **how: Any) -> list[SequenceSample] | None:
+        """The first rows of the dataset, in order; None if it refuses them."""
+        try:
+            return read(self.make(rows, **how))
+        except RlcliError:
+            return None
 
     def accepts(self, rows: Rows, tokenizer: Any = None) -> bool:
         """Whether the dataset can be built from these rows."""

@@ -3,16 +3,16 @@ messages in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from rlcli.api.data import SequenceSample
-from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
-from rlcli.testing.dataset_checks.records import Record, first_difference
+from rlcli.testing.contract import Contract, skip_if, skip_unless
+from rlcli.testing.dataset_checks.records import Record
 from rlcli.testing.dataset_checks.rendering import is_conversation
-from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, needs_template, read, with_values
+from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, needs_template, with_values
 from rlcli.testing.tokenizer import byte_tokenizer
 
 WRITTEN = {True: ("true", "True", "1"), False: ("false", "False", "0")}
@@ -123,16 +123,13 @@ def _demand_same_tokens(
     tokenizer: Any = None,
 ) -> None:
     """Raise Violation if rows are accepted and their samples hold other numbers."""
-    if not trial.accepts(rows, tokenizer):
-        return
-    samples = read(trial.make(rows, tokenizer=tokenizer))
-    if mismatch := first_difference(*([*map(_numbers_of, each)] for each in (expected, samples))):
-        raise Violation(
-            f"{occasion}, {mismatch}", "read it as what it says, or refuse the row", trial.reader
-        )
+    samples = trial.accepted(rows, tokenizer=tokenizer)
+    if samples is not None:
+        cause = "read it as what it says, or refuse the row"
+        trial.demand_same(expected, samples, occasion, cause, trial.reader, by=_numbers)
 
 
-def _numbers_of(sample: SequenceSample) -> Record:
-    """Everything in a sample but its id and metadata."""
-    encoded = sample.as_json()
-    return {**(encoded["data"] or {}), "lengths": encoded["seqlens"]}
+def _numbers(samples: Iterable[SequenceSample]) -> list[Record]:
+    """Everything in them but ids and metadata."""
+    encoded = [sample.as_json() for sample in samples]
+    return [{**(sample["data"] or {}), "lengths": sample["seqlens"]} for sample in encoded]

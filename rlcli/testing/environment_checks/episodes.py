@@ -73,7 +73,7 @@ class EpisodeChecks(Contract):
         trial.demand(not trial.repeats, f"played again, {trial.repeats}", BY_SEED)
         traces = traces_elsewhere(trial.name, trial.args, trial.scripts)
         for play, trace in zip(trial.plays, traces, strict=True):
-            change = difference(play.trace[1:], trace[1:])
+            change = play.change_in(trace)
             where = f"in a process with PYTHONHASHSEED={HASH_SEED} and another time"
             trial.demand(not change, f"{where}, {change}", BY_SEED)
 
@@ -105,7 +105,7 @@ class EpisodeChecks(Contract):
         for result in results:
             trial.demand(result.error is None, f"in a thread, it raises {result}", cause)
             for play, trace in zip(trial.plays, result.value, strict=True):
-                change = difference(play.trace[1:], trace[1:])
+                change = play.change_in(trace)
                 trial.demand(not change, f"in a thread, {change}", cause)
 
     def test_ends(self, trial: EnvironmentTrial) -> None:
@@ -280,11 +280,11 @@ def _shared(trial: EnvironmentTrial) -> str:
     """How episodes differ when they take turns with another one; empty if they do not."""
     for play in trial.plays:
         neighbour = replace(play.script, seed=2)
-        alone = trial.play(neighbour).trace
+        alone = trial.play(neighbour)
         with trial.watched():
             mixed = _take_turns(*(Play(trial.make(), s) for s in (play.script, neighbour)))
-        for expected, trace in zip((play.trace, alone), mixed, strict=True):
-            if change := difference(expected[1:], trace[1:]):
+        for expected, trace in zip((play, alone), mixed, strict=True):
+            if change := expected.change_in(trace):
                 return change
     return ""
 

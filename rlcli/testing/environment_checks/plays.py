@@ -125,6 +125,10 @@ class Play:
         ends = [] if self.score is None else [["score()", str(self.score)]]
         return [["reset()", str(self.beginning)], *turns, *ends]
 
+    def change_in(self, trace: Trace) -> str:
+        """Where the turns of another trace differ first, in words; empty if they do not."""
+        return difference(self.trace[1:], trace[1:])
+
     def _say(self, text: str) -> None:
         self.answer = text
         if not is_game(type(self.environment)):

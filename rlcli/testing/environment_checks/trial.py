@@ -31,7 +31,7 @@ from rlcli.api.environment import (
 from rlcli.api.tool_schema import Schema
 from rlcli.registry import environment_maker, load
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.environment_checks.plays import CallResult, Play, Script, attempt, difference
+from rlcli.testing.environment_checks.plays import CallResult, Play, Script, attempt
 from rlcli.testing.environment_checks.surroundings import Conduct, watched
 from rlcli.testing.environment_checks.values import (
     HOSTILE,
@@ -191,8 +191,8 @@ class EnvironmentTrial:
     @cached_property
     def repeats(self) -> str:
         """How the turns of an episode differ when it is played again; empty if they do not."""
-        pairs = ((play, self.play(play.script)) for play in self.plays)
-        return next(filter(None, (difference(a.trace[1:], b.trace[1:]) for a, b in pairs)), "")
+        changes = (play.change_in(self.play(play.script).trace) for play in self.plays)
+        return next(filter(None, changes), "")
 
     @cached_property
     def wanderings(self) -> list[Play]:

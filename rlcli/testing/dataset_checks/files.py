@@ -152,11 +152,9 @@ class FileChecks(Contract):
         if trial.given_file is None:
             pytest.skip(f"no {trial.file_argument or 'path'}=FILE given")
         dataset = trial.make_of_whole_file()
+        use = dataset.preview if hasattr(dataset, "preview") else dataset.__getitem__
         for index in range(len(dataset)):
-            if hasattr(dataset, "preview"):
-                dataset.preview(index)
-            else:
-                dataset[index]
+            use(index)
 
 
 def _malformed(rows: list[Row]) -> Iterator[tuple[str, Line]]:

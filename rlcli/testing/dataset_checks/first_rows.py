@@ -46,10 +46,8 @@ def by_number(dataset: Any) -> Any:
 
 def reader(dataset: Any) -> Callable[..., Any]:
     """The method that returns its rows."""
-    stream = dataset.stream if isinstance(dataset, FirstRows) else None
-    method: Callable[..., Any]
-    if isinstance(stream, IteratedRows):
-        method = type(stream.dataset).__iter__
-    else:
-        method = type(dataset).__getitem__ if stream is None else type(stream).rows_from
-    return method
+    if not isinstance(dataset, FirstRows):
+        return type(dataset).__getitem__
+    if isinstance(dataset.stream, IteratedRows):
+        return type(dataset.stream.dataset).__iter__
+    return type(dataset.stream).rows_from

@@ -14,7 +14,7 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import MESSAGES
 from rlcli.testing.contract import Contract, Violation, skip_if, skip_unless
-from rlcli.testing.dataset_checks.sequences import sequences_of, text_of
+from rlcli.testing.dataset_checks.sequences import sequences_in, sequences_of, text_of
 from rlcli.testing.dataset_checks.texts import SYSTEM
 from rlcli.testing.dataset_checks.trial import Row, Rows, Trial, needs_template, read, with_values
 from rlcli.testing.tokenizer import (
@@ -59,19 +59,18 @@ class RenderingChecks(Contract):
         skip_if(needs_template(trial.cls), "its rows are conversations")
         skip_if(system and not trial.takes("system"), "takes no system prompt")
         plain, chat = byte_tokenizer(), byte_tokenizer(chat=True)
-        texts = _prompts_of_all(trial, plain, None)
-        rendered = _prompts_of_all(trial, chat, system)
-        for index, prompts in enumerate(zip(texts, rendered, strict=True)):
-            for tokens, prompt in zip(*prompts, strict=True):
-                text = plain.decode(tokens, skip_special_tokens=True)
-                expected = _prompt_by_transformers(chat, text, system)
-                # documents have no prompt, and some datasets use no chat template
-                if text and prompt not in (tokens, expected):
-                    raise _unlike_transformers(
-                        f"row {index}: the prompt is {_shown(chat, prompt)}",
-                        _shown(chat, expected),
-                        trial,
-                    )
+        texts = sequences_in(_dataset_with(trial, plain, None))
+        rendered = sequences_in(_dataset_with(trial, chat, system))
+        for (index, usual), (_, sequence) in zip(texts, rendered, strict=True):
+            text = text_of(plain, usual.prompt)
+            expected = _prompt_by_transformers(chat, text, system)
+            # documents have no prompt, and some datasets use no chat template
+            if text and sequence.prompt not in (usual.prompt, expected):
+                raise _unlike_transformers(
+                    f"row {index}: the prompt is {_shown(chat, sequence.prompt)}",
+                    _shown(chat, expected),
+                    trial,
+                )
 
     def test_conversations_are_rendered_as_by_transformers(self, trial: Trial) -> None:
         """a conversation has the tokens that transformers gives its messages"""
@@ -105,7 +104,7 @@ class RenderingChecks(Contract):
     def test_messages_in_metadata_are_those_of_the_prompt(self, trial: Trial) -> None:
         """messages in the metadata of a row are those that its prompt was rendered from"""
         chat = byte_tokenizer(chat=True)
-        samples = _samples_with(trial, chat, SYSTEM)
+        samples = read(_dataset_with(trial, chat, SYSTEM))
         skip_unless(
             any(MESSAGES in sample.metadata for sample in samples),
             "has no messages in its metadata",
@@ -126,7 +125,7 @@ class RenderingChecks(Contract):
         """the same texts are trained on whether a template marks them or not"""
         skip_unless(needs_template(trial.cls), "needs no chat template")
         texts = [_trained_texts(trial, template) for template in (CHAT_TEMPLATE, MARKED_TEMPLATE)]
-        for index, (plain, marked) in enumerate(zip(*texts, strict=True)):
+        for (index, plain), (_, marked) in zip(*texts, strict=True):
             if plain != marked:
                 raise Violation(
                     f"row {index}: {plain!r:.60} is trained on, and {marked!r:.60} with a template "
@@ -298,16 +297,10 @@ def _call_of(call: Row) -> dict[str, Any]:
     }
 
 
-def _prompts_of_all(trial: Trial, tokenizer: Any, system: str | None) -> list[list[list[int]]]:
-    """Those of each sample, with this system prompt and not one of the dataset's own."""
-    samples = _samples_with(trial, tokenizer, system)
-    return [[sequence.prompt for sequence in sequences_of(sample)] for sample in samples]
-
-
-def _samples_with(trial: Trial, tokenizer: Any, system: str | None) -> list[SequenceSample]:
-    """The samples with a system prompt, where the dataset takes one."""
+def _dataset_with(trial: Trial, tokenizer: Any, system: str | None) -> Any:
+    """The dataset with this system prompt and not one of its own, where it takes one."""
     changes = {"system": system} if trial.takes("system") else {}
-    return trial.samples(tokenizer=tokenizer, changes=changes)
+    return trial.demand(tokenizer=tokenizer, changes=changes)
 
 
 def _spans(trained: Sequence[bool]) -> list[tuple[int, int]]:
@@ -317,14 +310,11 @@ def _spans(trained: Sequence[bool]) -> list[tuple[int, int]]:
     return [(places[0], places[-1] + 1) for places in spans]
 
 
-def _trained_texts(trial: Trial, template: str) -> list[list[str]]:
-    """What is trained on of each sample's sequences, with a chat template."""
+def _trained_texts(trial: Trial, template: str) -> list[tuple[int, str]]:
+    """(the number of its row, what is trained on) of each sequence, with a chat template."""
     tokenizer = byte_tokenizer(chat=True, template=template)
-    samples = trial.samples(tokenizer=tokenizer)
-    return [
-        [text_of(tokenizer, sequence.answer) for sequence in sequences_of(sample)]
-        for sample in samples
-    ]
+    sequences = sequences_in(trial.demand(tokenizer=tokenizer))
+    return [(index, text_of(tokenizer, sequence.answer)) for index, sequence in sequences]
 
 
 def _shown(tokenizer: Any, tokens: Sequence[int]) -> str:

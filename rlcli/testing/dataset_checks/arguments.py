@@ -211,8 +211,8 @@ def _component(trial: Trial) -> Any:
 def _values_of_arguments(trial: Trial) -> dict[str, Any]:
     """Argument → its value, of those that the dataset keeps."""
     component = _component(trial)
-    kept = [name for name in trial.argument_names if hasattr(component, name)]
-    return {name: getattr(component, name) for name in kept}
+    names = [name for name in trial.argument_names if hasattr(component, name)]
+    return {name: getattr(component, name) for name in names}
 
 
 def _renamed(row: Row, column: str) -> dict[str, Any]:

@@ -184,8 +184,8 @@ def _planted(trial: Trial, line: Line) -> Exception | None:
 
 def _demand_place(trial: Trial, error: Exception, subject: str, line: int = 3) -> None:
     """Raise Violation unless the error is ours and gives this line of the file."""
-    place = re.compile(rf"{re.escape(str(trial.file))}:{line}(?!\d)")
-    if not isinstance(error, RlcliError) or not place.search(f"{error.where} {error}"):
+    location = re.compile(rf"{re.escape(str(trial.file))}:{line}(?!\d)")
+    if not isinstance(error, RlcliError) or not location.search(f"{error.where} {error}"):
         raise Violation(
             f"{subject}, in line {line}, ends in {refusal(error)!s:.150}, without "
             f"{trial.file.name}:{line}",

@@ -55,15 +55,11 @@ def contents(samples: Iterable[SequenceSample]) -> list[Record]:
 def content_of(sample: SequenceSample) -> Record:
     """Everything in a sample except its id."""
     encoded = sample.as_json()
-    return {
-        "keys": encoded["keys"],
-        **{
-            f"{key} ({encoded['dtypes'][key]})": values
-            for key, values in (encoded["data"] or {}).items()
-        },
-        **{f"lengths of {key}": lengths for key, lengths in encoded["seqlens"].items()},
-        **{f"metadata {name}": values for name, values in encoded["metadata"].items()},
-    }
+    types, data = encoded["dtypes"], encoded["data"] or {}
+    content = {"keys": encoded["keys"]}
+    content |= {f"{key} ({types[key]})": values for key, values in data.items()}
+    content |= {f"lengths of {key}": lengths for key, lengths in encoded["seqlens"].items()}
+    return content | {f"metadata {name}": values for name, values in encoded["metadata"].items()}
 
 
 def ids_of(samples: Iterable[SequenceSample]) -> list[Any]:

@@ -34,19 +34,7 @@ class StatedChecks(Contract):
             if sample is None:
                 message = f"EXAMPLES become {len(samples)} samples, SAMPLES states more"
                 raise Violation(message, CORRECT, trial.location)
-            content = _content(sample, trial.tokenizer)
-            if unknown := statement.keys() - content.keys() - {"metadata"}:
-                raise Violation(
-                    f"SAMPLES states {', '.join(sorted(unknown))}", FORM, trial.location
-                )
-            for name, stated in _flat(statement).items():
-                if stated != content.get(name):
-                    raise Violation(
-                        f"{name} of sample {number} is {content.get(name)!r}, not {stated!r} as "
-                        "stated",
-                        CORRECT,
-                        trial.location,
-                    )
+            _demand_as_stated(trial, number, statement, sample)
 
 
 def _statements(cls: type) -> Sequence[Statement]:
@@ -55,6 +43,22 @@ def _statements(cls: type) -> Sequence[Statement]:
         if not vars(base).keys().isdisjoint({"SAMPLES", "EXAMPLES"}):
             return vars(base).get("SAMPLES", ())
     return ()
+
+
+def _demand_as_stated(
+    trial: Trial, number: int, statement: Statement, sample: SequenceSample
+) -> None:
+    """Raise Violation if a sample is not what is stated, or a name in the statement means
+    nothing."""
+    content = _content(sample, trial.tokenizer)
+    if unknown := statement.keys() - content.keys() - {"metadata"}:
+        raise Violation(f"SAMPLES states {', '.join(sorted(unknown))}", FORM, trial.location)
+    for name, stated in _flat(statement).items():
+        if stated != content.get(name):
+            message = (
+                f"{name} of sample {number} is {content.get(name)!r}, not {stated!r} as stated"
+            )
+            raise Violation(message, CORRECT, trial.location)
 
 
 def _flat(statement: Statement) -> dict[str, Any]:
@@ -67,12 +71,9 @@ def _flat(statement: Statement) -> dict[str, Any]:
 def _content(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
     """The numbers of all keys of a sample, its prompt, its answers and its metadata."""
     sequences = sequences_of(sample)
+    content = {key: tensor.tolist() for key, tensor in sample.data.items()}
+    content["prompt"] = text_of(tokenizer, sequences[0].prompt) if sequences else ""
     answered = [sequence for sequence in sequences if sequence.is_answered]
-    return _flat(
-        {
-            **{key: tensor.tolist() for key, tensor in sample.data.items()},
-            "prompt": text_of(tokenizer, sequences[0].prompt) if sequences else "",
-            "answers": [text_of(tokenizer, sequence.answer) for sequence in answered],
-            "metadata": {name: values[0] for name, values in sample.metadata.items()},
-        }
-    )
+    content["answers"] = [text_of(tokenizer, sequence.answer) for sequence in answered]
+    content["metadata"] = {name: values[0] for name, values in sample.metadata.items()}
+    return _flat(content)

@@ -118,15 +118,15 @@ def _unreadable(
             return f"the {name} decodes to broken text: {text!r:.60}"
     if preview is None:
         return "" if prompt.strip() or answer.strip() else "there is no text in it"
-    texts = (prompt, tokenizer.decode(sequence.prompt))
+    before_answer = tokenizer.decode(sequence.prompt)
     for name, words in (("prompt", preview.prompt), ("system prompt", preview.system)):
-        if words and not any(words in text for text in texts):
+        if words and words not in prompt and words not in before_answer:
             return f"the {name} is {words!r:.40}, the tokens before the answer say {prompt!r:.60}"
-    if number < len(preview.answers) and preview.answers[number] != answer:
-        return (
-            f"the answer is {preview.answers[number]!r:.40}, the tokens that are trained "
-            f"on say {answer!r:.60}"
-        )
+    for expected in preview.answers[number : number + 1]:
+        if expected != answer:
+            return (
+                f"the answer is {expected!r:.40}, the tokens that are trained on say {answer!r:.60}"
+            )
     return ""
 
 

@@ -150,7 +150,7 @@ class Trial:
         return self._if_ids(copies, lambda ids: len(set(ids)) == len(ids))
 
     def copies(self, count: int) -> list[Row]:
-        """All rows several times, each with an id of its own if the dataset goes by ids."""
+        """All rows several times, each with an id of its own if samples have the ids of rows."""
         return _copies(self.rows * count, self.goes_by_ids)
 
     def rows_or_skip(self) -> list[Row]:

@@ -293,9 +293,11 @@ def _mistyped(value: Any) -> str:
     """What is wrong with the types of an observation; empty if nothing is."""
     if not isinstance(value, Observation):
         return f"a {type(value).__name__}"
-    if not isinstance(value.text, str):
-        return f"text = {value.text!r:.60}"
-    return "" if isinstance(value.done, bool) else f"done = {value.done!r:.60}"
+    fields = {"text": (str, value.text), "done": (bool, value.done)}
+    for name, (expected, field) in fields.items():
+        if not isinstance(field, expected):
+            return f"{name} = {field!r:.60}"
+    return ""
 
 
 def _changed(play: Play, name: str) -> list[Script]:

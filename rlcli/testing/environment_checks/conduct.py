@@ -13,8 +13,8 @@ from rlcli.testing.environment_checks.plays import Play, Script, attempt
 from rlcli.testing.environment_checks.trial import SECRET, EnvironmentTrial
 from rlcli.testing.process_state import StartedTasks
 
-Opened = set[tuple[str, int]]
-"""(in words, its number) of each open descriptor and running thread."""
+Opened = set[tuple[str, str | threading.Thread]]
+"""(in words, which it is) of each open descriptor and running thread."""
 
 DESCRIPTORS = Path("/proc/self/fd")
 END_WITHIN = 2.0
@@ -96,7 +96,7 @@ def _closing_problem(trial: EnvironmentTrial, script: Script, turns: int | None)
 
 def _left(before: Opened, tasks: StartedTasks, scratch: Path) -> str:
     """What an episode has left behind, in words; empty if nothing."""
-    remains = [words for words, _ in sorted(_lasting_since(before))]
+    remains = sorted(words for words, _ in _lasting_since(before))
     remains += [f"the file {path.name}" for path in sorted(scratch.iterdir())]
     if processes := StartedTasks.now().left_since(tasks):
         remains.append(processes)
@@ -116,9 +116,9 @@ def _lasting_since(before: Opened) -> Opened:
 
 def _opened() -> Opened:
     names = os.listdir(DESCRIPTORS) if DESCRIPTORS.is_dir() else []
-    targets = [(_target(name), int(name)) for name in names]
-    threads = {(f"the thread {thread.name}", id(thread)) for thread in threading.enumerate()}
-    return threads | {(f"open {target}", number) for target, number in targets if target}
+    targets = {name: _target(name) for name in names}
+    threads = [(f"the thread {thread.name}", thread) for thread in threading.enumerate()]
+    return {*threads, *((f"open {target}", name) for name, target in targets.items() if target)}
 
 
 def _target(descriptor: str) -> str:

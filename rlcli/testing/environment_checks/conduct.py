@@ -13,8 +13,9 @@ from rlcli.testing.environment_checks.plays import Play, Script, attempt
 from rlcli.testing.environment_checks.trial import SECRET, EnvironmentTrial
 from rlcli.testing.process_state import StartedTasks
 
-Opened = set[tuple[str, str | threading.Thread]]
-"""(in words, which it is) of each open descriptor and running thread."""
+Descriptor = tuple[str, str]
+"""Its number and what it refers to."""
+Opened = set[threading.Thread | Descriptor]
 
 DESCRIPTORS = Path("/proc/self/fd")
 END_WITHIN = 2.0
@@ -96,11 +97,17 @@ def _closing_problem(trial: EnvironmentTrial, script: Script, turns: int | None)
 
 def _left(before: Opened, tasks: StartedTasks, scratch: Path) -> str:
     """What an episode has left behind, in words; empty if nothing."""
-    remains = sorted(words for words, _ in _lasting_since(before))
+    remains = sorted(map(_in_words, _lasting_since(before)))
     remains += [f"the file {path.name}" for path in sorted(scratch.iterdir())]
     if processes := StartedTasks.now().left_since(tasks):
         remains.append(processes)
     return ", ".join(remains[:3])
+
+
+def _in_words(opened: threading.Thread | Descriptor) -> str:
+    if isinstance(opened, threading.Thread):
+        return f"the thread {opened.name}"
+    return f"open {opened[1]}"
 
 
 def _lasting_since(before: Opened) -> Opened:
@@ -117,8 +124,8 @@ def _lasting_since(before: Opened) -> Opened:
 def _opened() -> Opened:
     names = os.listdir(DESCRIPTORS) if DESCRIPTORS.is_dir() else []
     targets = {name: _target(name) for name in names}
-    threads = [(f"the thread {thread.name}", thread) for thread in threading.enumerate()]
-    return {*threads, *((f"open {target}", name) for name, target in targets.items() if target)}
+    descriptors = {(name, target) for name, target in targets.items() if target}
+    return {*threading.enumerate(), *descriptors}
 
 
 def _target(descriptor: str) -> str:

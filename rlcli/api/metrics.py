@@ -162,8 +162,8 @@ ENGINE_METRICS: Metrics = {
     "<role>/lr": ("rate", "learning rate"),
     "<role>/update_skipped": (
         "optimizer steps",
-        "optimizer steps that did not change the weights, because the gradient "
-        "was not finite or an early_stop setting applied",
+        "optimizer steps that did not change the weights: the gradient was not finite, "
+        "an early_stop setting applied, or nothing was left to train on",
     ),
     "<role>/router_aux_loss": (
         "loss",

@@ -13,7 +13,7 @@ from rlcli.project import is_project
 HOME = Path(__file__).parents[2]
 TASKS = (
     "commands", "data", "recipes", "algorithms", "rewards", "components", "engines", "runs",
-    "evaluation",
+    "metrics", "evaluation",
 )  # fmt: skip
 PAGES = [HOME / "README.md", *(HOME / "docs" / f"{task}.md" for task in TASKS)]
 DOCUMENTS = sorted({*PAGES, HOME / "ARCHITECTURE.md", *(HOME / "docs").rglob("*.md")})

@@ -32,6 +32,10 @@ from rlcli.runtime.supply import Step, Supply
 
 MEASURES = ("/grad_norm", "/loss")
 """Name endings of the numbers that show whether an update was finite."""
+WEIGHT = "/loss_weight"
+"""Name ending of the number that shows how much a role's loss counted."""
+WARN_EVERY = 10
+"""Steps without anything to train on between two warnings."""
 
 
 class Recorder:
@@ -63,6 +67,7 @@ class Recorder:
         self._state = "trained" if recipe.trained_roles else "done"
         limit = recipe.train.max_nonfinite_streak
         self._nonfinite = NonfiniteSteps(directory, display, limit, state.nonfinite)
+        self._untrained = UntrainedSteps(display)
         self._incidents = Incidents(ranks, display)
         sources = sources_of(recipe.datasets[recipe.train.dataset])
         self._totals = Totals(calls.buffer, sources, state)
@@ -119,6 +124,7 @@ class Recorder:
         self.outputs.account(done, step.ledger(self._state))
         self._display.step({"step": done, **numbers})
         self._directory.write_status("running", done, steps)
+        self._untrained.watch(done, numbers)
         self._nonfinite.watch(done, numbers, step.samples.all_ids)
 
     def add(self, step: int, results: Mapping[str, float]) -> None:
@@ -205,6 +211,30 @@ class NonfiniteSteps:
                 f"{problem}, for {self._limit} steps in a row; no model was saved",
                 hint=f"lower the learning rate, or look at the samples named in {file}",
                 code="F37",
+            )
+
+
+class UntrainedSteps:
+    """Warns of consecutive steps in which nothing counted in the loss of a role: of the first, and
+    of every tenth."""
+
+    def __init__(self, display: Display):
+        self._display = display
+        self._in_a_row = 0
+
+    def watch(self, step: int, record: Mapping[str, float]) -> None:
+        """Count a finished step."""
+        roles = [
+            key.removesuffix(WEIGHT)
+            for key, value in record.items()
+            if key.endswith(WEIGHT) and value == 0
+        ]
+        self._in_a_row = self._in_a_row + 1 if roles else 0
+        if self._in_a_row % WARN_EVERY == 1:
+            self._display.warning(
+                f"step {step}: nothing to train on for {', '.join(roles)}, whose weights did not "
+                f"change ({self._in_a_row} in a row); rlcli samples shows the responses: "
+                "a setting such as mask_too_long may leave all of them out"
             )
 
 

@@ -31,3 +31,24 @@ def test_steps_whose_responses_are_written_are_not_kept():
 
     asyncio.run(run())
     assert shown == [*range(1, 101)]
+
+
+def test_steps_with_nothing_to_train_on_are_reported_the_first_and_every_tenth_in_a_row():
+    warnings = []
+    display = SimpleNamespace(step=lambda record: None, warning=warnings.append)
+    directory = SimpleNamespace(write_status=lambda *status: None)
+    calls, ranks = SimpleNamespace(buffer=Buffer()), SimpleNamespace(listen=lambda name, take: None)
+    recipe = load_recipe("ppo_math").recipe
+    recorder = Recorder(recipe, directory, display, calls, ranks, BEGINNING)
+    recorder.outputs = SimpleNamespace(
+        metrics=SimpleNamespace(write=lambda step, numbers: None),
+        account=lambda step, ledger: None,
+    )
+    samples = SimpleNamespace(all_ids=["e0r0"])
+    for number in range(14):
+        step = SimpleNamespace(number=number, samples=samples, ledger=lambda state: [])
+        tokens = 5.0 if number in (0, 12) else 0.0
+        recorder.write(step, {"actor/loss_weight": tokens, "critic/loss_weight": 7.0}, 14)
+    assert [text.partition(":")[0] for text in warnings] == ["step 2", "step 12", "step 14"]
+    assert "nothing to train on for actor, whose" in warnings[0]
+    assert "(11 in a row)" in warnings[1]

@@ -4,12 +4,13 @@
 
 What a key is called here comes from the tables that rlcli itself translates with. This file only
 knows which framework uses a word: those of TRL are the fields of its configurations (1.12), the
-others' are from their documented configurations. A test compares the page with what is written
-here.
+others' are from their documented configurations. The metrics of TRL (1.12) and verl are those
+that their trainers log. A test compares the page with what is written here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -159,6 +160,57 @@ COMMANDS = [
 ]
 """(Purpose, framework → its command, ours)."""
 
+METRICS = [
+    ("reward/reward", "reward (GRPO), objective/scores (PPO)", "critic/score/mean", ""),
+    (
+        "actor/kl",
+        "kl (GRPO), objective/kl (PPO)",
+        "actor/reward_kl_penalty",
+        "TRL's PPO adds it up over a response; here it is the mean per token",
+    ),
+    ("actor/kl_penalty", "", "actor/kl_loss", "where the penalty is in the loss"),
+    ("actor/kl_coef", "", "actor/reward_kl_penalty_coeff", ""),
+    ("actor/entropy", "entropy (GRPO), policy/entropy_avg (PPO)", "actor/entropy", ""),
+    (
+        "actor/approx_kl",
+        "policy/approxkl_avg (PPO)",
+        "actor/ppo_kl",
+        "TRL reports half the mean square of the log-ratio, never below 0",
+    ),
+    (
+        "actor/clip_fraction",
+        "clip_ratio/region_mean (GRPO), policy/clipfrac_avg (PPO)",
+        "actor/pg_clipfrac",
+        "",
+    ),
+    ("actor/dual_clip_fraction", "", "actor/pg_clipfrac_lower", ""),
+    ("actor/importance_ratio", "val/ratio (PPO)", "", ""),
+    (
+        "actor/sampler_gap",
+        "sampling/sampling_logp_difference/mean (GRPO)",
+        "",
+        "where samples are of the current weights; of older ones it is `actor/policy_drift`",
+    ),
+    ("actor/equal_rewards_fraction", "frac_reward_zero_std (GRPO)", "", ""),
+    ("actor/response_length", "completions/mean_length (GRPO)", "response_length/mean", ""),
+    (
+        "actor/no_eos_fraction",
+        "completions/clipped_ratio (GRPO)",
+        "response_length/clip_ratio",
+        "verl counts responses of the maximum length, even those that end there",
+    ),
+    ("critic/explained_variance", "", "critic/vf_explained_var", ""),
+    ("critic/value_clip_fraction", "val/clipfrac_avg (PPO)", "critic/vf_clipfrac", ""),
+    ("critic/loss", "loss/value_avg (PPO)", "critic/vf_loss", ""),
+    ("actor/accuracy", "rewards/accuracies (DPO)", "", ""),
+    ("actor/margin", "rewards/margins (DPO)", "", ""),
+    ("actor/chosen_logprob", "logps/chosen (DPO)", "", ""),
+    ("actor/rejected_logprob", "logps/rejected (DPO)", "", ""),
+    ("reward/accuracy", "accuracy (reward model)", "", ""),
+    ("reward/margin", "margin (reward model)", "", ""),
+]
+"""(Ours, TRL's with its trainer, verl's, what differs)."""
+
 HEAD = """\
 # Coming from TRL, verl, OpenRLHF or axolotl
 
@@ -182,7 +234,8 @@ What is different, whatever the names:
 - `rlcli resume RUN` continues any run exactly; a recipe needs no key for that.
 - Adapters (LoRA) and images are not supported.
 
-This page is written by `tests/house/coming_from.py` from the tables behind the error messages.
+This page is written by `tests/house/coming_from.py`, its keys from the tables behind the error
+messages.
 """
 
 
@@ -209,7 +262,7 @@ def _of_interfaces() -> dict[tuple[str, str], list[str]]:
 
 def page() -> str:
     """The page's text."""
-    return "\n".join([HEAD, *_commands(), "", *_keys()]) + "\n"
+    return "\n".join([HEAD, *_commands(), "", *_metrics(), "", *_keys()]) + "\n"
 
 
 def _commands() -> list[str]:
@@ -218,6 +271,21 @@ def _commands() -> list[str]:
         cells = [f"`{theirs[name]}`" if name in theirs else "" for name in WORDS]
         commands = "; ".join(f"`{command}`" for command in ours.split("; "))
         lines.append(_row([purpose, *cells, commands]))
+    return lines
+
+
+def _metrics() -> list[str]:
+    lines = [
+        "## Metrics",
+        "",
+        "`rlcli show metrics` says what each means; [metrics.md](metrics.md) how to read them.",
+        "",
+        _row(["here", "TRL", "verl", "what differs"]),
+        _rule(4),
+    ]
+    for ours, trl, verl, difference in METRICS:
+        trl = re.sub(r"(\S+) \(", r"`\1` (", trl)
+        lines.append(_row([f"`{ours}`", trl, f"`{verl}`" if verl else "", difference]))
     return lines
 
 

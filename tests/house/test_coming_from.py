@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from coming_from import COMMANDS, PAGE, WORDS, page, words_here
+from coming_from import COMMANDS, METRICS, PAGE, WORDS, page, words_here
 
+from rlcli.api.metrics import metric_for
 from rlcli.cli.main import VERBS, main
+from rlcli.recipe.introspection.metrics import all_metrics
 
 OURS = [command for *_, commands in COMMANDS for command in commands.split("; ")]
 
@@ -41,3 +43,8 @@ def test_the_error_on_the_page_is_the_one_that_is_printed(capsys):
         main(command.split())
     lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
     assert {error.strip(), hint.strip()} <= set(lines)
+
+
+def test_our_metrics_on_the_page_are_ones_that_runs_report():
+    names = [metric.name for metric in all_metrics()]
+    assert [ours for ours, *_ in METRICS if metric_for(ours, names) is None] == []

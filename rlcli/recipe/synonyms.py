@@ -90,6 +90,9 @@ _WORDS: Mapping[str, str] = {
     ),
     "generation.min_new_tokens": "min_tokens min_gen_len min_length",
     "generation.greedy": "do_sample",
+    "generation.temperature": "rollout.temperature",
+    "generation.top_k": "rollout.top_k",
+    "generation.top_p": "rollout.top_p",
     "generation.stop_token_ids": "stop_token_id stop_token eos_token_id stop",
     "models.<role>.backend.args.kv_cache_tokens": "max_total_tokens kv_cache_config.max_tokens",
     "models.<role>.backend.args.share_prefixes": "use_prefix_grouper enable_tree_training",
@@ -103,14 +106,14 @@ _WORDS: Mapping[str, str] = {
     "models.<role>.path": (
         "model model_name model_name_or_path model_path pretrained pretrain base_model "
         "sft_model_path ref_model critic_pretrain model_config path_or_name "
-        "pretrained_model_name_or_path"
+        "pretrained_model_name_or_path model.path"
     ),
     "models.<role>.tokenizer": (
         "tokenizer_path tokenizer_name tokenizer_config tokenizer_name_or_path"
     ),
     "models.<role>.scratch": "init_from_scratch from_config",
     "models.<role>.backend": "strategy deepspeed fsdp_config optim optimizer train_backend engine",
-    "models.<role>.rollout": "use_vllm vllm_config vllm_mode enable_vllm vllm",
+    "models.<role>.rollout": "use_vllm vllm_config vllm_mode enable_vllm vllm rollout.name",
     "models.<role>.backend.args.lr": (
         "learning_rate lr actor_learning_rate critic_learning_rate peak_lr max_lr"
     ),
@@ -190,7 +193,8 @@ _WORDS: Mapping[str, str] = {
     ),
     "graph.advantages.interface.type": "adv_estimator advantage_estimator advantage_type",
     "graph.<call>.interface.args.path": (
-        "reward_model reward_model_path reward_pretrain reward_model_name_or_path"
+        "reward_model reward_model_path reward_pretrain reward_model_name_or_path "
+        "reward_model.model.path"
     ),
 }
 """rlcli key → foreign words. `<role>`, `<name>` and `<call>` stand for user-defined names."""

@@ -51,7 +51,8 @@ WORDS = {
         "overlong_buffer.penalty_factor ppo_max_token_len_per_gpu "
         "ppo_micro_batch_size_per_gpu ppo_mini_batch_size project_name prompt_key reward_model "
         "rollout.n save_freq target_kl tensor_model_parallel_size test_freq total_epochs "
-        "rollout_is rollout_is_threshold rollout_rs "
+        "model.path reward_model.model.path rollout.name rollout.temperature rollout.top_k "
+        "rollout.top_p rollout_is rollout_is_threshold rollout_rs "
         "total_training_steps train_batch_size train_files trainer.device trainer.logger "
         "truncation ulysses_sequence_parallel_size use_dynamic_bsz use_kl_in_reward use_kl_loss "
         "use_prefix_grouper val_before_train val_files warmup_style weight_decay"
@@ -231,6 +232,8 @@ What is different, whatever the names:
   `train.max_tokens_per_microbatch` decides.
 - Arguments belong to an algorithm, which explains them: `rlcli show ppo_actor`, `rlcli show dpo`.
   An unknown key is an error, and so is a known one in the wrong place.
+- A key that is the same here is not listed: `temperature`, `top_p`. Without its section it is
+  refused too, and the error names the section (`generation.temperature`).
 - `rlcli resume RUN` continues any run exactly; a recipe needs no key for that.
 - Adapters (LoRA) and images are not supported.
 

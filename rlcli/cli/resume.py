@@ -44,7 +44,7 @@ def resume(
 ) -> int:
     """Resume a run from its last checkpoint, exactly as if it had never stopped.
 
-    Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80
+    Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80 --accept-changes
     """
     keep_run_private(context)
     is_parent = is_to_supervise(context, no_supervisor)

@@ -216,7 +216,7 @@ def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: 
     for uncut, cut in zip(sequences_of(before), sequences_of(after), strict=False):
         count = len(cut.tokens)
         is_end = side == "truncate_left"
-        left = slice(-count, None) if is_end else slice(count)
+        left = slice(len(uncut.tokens) - count, None) if is_end else slice(count)
         if (uncut.tokens[left], uncut.trained[left]) != (cut.tokens, cut.trained):
             return f"what {side} leaves is not the {'end' if is_end else 'start'} with its mask"
     length, room = longest_sequence(after), min(longest_sequence(before), limit)

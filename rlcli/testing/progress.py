@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -110,7 +110,7 @@ class SubjectProgress:
         """`beta=0.1`: the arguments of its contract, if there are any, or other contracts that have
         some."""
         contracts = {tried.contract for tried in self.cases.values()} - {None}
-        if case.contract is None:
+        if case.contract is None or not isinstance(case.contract.args, Mapping):  # but a fixture
             return ""
         settings = [f"{name}={value}" for name, value in case.contract.args.items()]
         return ", ".join(settings) or ("no arguments" if len(contracts) > 1 else "")

@@ -40,7 +40,7 @@ Frame = tuple[str, int, str]
 """File, line, function."""
 
 _GRACE = 10.0
-"""Seconds that ranks have to report where they are, after the timeout."""
+"""Seconds that ranks have to report where they are, after the timeout, or to end after a peer."""
 _WRITING = 0.5
 """Seconds that they need to finish such a report."""
 _SHOW_STACK = getattr(signal, "SIGRTMAX", signal.SIGURG)
@@ -148,6 +148,10 @@ class _Rank:
         """The rank's report; empty if it did not finish."""
         return json.loads(self.answer.read_text()) if self.answer.exists() else {}
 
+    def lost_a_peer(self) -> bool:
+        """Whether it failed because another rank has ended."""
+        return _LOST_PEER in self.report().get("error", "")
+
     def last_output(self) -> str:
         return self.errors.read_text(errors="replace").strip() if self.errors.exists() else ""
 
@@ -250,7 +254,9 @@ def _wait(children: dict[_Rank, int], timeout: float) -> None:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 del running[rank], children[rank]
-                if status != 0:
+                if rank.lost_a_peer():  # whose own end, the cause, may come a moment later
+                    timeout = min(timeout, clock.seconds() + _GRACE)
+                elif status != 0:
                     return
         time.sleep(0.002)
     if running:
@@ -292,7 +298,7 @@ def _raise_first_error(reports: Mapping[_Rank, dict[str, Any]], timeout: float) 
     if failed:
         rank = min(failed, key=lambda rank: reports[rank]["at"])
         report = reports[rank]
-        if _LOST_PEER in report.get("error", "") and any(map(_last_words, unfinished)):
+        if rank.lost_a_peer() and any(map(_last_words, unfinished)):
             raise _death(unfinished)
         if "violation" in report:
             raise Violation(*report["violation"])

@@ -93,3 +93,23 @@ def test_values_from_the_authors_own_contract_come_first(declare, project):
     )
     (tested,) = run()
     assert {check.variant for check in tested.checks} == {"needed=5, switch=False"}
+
+
+def test_a_fixture_may_give_the_arguments(declare, project):
+    declare("needed: int")
+    own_tests(
+        project,
+        """
+        import pytest
+        from toy_contract_for_tests import ToyContract
+
+        class TestContract(ToyContract):
+            name = "toy-checked"
+
+            @pytest.fixture
+            def args(self):
+                return {"needed": 5}
+        """,
+    )
+    (tested,) = run()
+    assert {check.variant for check in tested.checks} == {""}

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rlcli.processes import ProcessClock
+from rlcli.testing import ranks
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import RankDeath, RankError, RankTimeout, mesh_of_ranks, run_on_ranks
 
@@ -105,17 +106,31 @@ def test_a_rank_that_dies_is_reported():
         run_on_ranks(1, lambda rank: os.kill(os.getpid(), signal.SIGKILL) or {})
 
 
+LOST = "[pair.cc:553] Connection closed by peer [127.0.0.1]:26546"
+
+
 def test_the_rank_that_died_is_the_cause_where_another_lost_it():
     def work(rank):
-        if rank == 0:
-            os.write(2, b"terminate called\n  what():  sizes do not match\n")
-        dist.barrier()
         if rank == 1:
-            raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:26546")
+            raise RuntimeError(LOST)
+        time.sleep(0.2)  # its connections end before it does
+        os.write(2, b"terminate called\n  what():  sizes do not match\n")
+        os.abort()
+
+    with pytest.raises(RankDeath, match="rank 0: died sizes do not match"):
+        run_on_ranks(2, work)
+
+
+def test_ranks_that_nobody_answers_any_more_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(ranks, "_GRACE", 0.2)
+
+    def work(rank):
+        if rank == 1:
+            raise RuntimeError(LOST)
         time.sleep(100)
         return {}
 
-    with pytest.raises(RankDeath, match="rank 0: died sizes do not match"):
+    with pytest.raises(RankError, match=r"rank 1: RuntimeError: .*closed by peer"):
         run_on_ranks(2, work)
 
 

@@ -107,14 +107,13 @@ class Copies:
     """Rows by their index [K], some of them several times.
 
     The gradients of a row's copies are added up in float32, in an order that does not change: on
-    CUDA, adding them all in one call would give other bits each time.
+    CUDA, `index_add_` would give other bits each time.
     """
 
     def __init__(self, index: torch.Tensor, device: torch.device):
         """`index` is on the CPU, `device` that of the rows."""
         self.index = index.to(device)
-        self.rounds = [places.to(device) for places in _rounds(index)]
-        """Groups of places in the index: no row is twice in a group, and each place is in one."""
+        self.groups = [(rows.to(device), places.to(device)) for rows, places in _by_count(index)]
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """[K, ...] of rows [n, ...]."""
@@ -122,13 +121,18 @@ class Copies:
         return copied
 
 
-def _rounds(index: torch.Tensor) -> list[torch.Tensor]:
-    """The places of the first copies of all rows, those of the second copies, and so on."""
+def _by_count(index: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each number of copies C that occurs, the rows [R] with so many, and their places [C, R]
+    in the index."""
     order = index.argsort(stable=True)
-    _, counts = index.unique(return_counts=True)
-    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    number = torch.arange(len(index)) - first
-    return [order[number == n] for n in range(int(counts.max()) if len(index) else 0)]
+    rows, counts = index.unique(return_counts=True)
+    first = counts.cumsum(0) - counts
+    groups = []
+    for count in counts.unique().tolist():
+        has_count = counts == count
+        places = order[first[has_count] + torch.arange(count)[:, None]]
+        groups.append((rows[has_count], places))
+    return groups
 
 
 class _Copied(torch.autograd.Function):
@@ -139,8 +143,9 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        dtype = torch.promote_types(grad.dtype, torch.float32)
-        total = grad.new_zeros(ctx.rows, *grad.shape[1:], dtype=dtype)
-        for places in ctx.copies.rounds:
-            total.index_add_(0, ctx.copies.index[places], grad[places].to(dtype))
-        return total.to(grad.dtype), None
+        precise = torch.promote_types(grad.dtype, torch.float32)
+        total = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        for rows, places in ctx.copies.groups:
+            copies = grad.index_select(0, places.flatten()).unflatten(0, places.shape)
+            total.index_copy_(0, rows, copies.sum(0, dtype=precise).to(grad.dtype))
+        return total, None

@@ -106,6 +106,12 @@ def test_more_sequences_create_larger_tensors_but_no_more_of_them():
     assert many.bytes < 4 * few.bytes
 
 
+def test_more_responses_to_a_prompt_create_larger_tensors_but_no_more_of_them():
+    few, many = (created_by_update(group(count)) for count in (2, 16))
+    assert many.count == few.count
+    assert many.bytes < 8 * few.bytes
+
+
 def test_memory_of_a_group_grows_with_its_responses_not_with_copies_of_the_prompt():
     two, four, eight = (created_by_update(group(count)).bytes for count in (2, 4, 8))
     assert eight - four == pytest.approx(2 * (four - two), rel=0.1)

@@ -108,10 +108,19 @@ def test_nothing_is_computed_twice_with_the_same_past(name):
 
 
 @given(st.lists(st.integers(0, 9), max_size=40))
-def test_copies_are_added_up_in_rounds_without_a_row_twice(index):
-    copies = Copies(torch.tensor(index, dtype=torch.int64), CPU)
-    places = [place for of_round in copies.rounds for place in of_round.tolist()]
-    assert sorted(places) == list(range(len(index)))
-    for of_round in copies.rounds:
-        rows = copies.index[of_round].tolist()
-        assert len(set(rows)) == len(rows)
+def test_the_gradient_of_a_row_is_the_sum_over_its_copies(index):
+    rows = torch.randn(10, 2, requires_grad=True)
+    weights = torch.randn(len(index), 2)
+    index = torch.tensor(index, dtype=torch.int64)
+    copied = Copies(index, CPU).of(rows)
+    assert torch.equal(copied, rows[index])
+    (copied * weights).sum().backward()
+    torch.testing.assert_close(rows.grad, torch.zeros(10, 2).index_add(0, index, weights))
+
+
+def test_copies_are_grouped_by_how_often_their_row_occurs():
+    groups = Copies(torch.tensor([0, 1, 2, 0, 1, 4, 0, 1]), CPU).groups
+    assert [(rows.tolist(), places.tolist()) for rows, places in groups] == [
+        ([2, 4], [[2, 5]]),
+        ([0, 1], [[0, 1], [3, 4], [6, 7]]),
+    ]
